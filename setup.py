@@ -1,4 +1,5 @@
 """Package metadata. Installing makes demo_sdtps importable, with the command demo-sdtps and the published configurations."""
+
 import re
 from pathlib import Path
 
@@ -22,8 +23,15 @@ WANDB = ["wandb>=0.17"]
 """Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
 """make docs."""
-TESTS = ["pytest>=8", "pytest-xdist>=3.8", "selenium>=4.20", "nbclient>=0.10", "nbformat>=5.10",
-         "ipykernel>=6.29", "open_clip_torch>=2.24"]
+TESTS = [
+    "pytest>=8",
+    "pytest-xdist>=3.8",
+    "selenium>=4.20",
+    "nbclient>=0.10",
+    "nbformat>=5.10",
+    "ipykernel>=6.29",
+    "open_clip_torch>=2.24",
+]
 LINT = ["ruff>=0.6", "mypy>=1.11", "setuptools>=64"]
 
 setup(
@@ -34,7 +42,10 @@ setup(
     python_requires=">=3.10",
     packages=[*find_packages(include=["demo_sdtps", "demo_sdtps.*"]), "demo_sdtps.configs"],
     package_dir={"demo_sdtps.configs": "configs"},
-    package_data={"demo_sdtps": ["py.typed", "reports/templates/*", "retrieval/*.md"], "demo_sdtps.configs": ["*/*.yml"]},
+    package_data={
+        "demo_sdtps": ["py.typed", "reports/templates/*", "retrieval/*.md"],
+        "demo_sdtps.configs": ["*/*.yml"],
+    },
     entry_points={"console_scripts": ["demo-sdtps = demo_sdtps.commands:main"]},
     install_requires=[
         "torch>=2.6",
@@ -54,7 +65,15 @@ setup(
         "safetensors>=0.4",
         "huggingface_hub>=0.26",
     ],
-    extras_require={"seps": SEPS, "onnx": ONNX, "search": SEARCH, "app": APP, "report": REPORT, "umap": UMAP, "wandb": WANDB,
-                    "docs": DOCS,
-                    "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *DOCS, *TESTS, *LINT]},
+    extras_require={
+        "seps": SEPS,
+        "onnx": ONNX,
+        "search": SEARCH,
+        "app": APP,
+        "report": REPORT,
+        "umap": UMAP,
+        "wandb": WANDB,
+        "docs": DOCS,
+        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *DOCS, *TESTS, *LINT],
+    },
 )

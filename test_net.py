@@ -1,4 +1,5 @@
 """Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
+
 from demo_sdtps.commands.test import main
 from demo_sdtps.config.cli import run
 

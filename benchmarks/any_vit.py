@@ -1,4 +1,5 @@
 """Rows of benchmarks/run.py: `demo_sdtps.slim` on Vision Transformers of timm, beside the dense model and what ToMe reports."""
+
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,26 +13,37 @@ from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.training.timing import in_turns, infer
 
-MODELS = {"ViT-S/16": "vit_small_patch16_224", "ViT-B/16": "vit_base_patch16_224", "CLIP ViT-B/16": "vit_base_patch16_clip_224",
-          "DINOv2 ViT-B/14 with registers": "vit_base_patch14_reg4_dinov2"}
+MODELS = {
+    "ViT-S/16": "vit_small_patch16_224",
+    "ViT-B/16": "vit_base_patch16_224",
+    "CLIP ViT-B/16": "vit_base_patch16_clip_224",
+    "DINOv2 ViT-B/14 with registers": "vit_base_patch14_reg4_dinov2",
+}
 SIZE, BATCH = 224, 8
 SETTINGS = (((0, 4), (0.5, 0.5)), ((0, 4), (0.4, 0.5)))  # blocks and shares
-TOME = {"ViT-S/16, r = 13, off the shelf": (953, 1564), "ViT-B/16, r = 13, off the shelf": (309, 511),
-        "ViT-B/16, r = 16, trained with it": (309, 603)}
+TOME = {
+    "ViT-S/16, r = 13, off the shelf": (953, 1564),
+    "ViT-B/16, r = 13, off the shelf": (309, 511),
+    "ViT-B/16, r = 16, trained with it": (309, 603),
+}
 """Images per second on a V100 without and with ToMe, as its authors report them (README of facebookresearch/ToMe)."""
 
 
 def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Multiply-accumulates and images per second in float32 of SETTINGS."""
-    for name, architecture in list(MODELS.items())[:1 if quick else None]:
+    for name, architecture in list(MODELS.items())[: 1 if quick else None]:
         torch.manual_seed(0)
         dense = timm.create_model(architecture, img_size=SIZE, num_classes=0)
         cases: dict[tuple, nn.Module] = {(): dense}
         cases |= {setting: demo_sdtps.slim(copy.deepcopy(dense), *setting) for setting in SETTINGS}
-        operations = {setting: total_macs(model, (torch.zeros(1, 3, SIZE, SIZE),)) for setting, model in cases.items()}
+        operations = {
+            setting: total_macs(model, (torch.zeros(1, 3, SIZE, SIZE),))
+            for setting, model in cases.items()
+        }
         images = torch.randn(2 if quick else BATCH, 3, SIZE, SIZE, device=device)
-        works: dict[tuple, Callable[[], object]] = {setting: partial(infer, model.to(device), images)
-                                                    for setting, model in cases.items()}
+        works: dict[tuple, Callable[[], object]] = {
+            setting: partial(infer, model.to(device), images) for setting, model in cases.items()
+        }
         seconds = in_turns(name, works, 1 if quick else 8, device)
         for setting in SETTINGS:
             blocks, keep = setting
@@ -41,4 +53,6 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
             speeds = len(images) / seconds[()], len(images) / seconds[setting]
             yield Row("… images per second, float32", *speeds, "", speeds[1] / speeds[0])
     for what, (before, after) in TOME.items():
-        yield Row(f"ToMe, published: {what}, V100, images per second", before, after, "", after / before)
+        yield Row(
+            f"ToMe, published: {what}, V100, images per second", before, after, "", after / before
+        )

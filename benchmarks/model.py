@@ -1,5 +1,6 @@
 """Rows of benchmarks/run.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation; and these
 two modules alone."""
+
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -45,14 +46,28 @@ Work = dict[str, Callable[[], object]]  # cases to time, by name
 
 def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Size of the models of RGBNT201, beside HDM's plain formulation."""
-    for name in ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_with_SDTPS", "DeMo_Slim")[:1 if quick else None]:
+    for name in ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_with_SDTPS", "DeMo_Slim")[
+        : 1 if quick else None
+    ]:
         cfg = load_cfg(f"RGBNT201/{name}.yml", ["MODEL.PRETRAIN_PATH_T", "none"])
         model = make_model(cfg, CLASSES, CAMERAS).eval()
         macs = count_macs(cfg, model)
         plain_hdm = plain_hdm_macs(model.backbone.width, tokens_of_hdm(model)) if model.hdm else 0
         before = (macs[""] - macs.get("hdm", 0) + plain_hdm) / 1e9
-        yield Row(f"{name}: trainable parameters", None, sum(count_parameters(model).values()) / 1e6, "M", None)
-        yield Row("… multiply-accumulates of a triplet", before, macs[""] / 1e9, "G", before * 1e9 / macs[""])
+        yield Row(
+            f"{name}: trainable parameters",
+            None,
+            sum(count_parameters(model).values()) / 1e6,
+            "M",
+            None,
+        )
+        yield Row(
+            "… multiply-accumulates of a triplet",
+            before,
+            macs[""] / 1e9,
+            "G",
+            before * 1e9 / macs[""],
+        )
 
 
 class Sides:
@@ -61,7 +76,9 @@ class Sides:
     def __init__(self, cfg: CfgNode, batch: int):
         torch.manual_seed(0)
         self.cfg, self.device = cfg, choose_device(cfg)
-        self.plain = plain.Demo(cfg.INPUT.SIZE_TRAIN, CLASSES, CAMERAS, cfg.MODEL.HEAD, cfg.MODEL.SIE_COE).to(self.device)
+        self.plain = plain.Demo(
+            cfg.INPUT.SIZE_TRAIN, CLASSES, CAMERAS, cfg.MODEL.HEAD, cfg.MODEL.SIE_COE
+        ).to(self.device)
         self.ours = make_model(cfg, CLASSES, CAMERAS).to(self.device)
         self.ours.load_state_dict(from_demo(self.plain.state_dict()))
         self.images, self.cameras, self.labels = random_batch(cfg, batch, self.device)
@@ -74,9 +91,20 @@ class Sides:
 
     def step(self, model: nn.Module, precision: torch.dtype | None = None) -> Callable[[], None]:
         solver = self.cfg.SOLVER
-        optimizer = make_optimizer(self.cfg, model) if model is self.ours \
+        optimizer = (
+            make_optimizer(self.cfg, model)
+            if model is self.ours
             else plain.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
-        step = training_step(self.cfg, model.train(), optimizer, self.cameras, self.labels, precision, self.ours.head_weights)
+        )
+        step = training_step(
+            self.cfg,
+            model.train(),
+            optimizer,
+            self.cameras,
+            self.labels,
+            precision,
+            self.ours.head_weights,
+        )
         return partial(step, self.images)
 
 
@@ -87,9 +115,13 @@ def configuration(*opts: str) -> CfgNode:
 
 def model_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Beside the reference in float32; on a GPU also beside the reference in the same precision."""
-    yield from precision_rows(FEW if quick else BATCH, 1 if quick else 2, precisions(device), with_memory=not quick)
+    yield from precision_rows(
+        FEW if quick else BATCH, 1 if quick else 2, precisions(device), with_memory=not quick
+    )
     if device.type == "cuda":
-        yield from precision_rows(GPU_BATCH, 1 if quick else 5, (None, torch.bfloat16), are_alike=True)
+        yield from precision_rows(
+            GPU_BATCH, 1 if quick else 5, (None, torch.bfloat16), are_alike=True
+        )
 
 
 def precisions(device: torch.device) -> list[torch.dtype | None]:
@@ -97,14 +129,22 @@ def precisions(device: torch.device) -> list[torch.dtype | None]:
     return [None, torch.bfloat16] if choose_precision("auto", device) is torch.bfloat16 else [None]
 
 
-def precision_rows(batch: int, rounds: int, halves: Sequence[torch.dtype | None], are_alike: bool = False,
-                   with_memory: bool = False) -> Iterator[Row]:
+def precision_rows(
+    batch: int,
+    rounds: int,
+    halves: Sequence[torch.dtype | None],
+    are_alike: bool = False,
+    with_memory: bool = False,
+) -> Iterator[Row]:
     """Inference and training step in each precision: time, and cosine similarity of features. The reference is in float32 or,
     where both `are_alike`, under the same autocast; then, on a GPU, also the memory, and inference with compiled blocks."""
     for half in halves:
         sides, theirs = Sides(configuration(), batch), half if are_alike else None
         what = f"{'both in ' if are_alike else ''}{name_of(half)}, {batch} triplets"
-        work: Work = {"reference": partial(sides.infer, sides.plain, theirs), "ours": partial(sides.infer, sides.ours)}
+        work: Work = {
+            "reference": partial(sides.infer, sides.plain, theirs),
+            "ours": partial(sides.infer, sides.ours),
+        }
         expected = sides.infer(sides.ours)
         check_equal("inference", expected, sides.infer(sides.plain))
         with inference(sides.ours, half):  # weights are cast once for all batches
@@ -112,22 +152,50 @@ def precision_rows(batch: int, rounds: int, halves: Sequence[torch.dtype | None]
             cosine = F.cosine_similarity(sides.infer(sides.ours), expected).min().item()
         yield speed_row(f"inference, {what}", seconds, None if are_alike else 4 if half else 1)
         if half:
-            yield Row("… least cosine of its features to float32's", None, cosine, "", None, "≥ 0.999", cosine >= 0.999)
-        steps: Work = {"reference": sides.step(sides.plain, theirs), "ours": sides.step(sides.ours, half)}
-        yield speed_row(f"training step, {what}", in_turns(f"training, {what}", steps, rounds, sides.device),
-                        None if are_alike else 3 if half else 1.1)
+            yield Row(
+                "… least cosine of its features to float32's",
+                None,
+                cosine,
+                "",
+                None,
+                "≥ 0.999",
+                cosine >= 0.999,
+            )
+        steps: Work = {
+            "reference": sides.step(sides.plain, theirs),
+            "ours": sides.step(sides.ours, half),
+        }
+        yield speed_row(
+            f"training step, {what}",
+            in_turns(f"training, {what}", steps, rounds, sides.device),
+            None if are_alike else 3 if half else 1.1,
+        )
         if are_alike and sides.device.type == "cuda":
             reference, own = (allocated(step, sides.device) / MIB for step in steps.values())
-            yield Row("… memory beside models and optimisers", reference, own, "MiB", reference / own)
+            yield Row(
+                "… memory beside models and optimisers", reference, own, "MiB", reference / own
+            )
             with inference(sides.ours, half):
                 sides.ours.backbone.compile_blocks()
                 compiled = in_turns("compiled", {"ours": work["ours"]}, rounds, sides.device)
-            yield speed_row(f"inference, {name_of(half)}, MODEL.COMPILE beside none", {"reference": seconds["ours"]} | compiled)
+            yield speed_row(
+                f"inference, {name_of(half)}, MODEL.COMPILE beside none",
+                {"reference": seconds["ours"]} | compiled,
+            )
         del sides, work, steps  # frees memory for the processes that follow
         if with_memory and not half:
-            reference, own = (peak_memory(train, side, batch // 2) / MIB for side in ("reference", "ours"))
-            yield Row(f"… peak memory of a process, {batch // 2} triplets", reference, own, "MiB", reference / own, "≥ 1×",
-                      reference >= own)
+            reference, own = (
+                peak_memory(train, side, batch // 2) / MIB for side in ("reference", "ours")
+            )
+            yield Row(
+                f"… peak memory of a process, {batch // 2} triplets",
+                reference,
+                own,
+                "MiB",
+                reference / own,
+                "≥ 1×",
+                reference >= own,
+            )
 
 
 def allocated(step: Callable[[], object], device: torch.device) -> int:
@@ -157,36 +225,73 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
     """Of four triplets of each of the test `identities`, both sides in the precision of TEST.AMP `mode`."""
     small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
     with tempfile.TemporaryDirectory() as root:
-        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", str(batch),
-                            "TEST.AMP", mode, *small)
+        cfg = configuration(
+            "DATASETS.ROOT_DIR",
+            root,
+            "DATASETS.CACHE",
+            "no",
+            "TEST.IMS_PER_BATCH",
+            str(batch),
+            "TEST.AMP",
+            mode,
+            *small,
+        )
         height, width = cfg.INPUT.SIZE_TEST
-        pedestrians.write_data_set(Path(root) / pedestrians.FOLDER, 2, identities, 1, height, width)  # 4 triplets of each
+        pedestrians.write_data_set(
+            Path(root) / pedestrians.FOLDER, 2, identities, 1, height, width
+        )  # 4 triplets of each
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])
         found: dict[str, list[float]] = {}
-        seconds = in_turns("evaluation", {
-            "reference": lambda: found.update(reference=[plain_evaluation(sides, data, number) for number in RETURN_PATTERNS]),
-            "ours": lambda: found.update(ours=[one.mAP for case in evaluate_reid(cfg, sides.ours, data).values()
-                                               for one in case.values()]),
-        }, 1, sides.device)
+        seconds = in_turns(
+            "evaluation",
+            {
+                "reference": lambda: found.update(
+                    reference=[plain_evaluation(sides, data, number) for number in RETURN_PATTERNS]
+                ),
+                "ours": lambda: found.update(
+                    ours=[
+                        one.mAP
+                        for case in evaluate_reid(cfg, sides.ours, data).values()
+                        for one in case.values()
+                    ]
+                ),
+            },
+            1,
+            sides.device,
+        )
         if mode == "off":
             # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
-            check_equal("evaluation", torch.tensor(found["ours"]), torch.tensor(found["reference"]), 0.17 / len(data.query))
+            check_equal(
+                "evaluation",
+                torch.tensor(found["ours"]),
+                torch.tensor(found["reference"]),
+                0.17 / len(data.query),
+            )
         half = "" if mode == "off" else f", both in {mode}"
-        return speed_row(f"evaluation of an epoch, {len(data.samples)} triplets{half}", seconds, at_least=3)
+        return speed_row(
+            f"evaluation of an epoch, {len(data.samples)} triplets{half}", seconds, at_least=3
+        )
 
 
 def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     """mAP of one return pattern, from a pass of its own."""
     batch_features = []
-    with torch.no_grad(), autocast(sides.device, choose_precision(sides.cfg.TEST.AMP, sides.device)):
+    with (
+        torch.no_grad(),
+        autocast(sides.device, choose_precision(sides.cfg.TEST.AMP, sides.device)),
+    ):
         for images, _, cameras in batches(data.loader):
             images = {modality: image.to(sides.device) for modality, image in images.items()}
             batch_features.append(sides.plain.eval()(images, cameras.to(sides.device), pattern))
     features = F.normalize(torch.cat(batch_features).float(), dim=1).cpu()
     query, gallery = features[data.query], features[data.gallery]
-    labels = [data.labels(name, side).numpy() for name in ("identity", "camera") for side in (data.query, data.gallery)]
+    labels = [
+        data.labels(name, side).numpy()
+        for name in ("identity", "camera")
+        for side in (data.query, data.gallery)
+    ]
     return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]
 
 
@@ -200,7 +305,11 @@ class Fast(nn.Module):
     def __init__(self, plain: Fusion, width: int, heads: int):
         super().__init__()
         self.hdm, self.atmoe = HDM(width), ATMoE(width, heads)
-        self.load_state_dict(from_demo({f"generalFusion.{name}": weight for name, weight in plain.state_dict().items()}))
+        self.load_state_dict(
+            from_demo(
+                {f"generalFusion.{name}": weight for name, weight in plain.state_dict().items()}
+            )
+        )
 
     def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         return self.atmoe(self.hdm(patches, global_feats))
@@ -218,16 +327,35 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     tokens = random_tokens(batch, count, width, device)
     check_equal("HDM + ATMoE", fused(modules["ours"], tokens), fused(modules["reference"], tokens))
     title = f"HDM + ATMoE, {batch} triplets, {count} patches"
-    training = in_turns(title, {name: partial(fusion_step, own, tokens) for name, own in modules.items()}, rounds, device)
-    evaluation = in_turns(title, {name: partial(fused, own, tokens) for name, own in modules.items()}, 2 * rounds, device)
-    return [speed_row(f"{title}: evaluation", evaluation, FUSION_TARGET),
-            speed_row(f"{title}: training step", training, FUSION_TARGET)]
+    training = in_turns(
+        title,
+        {name: partial(fusion_step, own, tokens) for name, own in modules.items()},
+        rounds,
+        device,
+    )
+    evaluation = in_turns(
+        title,
+        {name: partial(fused, own, tokens) for name, own in modules.items()},
+        2 * rounds,
+        device,
+    )
+    return [
+        speed_row(f"{title}: evaluation", evaluation, FUSION_TARGET),
+        speed_row(f"{title}: training step", training, FUSION_TARGET),
+    ]
 
 
-def random_tokens(batch: int, count: int, width: int, device: torch.device) -> tuple[ByModality, ByModality]:
+def random_tokens(
+    batch: int, count: int, width: int, device: torch.device
+) -> tuple[ByModality, ByModality]:
     """Random patches (B, N, C), views of tokens that begin with a class token as from the backbone, and globals (B, C)."""
-    return ({modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:] for modality in MODALITIES},
-            {modality: torch.randn(batch, width, device=device) for modality in MODALITIES})
+    return (
+        {
+            modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:]
+            for modality in MODALITIES
+        },
+        {modality: torch.randn(batch, width, device=device) for modality in MODALITIES},
+    )
 
 
 @torch.no_grad()
@@ -237,5 +365,7 @@ def fused(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Ten
 
 def fusion_step(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> None:
     module.zero_grad()
-    leaves = [{name: tensor.detach().requires_grad_() for name, tensor in part.items()} for part in inputs]
+    leaves = [
+        {name: tensor.detach().requires_grad_() for name, tensor in part.items()} for part in inputs
+    ]
     module.train()(*leaves).sum().backward()

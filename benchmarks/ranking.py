@@ -1,4 +1,5 @@
 """Benchmarks of mAP and CMC, and of re-ranking, relative to whole matrices (docs/method.md)."""
+
 from functools import partial
 
 import torch
@@ -29,10 +30,26 @@ def ranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
     arrays = [side.cpu().numpy() for side in (distance, *labels)]
     found = evaluate_distances(distance, *labels)
     cmc, mean_average_precision = demo_ranking.evaluate_distances(*arrays)
-    check_equal("mAP and CMC", torch.tensor([found.mAP, *found.cmc]), torch.tensor([mean_average_precision, *cmc]), 1e-5)
-    seconds = in_turns("mAP and CMC", {"reference": lambda: demo_ranking.evaluate_distances(*arrays),
-                                       "ours": lambda: evaluate_distances(distance, *labels)}, 1 if quick else 2, device)
-    return [speed_row(f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {found.mAP:.2f}", seconds, 20)]
+    check_equal(
+        "mAP and CMC",
+        torch.tensor([found.mAP, *found.cmc]),
+        torch.tensor([mean_average_precision, *cmc]),
+        1e-5,
+    )
+    seconds = in_turns(
+        "mAP and CMC",
+        {
+            "reference": lambda: demo_ranking.evaluate_distances(*arrays),
+            "ours": lambda: evaluate_distances(distance, *labels),
+        },
+        1 if quick else 2,
+        device,
+    )
+    return [
+        speed_row(
+            f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {found.mAP:.2f}", seconds, 20
+        )
+    ]
 
 
 def reranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
@@ -45,9 +62,22 @@ def reranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]
         arrays = [side.cpu().numpy() for side in sides]
         found, expected = k_reciprocal(*sides), demo_ranking.k_reciprocal(*arrays)
         check_equal("re-ranking", found.cpu(), torch.from_numpy(expected), 2e-2)
-        seconds = in_turns("re-ranking", {"reference": partial(demo_ranking.k_reciprocal, *arrays),
-                                          "ours": partial(k_reciprocal, *sides)}, 1 if quick else 4, device)
-        rows.append(speed_row(f"re-ranking, {len(sides[0]):,} + {len(sides[1]):,}, {what}, width {width}", seconds, 20))
+        seconds = in_turns(
+            "re-ranking",
+            {
+                "reference": partial(demo_ranking.k_reciprocal, *arrays),
+                "ours": partial(k_reciprocal, *sides),
+            },
+            1 if quick else 4,
+            device,
+        )
+        rows.append(
+            speed_row(
+                f"re-ranking, {len(sides[0]):,} + {len(sides[1]):,}, {what}, width {width}",
+                seconds,
+                20,
+            )
+        )
     return rows
 
 
@@ -60,8 +90,17 @@ def clustered(queries: int, gallery: int, width: int, device: torch.device = CPU
 
     def side(samples: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         own = torch.arange(samples) % identities
-        features = centres[own] + SPREAD / width**0.5 * torch.randn(samples, width, generator=generator)
-        return F.normalize(features, dim=1).to(device), own, torch.randint(CAMERAS, (samples,), generator=generator)
+        features = centres[own] + SPREAD / width**0.5 * torch.randn(
+            samples, width, generator=generator
+        )
+        return (
+            F.normalize(features, dim=1).to(device),
+            own,
+            torch.randint(CAMERAS, (samples,), generator=generator),
+        )
 
-    (query_features, query_ids, query_cameras), (gallery_features, gallery_ids, gallery_cameras) = side(queries), side(gallery)
+    (query_features, query_ids, query_cameras), (gallery_features, gallery_ids, gallery_cameras) = (
+        side(queries),
+        side(gallery),
+    )
     return query_features, gallery_features, query_ids, gallery_ids, query_cameras, gallery_cameras

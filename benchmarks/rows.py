@@ -1,4 +1,5 @@
 """Shared parts of the benchmarks: speed rows, the head of a record, and peak memory of a process."""
+
 import multiprocessing
 import resource
 import sys
@@ -22,16 +23,28 @@ def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = 
 
 def about(device: torch.device, quick: bool) -> dict:
     """What a record of measurements on `device` begins with: command, commit, versions and machine."""
-    return {"command": command(), **commit(), "versions": versions(device), "quick": quick,
-            "machine": {**machine(device), "cores": cpu_cores(),
-                        "bfloat16": choose_precision("auto", device) is torch.bfloat16}}
+    return {
+        "command": command(),
+        **commit(),
+        "versions": versions(device),
+        "quick": quick,
+        "machine": {
+            **machine(device),
+            "cores": cpu_cores(),
+            "bfloat16": choose_precision("auto", device) is torch.bfloat16,
+        },
+    }
 
 
-def check_equal(what: str, ours: torch.Tensor, reference: torch.Tensor, tolerance: float = 1e-4) -> None:
+def check_equal(
+    what: str, ours: torch.Tensor, reference: torch.Tensor, tolerance: float = 1e-4
+) -> None:
     """Raise `RuntimeError` where the largest absolute difference of the results exceeds `tolerance`."""
     difference = (ours - reference).abs().max().item()
     if not difference <= tolerance:  # also for NaN
-        raise RuntimeError(f"{what}: ours differs by {difference:.2g} from the reference, so their times cannot be compared.")
+        raise RuntimeError(
+            f"{what}: ours differs by {difference:.2g} from the reference, so their times cannot be compared."
+        )
 
 
 def peak_memory(work: Callable[..., object], *arguments) -> int:
@@ -43,7 +56,11 @@ def peak_memory(work: Callable[..., object], *arguments) -> int:
 def _peak_of(work: Callable[..., object], arguments: tuple) -> int:
     work(*arguments)
     # On Linux ru_maxrss of a new process starts at the peak of its parent.
-    for line in Path("/proc/self/status").read_text().splitlines() if sys.platform == "linux" else ():
+    for line in (
+        Path("/proc/self/status").read_text().splitlines() if sys.platform == "linux" else ()
+    ):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

@@ -12,10 +12,18 @@ from demo_sdtps.runtime.progress import progress
 
 PARTS = {  # description; function from `quick` and device to rows
     "models": ("parameters and operations of the models of RGBNT201", "model:models_rows"),
-    "model": ("inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16", "model:model_rows"),
-    "slimming": ("slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
-                 "slimming:slimming_rows"),
-    "any_vit": ("demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32", "any_vit:any_vit_rows"),
+    "model": (
+        "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
+        "model:model_rows",
+    ),
+    "slimming": (
+        "slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
+        "slimming:slimming_rows",
+    ),
+    "any_vit": (
+        "demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32",
+        "any_vit:any_vit_rows",
+    ),
     "fusion": ("HDM and ATMoE alone", "model:fusion_rows"),
     "evaluation": ("the evaluation of an epoch, from images to mAP", "model:evaluation_rows"),
     "ranking": ("mAP and CMC", "ranking:ranking_rows"),
@@ -26,19 +34,28 @@ PARTS = {  # description; function from `quick` and device to rows
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in\n"
-                    "one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
-                    "take about twenty minutes on two cores.",
+        "one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
+        "take about twenty minutes on two cores.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in PARTS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, as a test without results")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                        help="auto (default) is a GPU if there is one")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes and few rounds, as a test without results"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto (default) is a GPU if there is one",
+    )
     add_output(parser, "--json", ".json", help="write the numbers as JSON too")
     arguments = read_arguments(parser)
     for part in arguments.parts:
         if part not in PARTS:
-            raise UserError(f"There is no part {part!r} to measure; choose from {', '.join(PARTS)}.")
+            raise UserError(
+                f"There is no part {part!r} to measure; choose from {', '.join(PARTS)}."
+            )
 
     import torch
 
@@ -50,11 +67,18 @@ def main() -> None:
     logging.getLogger().setLevel(logging.WARNING)
     device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))
     if device.type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the parts' configurations choose a GPU where they see one
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # the parts' configurations choose a GPU where they see one
+        )
     parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
     rows = {part: resolve_name(f"benchmarks.{PARTS[part][1]}") for part in parts}
-    found = {part: list(rows[part](arguments.quick, device)) for part in progress(parts, "measuring", unit="part")}
-    record = about(device, arguments.quick) | {"parts": {part: [row._asdict() for row in own] for part, own in found.items()}}
+    found = {
+        part: list(rows[part](arguments.quick, device))
+        for part in progress(parts, "measuring", unit="part")
+    }
+    record = about(device, arguments.quick) | {
+        "parts": {part: [row._asdict() for row in own] for part, own in found.items()}
+    }
     if arguments.json:
         write_json(arguments.json, record)
     print_lines(as_report(record))

@@ -1,4 +1,5 @@
 """Rows of benchmarks/run.py: slimming of ViT-B/16 at 256×128 pixels beside the dense backbone, in the same model."""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,7 +24,10 @@ from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 
 DENSE = "dense"
-SAVED_TARGET, FAST_TARGET = 0.9, 3  # time saved over operations saved, and the speed-up of the settings below THIRD
+SAVED_TARGET, FAST_TARGET = (
+    0.9,
+    3,
+)  # time saved over operations saved, and the speed-up of the settings below THIRD
 THIRD = 0.33  # share of the operations
 
 
@@ -36,23 +40,47 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        stages = ", ".join(f"{share:g} after block {block}" for block, share in zip(self.blocks, self.keep, strict=True))
+        stages = ", ".join(
+            f"{share:g} after block {block}"
+            for block, share in zip(self.blocks, self.keep, strict=True)
+        )
         return f"{self.score}, {stages}"
 
     def of(self, cfg: CfgNode) -> CfgNode:
         """The configuration with this setting."""
-        return with_values(cfg, {"MODEL.SLIM_BLOCKS": list(self.blocks), "MODEL.SLIM_KEEP": list(self.keep),
-                                 "MODEL.SLIM_SCORE": self.score, "INPUT.JOINT_AUGMENTATION": True})
+        return with_values(
+            cfg,
+            {
+                "MODEL.SLIM_BLOCKS": list(self.blocks),
+                "MODEL.SLIM_KEEP": list(self.keep),
+                "MODEL.SLIM_SCORE": self.score,
+                "INPUT.JOINT_AUGMENTATION": True,
+            },
+        )
 
 
 STAGES = (0, 4)
 SETTINGS = {
-    "ViT-B-16": (Setting("self_supervised", STAGES, (0.5, 0.5)),
-                 *(Setting(score, STAGES, (0.4, 0.5)) for score in ("saliency", "supervised", "self_supervised"))),
+    "ViT-B-16": (
+        Setting("self_supervised", STAGES, (0.5, 0.5)),
+        *(
+            Setting(score, STAGES, (0.4, 0.5))
+            for score in ("saliency", "supervised", "self_supervised")
+        ),
+    ),
     "vit_base_patch16_224": (Setting("self_supervised", STAGES, (0.4, 0.5)),),
 }
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_convolution",
-            "aten::mkldnn_convolution", "aten::cudnn_convolution", "aten::convolution_backward"}
+PRODUCTS = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::mkldnn_convolution",
+    "aten::cudnn_convolution",
+    "aten::convolution_backward",
+}
 """Operators that are matrix products, attention's included (it is not fused where these are measured, on CPUs in bfloat16)."""
 
 
@@ -63,7 +91,9 @@ def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         yield from rows_of(cfg, settings[-1:] if quick else settings, quick, precisions(device))
 
 
-def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequence[torch.dtype | None]) -> Iterator[Row]:
+def rows_of(
+    cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequence[torch.dtype | None]
+) -> Iterator[Row]:
     """The rows of one backbone."""
     torch.manual_seed(cfg.SOLVER.SEED)
     device, batch = choose_device(cfg), FEW if quick else BATCH
@@ -81,8 +111,12 @@ def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequ
     masked = {**images, MASK: torch.ones(batch, 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
     optimizer = make_optimizer(cfg, model)
 
-    def works(work: Callable[[ByModality], object], training: bool) -> dict[str, Callable[[], object]]:
-        found: dict[str, Callable[[], object]] = {DENSE: partial(with_stages, model, None, partial(work, images))}
+    def works(
+        work: Callable[[ByModality], object], training: bool
+    ) -> dict[str, Callable[[], object]]:
+        found: dict[str, Callable[[], object]] = {
+            DENSE: partial(with_stages, model, None, partial(work, images))
+        }
         for name, own in slimmed.items():
             seen = masked if training and reads_masks(own) else images
             found[name] = partial(with_stages, model, stages[name], partial(work, seen))
@@ -97,10 +131,14 @@ def rows_of(cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequ
             rest = others(cases) if half and device.type == "cpu" else {}
         yield from pairs(what, seconds, operations, rest)
         what = f"{cfg.MODEL.TRANSFORMER_TYPE}, training step, {name}"
-        step = training_step(cfg, model.train(), optimizer, cameras, labels, half, model.head_weights)
+        step = training_step(
+            cfg, model.train(), optimizer, cameras, labels, half, model.head_weights
+        )
         cases = works(step, training=True)
         seconds = in_turns(what, cases, 1 if quick else 2, device)
-        yield from pairs(what, seconds, operations, others(cases) if half and device.type == "cpu" else {})
+        yield from pairs(
+            what, seconds, operations, others(cases) if half and device.type == "cpu" else {}
+        )
 
 
 def with_stages(model: DeMo, stages: Slimming | None, work: Callable[[], object]) -> None:
@@ -114,21 +152,45 @@ def others(cases: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     for name, work in cases.items():
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             work()
-        found[name] = sum(event.self_cpu_time_total for event in profiler.key_averages() if event.key not in PRODUCTS) / 1e6
+        found[name] = (
+            sum(
+                event.self_cpu_time_total
+                for event in profiler.key_averages()
+                if event.key not in PRODUCTS
+            )
+            / 1e6
+        )
     return found
 
 
-def pairs(what: str, seconds: Mapping[str, float], operations: Mapping[str, float],
-          rest: Mapping[str, float]) -> Iterator[Row]:
+def pairs(
+    what: str,
+    seconds: Mapping[str, float],
+    operations: Mapping[str, float],
+    rest: Mapping[str, float],
+) -> Iterator[Row]:
     """For every setting the times, dense and slimmed, and the share of time saved over that of operations saved; the times of
     the `rest` where they are given, and their ratio."""
     for name, taken in seconds.items():
         if name == DENSE:
             continue
         left = operations[name] / operations[DENSE]
-        yield speed_row(f"{what}: {name} ({100 * left:.0f} % of the operations)",
-                        {"reference": seconds[DENSE], "ours": taken}, FAST_TARGET if left < THIRD else None)
+        yield speed_row(
+            f"{what}: {name} ({100 * left:.0f} % of the operations)",
+            {"reference": seconds[DENSE], "ours": taken},
+            FAST_TARGET if left < THIRD else None,
+        )
         saved = (1 - taken / seconds[DENSE]) / (1 - left)
-        yield Row("… time saved over operations saved", None, saved, "", None, f"≥ {SAVED_TARGET:g}", saved >= SAVED_TARGET)
+        yield Row(
+            "… time saved over operations saved",
+            None,
+            saved,
+            "",
+            None,
+            f"≥ {SAVED_TARGET:g}",
+            saved >= SAVED_TARGET,
+        )
         if rest:
-            yield speed_row("… of it no matrix product", {"reference": rest[DENSE], "ours": rest[name]})
+            yield speed_row(
+                "… of it no matrix product", {"reference": rest[DENSE], "ours": rest[name]}
+            )

@@ -2,6 +2,7 @@
 
 A name here is imported when it is first asked for, so that demo_sdtps.modeling.sdtps needs torch alone.
 """
+
 from typing import TYPE_CHECKING
 
 from demo_sdtps.lazy import lazy_names
@@ -15,13 +16,31 @@ if TYPE_CHECKING:
     from demo_sdtps.plug_in.patch import patch
     from demo_sdtps.retrieval.extractor import Extractor, load
 
-__all__ = ["Extractor", "MultiModalSDTPS", "add_config", "get_cfg", "load", "load_cfg", "make_model", "patch",
-           "slim", "slim_loss", "unslim"]
+__all__ = [
+    "Extractor",
+    "MultiModalSDTPS",
+    "add_config",
+    "get_cfg",
+    "load",
+    "load_cfg",
+    "make_model",
+    "patch",
+    "slim",
+    "slim_loss",
+    "unslim",
+]
 
 __version__ = "0.1.0"
 
-__getattr__ = lazy_names(__name__, {
-    "modeling.sdtps": ["MultiModalSDTPS"], "modeling.demo": ["make_model"],
-    "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
-    "config.load": ["get_cfg", "load_cfg"], "retrieval.extractor": ["Extractor", "load"],
-    "plug_in.config": ["add_config"], "plug_in.patch": ["patch"]})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "modeling.sdtps": ["MultiModalSDTPS"],
+        "modeling.demo": ["make_model"],
+        "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
+        "config.load": ["get_cfg", "load_cfg"],
+        "retrieval.extractor": ["Extractor", "load"],
+        "plug_in.config": ["add_config"],
+        "plug_in.patch": ["patch"],
+    },
+)

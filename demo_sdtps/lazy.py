@@ -1,4 +1,5 @@
 """Names of a package that are imported from its modules when they are first asked for (PEP 562)."""
+
 from __future__ import annotations
 
 import sys

@@ -3,6 +3,7 @@
 Each drops and merges as its paper says, between two blocks in place of inside one; what training adds there, such as a second
 loss or learned rates, is left out. Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -36,11 +37,20 @@ class EViT(Score):
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return mean_attention(context.attention[context.modality])
 
-    def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
+    def merge(
+        self,
+        tokens: Tokens,
+        slimmed: Tokens,
+        score: torch.Tensor,
+        decision: torch.Tensor,
+        context: Context,
+    ) -> Tokens:
         with torch.autocast(score.device.type, enabled=False):
             weights = (score * (decision <= 0)).unsqueeze(1)
             extra = (weights @ tokens.patches(score.shape[1]).float()).to(slimmed.values.dtype)
-        return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
+        return replace(
+            slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1
+        )
 
 
 class ToMe(Score):
@@ -52,13 +62,19 @@ class ToMe(Score):
 
     needs_keys = needs_sizes = keeps_own = True
 
-    def __init__(self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object):
+    def __init__(
+        self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object
+    ):
         super().__init__(width, grid, **settings)
         if min(keep, default=1.0) < 0.5:
-            raise UserError(f"MODEL.SLIM_KEEP is {list(keep)}, but ToMe can merge at most half of the patches at a block; keep "
-                            "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS.")
+            raise UserError(
+                f"MODEL.SLIM_KEEP is {list(keep)}, but ToMe can merge at most half of the patches at a block; keep "
+                "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS."
+            )
         counts = remaining_patches(grid[0] * grid[1], keep)
-        self.left = dict(zip((grid[0] * grid[1], *counts), counts, strict=False))  # patches after a stage by those before
+        self.left = dict(
+            zip((grid[0] * grid[1], *counts), counts, strict=False)
+        )  # patches after a stage by those before
 
     @torch.no_grad()
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
@@ -66,23 +82,38 @@ class ToMe(Score):
         with torch.autocast(tokens.device.type, enabled=False):
             unit = F.normalize(context.keys[context.modality].float(), dim=-1)
             closest, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
-        source = closest.argsort(dim=1, descending=True, stable=True)[:, :count - self.left[int(count)]]
+        source = closest.argsort(dim=1, descending=True, stable=True)[
+            :, : count - self.left[int(count)]
+        ]
         found = torch.zeros(tokens.shape[:2], device=tokens.device)
         return found.scatter(1, 2 * source, (-2.0 - 2 * partner.gather(1, source)).float())
 
-    def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
+    def merge(
+        self,
+        tokens: Tokens,
+        slimmed: Tokens,
+        score: torch.Tensor,
+        decision: torch.Tensor,
+        context: Context,
+    ) -> Tokens:
         """`slimmed` with each dropped patch merged into its goal; there is no extra token."""
         count, left = score.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
         goal = torch.where(score <= -1, -1 - score.long(), torch.arange(count, device=score.device))
-        slot = ((decision > 0).cumsum(dim=1) - 1).gather(1, goal)  # place of the goal among the kept
+        slot = ((decision > 0).cumsum(dim=1) - 1).gather(
+            1, goal
+        )  # place of the goal among the kept
         sizes = torch.cat(list(context.sizes.values())).unsqueeze(1)
         with torch.autocast(score.device.type, enabled=False):
             # Matrix products are deterministic on every device, which a scatter that adds is not.
-            shares = (slot.unsqueeze(1) == torch.arange(left, device=slot.device).unsqueeze(-1)) * sizes
+            shares = (
+                slot.unsqueeze(1) == torch.arange(left, device=slot.device).unsqueeze(-1)
+            ) * sizes
             merged = shares.sum(dim=-1)
             patches = shares @ tokens.patches(count).float() / merged.unsqueeze(-1)
         values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
-        return replace(slimmed, values=values, sizes=F.pad(merged, (values.shape[1] - left, 0), value=1.0))
+        return replace(
+            slimmed, values=values, sizes=F.pad(merged, (values.shape[1] - left, 0), value=1.0)
+        )
 
 
 def haar_energy(images: torch.Tensor) -> torch.Tensor:
@@ -92,7 +123,9 @@ def haar_energy(images: torch.Tensor) -> torch.Tensor:
     even = F.pad(images.float(), (0, width % 2, 0, height % 2), mode="replicate")
     a, b, c, d = (even[..., row::2, column::2] for row in range(2) for column in range(2))
     bands = torch.cat([a - b + c - d, a + b - c - d, a - b - c + d], dim=1) / 2
-    return F.interpolate((bands * bands).sum(dim=1, keepdim=True), scale_factor=2.0)[..., :height, :width]
+    return F.interpolate((bands * bands).sum(dim=1, keepdim=True), scale_factor=2.0)[
+        ..., :height, :width
+    ]
 
 
 class Editor(Score):
@@ -104,13 +137,19 @@ class Editor(Score):
     needs_attention = True
 
     def scores(self, context: Context) -> ByModality:
-        energies = {modality: F.avg_pool2d(haar_energy(context.images[modality]), context.patch_size,
-                                           context.patch_stride).flatten(1) for modality in context.tokens}
+        energies = {
+            modality: F.avg_pool2d(
+                haar_energy(context.images[modality]), context.patch_size, context.patch_stride
+            ).flatten(1)
+            for modality in context.tokens
+        }
         strength = sum_of_present(energies, context.missing)
         found = {}
         for modality, attention in context.attention.items():
             own = ranks(strength.gather(1, context.positions_of(modality)))
-            found[modality] = -torch.minimum(2 * ranks(mean_attention(attention)), 2 * own + 1).float()
+            found[modality] = -torch.minimum(
+                2 * ranks(mean_attention(attention)), 2 * own + 1
+            ).float()
         return found
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:

@@ -1,4 +1,5 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
+
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -20,15 +21,22 @@ INCOMPLETE = [case for case in CASES if case != COMPLETE]
 TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 CONFIDENCE = 0.95
-LEGEND = ("Percent, mean ± standard deviation over {seeds} seeds. Δ: paired difference to {first} with Student's 95 % "
-          "interval; bold: it excludes 0. Operations and times: those of {first} are 1.")
+LEGEND = (
+    "Percent, mean ± standard deviation over {seeds} seeds. Δ: paired difference to {first} with Student's 95 % "
+    "interval; bold: it excludes 0. Operations and times: those of {first} are 1."
+)
 
 
 def read_result(path: Path) -> dict[str, Any]:
     """Content of a study.json. Raises `UserError` for another file."""
     result = read_json(path)
-    if not isinstance(result, dict) or not {"variants", "patterns", "seeds", "title"} <= result.keys():
-        raise UserError(f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json.")
+    if (
+        not isinstance(result, dict)
+        or not {"variants", "patterns", "seeds", "title"} <= result.keys()
+    ):
+        raise UserError(
+            f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json."
+        )
     return result
 
 
@@ -36,7 +44,9 @@ CostPoint = tuple[float, float, float, str]
 """A variant's cost, mean and standard deviation of its mAP in percent, and the end of its name."""
 
 
-def paired_difference(values: dict[str, float], baseline: dict[str, float]) -> tuple[float, float, float] | None:
+def paired_difference(
+    values: dict[str, float], baseline: dict[str, float]
+) -> tuple[float, float, float] | None:
     """The mean of values - baseline by seed, and Student's 95 % interval (low, high) of it; None for fewer than two."""
     pairs = [value - baseline[seed] for seed, value in values.items() if seed in baseline]
     return interval(pairs, 1 / len(pairs)) if len(pairs) > 1 else None
@@ -46,27 +56,37 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
     """The mean of normally distributed values, and Student's 95 % interval around it of a number with `variance` times that of
     the values: 1 / n for their mean, 1 + 1 / n for a further value."""
     mean = float(np.mean(values))
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * variance**0.5 * np.std(values, ddof=1))
+    reach = float(
+        stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * variance**0.5 * np.std(values, ddof=1)
+    )
     return mean, mean - reach, mean + reach
 
 
 def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str, float]:
     """A metric in percent after the last epoch, by seed, of the runs that finished."""
-    return {seed: 100 * records[-1]["patterns"][str(pattern)][metric]
-            for seed, records in variant["records"].items() if records and seed not in variant["failed"]}
+    return {
+        seed: 100 * records[-1]["patterns"][str(pattern)][metric]
+        for seed, records in variant["records"].items()
+        if records and seed not in variant["failed"]
+    }
 
 
 def map_of_cases(variant: dict[str, Any], pattern: int) -> dict[str, float]:
     """mAP in percent by seed, mean over the cases of missing modalities."""
-    return {seed: 100 * float(np.mean([found[case][str(pattern)]["mAP"] for case in INCOMPLETE]))
-            for seed, found in variant["missing"].items()}
+    return {
+        seed: 100 * float(np.mean([found[case][str(pattern)]["mAP"] for case in INCOMPLETE]))
+        for seed, found in variant["missing"].items()
+    }
 
 
 def as_markdown(result: dict[str, Any]) -> str:
     """Command, table, legend, failed runs, and what the runs were made with."""
     legend = LEGEND.format(seeds=len(result["seeds"]), first=result["variants"][0]["name"])
-    failures = [f"- {variant['name']}, seed {seed}: {error}" for variant in result["variants"]
-                for seed, error in variant["failed"].items()]
+    failures = [
+        f"- {variant['name']}, seed {seed}: {error}"
+        for variant in result["variants"]
+        for seed, error in variant["failed"].items()
+    ]
     parts = [f"`{result['command']}`", table(result), legend]
     parts += ["Failed runs, left out of every mean:\n\n" + "\n".join(failures)] if failures else []
     return "\n\n".join([*parts, _provenance(result)]) + "\n"
@@ -88,58 +108,123 @@ def table(result: dict[str, Any]) -> str:
         add(f"Δ {name}", ("" if own is found[0] else _difference(own, found[0]) for own in found))
 
     for pattern in result["patterns"][:-1]:
-        add(f"mAP, {PATTERN_NAMES[pattern]}", (_spread(final_metric(variant, pattern, "mAP").values())
-                                               for variant in result["variants"]))
+        add(
+            f"mAP, {PATTERN_NAMES[pattern]}",
+            (
+                _spread(final_metric(variant, pattern, "mAP").values())
+                for variant in result["variants"]
+            ),
+        )
     if last:
         compared(f"mAP, {PATTERN_NAMES[last]}", lambda variant: final_metric(variant, last, "mAP"))
-        add("Rank-1", (_spread(final_metric(variant, last, "Rank-1").values()) for variant in result["variants"]))
+        add(
+            "Rank-1",
+            (
+                _spread(final_metric(variant, last, "Rank-1").values())
+                for variant in result["variants"]
+            ),
+        )
         if any(variant["missing"] for variant in result["variants"]):
             compared("mAP, modalities missing", lambda variant: map_of_cases(variant, last))
     for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
         if is_common or how != "shared":  # which then is undefined
-            add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}",
-                (_spread(map_of_cells(variant, how, is_common).values()) for variant in result["variants"]))
-    add("recall of the person", (_spread(recalls(variant).values()) for variant in result["variants"]))
+            add(
+                f"mAP, {'a common modality' if is_common else 'none in common'}, {how}",
+                (
+                    _spread(map_of_cells(variant, how, is_common).values())
+                    for variant in result["variants"]
+                ),
+            )
+    add(
+        "recall of the person",
+        (_spread(recalls(variant).values()) for variant in result["variants"]),
+    )
     for name, key in COSTS.items():
-        add(name, (f"{variant[key] / first[key]:.2f}" if key in variant and key in first else "–"
-                   for variant in result["variants"]))
+        add(
+            name,
+            (
+                f"{variant[key] / first[key]:.2f}" if key in variant and key in first else "–"
+                for variant in result["variants"]
+            ),
+        )
     return as_rows(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str, float]:
     """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
-    return {seed: 100 * float(np.mean([value for own, row in matrices["mAP"].items() for other, value in row.items()
-                                       if own != other and bool(set(own) & set(other)) is is_common]))
-            for seed, matrices in variant.get(f"cross_modal_{how}", {}).items()}
+    return {
+        seed: 100
+        * float(
+            np.mean(
+                [
+                    value
+                    for own, row in matrices["mAP"].items()
+                    for other, value in row.items()
+                    if own != other and bool(set(own) & set(other)) is is_common
+                ]
+            )
+        )
+        for seed, matrices in variant.get(f"cross_modal_{how}", {}).items()
+    }
 
 
 def _named(variant: dict[str, Any]) -> str:
     """The name of a variant, and the number of its runs where some failed."""
     runs = variant["records"]
-    failed = f" ({len(runs) - len(variant['failed'])} of {len(runs)} runs)" if variant["failed"] else ""
+    failed = (
+        f" ({len(runs) - len(variant['failed'])} of {len(runs)} runs)" if variant["failed"] else ""
+    )
     return f"{variant['name']}{failed}"
 
 
 def recalls(variant: dict[str, Any]) -> dict[str, float]:
     """By seed, the share of the person's patches that the last stage of slimming keeps, or else SDTPS, mean over the
     modalities of complete triplets, in percent."""
-    stages = {seed: [own[COMPLETE] for own in (found.get("stages") or {"": found["cases"]}).values() if COMPLETE in own]
-              for seed, found in variant["selection"].items()}
-    return {seed: 100 * float(np.mean([row["recall"] for row in own[-1].values()])) for seed, own in stages.items()
-            if own and "recall" in next(iter(own[-1].values()))}
+    stages = {
+        seed: [
+            own[COMPLETE]
+            for own in (found.get("stages") or {"": found["cases"]}).values()
+            if COMPLETE in own
+        ]
+        for seed, found in variant["selection"].items()
+    }
+    return {
+        seed: 100 * float(np.mean([row["recall"] for row in own[-1].values()]))
+        for seed, own in stages.items()
+        if own and "recall" in next(iter(own[-1].values()))
+    }
 
 
 def _provenance(result: dict[str, Any]) -> str:
-    runs = [made for variant in result["variants"] for made in variant["made_with"].values()
-            if {"machine", "versions", "commit", "changed"} <= made.keys()]
+    runs = [
+        made
+        for variant in result["variants"]
+        for made in variant["made_with"].values()
+        if {"machine", "versions", "commit", "changed"} <= made.keys()
+    ]
     tree = result.get("tree")  # of files that no change had; otherwise
-    commits = sorted({(run["commit"] or "unknown")[:10] + " with changes" * (run["changed"] and not tree) for run in runs})
-    machines = sorted({"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs})
-    versions = {name: "/".join(sorted({run["versions"][name] for run in runs if run["versions"].get(name)}))
-                for name in (runs[0]["versions"] if runs else ())}
-    parts = {"commit": " and ".join(commits), "files": (tree or "")[:10], "machine": " and ".join(machines),
-             "versions": ", ".join(f"{name} {number}" for name, number in versions.items() if number)}
-    return "Made with " + "; ".join(f"{name} {value}" for name, value in parts.items() if value) + "."
+    commits = sorted(
+        {
+            (run["commit"] or "unknown")[:10] + " with changes" * (run["changed"] and not tree)
+            for run in runs
+        }
+    )
+    machines = sorted(
+        {"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs}
+    )
+    versions = {
+        name: "/".join(sorted({run["versions"][name] for run in runs if run["versions"].get(name)}))
+        for name in (runs[0]["versions"] if runs else ())
+    }
+    parts = {
+        "commit": " and ".join(commits),
+        "files": (tree or "")[:10],
+        "machine": " and ".join(machines),
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items() if number),
+    }
+    return (
+        "Made with " + "; ".join(f"{name} {value}" for name, value in parts.items() if value) + "."
+    )
 
 
 def _spread(values: Iterable[float]) -> str:
@@ -161,18 +246,37 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
     """A panel per return pattern: the mAP of every run as a dot, of every variant as mean ± standard deviation."""
     variants, patterns = result["variants"], result["patterns"]
     size = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns), 1.6 + 0.42 * len(variants)
-    figure, axes = plt.subplots(1, len(patterns), figsize=size, sharex=True, sharey=True, squeeze=False,
-                                layout="constrained")
+    figure, axes = plt.subplots(
+        1,
+        len(patterns),
+        figsize=size,
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
     for axis, pattern in zip(axes[0], patterns, strict=True):
         for row, variant in enumerate(variants):
             values = list(final_metric(variant, pattern, "mAP").values())
-            axis.scatter(values, np.full(len(values), row), s=16, alpha=0.7, color=PATTERNS[pattern])
+            axis.scatter(
+                values, np.full(len(values), row), s=16, alpha=0.7, color=PATTERNS[pattern]
+            )
             if values:
-                axis.errorbar(np.mean(values), row, xerr=_deviation(values), color=TEXT, marker="|", markersize=16,
-                              capsize=3)
+                axis.errorbar(
+                    np.mean(values),
+                    row,
+                    xerr=_deviation(values),
+                    color=TEXT,
+                    marker="|",
+                    markersize=16,
+                    capsize=3,
+                )
                 if row == 0:
                     axis.axvline(np.mean(values), color=PLAIN, linestyle=":", linewidth=1)
-        axis.set(xlabel="mAP (%): runs, mean ± standard deviation", title=f"return pattern {PATTERN_NAMES[pattern]}")
+        axis.set(
+            xlabel="mAP (%): runs, mean ± standard deviation",
+            title=f"return pattern {PATTERN_NAMES[pattern]}",
+        )
     axes[0, 0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
     axes[0, 0].set_ylim(len(variants) - 0.5, -0.5)
     figure.suptitle(f"{result['title']}: mAP by return pattern ({len(result['seeds'])} seeds)")
@@ -186,24 +290,46 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     """
     first = result["variants"][0]
     names = {what: f"{name}, {first['name']} = 1" for name, what in COSTS.items() if what in first}
-    figure, axes = plt.subplots(1, len(names), figsize=(4.5 * len(names) + 2, 5), sharey=True, squeeze=False,
-                                layout="constrained")
-    families = list(dict.fromkeys(variant["name"].partition(", ")[0] for variant in result["variants"]))
+    figure, axes = plt.subplots(
+        1,
+        len(names),
+        figsize=(4.5 * len(names) + 2, 5),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    families = list(
+        dict.fromkeys(variant["name"].partition(", ")[0] for variant in result["variants"])
+    )
     for axis, (what, name) in zip(axes[0], names.items(), strict=True):
         for family, points in _families(result, what).items():
             cost, mean, deviation, _ = zip(*points, strict=True)
-            axis.errorbar(cost, mean, yerr=deviation, capsize=3, elinewidth=0.8, label=family,
-                          **kind(families.index(family)))
+            axis.errorbar(
+                cost,
+                mean,
+                yerr=deviation,
+                capsize=3,
+                elinewidth=0.8,
+                label=family,
+                **kind(families.index(family)),
+            )
         axis.set(xlabel=name, xlim=(0, 1.05 * axis.get_xlim()[1]))
     axes[0, 0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
     axes[0, -1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
-                    f"{len(result['seeds'])} seeds)")
+    figure.suptitle(
+        f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
+        f"{len(result['seeds'])} seeds)"
+    )
     for axis, what in zip(axes[0], names, strict=True):
-        named = [(cost, mean, setting or family) for family, points in _families(result, what).items()
-                 for cost, mean, _, setting in points]
+        named = [
+            (cost, mean, setting or family)
+            for family, points in _families(result, what).items()
+            for cost, mean, _, setting in points
+        ]
         if named:
-            name_points(axis, np.array([place for *place, _ in named]), [name for *_, name in named], gap=8)
+            name_points(
+                axis, np.array([place for *place, _ in named]), [name for *_, name in named], gap=8
+            )
     save(figure, path)
 
 
@@ -214,7 +340,12 @@ def _families(result: dict[str, Any], what: str) -> dict[str, list[CostPoint]]:
         values = list(final_metric(variant, result["patterns"][-1], "mAP").values())
         if values and what in variant:
             family, _, setting = variant["name"].partition(", ")
-            point = variant[what] / result["variants"][0][what], float(np.mean(values)), _deviation(values) or 0.0, setting
+            point = (
+                variant[what] / result["variants"][0][what],
+                float(np.mean(values)),
+                _deviation(values) or 0.0,
+                setting,
+            )
             families.setdefault(family, []).append(point)
     return {family: sorted(points) for family, points in families.items()}
 

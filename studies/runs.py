@@ -1,4 +1,5 @@
 """What tools/study.py does: the runs of a study, variants × seeds, and the files that compare them."""
+
 import argparse
 import hashlib
 import logging
@@ -39,13 +40,30 @@ logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parents[1]
 TABLES, RESULT = "study.md", "study.json"
 PLOTS = {"results.png": draw_results, "costs.png": draw_costs}
-DEFAULTS = {"title": "", "config": "", "seeds": 3, "set": {}, "return_patterns": list(RETURN_PATTERNS), "missing": False,
-            "selection": False, "cross_modal": False, "times": False, "variants": {}}
+DEFAULTS = {
+    "title": "",
+    "config": "",
+    "seeds": 3,
+    "set": {},
+    "return_patterns": list(RETURN_PATTERNS),
+    "missing": False,
+    "selection": False,
+    "cross_modal": False,
+    "times": False,
+    "variants": {},
+}
 MEASURED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "missing": [("missing", "test_net.py", ("TEST.MISS", "all"))],
     "selection": [("selection", "tools/selection_quality.py", ())],
-    "cross_modal": [(f"cross_modal_{how}", "test_net.py", ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how))
-                    for how in CROSS_MODAL_DISTANCES]}
+    "cross_modal": [
+        (
+            f"cross_modal_{how}",
+            "test_net.py",
+            ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how),
+        )
+        for how in CROSS_MODAL_DISTANCES
+    ],
+}
 """What is measured of each run by a key of the study: the name of its JSON file, the command and its options."""
 FORMER = {"patterns": "return_patterns"}
 VARIANT_DEFAULTS = {"config": "", "set": {}}
@@ -97,22 +115,43 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
     seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
     variants = make_variants(study, arguments.opts, arguments.runs, tree)
     found = finished_variants(path, variants, seeds, known)
-    result = {"title": study["title"], "command": command(), "tree": known, "seeds": seeds,
-              "patterns": study["return_patterns"], "variants": []}
+    result = {
+        "title": study["title"],
+        "command": command(),
+        "tree": known,
+        "seeds": seeds,
+        "patterns": study["return_patterns"],
+        "variants": [],
+    }
     costs = {variant.name: cost(variant.cfg) for variant in variants if variant.name not in found}
 
     def keep(variant: Variant, failures: Mapping[Path, str]) -> None:
-        found[variant.name] = {"name": variant.name, **costs[variant.name], **gather(variant, seeds, failures, study)}
+        found[variant.name] = {
+            "name": variant.name,
+            **costs[variant.name],
+            **gather(variant, seeds, failures, study),
+        }
         result["variants"] = [found[one.name] for one in variants if one.name in found]
         write_json(path, result)
 
     jobs = arguments.jobs or (1 if torch.cuda.is_available() else cpu_cores())
     left = [variant for variant in variants if variant.name not in found]
-    if seconds := [made["seconds"] for record in arguments.runs.glob(f"*/*/{RECORD}")
-                   if "seconds" in (made := read_json(record) or {})]:
+    if seconds := [
+        made["seconds"]
+        for record in arguments.runs.glob(f"*/*/{RECORD}")
+        if "seconds" in (made := read_json(record) or {})
+    ]:
         count = len(left) * len(seeds)
-        logger.info("%d of %d variants are left: at most %d runs, %d at a time, of %.0f s as those in %s: %.0f minutes",
-                    len(left), len(variants), count, jobs, mean(seconds), arguments.runs, count * mean(seconds) / jobs / 60)
+        logger.info(
+            "%d of %d variants are left: at most %d runs, %d at a time, of %.0f s as those in %s: %.0f minutes",
+            len(left),
+            len(variants),
+            count,
+            jobs,
+            mean(seconds),
+            arguments.runs,
+            count * mean(seconds) / jobs / 60,
+        )
     run_all(left, seeds, jobs, study, keep)
     if study["times"] and not all("inference" in one for one in found.values()):
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
@@ -126,35 +165,53 @@ def check_tree(is_free: bool) -> str | None:
     """`source_tree`, None outside of a checkout and where it is free to have changes. Raises `UserError` for changes."""
     tree, changes = source_tree(ROOT)
     if changes and not is_free:
-        raise UserError(f"The checkout has changes in no commit ({changes[0].strip()}{', …' * (len(changes) > 1)}), so "
-                        "a result could not say what it was made with; commit them, or give --changed_tree.")
+        raise UserError(
+            f"The checkout has changes in no commit ({changes[0].strip()}{', …' * (len(changes) > 1)}), so "
+            "a result could not say what it was made with; commit them, or give --changed_tree."
+        )
     return None if changes else tree
 
 
-def finished_variants(path: Path, variants: Sequence[Variant], seeds: Sequence[int], tree: str | None) -> dict[str, Any]:
+def finished_variants(
+    path: Path, variants: Sequence[Variant], seeds: Sequence[int], tree: str | None
+) -> dict[str, Any]:
     """The variants that the result at `path` holds with all seeds and no failure, by name. Raises `UserError` where it was made
     with another tree than `tree`, if that is known."""
     if not path.exists():
         return {}
     result, commands = read_result(path), {variant.name: variant.command for variant in variants}
     if result["variants"] and result["seeds"] != list(seeds):
-        raise UserError(f"{path} has the seeds {result['seeds']}, but {list(seeds)} are asked for; give another --json.")
+        raise UserError(
+            f"{path} has the seeds {result['seeds']}, but {list(seeds)} are asked for; give another --json."
+        )
     if tree and result.get("tree") != tree:
-        raise UserError(f"{path} was made with the sources {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}; "
-                        "give --changed_tree to keep its variants, or another --json.")
-    return {one["name"]: one for one in result["variants"] if one["command"] == commands.get(one["name"])
-            and not one["failed"] and list(map(str, seeds)) == [*one["records"]]}
+        raise UserError(
+            f"{path} was made with the sources {str(result.get('tree'))[:10]}, but the checkout's are {tree[:10]}; "
+            "give --changed_tree to keep its variants, or another --json."
+        )
+    return {
+        one["name"]: one
+        for one in result["variants"]
+        if one["command"] == commands.get(one["name"])
+        and not one["failed"]
+        and list(map(str, seeds)) == [*one["records"]]
+    }
 
 
 def output_files(folder: Path, overwrite: bool) -> dict[str, Path]:
     """The files that will be written, by name. Raises `UserError` where one cannot be."""
-    return {name: check_output_file(folder / name, Path(name).suffix, overwrite) for name in (TABLES, *PLOTS)}
+    return {
+        name: check_output_file(folder / name, Path(name).suffix, overwrite)
+        for name in (TABLES, *PLOTS)
+    }
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
     """GMACs of one complete triplet; the data set gives the classes. Raises `UserError`."""
     samples = read_splits(cfg, ("train",))["train"]
-    model = make_model(cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)).eval()
+    model = make_model(
+        cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)
+    ).eval()
     return {"gmacs": count_macs(cfg, model)[""] / 1e9}
 
 
@@ -164,12 +221,20 @@ def read_study(path: Path) -> dict[str, Any]:
     found = {FORMER.get(key, key): value for key, value in found.items()}
     study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
-        raise UserError(f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example.")
-    study["variants"] = {str(name): _checked(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
-                         for name, variant in study["variants"].items()}
-    if not study["return_patterns"] or not all(pattern in RETURN_PATTERNS for pattern in study["return_patterns"]):
-        raise UserError(f"The study {path}: return_patterns is {study['return_patterns']!r}, but it must be some of 1 "
-                        "(original), 2 (enhanced) and 3 (both).")
+        raise UserError(
+            f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example."
+        )
+    study["variants"] = {
+        str(name): _checked(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
+        for name, variant in study["variants"].items()
+    }
+    if not study["return_patterns"] or not all(
+        pattern in RETURN_PATTERNS for pattern in study["return_patterns"]
+    ):
+        raise UserError(
+            f"The study {path}: return_patterns is {study['return_patterns']!r}, but it must be some of 1 "
+            "(original), 2 (enhanced) and 3 (both)."
+        )
     return study
 
 
@@ -177,43 +242,73 @@ def _checked(path: Path, where: str, found: Any, defaults: dict[str, Any]) -> di
     """A section of a study completed by `defaults`, whose keys and types it has. Raises `UserError`."""
     for key, value in found.items() if isinstance(found, dict) else [("", found)]:
         if key not in defaults:
-            raise UserError(f"The study {path}: {where} has {key or value!r}, which is no key; the keys are "
-                            f"{', '.join(defaults)}.")
+            raise UserError(
+                f"The study {path}: {where} has {key or value!r}, which is no key; the keys are "
+                f"{', '.join(defaults)}."
+            )
         if type(value) is not type(defaults[key]):
-            raise UserError(f"The study {path}: {key} of {where} is {value!r}, but it must be like {defaults[key]!r}.")
+            raise UserError(
+                f"The study {path}: {key} of {where} is {value!r}, but it must be like {defaults[key]!r}."
+            )
     return defaults | found
 
 
-def make_variants(study: dict[str, Any], opts: list[str], runs: Path, tree: str | None = None) -> list[Variant]:
+def make_variants(
+    study: dict[str, Any], opts: list[str], runs: Path, tree: str | None = None
+) -> list[Variant]:
     """The variants with their configurations, all checked before the first run. Raises `UserError`."""
     variants = []
     for name, variant in study["variants"].items():
         config = variant["config"] or study["config"]
         if not config:
-            raise UserError(f"The variant {name!r} has no configuration; name one there or as `config` of the study.")
-        pairs = [*(str(part) for pair in (study["set"] | variant["set"]).items() for part in pair), *opts]
+            raise UserError(
+                f"The variant {name!r} has no configuration; name one there or as `config` of the study."
+            )
+        pairs = [
+            *(str(part) for pair in (study["set"] | variant["set"]).items() for part in pair),
+            *opts,
+        ]
         cfg = load_cfg(config, pairs)
         # What determines a run's numbers, except its seed and the data: variants and studies that agree in it share runs.
         dumped = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
         key = hashlib.sha256(f"{dumped}{tree}".encode()).hexdigest()
-        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), runs / f"{Path(config).stem}-{key[:10]}"))
+        variants.append(
+            Variant(
+                name,
+                cfg,
+                ("--config_file", config, *pairs),
+                runs / f"{Path(config).stem}-{key[:10]}",
+            )
+        )
     for one, other in combinations(variants, 2):
         if one.folder == other.folder:
-            raise UserError(f"The variants {one.name!r} and {other.name!r} have the same configuration; leave one out.")
+            raise UserError(
+                f"The variants {one.name!r} and {other.name!r} have the same configuration; leave one out."
+            )
     return variants
 
 
-def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[str, Any],
-            keep: Callable[[Variant, Mapping[Path, str]], None]) -> None:
+def run_all(
+    variants: list[Variant],
+    seeds: list[int],
+    jobs: int,
+    study: dict[str, Any],
+    keep: Callable[[Variant, Mapping[Path, str]], None],
+) -> None:
     """Train and measure whatever is not finished, `jobs` runs at a time; `keep` gets each variant at its end, and the reason of
     each failure by run folder."""
     runs = {variant.run_folder(seed): (variant, seed) for variant, seed in product(variants, seeds)}
     left = {variant.name: len(seeds) for variant in variants}
     failures: dict[Path, str] = {}
-    threads = os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
+    threads = (
+        os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
+    )
     started: list[subprocess.Popen] = []
     with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
-        made = {pool.submit(run_steps, *run, study, threads, started): folder for folder, run in runs.items()}
+        made = {
+            pool.submit(run_steps, *run, study, threads, started): folder
+            for folder, run in runs.items()
+        }
         try:
             for one in progress(as_completed(made), "runs", len(made), unit="run"):
                 folder, reason = made[one], one.result()
@@ -228,23 +323,39 @@ def run_all(variants: list[Variant], seeds: list[int], jobs: int, study: dict[st
                 process.terminate()
 
 
-def run_steps(variant: Variant, seed: int, study: dict[str, Any], threads: str, started: list[subprocess.Popen]) -> str:
+def run_steps(
+    variant: Variant,
+    seed: int,
+    study: dict[str, Any],
+    threads: str,
+    started: list[subprocess.Popen],
+) -> str:
     """Take the unfinished steps of a run, up to one that fails → the reason, or ''."""
     folder, reason = variant.run_folder(seed), ""
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # of studies.baselines
+    python_path = os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    )  # of studies.baselines
     for words, output in steps(variant, seed, study):
         if is_done(output):
             continue
         with open(log, "a", encoding="utf-8") as file:
-            process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT,
-                                       env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": python_path})
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": python_path},
+            )
             started.append(process)
             process.wait()
         if not is_done(output):
             last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
-            reason = last.removeprefix("error: ") if last.startswith("error: ") else f"it was stopped before its end; see {log}"
+            reason = (
+                last.removeprefix("error: ")
+                if last.startswith("error: ")
+                else f"it was stopped before its end; see {log}"
+            )
             break
     logger.info("%s, seed %d: %s", variant.name, seed, reason or folder)
     return reason
@@ -258,24 +369,47 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
     for key, measured in MEASURED.items():
-        for name, script, options in measured if study[key] and (key != "selection" or selects_patches(variant.cfg)) else ():
+        for name, script, options in (
+            measured if study[key] and (key != "selection" or selects_patches(variant.cfg)) else ()
+        ):
             output = folder / f"{name}.json"
-            found.append(([os.path.relpath(ROOT / script), *arguments, *options, "--overwrite", "--json", str(output)],
-                          output))
+            found.append(
+                (
+                    [
+                        os.path.relpath(ROOT / script),
+                        *arguments,
+                        *options,
+                        "--overwrite",
+                        "--json",
+                        str(output),
+                    ],
+                    output,
+                )
+            )
     return found
 
 
 def is_done(output: Path) -> bool:
     """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
     record = output.parent / RECORD
-    return ((read_json(record) or {}).get("status") == FINISHED and output.exists()
-            and output.stat().st_mtime >= record.stat().st_mtime)
+    return (
+        (read_json(record) or {}).get("status") == FINISHED
+        and output.exists()
+        and output.stat().st_mtime >= record.stat().st_mtime
+    )
 
 
-def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]) -> dict[str, Any]:
+def gather(
+    variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]
+) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
-    found: dict[str, Any] = {"command": variant.command, "records": {}, "made_with": {}, "failed": {},
-                             **{name: {} for measured in MEASURED.values() for name, *_ in measured}}
+    found: dict[str, Any] = {
+        "command": variant.command,
+        "records": {},
+        "made_with": {},
+        "failed": {},
+        **{name: {} for measured in MEASURED.values() for name, *_ in measured},
+    }
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
         found["records"][name] = read_records(folder)
@@ -286,5 +420,9 @@ def gather(variant: Variant, seeds: list[int], failures: Mapping[Path, str], stu
             continue
         for _, output in steps(variant, seed, study)[1:]:
             content = read_json(output)
-            found[output.stem][name] = content if output.stem == "selection" else content.get("cases") or content["cross_modal"]
+            found[output.stem][name] = (
+                content
+                if output.stem == "selection"
+                else content.get("cases") or content["cross_modal"]
+            )
     return found

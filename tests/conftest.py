@@ -1,4 +1,5 @@
 """Shared by all tests."""
+
 import multiprocessing
 import os
 import shutil
@@ -25,15 +26,33 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(THREADS)
 # A shell script starts what it runs in the background with Ctrl-C ignored, nohup with SIGHUP, and every process of the tests
 # would inherit that.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
 GPU = os.environ.get("GPU_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else None)
 """The device of tests marked gpu; GPU_TEST_DEVICE=cpu tries them where there is none."""
-LONGEST = ("test_distributed", "test_runs", "test_study", "test_golden_models", "test_fast_model", "test_reproducible",
-           "test_seps_training", "test_training", "test_resume", "test_cli_errors", "test_config_keys",
-           "test_package", "test_plug_in", "test_plug_in_launch", "test_backbones", "test_scores")
+LONGEST = (
+    "test_distributed",
+    "test_runs",
+    "test_study",
+    "test_golden_models",
+    "test_fast_model",
+    "test_reproducible",
+    "test_seps_training",
+    "test_training",
+    "test_resume",
+    "test_cli_errors",
+    "test_config_keys",
+    "test_package",
+    "test_plug_in",
+    "test_plug_in_launch",
+    "test_backbones",
+    "test_scores",
+)
 """Files that begin first, so that no process has a long one left when the others are done."""
 
 
@@ -46,7 +65,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if {"assert_close", "assert_order", "tolerance"} & vars(item.module).keys():
             item.add_marker("numeric")
-    items.sort(key=lambda item: (LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        )
+    )
 
 
 def pytest_pycollect_makeitem(name, obj):
@@ -57,8 +80,18 @@ def pytest_pycollect_makeitem(name, obj):
 def pytest_generate_tests(metafunc):
     """Where there is a GPU, tests of golden cases run there too, but for those of the slow references and of learning rates."""
     name = metafunc.definition.nodeid
-    if GPU and hasattr(metafunc.module, "load_case") and "golden" in name and "agree" not in name and "schedule" not in name:
-        metafunc.parametrize("golden_device", ["cpu", pytest.param(GPU, marks=pytest.mark.gpu, id="gpu")], indirect=True)
+    if (
+        GPU
+        and hasattr(metafunc.module, "load_case")
+        and "golden" in name
+        and "agree" not in name
+        and "schedule" not in name
+    ):
+        metafunc.parametrize(
+            "golden_device",
+            ["cpu", pytest.param(GPU, marks=pytest.mark.gpu, id="gpu")],
+            indirect=True,
+        )
 
 
 @pytest.fixture
@@ -90,8 +123,24 @@ def tiny_root(tmp_path_factory):
     from demo_sdtps.commands import make_synthetic
 
     root = tmp_path_factory.mktemp("data")
-    make_synthetic.main(["--root", str(root), "--identities", "6", "--test_identities", "4", "--images_per_camera", "2",
-                         "--height", "32", "--width", "16", "--workers", "1"])
+    make_synthetic.main(
+        [
+            "--root",
+            str(root),
+            "--identities",
+            "6",
+            "--test_identities",
+            "4",
+            "--images_per_camera",
+            "2",
+            "--height",
+            "32",
+            "--width",
+            "16",
+            "--workers",
+            "1",
+        ]
+    )
     return root
 
 
@@ -112,8 +161,22 @@ def shapes_root(tmp_path_factory):
     from demo_sdtps.commands import make_synthetic_captions
 
     root = tmp_path_factory.mktemp("shapes")
-    make_synthetic_captions.main(["--root", str(root), "--images", str(SIZES["train"]), "--dev_images", str(SIZES["dev"]),
-                                  "--test_images", str(SIZES["test"]), "--captions", str(CAPTIONS), "--size", "32"])
+    make_synthetic_captions.main(
+        [
+            "--root",
+            str(root),
+            "--images",
+            str(SIZES["train"]),
+            "--dev_images",
+            str(SIZES["dev"]),
+            "--test_images",
+            str(SIZES["test"]),
+            "--captions",
+            str(CAPTIONS),
+            "--size",
+            "32",
+        ]
+    )
     return root
 
 

@@ -1,4 +1,5 @@
 """The numbers behind an evaluation: python tools/analyse.py --weight W --json X.json --output X.png"""
+
 from demo_sdtps.commands.analyse import main
 from demo_sdtps.config.cli import run
 

@@ -1,4 +1,5 @@
 """Search in a browser: python tools/app.py --weight W --gallery FOLDER"""
+
 from demo_sdtps.commands.app import main
 from demo_sdtps.config.cli import run
 

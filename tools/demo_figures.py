@@ -1,4 +1,5 @@
 """The demo's figures beside those of other runs: python -m tools.demo_figures --run runs/demo"""
+
 import argparse
 from pathlib import Path
 
@@ -7,20 +8,30 @@ from demo_sdtps.config.cli import print_lines, read_arguments, run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Print the mAP of `make demo` beside the range in which that of another seed "
-                                                 "or precision lies (studies/demo.yml).")
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of make demo")
+    parser = argparse.ArgumentParser(
+        description="Print the mAP of `make demo` beside the range in which that of another seed "
+        "or precision lies (studies/demo.yml)."
+    )
+    parser.add_argument(
+        "--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of make demo"
+    )
     arguments = read_arguments(parser)
     from demo_sdtps.evaluation.tables import read_records
     from tools.pages import demo_ranges
 
     records = read_records(arguments.run)
     if not records or "patterns" not in records[-1]:
-        raise UserError(f"{arguments.run} holds no finished run (no metrics.json with an evaluated last epoch); run make demo, "
-                        "or give the OUTPUT_DIR of another run.")
-    found = " / ".join(f"{100 * records[-1]['patterns'][str(pattern)]['mAP']:.1f}" for pattern in RETURN_PATTERNS)
+        raise UserError(
+            f"{arguments.run} holds no finished run (no metrics.json with an evaluated last epoch); run make demo, "
+            "or give the OUTPUT_DIR of another run."
+        )
+    found = " / ".join(
+        f"{100 * records[-1]['patterns'][str(pattern)]['mAP']:.1f}" for pattern in RETURN_PATTERNS
+    )
     limits = " / ".join("{:.1f} to {:.1f}".format(*limits) for _, *limits in demo_ranges().values())
-    print_lines(f"mAP of original / enhanced / both: {found}; with another seed or precision: {limits} (95 % of runs)")
+    print_lines(
+        f"mAP of original / enhanced / both: {found}; with another seed or precision: {limits} (95 % of runs)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
+
 from demo_sdtps.commands.draw_ranks import main
 from demo_sdtps.config.cli import run
 

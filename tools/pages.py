@@ -1,4 +1,5 @@
 """The tables of README.md and docs/ that are made from data: between markers, written there by tools/tables.py."""
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,19 +29,44 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 MARKER = "<!-- table: "
 MARKED = re.compile(rf"^({MARKER}(.+?) -->\n)(?:(?!{MARKER}).)*?(<!-- end -->)", re.S | re.M)
-SUMMARY = (("slimming", "dense", "DeMo, dense"), ("modules", "DeMo + SDTPS", "DeMo + SDTPS, full loss, HDM on its tokens"),
-           ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
-           ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
-           ("slimming", "EViT", "EViT's pruning in the same model"), ("slimming", "ToMe", "ToMe's merging in the same model"))
+SUMMARY = (
+    ("slimming", "dense", "DeMo, dense"),
+    ("modules", "DeMo + SDTPS", "DeMo + SDTPS, full loss, HDM on its tokens"),
+    ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
+    ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
+    ("slimming", "EViT", "EViT's pruning in the same model"),
+    ("slimming", "ToMe", "ToMe's merging in the same model"),
+)
 """Rows of the README's table: study, variant, and what it is called there."""
 
 REFERENCE = {
-    "demo_sdtps": ("load", "Extractor", "slim", "unslim", "slim_loss", "MultiModalSDTPS", "add_config", "patch",
-                   "make_model", "get_cfg", "load_cfg"),
-    "modules": ("modeling.checkpoints.names.from_demo", "modeling.checkpoints.names.to_demo", "modeling.fusion.HDM", "modeling.fusion.ATMoE",
-                "modeling.losses", "modeling.slimming.scores.base", "modeling.backbones.base", "datasets.base",
-                "evaluation.metrics.evaluate_ranking", "evaluation.reranking.k_reciprocal",
-                "evaluation.analysis", "training.optim.make_scheduler"),
+    "demo_sdtps": (
+        "load",
+        "Extractor",
+        "slim",
+        "unslim",
+        "slim_loss",
+        "MultiModalSDTPS",
+        "add_config",
+        "patch",
+        "make_model",
+        "get_cfg",
+        "load_cfg",
+    ),
+    "modules": (
+        "modeling.checkpoints.names.from_demo",
+        "modeling.checkpoints.names.to_demo",
+        "modeling.fusion.HDM",
+        "modeling.fusion.ATMoE",
+        "modeling.losses",
+        "modeling.slimming.scores.base",
+        "modeling.backbones.base",
+        "datasets.base",
+        "evaluation.metrics.evaluate_ranking",
+        "evaluation.reranking.k_reciprocal",
+        "evaluation.analysis",
+        "training.optim.make_scheduler",
+    ),
     "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
 }
 """Names in demo_sdtps whose docstrings docs/api.md introduces and a page of the site's reference shows."""
@@ -52,10 +78,13 @@ def pages() -> list[Path]:
 
 def with_tables(page: Path) -> str:
     """The text of a page with its tables as the data have them. Raises `UserError` for a marker of no table."""
+
     def made(match: re.Match) -> str:
         name = match[2]
         if name not in TABLES:
-            raise UserError(f"{page} has a marker of the table {name!r}, unknown here{nearest(name, TABLES)}; correct it.")
+            raise UserError(
+                f"{page} has a marker of the table {name!r}, unknown here{nearest(name, TABLES)}; correct it."
+            )
         return f"{match[1]}{TABLES[name]()}\n{match[3]}"
 
     text = page.read_text(encoding="utf-8")
@@ -67,33 +96,52 @@ def with_tables(page: Path) -> str:
 def data(name: str) -> Any:
     """The content of docs/NAME.json. Raises `UserError` where it is missing."""
     if (found := read_json(DOCS / f"{name}.json")) is None:
-        raise UserError(f"{DOCS / name}.json is missing; the command that writes it is in {DOCS / 'performance.md'}.")
+        raise UserError(
+            f"{DOCS / name}.json is missing; the command that writes it is in {DOCS / 'performance.md'}."
+        )
     return found
 
 
 def keys() -> str:
     """Keys of the configuration that have an effect, by section."""
     unused = {name for names in UNUSED_KEYS.values() for name in names}
-    return as_rows(("key", "default", "meaning"), [(f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
-                                                   for key in KEYS if key.name not in unused])
+    return as_rows(
+        ("key", "default", "meaning"),
+        [
+            (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
+            for key in KEYS
+            if key.name not in unused
+        ],
+    )
 
 
 def interface() -> str:
     """The names of REFERENCE and what their docstrings begin with."""
     found = [f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names]
-    return as_rows(("name", "meaning"), [(f"`{name}`", " ".join((resolve_name(name).__doc__ or "").split("\n\n")[0].split()))
-                                         for name in found])
+    return as_rows(
+        ("name", "meaning"),
+        [
+            (f"`{name}`", " ".join((resolve_name(name).__doc__ or "").split("\n\n")[0].split()))
+            for name in found
+        ],
+    )
 
 
 def commands() -> str:
-    return as_rows(("`demo-sdtps …`", "in a checkout", "what it does"),
-                   [(f"`{name}`", f"`{_script(module)}`", what) for name, (module, what) in COMMANDS.items()])
+    return as_rows(
+        ("`demo-sdtps …`", "in a checkout", "what it does"),
+        [(f"`{name}`", f"`{_script(module)}`", what) for name, (module, what) in COMMANDS.items()],
+    )
 
 
 def _script(module: str) -> str:
     """The script of a checkout that runs a module of demo_sdtps/commands/."""
     stem = module.rpartition(".")[2]
-    return next(path for path in (f"{stem}_net.py", f"{stem}.py", f"tools/{stem}.py") if (ROOT / path).exists())
+    return next(
+        path
+        for path in (f"{stem}_net.py", f"{stem}.py", f"tools/{stem}.py")
+        if (ROOT / path).exists()
+    )
 
 
 def hosts() -> str:
@@ -105,26 +153,52 @@ def hosts() -> str:
         row = [f"[{host.name}](https://github.com/{repository}) {commit}", "refused", "", "", ""]
         if "refused" not in found:
             macs, speeds = found["macs"], found["images_per_second"]
-            way = "grid restored" if host.restore else "one set for all" if host.shared == "first" else "runs"
-            row[1:] = [way, f"{macs['before'] / 1e9:.1f} → {macs['after'] / 1e9:.1f} ({macs['after'] / macs['before']:.0%})",
-                       f"{speeds['before']:.2f} → {speeds['after']:.2f} ({speeds['after'] / speeds['before']:.2f}×)",
-                       f"{found['keep_all']:g}"]
+            way = (
+                "grid restored"
+                if host.restore
+                else "one set for all"
+                if host.shared == "first"
+                else "runs"
+            )
+            row[1:] = [
+                way,
+                f"{macs['before'] / 1e9:.1f} → {macs['after'] / 1e9:.1f} ({macs['after'] / macs['before']:.0%})",
+                f"{speeds['before']:.2f} → {speeds['after']:.2f} ({speeds['after'] / speeds['before']:.2f}×)",
+                f"{found['keep_all']:g}",
+            ]
         rows.append([*row, "no" if "refused" in found["sdtps"] else "yes"])
-    headers = ("code base", "slimming", "G per triplet", "images per second", "difference with all kept", "SDTPS")
+    headers = (
+        "code base",
+        "slimming",
+        "G per triplet",
+        "images per second",
+        "difference with all kept",
+        "SDTPS",
+    )
     return f"{as_rows(headers, rows)}\n\n{headline(record)}"
 
 
 def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
     """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
-    return as_rows(("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
-                   [[row["setting"], *(str(row[name]) for name in ("seed", "passed", "failed")), f"{row['share']:.2f}"]
-                    for row in rows or data("seeds")["rows"]])
+    return as_rows(
+        ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
+        [
+            [
+                row["setting"],
+                *(str(row[name]) for name in ("seed", "passed", "failed")),
+                f"{row['share']:.2f}",
+            ]
+            for row in rows or data("seeds")["rows"]
+        ],
+    )
 
 
 def demo() -> str:
     """The demo's figures, and the range in which others lie."""
-    rows = [[PATTERN_NAMES[pattern], f"{mean:.1f}", f"{low:.1f} to {high:.1f}"]
-            for pattern, (mean, low, high) in demo_ranges().items()]
+    rows = [
+        [PATTERN_NAMES[pattern], f"{mean:.1f}", f"{low:.1f} to {high:.1f}"]
+        for pattern, (mean, low, high) in demo_ranges().items()
+    ]
     return as_rows(("return pattern", "mAP, mean", "95 % of further runs"), rows)
 
 
@@ -132,8 +206,14 @@ def demo_ranges() -> dict[int, tuple[float, float, float]]:
     """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval in which 95 % of others
     lie."""
     variants = read_result(DOCS / "results" / "demo.json")["variants"]
-    values = {pattern: [value for variant in variants for value in final_metric(variant, pattern, "mAP").values()]
-              for pattern in RETURN_PATTERNS}
+    values = {
+        pattern: [
+            value
+            for variant in variants
+            for value in final_metric(variant, pattern, "mAP").values()
+        ]
+        for pattern in RETURN_PATTERNS
+    }
     return {pattern: interval(found, 1 + 1 / len(found)) for pattern, found in values.items()}
 
 
@@ -153,18 +233,39 @@ def summary() -> str:
         first = result["variants"][0]
         found = next((one for one in result["variants"] if one["name"] == variant), None)
         if found is None:
-            raise UserError(f"docs/results/{name}.json has no variant {variant!r}, which README.md shows; finish `make study`.")
+            raise UserError(
+                f"docs/results/{name}.json has no variant {variant!r}, which README.md shows; finish `make study`."
+            )
         values = list(final_metric(found, 3, "mAP").values())
-        speeds = (f"{first[what] / found[what]:.1f}×" if what in found else "–" for what in ("inference", "training step"))
-        rows.append([called, f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}",
-                     f"{found['gmacs'] / first['gmacs']:.0%}", *speeds])
+        speeds = (
+            f"{first[what] / found[what]:.1f}×" if what in found else "–"
+            for what in ("inference", "training step")
+        )
+        rows.append(
+            [
+                called,
+                f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}",
+                f"{found['gmacs'] / first['gmacs']:.0%}",
+                *speeds,
+            ]
+        )
     return as_rows(("model", "mAP", "operations", "inference", "training"), rows)
 
 
-FIGURES = {"study_modules.png": ("modules", draw_results), "study_slimming.png": ("slimming", draw_costs)}
+FIGURES = {
+    "study_modules.png": ("modules", draw_results),
+    "study_slimming.png": ("slimming", draw_costs),
+}
 """Of docs/images: the study that each shows, and how."""
 TABLES: dict[str, Callable[[], str]] = {
     **{made.__name__: made for made in (interface, keys, commands, hosts, seeds, demo, summary)},
-    **{name: partial(benchmark, name) for name in ("performance", "slimming", "any_vit", "search", "seps", "models")},
-    **{f"study {path.stem}": partial(study, path.stem) for path in sorted((DOCS / "results").glob("*.json"))}}
+    **{
+        name: partial(benchmark, name)
+        for name in ("performance", "slimming", "any_vit", "search", "seps", "models")
+    },
+    **{
+        f"study {path.stem}": partial(study, path.stem)
+        for path in sorted((DOCS / "results").glob("*.json"))
+    },
+}
 """By the names in the markers."""

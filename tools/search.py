@@ -1,4 +1,5 @@
 """Search own images: python tools/search.py --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html"""
+
 from demo_sdtps.commands.search import main
 from demo_sdtps.config.cli import run
 

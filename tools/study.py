@@ -22,6 +22,7 @@ sources that it is made with (training/record.py), whose hash the result records
 a result of other sources, are refused without --changed_tree. After a change of the data give another --runs and --json.
 Given a result in place of STUDY.yml, the tables and plots are made from it alone.
 """
+
 import argparse
 import logging
 import signal
@@ -31,28 +32,65 @@ from demo_sdtps.config.cli import add_overwrite, positive_int, read_arguments, r
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, metavar="STUDY.yml", help="the study, one of studies/*.yml for example, or a "
-                        "study.json such as docs/results/*.json")
-    parser.add_argument("--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the tables and plots (default: "
-                        "runs/studies/<name of the study>)")
-    parser.add_argument("--runs", type=Path, default=Path("runs/studies/runs"), metavar="DIR",
-                        help="folder of the runs; studies with the same folder share runs of equal configuration "
-                             "(default: runs/studies/runs)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the result, written after every variant; the variants that "
-                        "it holds are kept (default: study.json in --output)")
-    parser.add_argument("--changed_tree", action="store_true",
-                        help="go on where the checkout has changes that are in no commit, or is not that of the result")
-    parser.add_argument("--jobs", type=positive_int, metavar="N",
-                        help="number of parallel runs (default: 1 with a GPU, else one per CPU core)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "study",
+        type=Path,
+        metavar="STUDY.yml",
+        help="the study, one of studies/*.yml for example, or a "
+        "study.json such as docs/results/*.json",
+    )
+    parser.add_argument(
+        "--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder of the tables and plots (default: runs/studies/<name of the study>)",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs/studies/runs"),
+        metavar="DIR",
+        help="folder of the runs; studies with the same folder share runs of equal configuration "
+        "(default: runs/studies/runs)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="the result, written after every variant; the variants that "
+        "it holds are kept (default: study.json in --output)",
+    )
+    parser.add_argument(
+        "--changed_tree",
+        action="store_true",
+        help="go on where the checkout has changes that are in no commit, or is not that of the result",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive_int,
+        metavar="N",
+        help="number of parallel runs (default: 1 with a GPU, else one per CPU core)",
+    )
     add_overwrite(parser)
-    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="configuration keys and values for all variants")
+    parser.add_argument(
+        "opts",
+        nargs="*",
+        metavar="KEY VALUE",
+        help="configuration keys and values for all variants",
+    )
     arguments = read_arguments(parser)
     from studies.runs import run_study
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops the runs as Ctrl-C does
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # SIGTERM stops the runs as Ctrl-C does
     run_study(arguments)
 
 

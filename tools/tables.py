@@ -1,4 +1,5 @@
 """Write the tables of README.md and docs/ that are made from data: python -m tools.tables [--check]"""
+
 import argparse
 import sys
 
@@ -6,23 +7,38 @@ from demo_sdtps.config.cli import print_lines, read_arguments, run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the tables between the markers <!-- table: NAME --> and <!-- "
-                                                 "end --> of the pages, from the JSON in docs/ that other commands wrote, the "
-                                                 "schema of the configuration and the list of commands; and draw the "
-                                                 "figures of studies.")
-    parser.add_argument("--check", action="store_true", help="write nothing, name the pages that are not current, exit code 1")
+    parser = argparse.ArgumentParser(
+        description="Write the tables between the markers <!-- table: NAME --> and <!-- "
+        "end --> of the pages, from the JSON in docs/ that other commands wrote, the "
+        "schema of the configuration and the list of commands; and draw the "
+        "figures of studies."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing, name the pages that are not current, exit code 1",
+    )
     arguments = read_arguments(parser)
     from demo_sdtps.runtime.files import atomic_write
     from studies.report import read_result
     from tools.pages import DOCS, FIGURES, pages, with_tables
 
-    changed = {page: text for page in pages() if (text := with_tables(page)) != page.read_text(encoding="utf-8")}
+    changed = {
+        page: text
+        for page in pages()
+        if (text := with_tables(page)) != page.read_text(encoding="utf-8")
+    }
     for page, text in changed.items() if not arguments.check else ():
         with atomic_write(page) as temporary:
             temporary.write_text(text, encoding="utf-8")
     for name, (study, draw) in FIGURES.items() if not arguments.check else ():
         draw(read_result(DOCS / "results" / f"{study}.json"), DOCS / "images" / name)
-    print_lines(*(f"{page}: {'its tables are not those of the data' if arguments.check else 'written'}" for page in changed))
+    print_lines(
+        *(
+            f"{page}: {'its tables are not those of the data' if arguments.check else 'written'}"
+            for page in changed
+        )
+    )
     sys.exit(1 if changed and arguments.check else 0)
 
 

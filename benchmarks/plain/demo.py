@@ -3,6 +3,7 @@
 One backbone pass per modality, torch's multi-head attention, all attentions of HDM in full, a loop over the experts, one
 forward per return pattern, one optimiser group per parameter.
 """
+
 import torch
 from torch import nn
 
@@ -22,8 +23,12 @@ class Demo(nn.Module):
         super().__init__()
         self.BACKBONE = Backbone(size, cameras, camera_weight)
         for name in SUFFIXES.values():
-            self.add_module(f"{name}_reduce", nn.Sequential(nn.LayerNorm(2 * OUT_WIDTH), nn.Linear(2 * OUT_WIDTH, OUT_WIDTH),
-                                                            QuickGELU()))
+            self.add_module(
+                f"{name}_reduce",
+                nn.Sequential(
+                    nn.LayerNorm(2 * OUT_WIDTH), nn.Linear(2 * OUT_WIDTH, OUT_WIDTH), QuickGELU()
+                ),
+            )
         self.generalFusion = Fusion(OUT_WIDTH, heads, dropout)
         for suffix, width in (("_moe", 7 * OUT_WIDTH), ("", 3 * OUT_WIDTH)):
             self.add_module(f"bottleneck{suffix}", nn.BatchNorm1d(width))
@@ -41,8 +46,10 @@ class Demo(nn.Module):
         original = torch.cat([global_feats[modality] for modality in MODALITIES], dim=1)
         moe = self.generalFusion(patches, global_feats)
         if self.training:
-            logits = {"moe": self.classifier_moe(self.bottleneck_moe(moe)),
-                      "original": self.classifier(self.bottleneck(original))}
+            logits = {
+                "moe": self.classifier_moe(self.bottleneck_moe(moe)),
+                "original": self.classifier(self.bottleneck(original)),
+            }
             return TrainingOutput(logits, {"moe": moe, "original": original}, None)
         return {1: original, 2: moe, 3: torch.cat([original, moe], dim=1)}[return_pattern]
 
@@ -66,12 +73,12 @@ class ClipBackbone(nn.Module):
         super().__init__()
         patches = (size[0] // PATCH) * (size[1] // PATCH)
         self.conv1 = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH, bias=False)
-        self.class_embedding = nn.Parameter(torch.randn(WIDTH) / WIDTH ** 0.5)
-        self.positional_embedding = nn.Parameter(torch.randn(1 + patches, WIDTH) / WIDTH ** 0.5)
+        self.class_embedding = nn.Parameter(torch.randn(WIDTH) / WIDTH**0.5)
+        self.positional_embedding = nn.Parameter(torch.randn(1 + patches, WIDTH) / WIDTH**0.5)
         self.ln_pre = nn.LayerNorm(WIDTH)
         self.transformer = Transformer()
         self.ln_post = nn.LayerNorm(WIDTH)
-        self.proj = nn.Parameter(torch.randn(WIDTH, OUT_WIDTH) / WIDTH ** 0.5)
+        self.proj = nn.Parameter(torch.randn(WIDTH, OUT_WIDTH) / WIDTH**0.5)
 
     def forward(self, image, camera):
         """image (B, 3, H, W), camera (B, 1, 768) → tokens (B, 1 + N, 512)."""

@@ -2,16 +2,21 @@
 
 All distances are computed at once and every row is sorted; then one query is evaluated after the other.
 """
+
 import numpy as np
 
 
-def evaluate_distances(distance, query_ids, gallery_ids, query_exclude_keys, gallery_exclude_keys, max_rank=50):
+def evaluate_distances(
+    distance, query_ids, gallery_ids, query_exclude_keys, gallery_exclude_keys, max_rank=50
+):
     """Distances (Q, G), identities and exclude keys (cameras or scenes) (Q,) and (G,) → (CMC (max_rank,), mAP)."""
     order = np.argsort(distance, axis=1)
     is_same = (gallery_ids[order] == query_ids[:, None]).astype(np.int32)
     curves, average_precisions = [], []
     for query, nearest in enumerate(order):
-        is_excluded = (gallery_ids[nearest] == query_ids[query]) & (gallery_exclude_keys[nearest] == query_exclude_keys[query])
+        is_excluded = (gallery_ids[nearest] == query_ids[query]) & (
+            gallery_exclude_keys[nearest] == query_exclude_keys[query]
+        )
         hit = is_same[query][~is_excluded]
         if not hit.any():
             continue
@@ -23,7 +28,9 @@ def evaluate_distances(distance, query_ids, gallery_ids, query_exclude_keys, gal
     return np.mean(curves, axis=0), np.mean(average_precisions)
 
 
-def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.3, dtype=np.float16):
+def k_reciprocal(
+    query_features, gallery_features, k1=50, k2=15, lambda_value=0.3, dtype=np.float16
+):
     """L2-normalised features (Q, D) and (G, D) float32 → (Q, G); weights in `dtype`, in DeMo float16 (docs/method.md)."""
     queries = len(query_features)
     features = np.concatenate([query_features, gallery_features])
@@ -63,5 +70,5 @@ def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.
 
 def _reciprocal(order, sample, k):
     """k-reciprocal neighbours of a sample, including itself."""
-    nearest = order[sample, :k + 1]
-    return nearest[(order[nearest, :k + 1] == sample).any(1)]
+    nearest = order[sample, : k + 1]
+    return nearest[(order[nearest, : k + 1] == sample).any(1)]

@@ -1,9 +1,17 @@
 """HDM and ATMoE with one module per attention and per expert, under DeMo's parameter names (docs/method.md)."""
+
 import torch
 from torch import nn
 
-MODALITIES_OF = {"r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"], "nt": ["NI", "TI"],
-                 "rnt": ["RGB", "NI", "TI"]}
+MODALITIES_OF = {
+    "r": ["RGB"],
+    "n": ["NI"],
+    "t": ["TI"],
+    "rn": ["RGB", "NI"],
+    "rt": ["RGB", "TI"],
+    "nt": ["NI", "TI"],
+    "rnt": ["RGB", "NI", "TI"],
+}
 
 
 class QuickGELU(nn.Module):
@@ -20,16 +28,24 @@ class Fusion(nn.Module):
     def __init__(self, width, heads=None, dropout=0.1):
         super().__init__()
         for subset in MODALITIES_OF:
-            self.register_parameter(f"{subset}_token", nn.Parameter(torch.randn(1, 1, width) / width ** 0.5))
+            self.register_parameter(
+                f"{subset}_token", nn.Parameter(torch.randn(1, 1, width) / width**0.5)
+            )
         for subset in MODALITIES_OF:
-            self.add_module(subset, nn.MultiheadAttention(width, width // 64, dropout=dropout, batch_first=True))
+            self.add_module(
+                subset, nn.MultiheadAttention(width, width // 64, dropout=dropout, batch_first=True)
+            )
         self.moe = MixtureOfExperts(width, heads) if heads else None
 
     def decouple(self, patches, global_feats):
         """Seven features (B, C)."""
         features = []
         for subset, modalities in MODALITIES_OF.items():
-            parts = [part for modality in modalities for part in (global_feats[modality][:, None], patches[modality])]
+            parts = [
+                part
+                for modality in modalities
+                for part in (global_feats[modality][:, None], patches[modality])
+            ]
             tokens = torch.cat(parts, dim=1)
             query = self.get_parameter(f"{subset}_token").expand(len(tokens), -1, -1)
             feature, _ = self.get_submodule(subset)(query, tokens, tokens)
@@ -54,7 +70,9 @@ class MixtureOfExperts(nn.Module):
         for number, feature in enumerate(features):
             parts = []
             for head, part in enumerate(feature.chunk(len(self.experts), dim=1)):
-                parts.append(gates[head][:, number, None] * self.experts[head].expertHead[number](part))
+                parts.append(
+                    gates[head][:, number, None] * self.experts[head].expertHead[number](part)
+                )
             weighted.append(torch.cat(parts, dim=1))
         return weighted
 
@@ -86,7 +104,9 @@ class Gate(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
-        self.linear_re = nn.Sequential(nn.Linear(len(MODALITIES_OF) * width, width), QuickGELU(), nn.BatchNorm1d(width))
+        self.linear_re = nn.Sequential(
+            nn.Linear(len(MODALITIES_OF) * width, width), QuickGELU(), nn.BatchNorm1d(width)
+        )
         self.q_ = nn.Linear(width, width, bias=False)
         self.k_ = nn.Linear(width, width, bias=False)
 

@@ -1,4 +1,5 @@
 """The command demo-sdtps: every command of users by its name, one module each. (`python -m demo_sdtps` is the plug-in's.)"""
+
 import sys
 from importlib import import_module
 
@@ -27,7 +28,10 @@ COMMANDS = {
     "selection": ("selection_quality", "share of the kept patches that lie on the person"),
     "check": ("check_data", "counts of a data set beside the expected ones"),
     "masks": ("make_masks", "write foreground masks beside the images of a data set"),
-    "convert": ("convert_checkpoint", "convert a checkpoint to or from DeMo's names, or take out its backbone"),
+    "convert": (
+        "convert_checkpoint",
+        "convert a checkpoint to or from DeMo's names, or take out its backbone",
+    ),
     "synthetic": ("make_synthetic", "write synthetic triplets"),
     "synthetic captions": ("make_synthetic_captions", "write synthetic images with captions"),
     "seps train": ("train_seps", "train SEPS, image-text matching"),
@@ -47,12 +51,19 @@ def dispatch() -> None:
     if words == ["--version"]:
         print_lines(__version__)
         return
-    group = [name for name in COMMANDS if not words or words[0] in ("-h", "--help", name.split()[0])]
+    group = [
+        name for name in COMMANDS if not words or words[0] in ("-h", "--help", name.split()[0])
+    ]
     if not group or words[1:2] not in ([], ["-h"], ["--help"]):
-        given = " ".join(words[:2 if group else 1])
-        raise UserError(f"There is no command {given!r}{nearest(given, group or COMMANDS)}; {COMMAND} --help lists all.")
-    print_lines(f"usage: {COMMAND} COMMAND …, where COMMAND --help explains each:", "",
-                *(f"  {name:20}{COMMANDS[name][1]}" for name in group))
+        given = " ".join(words[: 2 if group else 1])
+        raise UserError(
+            f"There is no command {given!r}{nearest(given, group or COMMANDS)}; {COMMAND} --help lists all."
+        )
+    print_lines(
+        f"usage: {COMMAND} COMMAND …, where COMMAND --help explains each:",
+        "",
+        *(f"  {name:20}{COMMANDS[name][1]}" for name in group),
+    )
 
 
 def main() -> None:

@@ -22,14 +22,17 @@ def main() -> None:
         "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities, average precision of "
         "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
         "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file.",
-        checkpoint=WEIGHT)
+        checkpoint=WEIGHT,
+    )
     add_return_pattern(parser, "features that are analysed")
     add_output(parser, "--json", ".json", help="write the numbers to this file")
     add_output(parser, "--output", *PICTURE, help="draw them into this file")
     add_limits(parser, "the file")
     arguments, cfg = parse(parser)
     if not (arguments.json or arguments.output):
-        raise UserError("There is nothing to write: give --json X.json for the numbers, --output X.png for plots, or both.")
+        raise UserError(
+            "There is nothing to write: give --json X.json for the numbers, --output X.png for plots, or both."
+        )
     check_extra("tools/analyse.py", "report", {"sklearn": "scikit-learn"})
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
@@ -42,7 +45,9 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = cases_of(model.modalities)
-    features = dict(zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True))
+    features = dict(
+        zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True)
+    )
     found = analyse(cfg, data, features, arguments.queries, arguments.points)
     caption = reid_caption(cfg, data)
     if arguments.json:
@@ -50,12 +55,26 @@ def main() -> None:
     if arguments.output:
         about = f"but for the first plot: return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
         draw_analysis(cfg, found, data, f"{caption}\n{about}", arguments.output)
-    print_lines(caption, *missing_table(found.records).splitlines(), *filter(None, (arguments.json, arguments.output)))
+    print_lines(
+        caption,
+        *missing_table(found.records).splitlines(),
+        *filter(None, (arguments.json, arguments.output)),
+    )
 
 
 def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
     """Add the flags that bound the size of a file."""
-    parser.add_argument("--queries", type=positive_int, default=500, metavar="N",
-                        help=f"queries with a rank list in {where}: the worst, and others spread over the split (default: 500)")
-    parser.add_argument("--points", type=positive_int, default=1000, metavar="N",
-                        help=f"samples in the scatter plots of {where}, spread over query and gallery (default: 1000)")
+    parser.add_argument(
+        "--queries",
+        type=positive_int,
+        default=500,
+        metavar="N",
+        help=f"queries with a rank list in {where}: the worst, and others spread over the split (default: 500)",
+    )
+    parser.add_argument(
+        "--points",
+        type=positive_int,
+        default=1000,
+        metavar="N",
+        help=f"samples in the scatter plots of {where}, spread over query and gallery (default: 1000)",
+    )

@@ -1,4 +1,5 @@
 """Counts of a data set beside the expected ones, and how to fix them: python tools/check_data.py --config_file F"""
+
 import argparse
 import sys
 from pathlib import Path
@@ -11,15 +12,23 @@ from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def main() -> None:
-    schema = schema_of(given, (DEMO_SCHEMA, SEPS_SCHEMA)) if (given := _config_file()) else DEMO_SCHEMA
+    schema = (
+        schema_of(given, (DEMO_SCHEMA, SEPS_SCHEMA)) if (given := _config_file()) else DEMO_SCHEMA
+    )
     is_seps = schema is SEPS_SCHEMA
     parser = config_parser(
         "Read a data set, re-identification or image-text, and print its counts by split beside the expected ones, where these "
         "are known (docs/data.md).",
         "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if it "
-        "cannot", schema)
-    parser.add_argument("--decode", action="store_true", help="decode every image, and name those that are damaged")
-    add_output(parser, "--json", ".json", help="write the counts, expected ones and warnings there as well")
+        "cannot",
+        schema,
+    )
+    parser.add_argument(
+        "--decode", action="store_true", help="decode every image, and name those that are damaged"
+    )
+    add_output(
+        parser, "--json", ".json", help="write the counts, expected ones and warnings there as well"
+    )
     arguments, cfg = parse(parser)
     from demo_sdtps.reports.data import check_captions, check_triplets, table
 
@@ -27,13 +36,28 @@ def main() -> None:
     root = Path(cfg.DATASETS.ROOT_DIR)
     folder = root / cfg.DATASETS.NAMES if is_seps else reader_of(cfg).folder_in(root)
     if arguments.json:
-        write_json(arguments.json, {
-            "data set": cfg.DATASETS.NAMES, "folder": str(folder), "counts": found.counts, "expected": dict(found.expected),
-            "differences": found.differences, "warnings": list(found.warnings), "decoded": arguments.decode})
-    decoded = "every image was decoded" if arguments.decode else "no image was decoded (--decode does)"
-    print_lines(f"{cfg.DATASETS.NAMES} in {folder}", *table(found), *found.warnings,
-                *(f"WARNING: {sentence}" for sentence in found.differences),
-                f"{arguments.config_file} can train on it; {decoded}.")
+        write_json(
+            arguments.json,
+            {
+                "data set": cfg.DATASETS.NAMES,
+                "folder": str(folder),
+                "counts": found.counts,
+                "expected": dict(found.expected),
+                "differences": found.differences,
+                "warnings": list(found.warnings),
+                "decoded": arguments.decode,
+            },
+        )
+    decoded = (
+        "every image was decoded" if arguments.decode else "no image was decoded (--decode does)"
+    )
+    print_lines(
+        f"{cfg.DATASETS.NAMES} in {folder}",
+        *table(found),
+        *found.warnings,
+        *(f"WARNING: {sentence}" for sentence in found.differences),
+        f"{arguments.config_file} can train on it; {decoded}.",
+    )
     sys.exit(1 if found.differences else 0)
 
 

@@ -1,6 +1,7 @@
 """Convert a checkpoint between DeMo's names and ours, or take out its backbone for other runs to start from:
 python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
 """
+
 import argparse
 from pathlib import Path
 
@@ -14,13 +15,19 @@ BACKBONE = "backbone"
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Convert a checkpoint between the names of DeMo and of this project, or take out its backbone; tensors "
-                    "stay bit-identical. test_net.py reads both.",
+        "stay bit-identical. test_net.py reads both.",
         epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "
-               "The output contains only weights, without epoch, configuration and optimiser. To backbone: the "
-               "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.")
+        "The output contains only weights, without epoch, configuration and optimiser. To backbone: the "
+        "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.",
+    )
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
     add_output(parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth")
-    parser.add_argument("--to", choices=(*NAMES, BACKBONE), required=True, help="whose names OUT will have, or backbone")
+    parser.add_argument(
+        "--to",
+        choices=(*NAMES, BACKBONE),
+        required=True,
+        help="whose names OUT will have, or backbone",
+    )
     arguments = read_arguments(parser)
     from demo_sdtps.modeling.checkpoints.loading import read_checkpoint, save_whole
     from demo_sdtps.modeling.checkpoints.names import backbone_of, to_demo, unknown_names
@@ -31,18 +38,26 @@ def main() -> None:
     if arguments.to == BACKBONE:
         weights = backbone_of(found.model, arguments.input)
         save_whole(weights, output)
-        print_lines(f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
-                    f"{output}")
+        print_lines(
+            f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
+            f"{output}"
+        )
         return
     if found.has_demo_names == (arguments.to == "demo"):
-        raise UserError(f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
-                        f"convert; give --to {'ours' if found.has_demo_names else 'demo'} or use the file as it is.")
+        raise UserError(
+            f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
+            f"convert; give --to {'ours' if found.has_demo_names else 'demo'} or use the file as it is."
+        )
 
     weights = to_demo(found.model) if arguments.to == "demo" else found.model
     about = {"num_class": found.num_class, "camera_num": found.camera_num}
     save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
-    print_lines(f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
-                f"{found.camera_num} cameras")
+    print_lines(
+        f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
+        f"{found.camera_num} cameras"
+    )
     if unknown := unknown_names(found.model):
-        print_lines(f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
-                    f"{', …' if len(unknown) > 5 else ''}")
+        print_lines(
+            f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
+            f"{', …' if len(unknown) > 5 else ''}"
+        )

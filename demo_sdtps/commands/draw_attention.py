@@ -14,15 +14,26 @@ from demo_sdtps.config.common import ATTENTION_METHODS
 
 
 def main() -> None:
-    parser = config_parser("Draw where the model looks in triplets of the query split: attention rollout from the class token, "
-                           "or Grad-CAM of the last block's tokens towards the similarity with the identity's gallery samples. "
-                           "Beside them, HDM's weights of the modalities and ATMoE's gates, where the model has these.",
-                           "docs/method.md has the formulas. The backbone runs in float32.", checkpoint=WEIGHT, images=True)
-    parser.add_argument("--method", choices=ATTENTION_METHODS, default="rollout", help="default: rollout")
+    parser = config_parser(
+        "Draw where the model looks in triplets of the query split: attention rollout from the class token, "
+        "or Grad-CAM of the last block's tokens towards the similarity with the identity's gallery samples. "
+        "Beside them, HDM's weights of the modalities and ATMoE's gates, where the model has these.",
+        "docs/method.md has the formulas. The backbone runs in float32.",
+        checkpoint=WEIGHT,
+        images=True,
+    )
+    parser.add_argument(
+        "--method", choices=ATTENTION_METHODS, default="rollout", help="default: rollout"
+    )
     add_return_pattern(parser, "features of Grad-CAM")
     add_picture(parser, "attention.png")
-    parser.add_argument("--samples", type=positive_int, default=4, metavar="N",
-                        help="triplets, spread over the split (default: 4)")
+    parser.add_argument(
+        "--samples",
+        type=positive_int,
+        default=4,
+        metavar="N",
+        help="triplets, spread over the split (default: 4)",
+    )
     arguments, cfg = parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.protocol import count_matched
@@ -35,7 +46,11 @@ def main() -> None:
     if arguments.method == "gradcam":
         count_matched(cfg, splits["query"], splits["gallery"])  # raises an error without labels
     matches = {sample: matches_of(cfg, sample, splits["gallery"]) for sample in splits["query"]}
-    samples = [sample for sample in splits["query"] if matches[sample] or arguments.method == "rollout"]
+    samples = [
+        sample for sample in splits["query"] if matches[sample] or arguments.method == "rollout"
+    ]
     chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
-    found = attention_of(cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method)
+    found = attention_of(
+        cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method
+    )
     print_lines(draw_attention(cfg, chosen, found, arguments.method, arguments.output))

@@ -1,4 +1,5 @@
 """Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
+
 import argparse
 from pathlib import Path
 
@@ -6,8 +7,12 @@ from demo_sdtps.config.cli import PICTURE, add_output, check_outputs, print_line
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run.")
-    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training")
+    parser = argparse.ArgumentParser(
+        description="Draw loss, accuracy, mAP and Rank-1 over the epochs of a run."
+    )
+    parser.add_argument(
+        "--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training"
+    )
     add_output(parser, "--output", *PICTURE, help="default: DIR/curves.png")
     arguments = read_arguments(parser)
     from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run

@@ -13,12 +13,26 @@ from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 
 
 def main() -> None:
-    parser = config_parser("Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
-                           "SOLVER.SEED seeds the methods.", checkpoint=WEIGHT, images=True)
-    parser.add_argument("--method", choices=METHODS, default="pca", help="default: pca; umap needs pip install '.[umap]'")
+    parser = config_parser(
+        "Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
+        "SOLVER.SEED seeds the methods.",
+        checkpoint=WEIGHT,
+        images=True,
+    )
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default="pca",
+        help="default: pca; umap needs pip install '.[umap]'",
+    )
     add_return_pattern(parser, "features that are drawn")
-    parser.add_argument("--points", type=positive_int, default=2000, metavar="N",
-                        help="at most N samples, spread over query and gallery (default: 2000)")
+    parser.add_argument(
+        "--points",
+        type=positive_int,
+        default=2000,
+        metavar="N",
+        help="at most N samples, spread over query and gallery (default: 2000)",
+    )
     add_picture(parser, "embedding.png")
     arguments, cfg = parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
@@ -33,5 +47,7 @@ def main() -> None:
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
     check_method(arguments.method, len(chosen))
     (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
-    points = embed(normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED)
+    points = embed(
+        normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED
+    )
     print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))

@@ -12,15 +12,26 @@ from demo_sdtps.config.cli import (
 
 
 def main() -> None:
-    parser = config_parser("Draw queries and their best ten gallery triplets in all modalities, with their distances; hits "
-                           "have a ✓ and a green frame, misses a ✗ and an orange one. Needs labels of identities: for images "
-                           "without, tools/search.py writes a page.", checkpoint=WEIGHT)
+    parser = config_parser(
+        "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits "
+        "have a ✓ and a green frame, misses a ✗ and an orange one. Needs labels of identities: for images "
+        "without, tools/search.py writes a page.",
+        checkpoint=WEIGHT,
+    )
     add_return_pattern(parser, "features that are ranked")
     add_picture(parser, "ranks.png")
-    parser.add_argument("--queries", type=positive_int, default=4, metavar="N",
-                        help="queries, spread over the split (default: 4)")
-    parser.add_argument("--failures", action="store_true",
-                        help="only queries without a hit at rank 1, those with the latest first hit first")
+    parser.add_argument(
+        "--queries",
+        type=positive_int,
+        default=4,
+        metavar="N",
+        help="queries, spread over the split (default: 4)",
+    )
+    parser.add_argument(
+        "--failures",
+        action="store_true",
+        help="only queries without a hit at rank 1, those with the latest first hit first",
+    )
     arguments, cfg = parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features
@@ -33,6 +44,9 @@ def main() -> None:
     (patterns,) = extract_features(cfg, model, data.loader)
     features = patterns[cfg.TEST.RETURN_PATTERN]
     # Spread over the split, which is ordered by identity, for different people and cameras.
-    shown = (failures(cfg, features, data)[:arguments.queries] if arguments.failures
-             else spread(len(data.query), arguments.queries))
+    shown = (
+        failures(cfg, features, data)[: arguments.queries]
+        if arguments.failures
+        else spread(len(data.query), arguments.queries)
+    )
     print_lines(draw_ranks(cfg, features, data, arguments.output, shown))

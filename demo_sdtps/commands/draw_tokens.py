@@ -13,12 +13,21 @@ from demo_sdtps.config.cli import (
 
 
 def main() -> None:
-    parser = config_parser("Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
-                           "others are covered. Several --weight, each with its configuration, are drawn beside "
-                           "each other, by their last stages.", checkpoint=WEIGHT._replace(several=True), images=True)
+    parser = config_parser(
+        "Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
+        "others are covered. Several --weight, each with its configuration, are drawn beside "
+        "each other, by their last stages.",
+        checkpoint=WEIGHT._replace(several=True),
+        images=True,
+    )
     add_picture(parser, "tokens.png")
-    parser.add_argument("--samples", type=positive_int, default=8, metavar="N",
-                        help="triplets, spread over the split (default: 8)")
+    parser.add_argument(
+        "--samples",
+        type=positive_int,
+        default=8,
+        metavar="N",
+        help="triplets, spread over the split (default: 8)",
+    )
     arguments, cfg = parse(parser)
     from demo_sdtps.config.load import flat
     from demo_sdtps.evaluation.command import load_model_and_data
@@ -26,9 +35,14 @@ def main() -> None:
     from demo_sdtps.modeling.checkpoints.loading import stored_config
     from demo_sdtps.reports.tokens import draw_tokens
 
-    others, opts = (vars(arguments)["TEST.WEIGHT"] or [])[1:], [part for pair in pairs_of(arguments.opts) for part in pair]
+    others, opts = (
+        (vars(arguments)["TEST.WEIGHT"] or [])[1:],
+        [part for pair in pairs_of(arguments.opts) for part in pair],
+    )
     data = {key: value for key, value in flat(cfg).items() if key.startswith("DATASETS.")}
-    stored = [load_cfg(stored_config(weight), [*opts, "TEST.WEIGHT", str(weight)]) for weight in others]
+    stored = [
+        load_cfg(stored_config(weight), [*opts, "TEST.WEIGHT", str(weight)]) for weight in others
+    ]
     cfgs = [cfg, *(with_values(own, data) for own in stored)]
     for own in cfgs:
         check_selection(own)

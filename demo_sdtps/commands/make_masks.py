@@ -8,26 +8,50 @@ from demo_sdtps.datasets import SPLITS, read_splits
 
 
 def main() -> None:
-    parser = config_parser(f"Segment the images of a data set and write a foreground mask for each triplet into its {MASK}/ "
-                           "folder, where MODEL.SLIM_SCORE looks for them (docs/data.md).")
-    parser.add_argument("--split", choices=SPLITS, action="append", help="may be repeated (default: all three)")
-    parser.add_argument("--model", default="maskrcnn", metavar="NAME",
-                        help="maskrcnn, whose largest instance is the mask; deeplab; or module:function, a function from a "
-                             "uint8 (3, H, W) tensor to a mask (H, W) in [0, 1] (default: maskrcnn)")
-    parser.add_argument("--weight", metavar="W", help="file of torchvision's weights for that network, or hub to download it")
-    parser.add_argument("--classes", choices=FOREGROUND, default="person", help="the foreground (default: person)")
-    parser.add_argument("--modality", choices=(*MODALITIES, "all"), default="RGB",
-                        help="the image that is segmented; all: each of the three, united (default: RGB)")
+    parser = config_parser(
+        f"Segment the images of a data set and write a foreground mask for each triplet into its {MASK}/ "
+        "folder, where MODEL.SLIM_SCORE looks for them (docs/data.md)."
+    )
+    parser.add_argument(
+        "--split", choices=SPLITS, action="append", help="may be repeated (default: all three)"
+    )
+    parser.add_argument(
+        "--model",
+        default="maskrcnn",
+        metavar="NAME",
+        help="maskrcnn, whose largest instance is the mask; deeplab; or module:function, a function from a "
+        "uint8 (3, H, W) tensor to a mask (H, W) in [0, 1] (default: maskrcnn)",
+    )
+    parser.add_argument(
+        "--weight",
+        metavar="W",
+        help="file of torchvision's weights for that network, or hub to download it",
+    )
+    parser.add_argument(
+        "--classes", choices=FOREGROUND, default="person", help="the foreground (default: person)"
+    )
+    parser.add_argument(
+        "--modality",
+        choices=(*MODALITIES, "all"),
+        default="RGB",
+        help="the image that is segmented; all: each of the three, united (default: RGB)",
+    )
     add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = parse(parser)
     from demo_sdtps.commands.segmenters import make_segmenter
     from demo_sdtps.datasets.masks import mask_path, write_masks
     from demo_sdtps.runtime.device import choose_device
 
-    samples = [sample for split in read_splits(cfg, arguments.split or SPLITS).values() for sample in split]
-    segment = make_segmenter(arguments.model, arguments.weight, arguments.classes, choose_device(cfg))
+    samples = [
+        sample for split in read_splits(cfg, arguments.split or SPLITS).values() for sample in split
+    ]
+    segment = make_segmenter(
+        arguments.model, arguments.weight, arguments.classes, choose_device(cfg)
+    )
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
-    print_lines(f"Wrote {counted(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
-                f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}")
+    print_lines(
+        f"Wrote {counted(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
+        f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}"
+    )

@@ -1,4 +1,5 @@
 """Write synthetic images with captions and a tiny text tower: python tools/make_synthetic_captions.py --root data"""
+
 import argparse
 import json
 from functools import partial
@@ -15,7 +16,11 @@ from demo_sdtps.synthetic import shapes
 from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
 
 FOLDER, TOWER = "shapes", "bert"
-SPLITS = {"train": "images", "dev": "dev_images", "test": "test_images"}  # each split and the flag of its number of images
+SPLITS = {
+    "train": "images",
+    "dev": "dev_images",
+    "test": "test_images",
+}  # each split and the flag of its number of images
 NUMBERS = (
     # Matching needs at least one other image.
     Number("images", 800, "images of the training split", least=2),
@@ -27,23 +32,40 @@ NUMBERS = (
     Number("seed", 0, "another seed gives other images and captions", least=0),
 )
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-BERT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
-        "max_position_embeddings": 128, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+BERT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 128,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = parse_flags(arguments, "Write images of coloured shapes with short and long captions, in the layout of "
-                          "image-text data sets, and a tiny BERT with random weights and their vocabulary.", FOLDER, NUMBERS)
+    options = parse_flags(
+        arguments,
+        "Write images of coloured shapes with short and long captions, in the layout of "
+        "image-text data sets, and a tiny BERT with random weights and their vocabulary.",
+        FOLDER,
+        NUMBERS,
+    )
     target = options.root / FOLDER
-    recipe = {"version": shapes.VERSION, "tower": BERT,
-              "arguments": {number.name: getattr(options, number.name) for number in NUMBERS}}
+    recipe = {
+        "version": shapes.VERSION,
+        "tower": BERT,
+        "arguments": {number.name: getattr(options, number.name) for number in NUMBERS},
+    }
     if not make_data_set(target, recipe, options.overwrite, partial(write, options=options)):
         return
-    print_lines(f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
-                f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
-                f"{target}",
-                f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {FOLDER} MODEL.TEXT_TOWER "
-                f"{target / TOWER}")
+    print_lines(
+        f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
+        f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
+        f"{target}",
+        f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {FOLDER} MODEL.TEXT_TOWER "
+        f"{target / TOWER}",
+    )
 
 
 def write(folder: Path, options: argparse.Namespace) -> None:
@@ -56,7 +78,9 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     write_tower(folder / TOWER, options.seed)
 
 
-def write_split(folder: Path, split: str, seed: list[int], mapping: dict[str, str], options: argparse.Namespace) -> None:
+def write_split(
+    folder: Path, split: str, seed: list[int], mapping: dict[str, str], options: argparse.Namespace
+) -> None:
     """Draw the images of a split, write its captions, and add its images to `mapping`."""
     captions, ids, dense = [], [], []
     for index in progress(range(getattr(options, SPLITS[split])), f"drawing {split}", unit="image"):
@@ -90,8 +114,16 @@ def write_tower(folder: Path, seed: int) -> None:
     vocabulary = (*SPECIAL, *shapes.VOCABULARY)
     write_text(folder / "vocab.txt", "\n".join(vocabulary))
     # Every release of transformers makes a tokenizer of these two files; the constructors differ between releases.
-    write_text(folder / "tokenizer_config.json", json.dumps({
-        "tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": BERT["max_position_embeddings"]}))
+    write_text(
+        folder / "tokenizer_config.json",
+        json.dumps(
+            {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": True,
+                "model_max_length": BERT["max_position_embeddings"],
+            }
+        ),
+    )
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

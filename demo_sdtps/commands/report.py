@@ -1,4 +1,5 @@
 """Images and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
+
 from pathlib import Path
 
 from demo_sdtps.commands.analyse import add_limits
@@ -16,17 +17,35 @@ from demo_sdtps.runtime.files import check_output_file
 
 
 def main() -> None:
-    parser = config_parser("Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
-                           "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
-                           "a page instead of the images, with rank lists to filter, and compares it with further --run there "
-                           "(docs/getting_started.md).",
-                           checkpoint=CheckpointFlag("run", "DIR", "the OUTPUT_DIR of a training", "OUTPUT_DIR",
-                                                     "demo_sdtps.reports.curves:run_config", several=True))
-    add_output(parser, "--html", ".html", help="write all of it, and more, as a page for the browser into this file")
+    parser = config_parser(
+        "Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
+        "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
+        "a page instead of the images, with rank lists to filter, and compares it with further --run there "
+        "(docs/getting_started.md).",
+        checkpoint=CheckpointFlag(
+            "run",
+            "DIR",
+            "the OUTPUT_DIR of a training",
+            "OUTPUT_DIR",
+            "demo_sdtps.reports.curves:run_config",
+            several=True,
+        ),
+    )
+    add_output(
+        parser,
+        "--html",
+        ".html",
+        help="write all of it, and more, as a page for the browser into this file",
+    )
     add_limits(parser, "the page")
-    parser.add_argument("--thumbnails", type=positive_int, default=1200, metavar="N",
-                        help="triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
-                             "their rank lists, from the lowest AP on (default: 1200)")
+    parser.add_argument(
+        "--thumbnails",
+        type=positive_int,
+        default=1200,
+        metavar="N",
+        help="triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
+        "their rank lists, from the lowest AP on (default: 1200)",
+    )
     arguments, cfg = parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.cross_modal import rank_sets
@@ -42,35 +61,66 @@ def main() -> None:
 
     others = {run: evaluated_run(Path(run)) for run in (vars(arguments)["OUTPUT_DIR"] or [])[1:]}
     if others and not arguments.html:
-        raise UserError("Several --run are compared on a page; add --html X.html, or give one --run.")
+        raise UserError(
+            "Several --run are compared on a page; add --html X.html, or give one --run."
+        )
     if arguments.html:
         check_extra("tools/report.py --html", "report", PACKAGES)
     output = Path(cfg.OUTPUT_DIR)
     if not arguments.html:
-        curves, ranks, tokens = (check_output_file(output / name, ".png", arguments.overwrite)
-                                 for name in (IMAGE, "ranks.png", "tokens.png"))
+        curves, ranks, tokens = (
+            check_output_file(output / name, ".png", arguments.overwrite)
+            for name in (IMAGE, "ranks.png", "tokens.png")
+        )
     records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
     case = analysed_case(cfg)
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    cases = {name: missing for name, missing in cases_of(model.modalities).items() if arguments.html or name == case}
-    by_case = dict(zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True))
+    cases = {
+        name: missing
+        for name, missing in cases_of(model.modalities).items()
+        if arguments.html or name == case
+    }
+    by_case = dict(
+        zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True)
+    )
     features = by_case[case]
     # Scored here rather than read from the records, so that table and images show the same weights.
-    record = reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()})
+    record = reid_record(
+        {pattern: rank_features(cfg, feature, data) for pattern, feature in features.items()}
+    )
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
-        drawn = {"page": write_page(arguments.html, cfg, model, data, found, records, untrained, matrices,
-                                    arguments.thumbnails, others)}
+        drawn = {
+            "page": write_page(
+                arguments.html,
+                cfg,
+                model,
+                data,
+                found,
+                records,
+                untrained,
+                matrices,
+                arguments.thumbnails,
+                others,
+            )
+        }
     else:
-        drawn = {"training curves": draw_curves(records, curves),
-                 "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks)}
+        drawn = {
+            "training curves": draw_curves(records, curves),
+            "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks),
+        }
         if model.sdtps or model.slimming:
             drawn["kept tokens"] = draw_tokens([(cfg, model)], splits["query"], tokens)
-    print_lines("", reid_caption(cfg, data), *reid_table(record, untrained).splitlines(), "",
-                *(f"{what + ':':18}{path}" for what, path in drawn.items()))
+    print_lines(
+        "",
+        reid_caption(cfg, data),
+        *reid_table(record, untrained).splitlines(),
+        "",
+        *(f"{what + ':':18}{path}" for what, path in drawn.items()),
+    )

@@ -1,4 +1,5 @@
 """Segmentation of the foreground for tools/make_masks.py: torchvision's networks, or a callable of the user's."""
+
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +21,10 @@ Segmenter = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (3, H, W) → mask (H, W) in [0, 1], 1 for the foreground."""
 
 MIN_SCORE = 0.5  # of an instance
-MASKRCNN_SIDE, DEEPLAB_SIDE = 800, 520  # shorter side in pixels to which torchvision scales an image
+MASKRCNN_SIDE, DEEPLAB_SIDE = (
+    800,
+    520,
+)  # shorter side in pixels to which torchvision scales an image
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of DeepLab's training images
 
 
@@ -29,13 +33,21 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
     `FOREGROUND`. Raises `UserError`."""
     if ":" in name:
         if weight:
-            raise UserError(f"--model {name} is a function of yours, which takes no --weight; leave it out.")
+            raise UserError(
+                f"--model {name} is a function of yours, which takes no --weight; leave it out."
+            )
         function = _function(name)
         return lambda image: torch.as_tensor(function(image)).float().cpu().clamp(0, 1)
     if name not in NETWORKS:
-        raise UserError(f"--model is {name!r}, but it must be {' or '.join(map(repr, NETWORKS))} or module:function.")
+        raise UserError(
+            f"--model is {name!r}, but it must be {' or '.join(map(repr, NETWORKS))} or module:function."
+        )
     published, make, apply = NETWORKS[name]
-    wanted = [index for index, category in enumerate(published.meta["categories"]) if category in FOREGROUND[classes]]
+    wanted = [
+        index
+        for index, category in enumerate(published.meta["categories"])
+        if category in FOREGROUND[classes]
+    ]
     return partial(apply, _with_weights(make, published, weight).to(device).eval(), wanted)
 
 
@@ -44,13 +56,17 @@ def largest_instance(found: dict[str, torch.Tensor], classes: Sequence[int]) -> 
 
     None where no instance has a score of `MIN_SCORE`.
     """
-    wanted = torch.isin(found["labels"], torch.tensor(classes, device=found["labels"].device)) & (found["scores"] >= MIN_SCORE)
+    wanted = torch.isin(found["labels"], torch.tensor(classes, device=found["labels"].device)) & (
+        found["scores"] >= MIN_SCORE
+    )
     masks = found["masks"][wanted, 0]
     return masks[masks.sum(dim=(1, 2)).argmax()] if len(masks) else None
 
 
 @torch.inference_mode()
-def _apply_maskrcnn(network: nn.Module, classes: Sequence[int], image: torch.Tensor) -> torch.Tensor:
+def _apply_maskrcnn(
+    network: nn.Module, classes: Sequence[int], image: torch.Tensor
+) -> torch.Tensor:
     """The network scales the image itself."""
     device = next(network.parameters()).device
     (found,) = network([image.to(device) / 255])
@@ -67,32 +83,47 @@ def _apply_deeplab(network: nn.Module, classes: Sequence[int], image: torch.Tens
 
 
 NETWORKS: dict[str, tuple[Any, Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
-    "maskrcnn": (MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1, lambda: maskrcnn_resnet50_fpn_v2(
-        weights=None, weights_backbone=None, min_size=MASKRCNN_SIDE, max_size=4 * MASKRCNN_SIDE), _apply_maskrcnn),
-    "deeplab": (DeepLabV3_ResNet50_Weights.COCO_WITH_VOC_LABELS_V1, lambda: deeplabv3_resnet50(
-        weights=None, weights_backbone=None, aux_loss=True), _apply_deeplab)}
+    "maskrcnn": (
+        MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1,
+        lambda: maskrcnn_resnet50_fpn_v2(
+            weights=None, weights_backbone=None, min_size=MASKRCNN_SIDE, max_size=4 * MASKRCNN_SIDE
+        ),
+        _apply_maskrcnn,
+    ),
+    "deeplab": (
+        DeepLabV3_ResNet50_Weights.COCO_WITH_VOC_LABELS_V1,
+        lambda: deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=True),
+        _apply_deeplab,
+    ),
+}
 """Published weights, the network without them, and its use, by name."""
 
 
 def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) -> nn.Module:
     """The network with the weights of a file or, for "hub", torchvision's `published` ones. Raises `UserError`."""
     if not weight:
-        raise UserError(f"The network needs weights: give --weight the file of torchvision's {published}, or --weight hub to "
-                        "download it.")
+        raise UserError(
+            f"The network needs weights: give --weight the file of torchvision's {published}, or --weight hub to "
+            "download it."
+        )
     if weight == "hub":
         try:
             weights = published.get_state_dict(progress=True, check_hash=True)
         except Exception as error:  # the client raises many types
-            raise UserError(f"--weight is hub, but torchvision could not download {published.url} ({type(error).__name__}); "
-                            "check the network, or give a file.") from error
+            raise UserError(
+                f"--weight is hub, but torchvision could not download {published.url} ({type(error).__name__}); "
+                "check the network, or give a file."
+            ) from error
     else:
         weights = read_weights(weight, f"the file of torchvision's {published}")
     network = make()
     try:
         network.load_state_dict(weights)
     except RuntimeError:
-        raise UserError(f"The weights {weight} do not fit torchvision's {published}; give the file of these weights, or choose "
-                        "another --model.") from None
+        raise UserError(
+            f"The weights {weight} do not fit torchvision's {published}; give the file of these weights, or choose "
+            "another --model."
+        ) from None
     return network
 
 
@@ -102,5 +133,7 @@ def _function(name: str) -> Segmenter:
     try:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"--model {name} cannot be imported ({error}); give module:function, with the module in the current "
-                        "folder or installed.") from None
+        raise UserError(
+            f"--model {name} cannot be imported ({error}); give module:function, with the module in the current "
+            "folder or installed."
+        ) from None

@@ -15,7 +15,9 @@ def main() -> None:
         "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
         "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
         "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
-        "features of RGB, NI and TI.", checkpoint=WEIGHT)
+        "features of RGB, NI and TI.",
+        checkpoint=WEIGHT,
+    )
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
@@ -32,15 +34,26 @@ def main() -> None:
 
     check_selection(cfg)
     if cfg.TEST.MISS not in ("nothing", "None"):
-        raise UserError(f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
-                        "missing modalities; set it to 'nothing'.")
+        raise UserError(
+            f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
+            "missing modalities; set it to 'nothing'."
+        )
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
     on_person = foreground(cfg, model.backbone, samples)
-    quality = measure_selection(model, test_loader(cfg, samples), on_person, [light(sample) for sample in samples])
+    quality = measure_selection(
+        model, test_loader(cfg, samples), on_person, [light(sample) for sample in samples]
+    )
     title = caption(cfg, quality, arguments.split)
     if arguments.json:
-        about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT, "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING}
+        about = {
+            "split": arguments.split,
+            "weight": cfg.TEST.WEIGHT,
+            "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING,
+        }
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
-    print_lines(title, *(line for table in as_tables(quality) for line in table.split("\n")),
-                *filter(None, [arguments.json]))
+    print_lines(
+        title,
+        *(line for table in as_tables(quality) for line in table.split("\n")),
+        *filter(None, [arguments.json]),
+    )

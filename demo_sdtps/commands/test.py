@@ -13,15 +13,24 @@ from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = config_parser("Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. "
-                           "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
-                           "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
-                           checkpoint=WEIGHT)
-    parser.add_argument("--cross_modal", dest="TEST.CROSS_MODAL", action="store_const", const="True",
-                        help="every set of modalities of the query against every one of the gallery, as matrices of mAP and "
-                             "Rank-1 (equivalent to the key TEST.CROSS_MODAL)")
+    parser = config_parser(
+        "Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. "
+        "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
+        "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
+        checkpoint=WEIGHT,
+    )
+    parser.add_argument(
+        "--cross_modal",
+        dest="TEST.CROSS_MODAL",
+        action="store_const",
+        const="True",
+        help="every set of modalities of the query against every one of the gallery, as matrices of mAP and "
+        "Rank-1 (equivalent to the key TEST.CROSS_MODAL)",
+    )
     add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    add_output(parser, "--output", *PICTURE, help="draw the matrices of --cross_modal into this file")
+    add_output(
+        parser, "--output", *PICTURE, help="draw the matrices of --cross_modal into this file"
+    )
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
@@ -36,7 +45,9 @@ def main() -> None:
         from demo_sdtps.runtime.distributed import is_main
 
         if arguments.output and not cfg.TEST.CROSS_MODAL:
-            raise UserError("--output draws the matrices of --cross_modal, which is not given; add it, or leave out --output.")
+            raise UserError(
+                "--output draws the matrices of --cross_modal, which is not given; add it, or leave out --output."
+            )
         model, splits = load_model_and_data(cfg, several=True)
         data = make_test_data(cfg, splits["query"], splits["gallery"])
         caption = reid_caption(cfg, data)
@@ -45,7 +56,10 @@ def main() -> None:
             if is_main():
                 report_cross_modal(cfg, matrices, caption, arguments.json, arguments.output)
             return
-        cases = {case: reid_record(rankings) for case, rankings in evaluate_reid(cfg, model, data).items()}
+        cases = {
+            case: reid_record(rankings)
+            for case, rankings in evaluate_reid(cfg, model, data).items()
+        }
         if not is_main():
             return
         if arguments.json:

@@ -6,10 +6,13 @@ from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
 
 
 def main() -> None:
-    parser = config_parser("Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
-                           "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
-                           "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
-                           SEPS_SCHEMA, WEIGHT._replace(example=EXAMPLE))
+    parser = config_parser(
+        "Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
+        "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
+        "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
+        SEPS_SCHEMA,
+        WEIGHT._replace(example=EXAMPLE),
+    )
     add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.tables import percent_table
@@ -21,7 +24,10 @@ def main() -> None:
         )
 
         model, data = load_seps_and_data(cfg, several=True)
-        found, caption = {cfg.TEST.SPLIT: evaluate_retrieval(model, data)}, retrieval_caption(cfg, data)
+        found, caption = (
+            {cfg.TEST.SPLIT: evaluate_retrieval(model, data)},
+            retrieval_caption(cfg, data),
+        )
         if not is_main():
             return
         if arguments.json:

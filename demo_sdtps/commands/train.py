@@ -4,8 +4,10 @@ from demo_sdtps.config.cli import parsed_in_group, training_parser
 
 
 def main() -> None:
-    parser = training_parser("Train a model and evaluate it as it learns.",
-                             "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10")
+    parser = training_parser(
+        "Train a model and evaluate it as it learns.",
+        "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10",
+    )
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.modeling.demo import missing_modalities
         from demo_sdtps.runtime.distributed import check_launch

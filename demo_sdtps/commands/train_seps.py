@@ -5,8 +5,11 @@ from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def main() -> None:
-    parser = training_parser("Train SEPS on images with captions and evaluate it as it learns.",
-                             "python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10", SEPS_SCHEMA)
+    parser = training_parser(
+        "Train SEPS on images with captions and evaluate it as it learns.",
+        "python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10",
+        SEPS_SCHEMA,
+    )
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.runtime.distributed import check_divisible
         from demo_sdtps.seps.training import make_seps_trainer

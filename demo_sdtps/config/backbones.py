@@ -1,4 +1,5 @@
 """Which backbones MODEL.TRANSFORMER_TYPE can name, and where the class of each is."""
+
 from demo_sdtps.config.common import CLIP_BACKBONE
 from demo_sdtps.runtime.errors import UserError, nearest
 
@@ -14,8 +15,14 @@ def backbone_class(name: str) -> str:
         return NAMED[name]
     import timm  # a slow import, which CLIP's configurations do without
 
-    known = {model: found for module, found in TIMM_MODULES.items() for model in timm.list_models(module=module)}
+    known = {
+        model: found
+        for module, found in TIMM_MODULES.items()
+        for model in timm.list_models(module=module)
+    }
     if name not in known:
-        raise UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_BACKBONE!r} or a VisionTransformer or Eva "
-                        f"of timm such as 'vit_base_patch16_224'{nearest(name, [*NAMED, *known])}.")
+        raise UserError(
+            f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_BACKBONE!r} or a VisionTransformer or Eva "
+            f"of timm such as 'vit_base_patch16_224'{nearest(name, [*NAMED, *known])}."
+        )
     return known[name]

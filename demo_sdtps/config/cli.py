@@ -1,5 +1,6 @@
 """Shared parts of all commands: flags of the configuration, and error messages. Without torch, as are the parsers of all
 commands, so that --help comes at once."""
+
 import argparse
 import errno
 import multiprocessing
@@ -24,22 +25,32 @@ from demo_sdtps.runtime.threads import prepare_threads
 PICTURE = (".png", ".pdf", ".svg")
 """Suffixes of a figure."""
 OVERWRITE = "replace an output that exists, which is refused otherwise"
-RUN_FILES = ("OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard scalars, "
-             "last.pth and best.pth. RESUME auto continues it.")
+RUN_FILES = (
+    "OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard scalars, "
+    "last.pth and best.pth. RESUME auto continues it."
+)
 NEGATIVE, FLAG = re.compile(r"-\.?\d\S*|-inf|-nan"), re.compile(r"(?<=^--)[\w-]+")
 ANSWERED = {"-h", "--help", "--keys"}
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LOADING = ("lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge /dev/shm (docker run --shm-size=8g), or raise "
-           "DATALOADER.TIMEOUT for a slow disk.")
+LOADING = (
+    "lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge /dev/shm (docker run --shm-size=8g), or raise "
+    "DATALOADER.TIMEOUT for a slow disk."
+)
 NO_MEMORY = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
 
 
 class _PrintKeys(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        rows = [key for key in parser.get_default("schema").keys if (values or "").upper() in key.name]
+        rows = [
+            key for key in parser.get_default("schema").keys if (values or "").upper() in key.name
+        ]
         if not rows:
-            raise UserError(f"No configuration key holds {values!r} in its name; --keys alone prints all of them.")
-        sys.stdout.writelines(f"{key.name} = {key.default!r}\n    {key.description}\n" for key in rows)
+            raise UserError(
+                f"No configuration key holds {values!r} in its name; --keys alone prints all of them."
+            )
+        sys.stdout.writelines(
+            f"{key.name} = {key.default!r}\n    {key.description}\n" for key in rows
+        )
         parser.exit()
 
 
@@ -66,7 +77,9 @@ def add_output(parser: argparse.ArgumentParser, name: str, *suffixes: str, **opt
     if outputs is None:
         parser.set_defaults(outputs=(outputs := {}))
         add_overwrite(parser)
-    outputs[parser.add_argument(name, type=Path, **{"metavar": f"X{'|'.join(suffixes)}"} | options).dest] = suffixes
+    outputs[
+        parser.add_argument(name, type=Path, **{"metavar": f"X{'|'.join(suffixes)}"} | options).dest
+    ] = suffixes
 
 
 def add_picture(parser: argparse.ArgumentParser, default: str) -> None:
@@ -76,8 +89,12 @@ def add_picture(parser: argparse.ArgumentParser, default: str) -> None:
 
 def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
     """Add the flag --return_pattern to a `config_parser`; `features` says what becomes of them."""
-    parser.add_argument("--return_pattern", dest="TEST.RETURN_PATTERN", choices=[str(pattern) for pattern in RETURN_PATTERNS],
-                        help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)")
+    parser.add_argument(
+        "--return_pattern",
+        dest="TEST.RETURN_PATTERN",
+        choices=[str(pattern) for pattern in RETURN_PATTERNS],
+        help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)",
+    )
 
 
 class _SetKeys(argparse.Action):
@@ -87,8 +104,13 @@ class _SetKeys(argparse.Action):
 
 def add_modality(parser: argparse.ArgumentParser, **options: Any) -> None:
     """Add the flag --modality."""
-    parser.add_argument("--modality", choices=MODALITIES, type=str.upper, **options,
-                        help="modality of the images of a folder that has no subfolder RGB, NI or TI")
+    parser.add_argument(
+        "--modality",
+        choices=MODALITIES,
+        type=str.upper,
+        **options,
+        help="modality of the images of a folder that has no subfolder RGB, NI or TI",
+    )
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
@@ -116,52 +138,101 @@ class CheckpointFlag(NamedTuple):
     several: bool = False
 
 
-WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", "demo_sdtps.modeling.checkpoints.loading:stored_config")
+WEIGHT = CheckpointFlag(
+    "weight",
+    "W",
+    "a checkpoint",
+    "TEST.WEIGHT",
+    "demo_sdtps.modeling.checkpoints.loading:stored_config",
+)
 """The flag --weight."""
 
 
-def config_parser(description: str, epilog: str | None = None, schema: Schema = DEMO_SCHEMA,
-                  checkpoint: CheckpointFlag | None = None, images: bool = False) -> argparse.ArgumentParser:
+def config_parser(
+    description: str,
+    epilog: str | None = None,
+    schema: Schema = DEMO_SCHEMA,
+    checkpoint: CheckpointFlag | None = None,
+    images: bool = False,
+) -> argparse.ArgumentParser:
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
     KEY VALUE pairs, which override the rest; with `images` also --images and --modality, own images without labels as the
     data."""
     parser = argparse.ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, checkpoint=checkpoint)
-    default = f" (default: the configuration in the checkpoint of --{checkpoint.name})" if checkpoint else ""
-    parser.add_argument("--config_file", metavar="F", required=not checkpoint,
-                        help=f"YAML file, one of configs/*/*.yml for example{default}")
+    default = (
+        f" (default: the configuration in the checkpoint of --{checkpoint.name})"
+        if checkpoint
+        else ""
+    )
+    parser.add_argument(
+        "--config_file",
+        metavar="F",
+        required=not checkpoint,
+        help=f"YAML file, one of configs/*/*.yml for example{default}",
+    )
     if checkpoint:
-        parser.add_argument(f"--{checkpoint.name}", dest=checkpoint.key, metavar=checkpoint.metavar,
-                            action="append" if checkpoint.several else "store",
-                            help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})")
-    parser.add_argument("--keys", metavar="TEXT", nargs="?", action=_PrintKeys,
-                        help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit")
+        parser.add_argument(
+            f"--{checkpoint.name}",
+            dest=checkpoint.key,
+            metavar=checkpoint.metavar,
+            action="append" if checkpoint.several else "store",
+            help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})",
+        )
+    parser.add_argument(
+        "--keys",
+        metavar="TEXT",
+        nargs="?",
+        action=_PrintKeys,
+        help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit",
+    )
     if images:
-        parser.add_argument("--images", action=_SetKeys, const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
-                            metavar="FOLDER", help="own images without labels, in folders as for tools/search.py, in place of "
-                                                   "the data set (equivalent to DATASETS.NAMES Images, DATASETS.ROOT_DIR)")
+        parser.add_argument(
+            "--images",
+            action=_SetKeys,
+            const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
+            metavar="FOLDER",
+            help="own images without labels, in folders as for tools/search.py, in place of "
+            "the data set (equivalent to DATASETS.NAMES Images, DATASETS.ROOT_DIR)",
+        )
         add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
-    parser.add_argument("opts", nargs="*", metavar="KEY VALUE",
-                        help="configuration keys and values that override the file, e.g. SOLVER.MAX_EPOCHS 10 or "
-                             "SOLVER.MAX_EPOCHS=10")
+    parser.add_argument(
+        "opts",
+        nargs="*",
+        metavar="KEY VALUE",
+        help="configuration keys and values that override the file, e.g. SOLVER.MAX_EPOCHS 10 or "
+        "SOLVER.MAX_EPOCHS=10",
+    )
     return parser
 
 
-def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA) -> argparse.ArgumentParser:
+def training_parser(
+    description: str, example: str, schema: Schema = DEMO_SCHEMA
+) -> argparse.ArgumentParser:
     """Parser of a training's command."""
     parser = config_parser(f"{description} {RUN_FILES}", f"example: {example}", schema)
-    add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files; any other file is left unchanged")
+    add_overwrite(
+        parser,
+        "replace an earlier run in OUTPUT_DIR: its own files; any other file is left unchanged",
+    )
     # Passed by old versions of torch.distributed.launch; the environment has it too.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
 
 
-def read_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
+def read_arguments(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None = None
+) -> argparse.Namespace:
     """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` for an output
     (`check_outputs`)."""
-    given = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in (sys.argv[1:] if words is None else words)]
+    given = [
+        FLAG.sub(lambda flag: flag[0].replace("-", "_"), word)
+        for word in (sys.argv[1:] if words is None else words)
+    ]
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
-    arguments = parser.parse_intermixed_args([f" {word}" if NEGATIVE.fullmatch(word) else word for word in given])
+    arguments = parser.parse_intermixed_args(
+        [f" {word}" if NEGATIVE.fullmatch(word) else word for word in given]
+    )
     if "opts" in arguments:
         arguments.opts = [word.strip() for word in arguments.opts]
     check_outputs(arguments)
@@ -173,20 +244,27 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
     `UserError`."""
     arguments = read_arguments(parser)
     pairs, checkpoint = list(pairs_of(arguments.opts)), arguments.checkpoint
-    pairs += [(key, value[0] if isinstance(value, list) else value) for key, value in vars(arguments).items()
-              if key in arguments.schema.by_name and value]
+    pairs += [
+        (key, value[0] if isinstance(value, list) else value)
+        for key, value in vars(arguments).items()
+        if key in arguments.schema.by_name and value
+    ]
     config = arguments.config_file
     if config is None:
         path = dict(pairs).get(checkpoint.key)
         if not path:
-            raise UserError(f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
-                            f"--config_file a YAML file such as {arguments.schema.example}.")
+            raise UserError(
+                f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
+                f"--config_file a YAML file such as {arguments.schema.example}."
+            )
         config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
     return arguments, load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
 
 
 @contextmanager
-def parsed_in_group(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
+def parsed_in_group(
+    parser: argparse.ArgumentParser,
+) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
     """Inside, the processes that torchrun started form a group, with the arguments of each and the configuration of rank 0.
 
     A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
@@ -229,17 +307,23 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         code, sentence = 130, "interrupted"
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would write the rest at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python would write the rest at its end
         code = 141  # 128 + SIGPIPE, as the shell reports it
     except OSError as error:
         if error.filename is None and error.errno not in DISK_ERRORS:
             raise
-        sentence = (f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or "
-                    "the disk.")
+        sentence = (
+            f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or "
+            "the disk."
+        )
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
             sentence = NO_MEMORY
-        elif "DataLoader" in str(error) and not str(error).startswith("Caught "):  # which is an error of our own code there
+        elif "DataLoader" in str(error) and not str(error).startswith(
+            "Caught "
+        ):  # which is an error of our own code there
             sentence = f"The loading processes failed ({error}); {LOADING}"
         else:
             raise

@@ -1,11 +1,31 @@
 """Names that every package shares."""
-MODALITIES = ("RGB", "NI", "TI")  # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
 
-RETURN_PATTERNS = (1, 2, 3)  # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
+MODALITIES = (
+    "RGB",
+    "NI",
+    "TI",
+)  # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
 
-CROSS_MODAL_DISTANCES = ("all", "shared", "pairs")  # between unequal sets of modalities (TEST.CROSS_MODAL_DISTANCE)
+RETURN_PATTERNS = (
+    1,
+    2,
+    3,
+)  # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
 
-MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")  # missing modalities of a triplet, by first letters (TEST.MISS)
+CROSS_MODAL_DISTANCES = (
+    "all",
+    "shared",
+    "pairs",
+)  # between unequal sets of modalities (TEST.CROSS_MODAL_DISTANCE)
+
+MISSING_CASES = (
+    "r",
+    "n",
+    "t",
+    "rn",
+    "rt",
+    "nt",
+)  # missing modalities of a triplet, by first letters (TEST.MISS)
 
 COMMAND = "demo-sdtps"
 """The command of an installed package (demo_sdtps/commands.py)."""
@@ -13,8 +33,10 @@ COMMAND = "demo-sdtps"
 WEIGHT_EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 """A checkpoint, in messages."""
 
-ATTENTION_METHODS = {"rollout": "attention rollout of the class token",
-                     "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples"}
+ATTENTION_METHODS = {
+    "rollout": "attention rollout of the class token",
+    "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples",
+}
 """Of tools/draw_attention.py."""
 
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
@@ -36,5 +58,12 @@ CLIP_BACKBONE = "ViT-B-16"
 HUB, RANDOM_WEIGHTS = "hub", ("", "none")
 """Values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; the weights are random, '' with a warning."""
 
-SDTPS_ARGUMENTS = ("sparse_ratio", "aggr_ratio", "use_gumbel", "gumbel_tau", "beta", "gumbel_select")
+SDTPS_ARGUMENTS = (
+    "sparse_ratio",
+    "aggr_ratio",
+    "use_gumbel",
+    "gumbel_tau",
+    "beta",
+    "gumbel_select",
+)
 """Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""

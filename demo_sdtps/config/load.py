@@ -1,4 +1,5 @@
 """Checked configuration from a YAML file and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
+
 import difflib
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,21 @@ from demo_sdtps.runtime.errors import UserError, nearest
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
 """Configuration of train_net.py and of all commands but those of SEPS."""
-TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list", tuple: "a list"}
+TYPE_NAMES = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    tuple: "a list",
+}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
 BASE = "_BASE_"
 PACKAGE = Path(__file__).resolve().parents[1]
-CONFIGS = next((path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE)
+CONFIGS = next(
+    (path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE
+)
 """The published configurations: in an installed package inside it, in a checkout beside it."""
 
 
@@ -42,14 +52,23 @@ def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
     return cfg
 
 
-def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA) -> CfgNode:
+def load_cfg(
+    config: str | Path | StoredText | None = None,
+    opts: Sequence[str] = (),
+    schema: Schema = DEMO_SCHEMA,
+) -> CfgNode:
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen.
 
     Raises `UserError` for a file that cannot be read, an unknown key, a wrong type or an invalid value.
     """
     cfg, path = get_cfg(schema), Path("default.yml")
     if isinstance(config, StoredText):
-        _merge(cfg, schema, flatten(parse_yaml(config.text, f"The configuration in {config}"), schema), config)
+        _merge(
+            cfg,
+            schema,
+            flatten(parse_yaml(config.text, f"The configuration in {config}"), schema),
+            config,
+        )
     elif config is not None:
         path = _config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
@@ -57,7 +76,11 @@ def load_cfg(config: str | Path | StoredText | None = None, opts: Sequence[str] 
             _merge(cfg, schema, flatten(content, schema), str(place))
     given = list(pairs_of(opts))
     _merge(cfg, schema, iter(given), "the command line")
-    if isinstance(config, StoredText) and schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in dict(given):
+    if (
+        isinstance(config, StoredText)
+        and schema is DEMO_SCHEMA
+        and "MODEL.SLIM_SCORE" not in dict(given)
+    ):
         check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     if not cfg.OUTPUT_DIR:
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
@@ -76,7 +99,9 @@ def with_bases(path: Path, advice: str) -> list[tuple[Path, dict]]:
         if not (base := content.pop(BASE, None)):
             return found
         path = path.parent / str(base)
-    raise UserError(f"The configuration {path} starts from itself ({BASE}); remove one of the lines.")
+    raise UserError(
+        f"The configuration {path} starts from itself ({BASE}); remove one of the lines."
+    )
 
 
 def read_yaml(path: Path, kind: str, advice: str) -> dict:
@@ -84,7 +109,9 @@ def read_yaml(path: Path, kind: str, advice: str) -> dict:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The {kind} {path} cannot be read ({getattr(error, 'strerror', None) or error}); {advice}.") from None
+        raise UserError(
+            f"The {kind} {path} cannot be read ({getattr(error, 'strerror', None) or error}); {advice}."
+        ) from None
     return parse_yaml(text, f"The {kind} {path}")
 
 
@@ -93,7 +120,9 @@ def parse_yaml(text: str, what: str) -> dict:
     try:
         content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
-        raise UserError(f"{what} is not valid YAML ({' '.join(str(error).split())}); correct it.") from None
+        raise UserError(
+            f"{what} is not valid YAML ({' '.join(str(error).split())}); correct it."
+        ) from None
     if not isinstance(content, dict | None):
         raise UserError(f"{what} holds no KEY: value pairs; correct it, or give another.")
     return content or {}
@@ -107,7 +136,9 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not joined:
             value = next(cli_args, "=")
         if (joined and not value) or str(value).startswith("="):
-            raise UserError(f"The option {key!r} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE.")
+            raise UserError(
+                f"The option {key!r} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE."
+            )
         yield key, value
 
 
@@ -116,9 +147,16 @@ def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
 
     Raises `UserError` for a file that cannot be read.
     """
-    files = with_bases(_config_path(Path(config)), f"give an existing YAML file such as {schemas[0].example}")
-    fitting = (schema for schema in schemas
-               if all(name in schema.by_name for _, content in files for name, _ in flatten(content, schema)))
+    files = with_bases(
+        _config_path(Path(config)), f"give an existing YAML file such as {schemas[0].example}"
+    )
+    fitting = (
+        schema
+        for schema in schemas
+        if all(
+            name in schema.by_name for _, content in files for name, _ in flatten(content, schema)
+        )
+    )
     return next(fitting, schemas[0])
 
 
@@ -155,15 +193,19 @@ def _config_path(path: Path) -> Path:
     return next((candidate for candidate in candidates if candidate.exists()), path)
 
 
-def _merge(cfg: CfgNode, schema: Schema, values: Iterator[tuple[str, object]], source: str | StoredText) -> None:
+def _merge(
+    cfg: CfgNode, schema: Schema, values: Iterator[tuple[str, object]], source: str | StoredText
+) -> None:
     for name, value in values:
         if name in schema.by_name:
             _put(cfg, name, _checked(schema.by_name[name], value, source))
         elif name not in REMOVED_KEYS:
             raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
         elif REMOVED_KEYS[name] not in (value, _literal(value)):
-            raise UserError(f"{name} in {source} is {value!r}, but the key has been removed (its default was "
-                            f"{REMOVED_KEYS[name]!r}); the last commit that has it is {LAST_COMMIT}.")
+            raise UserError(
+                f"{name} in {source} is {value!r}, but the key has been removed (its default was "
+                f"{REMOVED_KEYS[name]!r}); the last commit that has it is {LAST_COMMIT}."
+            )
 
 
 def _advice(schema: Schema, name: str, source: str | StoredText) -> str:
@@ -171,8 +213,9 @@ def _advice(schema: Schema, name: str, source: str | StoredText) -> str:
     if isinstance(source, StoredText):
         return "it belongs to another command or version; give --config_file the one of this"
     # A key with the same last part is preferred to one with a similar spelling.
-    near = ([key for key in schema.by_name if key.split(".")[-1] == name.split(".")[-1].upper()]
-            or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5))
+    near = [
+        key for key in schema.by_name if key.split(".")[-1] == name.split(".")[-1].upper()
+    ] or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5)
     return f"the nearest valid key is {near[0]}" if near else "--keys lists the valid ones"
 
 
@@ -188,7 +231,9 @@ def _checked(key: Key, value: object, source: str | StoredText) -> object:
     value = _coerce(key, value)
     wrong = f"{key.name} in {source} is {value!r}, but it must be"
     if type(value) is not type(key.default):
-        raise UserError(f"{wrong} {TYPE_NAMES[type(key.default)]} such as {key.default!r}; it is: {key.description}.")
+        raise UserError(
+            f"{wrong} {TYPE_NAMES[type(key.default)]} such as {key.default!r}; it is: {key.description}."
+        )
     if isinstance(key.allowed, tuple) and value not in key.allowed:
         why = f" ({key.allowed_text})" if key.allowed_text else nearest(value, key.allowed)
         raise UserError(f"{wrong} {' or '.join(map(repr, key.allowed))}{why}.")
@@ -207,7 +252,12 @@ def _coerce(key: Key, value: object) -> object:
     truth = BOOLEANS.get(str(value).lower())
     if kind is bool and isinstance(value, str) and truth is not None:
         return truth
-    if kind is str and isinstance(key.allowed, tuple) and value not in key.allowed and truth is not None:
+    if (
+        kind is str
+        and isinstance(key.allowed, tuple)
+        and value not in key.allowed
+        and truth is not None
+    ):
         # YAML reads an unquoted on, off, yes or no as a boolean.
         return next((text for text in key.allowed if BOOLEANS.get(text) is truth), value)
     if kind is float and type(value) is int:
@@ -224,6 +274,8 @@ def _literal(value: object) -> object:
     except (ValueError, SyntaxError):
         pass
     try:
-        return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value  # a list of texts without quotes
+        return (
+            yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value
+        )  # a list of texts without quotes
     except yaml.YAMLError:
         return value

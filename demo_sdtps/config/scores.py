@@ -1,4 +1,5 @@
 """Which scores MODEL.SLIM_SCORE can name, where the class of each is, and which of them read masks."""
+
 from __future__ import annotations
 
 import sys
@@ -9,6 +10,7 @@ from demo_sdtps.runtime.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
+
 
 class ScoreEntry(NamedTuple):
     place: str  # module:class
@@ -34,13 +36,19 @@ def score_entry(name: str, key: str) -> ScoreEntry:
     imported. Raises `UserError` for an unknown name."""
     if ":" in name and name not in SCORES:
         try:
-            return ScoreEntry(name, resolve_name(name).masks)  # an `AttributeError` for another class
+            return ScoreEntry(
+                name, resolve_name(name).masks
+            )  # an `AttributeError` for another class
         except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
-                            "of demo_sdtps.modeling.slimming.scores.base.Score, with the module on PYTHONPATH.") from None
+            raise UserError(
+                f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
+                "of demo_sdtps.modeling.slimming.scores.base.Score, with the module on PYTHONPATH."
+            ) from None
     if name not in SCORES:
-        raise UserError(f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your "
-                        f"own{nearest(name, SCORES)}.")
+        raise UserError(
+            f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your "
+            f"own{nearest(name, SCORES)}."
+        )
     return SCORES[name]
 
 
@@ -49,10 +57,14 @@ def check_stored_score(name: str, place: object) -> None:
     imported: files from elsewhere run no code."""
     module = name.partition(":")[0]
     if ":" in name and module not in sys.modules:
-        raise UserError(f"MODEL.SLIM_SCORE of {place} is {name!r}, whose module is not imported, and a file imports none by "
-                        f"itself; give MODEL.SLIM_SCORE {name} on the command line, or import {module} before.")
+        raise UserError(
+            f"MODEL.SLIM_SCORE of {place} is {name!r}, whose module is not imported, and a file imports none by "
+            f"itself; give MODEL.SLIM_SCORE {name} on the command line, or import {module} before."
+        )
 
 
 def reads_masks(cfg: CfgNode) -> bool:
     """Whether the images of a triplet include its foreground mask in training."""
-    return bool(cfg.MODEL.SLIM_BLOCKS and score_entry(cfg.MODEL.SLIM_SCORE, "MODEL.SLIM_SCORE").masks)
+    return bool(
+        cfg.MODEL.SLIM_BLOCKS and score_entry(cfg.MODEL.SLIM_SCORE, "MODEL.SLIM_SCORE").masks
+    )

@@ -1,4 +1,5 @@
 """Data sets: readers, transforms, samplers and loaders."""
+
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -20,28 +21,53 @@ NAMES = (
 )
 """Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
-OWN: dict[str, Callable[[CfgNode], Reader]] = {"Folder": folder_reader, "CSV": csv_reader, "Images": unlabelled_reader}
+OWN: dict[str, Callable[[CfgNode], Reader]] = {
+    "Folder": folder_reader,
+    "CSV": csv_reader,
+    "Images": unlabelled_reader,
+}
 """Readers of own data, which depend on further keys of the configuration; that of Images has no labels."""
 
-READERS: dict[str, Reader] = {name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES}
+READERS: dict[str, Reader] = {
+    name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES
+}
 
-__all__ = ["NAMES", "READERS", "SPLITS", "Naming", "Reader", "Sample", "identity_labels", "read_splits", "reader_of"]
+__all__ = [
+    "NAMES",
+    "READERS",
+    "SPLITS",
+    "Naming",
+    "Reader",
+    "Sample",
+    "identity_labels",
+    "read_splits",
+    "reader_of",
+]
 
 
 def reader_of(cfg: CfgNode) -> Reader:
     """Reader of DATASETS.NAMES. Raises `UserError` for an unknown name."""
     name, known = cfg.DATASETS.NAMES, (*READERS, *OWN)
     if name not in known:
-        raise UserError(f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, known))}{nearest(name, known)}.")
+        raise UserError(
+            f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, known))}{nearest(name, known)}."
+        )
     return OWN[name](cfg) if name in OWN else READERS[name]
 
 
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
     """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
     unknown."""
-    if cfg.DATASETS.NAMES not in OWN and data_set not in (None, cfg.DATASETS.NAMES, *OWN, *reader_of(cfg).trained_as):
-        raise UserError(f"The weights {path} were trained on {data_set}, but the configuration is for {cfg.DATASETS.NAMES}; "
-                        f"use a configuration for {data_set} or other weights.")
+    if cfg.DATASETS.NAMES not in OWN and data_set not in (
+        None,
+        cfg.DATASETS.NAMES,
+        *OWN,
+        *reader_of(cfg).trained_as,
+    ):
+        raise UserError(
+            f"The weights {path} were trained on {data_set}, but the configuration is for {cfg.DATASETS.NAMES}; "
+            f"use a configuration for {data_set} or other weights."
+        )
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
@@ -51,16 +77,22 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
         return dict.fromkeys(splits, reader.read(root, ""))
     folder, page = reader.folder_in(root), "docs/own_data.md" if name in OWN else "docs/data.md"
     if not folder.is_dir():
-        raise UserError(f"The data set {name} is not at {folder}; expected is "
-                        f"DATASETS.ROOT_DIR{reader.layout}. Put it there ({page} has its layout), or "
-                        f"correct DATASETS.ROOT_DIR{reader.instead}.")
+        raise UserError(
+            f"The data set {name} is not at {folder}; expected is "
+            f"DATASETS.ROOT_DIR{reader.layout}. Put it there ({page} has its layout), or "
+            f"correct DATASETS.ROOT_DIR{reader.instead}."
+        )
     found = {}
     for split in splits:
         try:
             found[split] = reader.read(root, split)
         except UserError as error:
-            raise UserError(f"{str(error).rstrip('.')}. (The {split} split of {name}; expected layout: "
-                            f"DATASETS.ROOT_DIR{reader.layout})") from None
+            raise UserError(
+                f"{str(error).rstrip('.')}. (The {split} split of {name}; expected layout: "
+                f"DATASETS.ROOT_DIR{reader.layout})"
+            ) from None
         if not found[split]:
-            raise UserError(f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR{reader.layout}.")
+            raise UserError(
+                f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR{reader.layout}."
+            )
     return found

@@ -1,4 +1,5 @@
 """Samples, readers of data sets, and the checks that all readers share (docs/data.md)."""
+
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,21 +10,49 @@ from demo_sdtps.config import MODALITIES, UserError
 
 SPLITS = ("train", "query", "gallery")
 
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm",
-           ".pbm", ".pnm", ".pfm", ".jp2", ".j2k", ".jpx", ".jpf", ".jpc", ".j2c")
+ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".apng",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".pfm",
+    ".jp2",
+    ".j2k",
+    ".jpx",
+    ".jpf",
+    ".jpc",
+    ".j2c",
+)
 """Endings of the formats that `images.decode` reads."""
 
 UNKNOWN = -1
 """Identity and camera of images without labels."""
 
-VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}  # folders of the MSV data sets (MSVR310, MSVWild863)
+VIS_NI_TH = {
+    "RGB": "vis",
+    "NI": "ni",
+    "TI": "th",
+}  # folders of the MSV data sets (MSVR310, MSVWild863)
 
 
 @dataclass(frozen=True)
 class Sample:
     """One triplet."""
 
-    paths: tuple[str | None, ...]  # of RGB, NI and TI, None for one that is absent; or one with the three side by side
+    paths: tuple[
+        str | None, ...
+    ]  # of RGB, NI and TI, None for one that is absent; or one with the three side by side
     identity: int  # as on disk, or UNKNOWN
     camera: int  # from 0, or UNKNOWN
     scene: int = 0
@@ -46,12 +75,18 @@ class Reader:
 
     read: Callable[[Path, str], list[Sample]]  # (root, split) → samples, sorted by path
     layout: str  # behind DATASETS.ROOT_DIR
-    by_scene: bool = False  # the protocol excludes by identity and scene in place of camera (docs/method.md)
+    by_scene: bool = (
+        False  # the protocol excludes by identity and scene in place of camera (docs/method.md)
+    )
     instead: str = ""  # alternative to a missing data set
     labelled: bool = True
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
-    locate: Callable[[Path], Path] | None = None  # DATASETS.ROOT_DIR → folder, where that is not always `folder`
-    published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # counts by split (counts.py)
+    locate: Callable[[Path], Path] | None = (
+        None  # DATASETS.ROOT_DIR → folder, where that is not always `folder`
+    )
+    published: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # counts by split (counts.py)
 
     @property
     def folder(self) -> str:
@@ -78,8 +113,10 @@ class Naming:
         """
         match = self.pattern.fullmatch(Path(paths[0]).stem + ".jpg")
         if not match:
-            raise UserError(f"The image {paths[0]} does not follow the data set's names such as {self.example} "
-                            f"({self.meaning}); rename or remove it.")
+            raise UserError(
+                f"The image {paths[0]} does not follow the data set's names such as {self.example} "
+                f"({self.meaning}); rename or remove it."
+            )
         parsed = {name: int(value) for name, value in match.groupdict().items()}
         parsed["camera"] -= self.first_camera
         return Sample(paths, **parsed)
@@ -103,10 +140,20 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
         name = entry.name
         if is_image(name):
             if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
-                raise UserError(f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
-                                "image of a triplet; remove one of them.")
-        elif others is not None and entry.is_dir(follow_symlinks=False) and name not in others and not name.startswith("."):
-            names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in image_names(folder / name, others).items()}
+                raise UserError(
+                    f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
+                    "image of a triplet; remove one of them."
+                )
+        elif (
+            others is not None
+            and entry.is_dir(follow_symlinks=False)
+            and name not in others
+            and not name.startswith(".")
+        ):
+            names |= {
+                f"{name}/{stem}": f"{name}/{path}"
+                for stem, path in image_names(folder / name, others).items()
+            }
     return names
 
 
@@ -127,13 +174,20 @@ def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
         if missing:
             there = next(modality for modality in MODALITIES if modality not in missing)
             name = found[there][stem]
-            raise UserError(f"The triplet {name} in {folder} has no {' and no '.join(missing)} image: "
-                            f"{folder / names[missing[0]] / name} is missing; add it or remove the triplet's other "
-                            f"images such as {folder / names[there] / name}.")
-    return [tuple(str(folder / names[modality] / found[modality][stem]) for modality in MODALITIES)
-            for stem, _ in sorted(found[MODALITIES[0]].items(), key=lambda image: image[1])]
+            raise UserError(
+                f"The triplet {name} in {folder} has no {' and no '.join(missing)} image: "
+                f"{folder / names[missing[0]] / name} is missing; add it or remove the triplet's other "
+                f"images such as {folder / names[there] / name}."
+            )
+    return [
+        tuple(str(folder / names[modality] / found[modality][stem]) for modality in MODALITIES)
+        for stem, _ in sorted(found[MODALITIES[0]].items(), key=lambda image: image[1])
+    ]
 
 
 def identity_labels(samples: Iterable[Sample]) -> dict[int, int]:
     """Identity on disk → class label 0 … K-1, in the order of the identities."""
-    return {identity: label for label, identity in enumerate(sorted({sample.identity for sample in samples}))}
+    return {
+        identity: label
+        for label, identity in enumerate(sorted({sample.identity for sample in samples}))
+    }

@@ -3,6 +3,7 @@
 The counts of a split are "triplets", "identities", "cameras", with scenes in the protocol "scenes", and "masks", the foreground
 masks beside the triplets; those of "all" are of the distinct ones of all splits.
 """
+
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,15 +19,24 @@ Counts = dict[str, int]
 def count_splits(splits: Mapping[str, Sequence[Sample]], by_scene: bool) -> dict[str, Counts]:
     """The counts of every split, and of all together as "all"."""
     everything = dict.fromkeys(sample for samples in splits.values() for sample in samples)
-    return {split: _count(samples, by_scene) for split, samples in {**splits, "all": everything}.items()}
+    return {
+        split: _count(samples, by_scene) for split, samples in {**splits, "all": everything}.items()
+    }
 
 
 def _count(samples: Iterable[Sample], by_scene: bool) -> Counts:
     samples = list(samples)
-    labels = {"identities": "identity", "cameras": "camera"} | ({"scenes": "scene"} if by_scene else {})
-    return {"triplets": len(samples),
-            **{name: len({getattr(sample, label) for sample in samples}) for name, label in labels.items()},
-            "masks": sum(mask_path(sample).is_file() for sample in samples)}
+    labels = {"identities": "identity", "cameras": "camera"} | (
+        {"scenes": "scene"} if by_scene else {}
+    )
+    return {
+        "triplets": len(samples),
+        **{
+            name: len({getattr(sample, label) for sample in samples})
+            for name, label in labels.items()
+        },
+        "masks": sum(mask_path(sample).is_file() for sample in samples),
+    }
 
 
 def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
@@ -35,13 +45,20 @@ def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
     return reader_of(cfg).published if made is None else made
 
 
-def differences(found: Mapping[str, Counts], expected: Mapping[str, Mapping[str, int]]) -> list[str]:
+def differences(
+    found: Mapping[str, Counts], expected: Mapping[str, Mapping[str, int]]
+) -> list[str]:
     """A sentence on each count that differs from the expected one, and how to fix it."""
     sentences = []
     for split, counts in expected.items():
         for name, number in counts.items():
             if (seen := found[split][name]) != number:
-                what = f"{number - seen:,} fewer: unpack or download the data again" if seen < number else \
-                    f"{seen - number:,} more: remove what does not belong to them"
-                sentences.append(f"{split} has {seen:,} {name}, but {number:,} are expected; {what} (docs/data.md).")
+                what = (
+                    f"{number - seen:,} fewer: unpack or download the data again"
+                    if seen < number
+                    else f"{seen - number:,} more: remove what does not belong to them"
+                )
+                sentences.append(
+                    f"{split} has {seen:,} {name}, but {number:,} are expected; {what} (docs/data.md)."
+                )
     return sentences

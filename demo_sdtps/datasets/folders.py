@@ -1,5 +1,6 @@
 """Own images without labels: a folder with the subfolders RGB, NI and TI, any of them absent, or of one modality
 (docs/retrieval.md)."""
+
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +30,9 @@ class Triplet:
     def stamp(self) -> str:
         """Sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing one."""
         status = (path and os.stat(path) for path in self.paths)
-        return " ".join(f"{found.st_size}:{found.st_mtime_ns}" if found else "-" for found in status)
+        return " ".join(
+            f"{found.st_size}:{found.st_mtime_ns}" if found else "-" for found in status
+        )
 
     def without(self, broken: Collection[str]) -> "Triplet":
         """With None for these paths, which may be all."""
@@ -43,48 +46,94 @@ class Triplet:
 def unlabelled_reader(cfg: CfgNode) -> Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
     "." may lie in it."""
-    flat = next((entry.removesuffix("=.") for entry in cfg.DATASETS.FOLDERS if entry.endswith("=.")), None)
-    return Reader(lambda root, _: [Sample(triplet.paths, UNKNOWN, UNKNOWN)
-                                   for triplet in read_folder(root, flat, cfg.MODEL.MODALITIES)],
-                  f"/{{{','.join(cfg.MODEL.MODALITIES)}}}", labelled=False, locate=lambda root: root)
+    flat = next(
+        (entry.removesuffix("=.") for entry in cfg.DATASETS.FOLDERS if entry.endswith("=.")), None
+    )
+    return Reader(
+        lambda root, _: [
+            Sample(triplet.paths, UNKNOWN, UNKNOWN)
+            for triplet in read_folder(root, flat, cfg.MODEL.MODALITIES)
+        ],
+        f"/{{{','.join(cfg.MODEL.MODALITIES)}}}",
+        labelled=False,
+        locate=lambda root: root,
+    )
 
 
-def read_folder(folder: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES) -> list[Triplet]:
+def read_folder(
+    folder: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES
+) -> list[Triplet]:
     """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of modalities
     has images of the modality `flat`. Raises `UserError` where there is no image."""
-    places = {modality: existing(folder) / modality for modality in MODALITIES if (folder / modality).is_dir()}
+    places = {
+        modality: existing(folder) / modality
+        for modality in MODALITIES
+        if (folder / modality).is_dir()
+    }
     places = places or ({flat: folder} if flat else {})
-    triplets = triplets_in({modality: place for modality, place in places.items() if modality in modalities})
+    triplets = triplets_in(
+        {modality: place for modality, place in places.items() if modality in modalities}
+    )
     if not triplets:
         other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
-        raise UserError(f"The folder {folder} has no image in {', '.join(modalities)}{other}; give one with {LAYOUT}; {FLAT}.")
+        raise UserError(
+            f"The folder {folder} has no image in {', '.join(modalities)}{other}; give one with {LAYOUT}; {FLAT}."
+        )
     return triplets
 
 
-def read_query(place: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES) -> list[Triplet]:
+def read_query(
+    place: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES
+) -> list[Triplet]:
     """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises
     `UserError`."""
     if not place.exists():
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
         return read_folder(place, flat, modalities)
-    own = next((parent for parent in (*place.parents, *place.absolute().parents) if parent.name in MODALITIES), None)
+    own = next(
+        (
+            parent
+            for parent in (*place.parents, *place.absolute().parents)
+            if parent.name in MODALITIES
+        ),
+        None,
+    )
     if own is None and flat is None:
-        raise UserError(f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
-                        f"it into one of them, or give a folder with them; {FLAT}.")
-    found = triplets_in({modality: own.parent / modality for modality in MODALITIES} if own else {str(flat): place.parent})
+        raise UserError(
+            f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
+            f"it into one of them, or give a folder with them; {FLAT}."
+        )
+    found = triplets_in(
+        {modality: own.parent / modality for modality in MODALITIES}
+        if own
+        else {str(flat): place.parent}
+    )
     names = {str(place), str(place.absolute())}
     triplet = next((triplet for triplet in found if not names.isdisjoint(triplet.paths)), None)
     if triplet is None:
-        raise UserError(f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
-                        "rename it.")
+        raise UserError(
+            f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
+            "rename it."
+        )
     return [triplet]
 
 
 def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES) -> list[Triplet]:
     """The triplets of the images below the folders of modalities that exist, sorted by name; folders in them named as `others`
     are left out. Raises `UserError` as `image_names`."""
-    found = {modality: image_names(place, others) for modality, place in places.items() if place.is_dir()}
-    return [Triplet(name, tuple(str(places[modality] / found[modality][name]) if name in found.get(modality, ()) else None
-                                for modality in MODALITIES))
-            for name in sorted({name for images in found.values() for name in images})]
+    found = {
+        modality: image_names(place, others) for modality, place in places.items() if place.is_dir()
+    }
+    return [
+        Triplet(
+            name,
+            tuple(
+                str(places[modality] / found[modality][name])
+                if name in found.get(modality, ())
+                else None
+                for modality in MODALITIES
+            ),
+        )
+        for name in sorted({name for images in found.values() for name in images})
+    ]

@@ -1,4 +1,5 @@
 """Decoding of images, with errors that name the file, and checks of all images."""
+
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ from torchvision.transforms import v2
 
 try:
     import simplejpeg
-except ImportError:  # not built for this platform: Pillow gives the same pixels and takes about 1.5 times as long
+except (
+    ImportError
+):  # not built for this platform: Pillow gives the same pixels and takes about 1.5 times as long
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -23,7 +26,11 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 ADVICE = "; replace it or remove its triplet."
-PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
+PLAIN_COLOURS = (
+    "YCbCr",
+    "RGB",
+    "Gray",
+)  # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 """Accepted formats, independent of the suffix. Pillow has others; for EPS it executes Ghostscript."""
 COLOURS = 3  # red, green, blue
@@ -46,7 +53,9 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
     if isinstance(item, Image.Image):
         try:
             return torch.from_numpy(_as_rgb(item)).permute(2, 0, 1)
-        except Exception as error:  # Pillow reads the file of a PIL image late, and raises many types of errors
+        except (
+            Exception
+        ) as error:  # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
     given = tuple(getattr(item, "shape", ()))
     wanted = "tensors must be (3, height, width) or (height, width); image.permute(2, 0, 1) puts channels first"
@@ -55,15 +64,19 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
         item = torch.as_tensor(item.copy())
         item = item.permute(2, 0, 1) if item.ndim == 3 else item
     if not isinstance(item, torch.Tensor):
-        raise UserError(f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}")
+        raise UserError(
+            f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}"
+        )
     image = item[None] if item.ndim == 2 else item
     if image.ndim != 3 or image.shape[0] not in (1, COLOURS) or 0 in image.shape:
         raise UserError(f"An image has the shape {given}, but {wanted}{advice}")
     if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
         image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
     if image.dtype != torch.uint8:
-        raise UserError(f"An image has values of {image.dtype} from {image.min()} to {image.max()}, but they must be uint8, or "
-                        f"floats from 0 to 1{advice}")
+        raise UserError(
+            f"An image has values of {image.dtype} from {image.min()} to {image.max()}, but they must be uint8, or "
+            f"floats from 0 to 1{advice}"
+        )
     return image.cpu().expand(COLOURS, -1, -1)
 
 
@@ -72,17 +85,23 @@ def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Imag
     side by side. Raises `UserError`."""
     places = map(MODALITIES.index, modalities)
     if len(paths) == len(MODALITIES):
-        return tuple(None if path is None else decode(path) for path in map(paths.__getitem__, places))
+        return tuple(
+            None if path is None else decode(path) for path in map(paths.__getitem__, places)
+        )
     assert paths[0]
     image = decode(paths[0])
     if image.shape[2] % len(MODALITIES):
-        raise UserError(f"The image {paths[0]} is {image.shape[2]} pixels wide, but it must hold {', '.join(MODALITIES)} "
-                        f"side by side, equally wide{ADVICE}")
+        raise UserError(
+            f"The image {paths[0]} is {image.shape[2]} pixels wide, but it must hold {', '.join(MODALITIES)} "
+            f"side by side, equally wide{ADVICE}"
+        )
     parts = image.chunk(len(MODALITIES), dim=2)
     return tuple(parts[place] for place in places)
 
 
-def decode_all(paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet) -> list[Images]:
+def decode_all(
+    paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet
+) -> list[Images]:
     """Decoded images of all samples, for the cache. Raises `UserError`."""
     return list(_parallel(decode, paths, "reading images", "sample"))
 
@@ -91,12 +110,20 @@ def verify(paths: Iterable[str]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
     checked = set(paths)
     if found := unreadable(checked):
-        raise UserError("\n  ".join([f"{len(found)} of {len(checked)} images cannot be read; replace them or remove their "
-                                      "triplets:", *found.values()]))
+        raise UserError(
+            "\n  ".join(
+                [
+                    f"{len(found)} of {len(checked)} images cannot be read; replace them or remove their "
+                    "triplets:",
+                    *found.values(),
+                ]
+            )
+        )
 
 
 def unreadable(paths: Iterable[str]) -> dict[str, str]:
     """The images that cannot be read, sorted by path, and what is wrong: "PATH cannot be read (reason)"."""
+
     def problem(path: str) -> str:
         try:
             decode(path, advice="")
@@ -109,7 +136,9 @@ def unreadable(paths: Iterable[str]) -> dict[str, str]:
     return {path: problem for path, problem in problems if problem}
 
 
-def _parallel(function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image") -> Iterator[T]:
+def _parallel(
+    function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image"
+) -> Iterator[T]:
     """Results of `function` in the order of the items, by threads and with a progress bar."""
     with ThreadPoolExecutor() as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
@@ -137,8 +166,12 @@ def _by_pillow(path: str, advice: str) -> np.ndarray:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises many types of errors for damaged files
-        reason = getattr(error, "strerror", None) or (" ".join(str(error).split()) if os.path.getsize(path) else "it is empty")
-        raise UserError(f"The image {path} cannot be read ({reason or type(error).__name__}){advice}") from None
+        reason = getattr(error, "strerror", None) or (
+            " ".join(str(error).split()) if os.path.getsize(path) else "it is empty"
+        )
+        raise UserError(
+            f"The image {path} cannot be read ({reason or type(error).__name__}){advice}"
+        ) from None
 
 
 def _as_rgb(image: Image.Image) -> np.ndarray:
@@ -147,7 +180,9 @@ def _as_rgb(image: Image.Image) -> np.ndarray:
         grey = np.asarray(image) // LEVELS_OF_16_BIT
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("I", "F"):
-        raise ValueError("it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits")
+        raise ValueError(
+            "it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits"
+        )
     if image.mode == "P":  # Pillow warns of its transparency in a direct conversion to RGB
         image = image.convert("RGBA")
     return np.array(image.convert("RGB"))

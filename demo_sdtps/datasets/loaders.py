@@ -1,4 +1,5 @@
 """Data loaders of triplets: (images by modality, labels, cameras)."""
+
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,9 @@ from demo_sdtps.datasets.transforms import (
 )
 from demo_sdtps.runtime.threads import cpu_cores
 
-CACHE_LIMIT = 1 << 30  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
+CACHE_LIMIT = (
+    1 << 30
+)  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
 
 Transform = Callable[..., list[torch.Tensor]]
@@ -46,9 +49,16 @@ class ImageDataset(Dataset):
     sample's images.
     """
 
-    def __init__(self, paths: Sequence[Paths], targets: Sequence[tuple], transform: Transform, cache: bool,
-                 decode: Callable[[Paths], Images] = decode_triplet, source_of: Sequence[int] | None = None,
-                 modalities: Sequence[str] = MODALITIES):
+    def __init__(
+        self,
+        paths: Sequence[Paths],
+        targets: Sequence[tuple],
+        transform: Transform,
+        cache: bool,
+        decode: Callable[[Paths], Images] = decode_triplet,
+        source_of: Sequence[int] | None = None,
+        modalities: Sequence[str] = MODALITIES,
+    ):
         self.modalities = tuple(modalities)
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
@@ -85,40 +95,67 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
-def _triplets(cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool) -> ImageDataset:
+def _triplets(
+    cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
+) -> ImageDataset:
     """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera).
     Raises `UserError` where a mask is missing."""
     masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else []
     transform: Transform = Each(test_transform(cfg))
     if training:
-        transform = JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else Each(TrainTransform(cfg))
-        transform = DropModalities(transform, cfg.INPUT.MODALITY_DROPOUT) if cfg.INPUT.MODALITY_DROPOUT else transform
+        transform = (
+            JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else Each(TrainTransform(cfg))
+        )
+        transform = (
+            DropModalities(transform, cfg.INPUT.MODALITY_DROPOUT)
+            if cfg.INPUT.MODALITY_DROPOUT
+            else transform
+        )
     paths = triplet_files(samples, masks)
-    decode = partial(decode_masked_triplet if masks else decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES))
+    decode = partial(
+        decode_masked_triplet if masks else decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES)
+    )
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
-    return ImageDataset(paths, targets, transform, use_cache(cfg, paths, decode), decode, modalities=cfg.MODEL.MODALITIES)
+    return ImageDataset(
+        paths,
+        targets,
+        transform,
+        use_cache(cfg, paths, decode),
+        decode,
+        modalities=cfg.MODEL.MODALITIES,
+    )
 
 
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
     """Sampler of training samples with these labels. Raises `UserError` where they fill no batch."""
     identities = len(set(labels))
     if identities < 2:
-        raise UserError("The training split has a single identity, but training needs at least two; add images of others.")
-    batch_size, instances, seed = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE, cfg.SOLVER.SEED
+        raise UserError(
+            "The training split has a single identity, but training needs at least two; add images of others."
+        )
+    batch_size, instances, seed = (
+        cfg.SOLVER.IMS_PER_BATCH,
+        cfg.DATALOADER.NUM_INSTANCE,
+        cfg.SOLVER.SEED,
+    )
     if cfg.DATALOADER.SAMPLER == "softmax":
         return shuffled_batches(len(labels), "triplets", batch_size, seed)
     if identities < batch_size // instances:
-        raise UserError(f"The training split has {identities} identities, but a batch needs {batch_size // instances} "
-                        "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
-                        f"{identities * instances}.")
+        raise UserError(
+            f"The training split has {identities} identities, but a batch needs {batch_size // instances} "
+            "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
+            f"{identities * instances}."
+        )
     return IdentityBatchSampler(labels, batch_size, instances, seed)
 
 
 def shuffled_batches(count: int, unit: str, batch_size: int, seed: int) -> ShuffledBatchSampler:
     """Sampler of `count` samples. Raises `UserError` where they are fewer than a batch."""
     if count < batch_size:
-        raise UserError(f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower "
-                        "SOLVER.IMS_PER_BATCH.")
+        raise UserError(
+            f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower "
+            "SOLVER.IMS_PER_BATCH."
+        )
     return ShuffledBatchSampler(count, batch_size, seed)
 
 
@@ -133,7 +170,11 @@ def batches(loader: DataLoader) -> Iterator[Batch]:
     """Batches of triplets with prefetch, the masks among the images as MASK. Raises `UserError` where one cannot be read."""
     for images, labels, cameras, *masks in collated_batches(loader):
         names = (*loader.dataset.modalities, MASK)  # type: ignore[attr-defined]
-        yield dict(zip(names, (*images, *masks), strict=False)), torch.tensor(labels), torch.tensor(cameras)
+        yield (
+            dict(zip(names, (*images, *masks), strict=False)),
+            torch.tensor(labels),
+            torch.tensor(cameras),
+        )
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
@@ -155,11 +196,16 @@ def prefetch(loader: DataLoader) -> Iterator:
             yield batch
 
 
-def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet) -> bool:
+def use_cache(
+    cfg: CfgNode, paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet
+) -> bool:
     """Whether decoded images are kept in memory, by DATASETS.CACHE; auto extrapolates the size of the first sample."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    return len(paths) * sum(image.numel() for image in decode(paths[0]) if image is not None) <= CACHE_LIMIT
+    return (
+        len(paths) * sum(image.numel() for image in decode(paths[0]) if image is not None)
+        <= CACHE_LIMIT
+    )
 
 
 def collate(items: list) -> tuple | UserError:
@@ -175,7 +221,11 @@ def collate(items: list) -> tuple | UserError:
     count = len(by_place) - len(parted(images[0])[1])
     # A single tensor, since each tensor from a loading process costs over a millisecond.
     stacked = torch.stack([image for modality in by_place[:count] for image in modality])
-    return stacked.unflatten(0, (-1, len(items))), *map(list, targets), *map(torch.stack, by_place[count:])
+    return (
+        stacked.unflatten(0, (-1, len(items))),
+        *map(list, targets),
+        *map(torch.stack, by_place[count:]),
+    )
 
 
 def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
@@ -186,16 +236,25 @@ def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
         # Cached images need little work: a thread is enough, and a process would take a core from training.
         workers = 0 if dataset.images and cores <= 2 else min(cores, 8)
     # With its own generator, a loop over the loader does not change the global random state.
-    return {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0,
-            "worker_init_fn": _keep_loading, "timeout": cfg.DATALOADER.TIMEOUT if workers else 0,
-            "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(), "generator": torch.Generator()}
+    return {
+        "num_workers": workers,
+        "collate_fn": collate,
+        "persistent_workers": workers > 0,
+        "worker_init_fn": _keep_loading,
+        "timeout": cfg.DATALOADER.TIMEOUT if workers else 0,
+        "pin_memory": cfg.MODEL.DEVICE != "cpu" and torch.cuda.is_available(),
+        "generator": torch.Generator(),
+    }
 
 
 def _keep_loading(worker: int) -> None:
     """Let a loading process, which often receives the signal to stop a run too, work until training has finished its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGHUP"):
-        if getattr(signal, name, None) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:  # as under nohup
+        if (
+            getattr(signal, name, None)
+            and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN
+        ):  # as under nohup
             signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
 
 

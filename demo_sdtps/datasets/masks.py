@@ -1,4 +1,5 @@
 """Foreground masks beside the images of a triplet (docs/data.md)."""
+
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from demo_sdtps.datasets.images import Images, Paths, decode, decode_triplet
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
-ADVICE = ("; MODEL.SLIM_SCORE needs it as a foreground mask: write it anew with tools/make_masks.py, or choose a score without "
-          "masks.")
+ADVICE = (
+    "; MODEL.SLIM_SCORE needs it as a foreground mask: write it anew with tools/make_masks.py, or choose a score without "
+    "masks."
+)
 
 
 def mask_path(sample: Sample) -> Path:
@@ -32,8 +35,10 @@ def existing_masks(cfg: CfgNode, samples: Sequence[Sample]) -> list[str]:
     absent = next((path for path in paths if not path.is_file()), None)
     if absent:
         what = f"mask {absent}" if absent.parent.is_dir() else f"folder {absent.parent}"
-        raise UserError(f"MODEL.SLIM_SCORE {cfg.MODEL.SLIM_SCORE!r} needs foreground masks, but the {what} is missing; write "
-                        "the masks with tools/make_masks.py, or choose a score without masks.")
+        raise UserError(
+            f"MODEL.SLIM_SCORE {cfg.MODEL.SLIM_SCORE!r} needs foreground masks, but the {what} is missing; write "
+            "the masks with tools/make_masks.py, or choose a score without masks."
+        )
     return list(map(str, paths))
 
 
@@ -49,20 +54,28 @@ def decode_masked_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) 
     return *decode_triplet(tuple(images), modalities), decode_mask(mask)
 
 
-def write_masks(samples: Iterable[Sample], segment: Callable[[torch.Tensor], torch.Tensor], modalities: Sequence[str],
-                overwrite: bool) -> Counter:
+def write_masks(
+    samples: Iterable[Sample],
+    segment: Callable[[torch.Tensor], torch.Tensor],
+    modalities: Sequence[str],
+    overwrite: bool,
+) -> Counter:
     """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept". Raises `UserError`.
 
     `segment` makes a mask (H, W) in [0, 1] of an image uint8 (3, H, W). Masks are 8-bit grey PNG files, 255 for the foreground.
     """
     counts: Counter = Counter()
-    files = {mask_path(sample): sample for sample in samples}  # once where query and gallery are the same
+    files = {
+        mask_path(sample): sample for sample in samples
+    }  # once where query and gallery are the same
     wanted = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
     counts["kept"] = len(files) - len(wanted)
     for path, sample in progress(wanted.items(), "segmenting", len(wanted), unit="triplet"):
         shown = [image for image in decode_triplet(sample.paths, modalities) if image is not None]
         if not shown:
-            raise UserError(f"{sample.files[0]} has no image of {' and '.join(modalities)}; choose another --modality.")
+            raise UserError(
+                f"{sample.files[0]} has no image of {' and '.join(modalities)}; choose another --modality."
+            )
         mask = united([segment(image) for image in shown])
         counts.update(written=1, empty=int(not mask.any()))
         with atomic_write(path) as temporary:

@@ -1,4 +1,5 @@
 """Own data without code: DATASETS.NAMES Folder and CSV (docs/own_data.md). A triplet may lack images of some modalities."""
+
 import csv
 import os
 import re
@@ -31,16 +32,24 @@ def folder_reader(cfg: CfgNode) -> Reader:
     """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN. Raises
     `UserError` for values of these that make no sense."""
     folders = folders_of(cfg)
-    splits, modalities = (",".join(folders[name] for name in names) for names in (SPLITS, cfg.MODEL.MODALITIES))
+    splits, modalities = (
+        ",".join(folders[name] for name in names) for names in (SPLITS, cfg.MODEL.MODALITIES)
+    )
     pattern = pattern_of(cfg)
-    return Reader(_reading(lambda root: _rows_of_folders(root, folders, cfg.MODEL.MODALITIES, pattern)),
-                  f"/{{{splits}}}/{{{modalities}}}", locate=lambda root: root)
+    return Reader(
+        _reading(lambda root: _rows_of_folders(root, folders, cfg.MODEL.MODALITIES, pattern)),
+        f"/{{{splits}}}/{{{modalities}}}",
+        locate=lambda root: root,
+    )
 
 
 def csv_reader(cfg: CfgNode) -> Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
-    return Reader(_reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES)), f", a table with {','.join(COLUMNS)}",
-                  locate=lambda root: root.parent)
+    return Reader(
+        _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES)),
+        f", a table with {','.join(COLUMNS)}",
+        locate=lambda root: root.parent,
+    )
 
 
 def folders_of(cfg: CfgNode) -> dict[str, str]:
@@ -49,8 +58,10 @@ def folders_of(cfg: CfgNode) -> dict[str, str]:
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
         if name not in folders or not folder:
-            raise UserError(f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
-                            f"{', '.join(folders)}; correct it.")
+            raise UserError(
+                f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
+                f"{', '.join(folders)}; correct it."
+            )
         folders[name] = folder
     return folders
 
@@ -60,10 +71,14 @@ def pattern_of(cfg: CfgNode) -> re.Pattern:
     try:
         pattern = re.compile(cfg.DATASETS.PATTERN)
     except re.error as error:
-        raise UserError(f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression ({error}); correct it.") from None
+        raise UserError(
+            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression ({error}); correct it."
+        ) from None
     if missing := {"identity", "camera"} - pattern.groupindex.keys():
-        raise UserError(f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} has no group {min(missing)}; write one such as "
-                        f"(?P<{min(missing)}>\\d+).")
+        raise UserError(
+            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} has no group {min(missing)}; write one such as "
+            f"(?P<{min(missing)}>\\d+)."
+        )
     return pattern
 
 
@@ -73,9 +88,16 @@ def _reading(rows: Callable[[Path], list[Row]]) -> Callable[[Path, str], list[Sa
 
     def read(root: Path, split: str) -> list[Sample]:
         found = [row for row in rows(root) if row.identity != JUNK]
-        identities, cameras = numbers_of(row.identity for row in found), numbers_of(row.camera for row in found)
+        identities, cameras = (
+            numbers_of(row.identity for row in found),
+            numbers_of(row.camera for row in found),
+        )
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
-        return [Sample(row.paths, identities[row.identity], order[cameras[row.camera]]) for row in found if row.split == split]
+        return [
+            Sample(row.paths, identities[row.identity], order[cameras[row.camera]])
+            for row in found
+            if row.split == split
+        ]
 
     return read
 
@@ -83,24 +105,35 @@ def _reading(rows: Callable[[Path], list[Row]]) -> Callable[[Path, str], list[Sa
 def numbers_of(labels: Iterable[str]) -> dict[str, int]:
     """A number for each label: its own where all are different whole numbers, else its place in the order of all."""
     distinct = sorted(set(labels))
-    if all(label.isdecimal() for label in distinct) and len(set(map(int, distinct))) == len(distinct):
+    if all(label.isdecimal() for label in distinct) and len(set(map(int, distinct))) == len(
+        distinct
+    ):
         return {label: int(label) for label in distinct}
     return {label: place for place, label in enumerate(distinct)}
 
 
-def _rows_of_folders(root: Path, folders: Mapping[str, str], modalities: list[str], pattern: re.Pattern) -> list[Row]:
+def _rows_of_folders(
+    root: Path, folders: Mapping[str, str], modalities: list[str], pattern: re.Pattern
+) -> list[Row]:
     rows: list[Row] = []
-    places = {split: {name: root / folders[split] / folders[name] for name in modalities} for split in SPLITS}
+    places = {
+        split: {name: root / folders[split] / folders[name] for name in modalities}
+        for split in SPLITS
+    }
     for name in modalities:
         if not any(place[name].is_dir() for place in places.values()):
-            raise UserError(f"No split has a folder {folders[name]} of {name} images; name it by DATASETS.FOLDERS {name}=…, "
-                            f"or leave {name} out of MODEL.MODALITIES.")
+            raise UserError(
+                f"No split has a folder {folders[name]} of {name} images; name it by DATASETS.FOLDERS {name}=…, "
+                f"or leave {name} out of MODEL.MODALITIES."
+            )
     for split, place in places.items():
         for triplet in triplets_in(place, set(folders.values())):
             match = pattern.search(triplet.name)
             if not match:
-                raise UserError(f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
-                                "rename or remove it, or give another pattern.")
+                raise UserError(
+                    f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
+                    "rename or remove it, or give another pattern."
+                )
             rows.append(Row(split, match["identity"], match["camera"], triplet.paths))
     return rows
 
@@ -108,21 +141,32 @@ def _rows_of_folders(root: Path, folders: Mapping[str, str], modalities: list[st
 def _rows_of_table(table: Path, modalities: list[str]) -> list[Row]:
     rows: list[Row] = []
     if not table.is_file():
-        raise UserError(f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file.")
+        raise UserError(
+            f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file."
+        )
     with open(table, encoding="utf-8-sig", newline="") as file:
         lines = csv.DictReader(file)
         columns = lines.fieldnames or []
         needed = [*COLUMNS[:3], *(modality.lower() for modality in modalities)]
         if missing := [name for name in needed if name not in columns]:
-            raise UserError(f"The table {table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
+            raise UserError(
+                f"The table {table} has no column {missing[0]!r}; it needs {', '.join(needed)}."
+            )
         for number, line in enumerate(lines, start=2):
-            paths = [line.get(modality.lower()) if modality in modalities else None for modality in MODALITIES]
+            paths = [
+                line.get(modality.lower()) if modality in modalities else None
+                for modality in MODALITIES
+            ]
             found = tuple(str(table.parent / path) if path else None for path in paths)
             if absent := [path for path in found if path and not os.path.isfile(path)]:
-                raise UserError(f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it.")
+                raise UserError(
+                    f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
+                )
             if line["split"] not in SPLITS or not line["identity"] or not line["camera"]:
-                raise UserError(f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and a camera; "
-                                "correct it.")
+                raise UserError(
+                    f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and a camera; "
+                    "correct it."
+                )
             if any(found):
                 rows.append(Row(line["split"], line["identity"], line["camera"], found))
     return rows

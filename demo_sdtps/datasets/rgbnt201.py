@@ -1,4 +1,5 @@
 """RGBNT201: persons, four cameras, three folders of images with the same names (docs/data.md)."""
+
 import re
 from pathlib import Path
 
@@ -7,18 +8,33 @@ from demo_sdtps.datasets.base import Naming, Reader, Sample, triplet_paths
 
 FOLDERS = {"train": "train_171", "query": "test", "gallery": "test"}
 # Without the lookahead cam12 would match as camera 1.
-NAMING = Naming(re.compile(r"(?P<identity>\d{6})_cam(?P<camera>[1-9])(?!\d).*\.jpg"), example="000001_cam1_0_00.jpg",
-                meaning="identity in six digits, camera from 1 to 9")
+NAMING = Naming(
+    re.compile(r"(?P<identity>\d{6})_cam(?P<camera>[1-9])(?!\d).*\.jpg"),
+    example="000001_cam1_0_00.jpg",
+    meaning="identity in six digits, camera from 1 to 9",
+)
 
 
 def read(root: Path, split: str) -> list[Sample]:
     """Samples of a split; query and gallery are both the whole of `test`. Raises `UserError`."""
     folder = root / "RGBNT201" / FOLDERS[split]
-    return [NAMING.sample(paths) for paths in triplet_paths(folder, {modality: modality for modality in MODALITIES})]
+    return [
+        NAMING.sample(paths)
+        for paths in triplet_paths(folder, {modality: modality for modality in MODALITIES})
+    ]
 
 
 TEST = {"triplets": 836, "identities": 30}
-PUBLISHED = {"train": {"triplets": 3951, "identities": 171}, "query": TEST, "gallery": TEST, "all": {"cameras": 4}}
+PUBLISHED = {
+    "train": {"triplets": 3951, "identities": 171},
+    "query": TEST,
+    "gallery": TEST,
+    "all": {"cameras": 4},
+}
 
-READER = Reader(read, layout="/RGBNT201/{train_171,test}/{RGB,NI,TI}/" + NAMING.example,
-                instead=", or run `make demo`, which makes synthetic images in this layout", published=PUBLISHED)
+READER = Reader(
+    read,
+    layout="/RGBNT201/{train_171,test}/{RGB,NI,TI}/" + NAMING.example,
+    instead=", or run `make demo`, which makes synthetic images in this layout",
+    published=PUBLISHED,
+)

@@ -2,6 +2,7 @@
 
 The batches of an epoch depend on the seed and the number of the epoch only, so that training can resume at any batch.
 """
+
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -44,18 +45,29 @@ class IdentityBatchSampler(EpochBatchSampler):
 
     def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):
         super().__init__()
-        self.identities_per_batch, self.instances, self.seed = batch_size // instances, instances, seed
+        self.identities_per_batch, self.instances, self.seed = (
+            batch_size // instances,
+            instances,
+            seed,
+        )
         self.by_identity: dict[int, list[int]] = defaultdict(list)
         for index, label in enumerate(labels):
             self.by_identity[label].append(index)
 
     def batches(self) -> list[list[tuple[int, int]]]:
         generator = _generator(self.seed, self.epoch)
-        groups = {label: self._groups(indices, generator) for label, indices in self.by_identity.items()}
+        groups = {
+            label: self._groups(indices, generator) for label, indices in self.by_identity.items()
+        }
         batches = []
         while len(groups) >= self.identities_per_batch:
             labels = list(groups)
-            chosen = [labels[i] for i in torch.randperm(len(labels), generator=generator)[:self.identities_per_batch]]
+            chosen = [
+                labels[i]
+                for i in torch.randperm(len(labels), generator=generator)[
+                    : self.identities_per_batch
+                ]
+            ]
             indices = [index for label in chosen for index in groups[label].pop()]
             for label in chosen:
                 if not groups[label]:
@@ -65,9 +77,17 @@ class IdentityBatchSampler(EpochBatchSampler):
 
     def _groups(self, indices: list[int], generator: torch.Generator) -> list[list[int]]:
         if len(indices) < self.instances:
-            return [[indices[i] for i in torch.randint(len(indices), (self.instances,), generator=generator)]]
+            return [
+                [
+                    indices[i]
+                    for i in torch.randint(len(indices), (self.instances,), generator=generator)
+                ]
+            ]
         order = [indices[i] for i in torch.randperm(len(indices), generator=generator)]
-        return [order[start:start + self.instances] for start in range(0, len(order) - self.instances + 1, self.instances)]
+        return [
+            order[start : start + self.instances]
+            for start in range(0, len(order) - self.instances + 1, self.instances)
+        ]
 
 
 class ShuffledBatchSampler(EpochBatchSampler):
@@ -83,8 +103,10 @@ class ShuffledBatchSampler(EpochBatchSampler):
     def batches(self) -> list[list[tuple[int, int]]]:
         generator = _generator(self.seed, self.epoch)
         order = torch.randperm(self.count, generator=generator).tolist()
-        return [_with_seeds(order[start:start + self.batch_size], generator)
-                for start in range(0, len(self) * self.batch_size, self.batch_size)]
+        return [
+            _with_seeds(order[start : start + self.batch_size], generator)
+            for start in range(0, len(self) * self.batch_size, self.batch_size)
+        ]
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

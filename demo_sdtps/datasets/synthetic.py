@@ -1,4 +1,5 @@
 """Synthetic pedestrians of tools/make_synthetic.py, in the layout of RGBNT201 but a folder of their own."""
+
 import re
 from pathlib import Path
 
@@ -19,15 +20,23 @@ def made(root: Path) -> dict[str, dict[str, int]] | None:
     """The counts of the data set in ROOT_DIR by split, as tools/make_synthetic.py has noted them; None for any other data."""
     marker = read_json(locate(root) / rgbnt201.READER.folder / MARKER)
     try:
-        identities = {"train_171": marker["arguments"]["identities"], "test": marker["arguments"]["test_identities"]}
-        return {split: {"triplets": int(marker["triplets"][folder]), "identities": int(identities[folder])}
-                for split, folder in rgbnt201.FOLDERS.items()}
+        identities = {
+            "train_171": marker["arguments"]["identities"],
+            "test": marker["arguments"]["test_identities"],
+        }
+        return {
+            split: {
+                "triplets": int(marker["triplets"][folder]),
+                "identities": int(identities[folder]),
+            }
+            for split, folder in rgbnt201.FOLDERS.items()
+        }
     except (TypeError, LookupError, ValueError):
         return None
 
 
 def light(sample: Sample) -> str:
-    """"day" or "night", which the file names of tools/make_synthetic.py tell; "" for an image of another data set."""
+    """ "day" or "night", which the file names of tools/make_synthetic.py tell; "" for an image of another data set."""
     path = Path(sample.files[0])
     match = re.fullmatch(r"\d+_cam\d_([01])_\d+", path.stem)
     return ("day", "night")[int(match[1])] if match and (path.parents[2] / MARKER).is_file() else ""
@@ -37,5 +46,10 @@ def read(root: Path, split: str) -> list[Sample]:
     return rgbnt201.read(locate(root), split)
 
 
-READER = Reader(read, layout=f"/{FOLDER}{rgbnt201.READER.layout}", instead=", or run `make demo`, which makes it",
-                trained_as=("RGBNT201",), locate=locate)
+READER = Reader(
+    read,
+    layout=f"/{FOLDER}{rgbnt201.READER.layout}",
+    instead=", or run `make demo`, which makes it",
+    trained_as=("RGBNT201",),
+    locate=locate,
+)

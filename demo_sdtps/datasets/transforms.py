@@ -2,6 +2,7 @@
 
 Each modality is augmented independently, or with one flip and crop per triplet (INPUT.JOINT_AUGMENTATION).
 """
+
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -14,8 +15,12 @@ from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 Transform = Callable[..., torch.Tensor]
-Decoded = Sequence[torch.Tensor | None]  # the images of a sample (3, h, w), None for an absent one, and its mask (1, h, w)
-Generator = random.Random | ModuleType  # Python's random generator; the module `random` is the global one
+Decoded = Sequence[
+    torch.Tensor | None
+]  # the images of a sample (3, h, w), None for an absent one, and its mask (1, h, w)
+Generator = (
+    random.Random | ModuleType
+)  # Python's random generator; the module `random` is the global one
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
@@ -41,8 +46,10 @@ class TrainTransform:
         self.size = torch.Size(cfg.INPUT.SIZE_TRAIN)
         self.resize = v2.Resize(self.size, interpolation=v2.InterpolationMode.BICUBIC)
         # For pixel values in [0, 255].
-        self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in (
-            cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD))
+        self.mean, self.std = (
+            255 * torch.tensor(values)[:, None, None]
+            for values in (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
+        )
         self.erasing = cfg.INPUT.RE_PROB
 
     def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
@@ -52,7 +59,9 @@ class TrainTransform:
         flip = draw.random() < self.flip
         return Geometry(flip, *(draw.randint(-self.padding, self.padding) for _ in range(2)))
 
-    def place(self, image: torch.Tensor, geometry: Geometry, resize: Transform | None = None) -> torch.Tensor:
+    def place(
+        self, image: torch.Tensor, geometry: Geometry, resize: Transform | None = None
+    ) -> torch.Tensor:
         """uint8 (C, h, w) → float32 (C, H, W) in [0, 255]: resize (default: bicubic), flip, pad and crop."""
         if image.shape[1:] != self.size:
             image = (resize or self.resize)(image)
@@ -73,7 +82,9 @@ class Each:
     transform: Transform
 
     def __call__(self, images: Decoded, *draw: Generator) -> list[torch.Tensor]:
-        return with_blanks([None if image is None else self.transform(image, *draw) for image in images])
+        return with_blanks(
+            [None if image is None else self.transform(image, *draw) for image in images]
+        )
 
 
 class JointTrainTransform:
@@ -89,8 +100,16 @@ class JointTrainTransform:
     def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
         geometry, (images, masks) = self.image.geometry(draw), parted(images)
         placed = [None if image is None else self.image.place(image, geometry) for image in images]
-        shown = with_blanks([None if image is None else self.image.normalise_and_erase(image, draw) for image in placed])
-        return [*shown, *(self.image.place(mask, geometry, self.resize_mask).div_(255) for mask in masks)]
+        shown = with_blanks(
+            [
+                None if image is None else self.image.normalise_and_erase(image, draw)
+                for image in placed
+            ]
+        )
+        return [
+            *shown,
+            *(self.image.place(mask, geometry, self.resize_mask).div_(255) for mask in masks),
+        ]
 
 
 @dataclass(frozen=True)
@@ -115,7 +134,7 @@ class DropModalities:
 def parted(images: Decoded) -> tuple[Decoded, list[torch.Tensor]]:
     """The images of a sample, and its mask, which has one channel, as a list of one or none."""
     masks = [image for image in images[-1:] if image is not None and image.shape[0] == 1]
-    return images[:len(images) - len(masks)], masks
+    return images[: len(images) - len(masks)], masks
 
 
 def with_blanks(images: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -127,10 +146,10 @@ def with_blanks(images: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     """uint8 (C, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
     _, height, width = image.shape
-    seen = image[:, max(-down, 0):max(height - down, 0), max(-right, 0):max(width - right, 0)]
+    seen = image[:, max(-down, 0) : max(height - down, 0), max(-right, 0) : max(width - right, 0)]
     canvas = torch.zeros(image.shape)
     top, left = max(down, 0), max(right, 0)
-    canvas[:, top:top + seen.shape[1], left:left + seen.shape[2]] = seen
+    canvas[:, top : top + seen.shape[1], left : left + seen.shape[2]] = seen
     return canvas
 
 
@@ -144,7 +163,9 @@ def erase(image: torch.Tensor, draw: Generator) -> torch.Tensor:
         if rows < height and columns < width:
             top, left = draw.randint(0, height - rows), draw.randint(0, width - columns)
             generator = torch.Generator().manual_seed(draw.getrandbits(63))
-            image[:, top:top + rows, left:left + columns] = torch.randn(3, rows, columns, generator=generator)
+            image[:, top : top + rows, left : left + columns] = torch.randn(
+                3, rows, columns, generator=generator
+            )
             break
     return image
 
@@ -154,7 +175,14 @@ def test_transform(cfg: CfgNode) -> Transform:
     return resize_and_normalise(cfg, cfg.INPUT.SIZE_TEST, v2.InterpolationMode.BILINEAR)
 
 
-def resize_and_normalise(cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode) -> Transform:
+def resize_and_normalise(
+    cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode
+) -> Transform:
     """uint8 (3, h, w) → float32 (3, *size)."""
-    return v2.Compose([v2.Resize(list(size), interpolation=interpolation), v2.ToDtype(torch.float32, scale=True),
-                       v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
+    return v2.Compose(
+        [
+            v2.Resize(list(size), interpolation=interpolation),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD),
+        ]
+    )

@@ -1,4 +1,5 @@
 """WMVeID863: vehicles in the wild, three folders of images with the same names, as in RGBNT201 (docs/data.md)."""
+
 from pathlib import Path
 
 from demo_sdtps.datasets.base import VIS_NI_TH, Reader, Sample, triplet_paths
@@ -8,7 +9,10 @@ FOLDERS = {"train": "train", "query": "query", "gallery": "test"}
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    return [NAMING.sample(paths) for paths in triplet_paths(root / "MSVWild863" / FOLDERS[split], VIS_NI_TH)]
+    return [
+        NAMING.sample(paths)
+        for paths in triplet_paths(root / "MSVWild863" / FOLDERS[split], VIS_NI_TH)
+    ]
 
 
 READER = Reader(read, layout="/MSVWild863/{train,query,test}/{vis,ni,th}/" + NAMING.example)

@@ -3,6 +3,7 @@
 Pure functions of distances and labels. Q queries, G gallery samples; `distances` gives the rows (q, G) of some queries, as
 they are ranked. The gallery samples of a query's identity and key are left out, as everywhere in evaluation.
 """
+
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -80,14 +81,24 @@ def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> Ca
     """mAP by camera of the query and camera of the gallery."""
     cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
     average = np.full((len(query.identity), len(cameras)), np.nan)
-    columns = {place: (gallery.camera == camera).nonzero().squeeze(1) for place, camera in enumerate(cameras)}
+    columns = {
+        place: (gallery.camera == camera).nonzero().squeeze(1)
+        for place, camera in enumerate(cameras)
+    }
     for part in chunks(len(query.identity), len(gallery.identity)):
         rows, own = distances(part), Labels(*(labels[part] for labels in query))
         for place, seen in columns.items():
             if len(seen):
-                found = _match_ranks(rows[:, seen].__getitem__, own, Labels(*(labels[seen] for labels in gallery)))
+                found = _match_ranks(
+                    rows[:, seen].__getitem__, own, Labels(*(labels[seen] for labels in gallery))
+                )
                 average[part, place] = average_precisions(*found)
-    matrix = np.array([[_mean(average[query.camera.numpy() == camera, place]) for place in columns] for camera in cameras])
+    matrix = np.array(
+        [
+            [_mean(average[query.camera.numpy() == camera, place]) for place in columns]
+            for camera in cameras
+        ]
+    )
     return CameraMatrix(cameras, matrix)
 
 
@@ -104,10 +115,12 @@ def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> l
 def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` queries with the lowest average precision, the lowest first; those without a match have none."""
     order = average_precision.argsort(kind="stable")  # NaN last
-    return order[:min(count, int((~np.isnan(average_precision)).sum()))]
+    return order[: min(count, int((~np.isnan(average_precision)).sum()))]
 
 
-def nearest_samples(distances: DistanceRows, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int) -> Nearest:
+def nearest_samples(
+    distances: DistanceRows, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int
+) -> Nearest:
     """The `count` nearest of the queries at indices `chosen` (n,); a match comes behind other identities at its distance, as
     average precision counts it."""
     parts = []
@@ -117,14 +130,24 @@ def nearest_samples(distances: DistanceRows, query: Labels, gallery: Labels, cho
         excluded = junk_mask(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
         distance = distances(rows).masked_fill(excluded, torch.inf).numpy()
         order = np.lexsort((same.numpy(), distance), axis=1)[:, :count]
-        parts.append([order, np.take_along_axis(distance, order, 1), np.take_along_axis(same.numpy(), order, 1)])
+        parts.append(
+            [
+                order,
+                np.take_along_axis(distance, order, 1),
+                np.take_along_axis(same.numpy(), order, 1),
+            ]
+        )
     return Nearest(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def distance_histogram(distances: DistanceRows, query: Labels, gallery: Labels, bins: int = 60) -> Histogram:
+def distance_histogram(
+    distances: DistanceRows, query: Labels, gallery: Labels, bins: int = 60
+) -> Histogram:
     """Equal bins from 0 to the largest distance that counts; negative distances, which rounding makes, count as 0."""
-    largest = max(float(rows[positive | negative].max(initial=0)) for rows, positive, negative in
-                  _kinds(distances, query, gallery))
+    largest = max(
+        float(rows[positive | negative].max(initial=0))
+        for rows, positive, negative in _kinds(distances, query, gallery)
+    )
     limits, found = (0.0, largest or 1.0), np.zeros((2, bins), np.int64)
     for rows, *kinds in _kinds(distances, query, gallery):
         for place, wanted in enumerate(kinds):
@@ -132,7 +155,9 @@ def distance_histogram(distances: DistanceRows, query: Labels, gallery: Labels, 
     return Histogram(np.linspace(*limits, bins + 1), *found)
 
 
-def _kinds(distances: DistanceRows, query: Labels, gallery: Labels) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _kinds(
+    distances: DistanceRows, query: Labels, gallery: Labels
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """By part of the queries: distances (q, G), at least 0, which of them are to matches, and which to other identities."""
     for part in chunks(len(query.identity), len(gallery.identity)):
         same = query.identity[part, None] == gallery.identity
@@ -140,9 +165,15 @@ def _kinds(distances: DistanceRows, query: Labels, gallery: Labels) -> Iterator[
         yield distances(part).clamp(min=0).numpy(), (same & ~excluded).numpy(), (~same).numpy()
 
 
-def _match_ranks(distances: DistanceRows, query: Labels, gallery: Labels) -> tuple[np.ndarray, np.ndarray]:
-    return match_ranks(distances, (len(query.identity), len(gallery.identity)), (query.identity, gallery.identity),
-                       (query.key, gallery.key))
+def _match_ranks(
+    distances: DistanceRows, query: Labels, gallery: Labels
+) -> tuple[np.ndarray, np.ndarray]:
+    return match_ranks(
+        distances,
+        (len(query.identity), len(gallery.identity)),
+        (query.identity, gallery.identity),
+        (query.key, gallery.key),
+    )
 
 
 def _mean(values: np.ndarray) -> float:

@@ -1,4 +1,5 @@
 """What the model looks at: attention rollout, Grad-CAM, HDM's weights and ATMoE's gates (docs/method.md)."""
+
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -25,7 +26,9 @@ class Maps(NamedTuple):
 class FusionWeights(NamedTuple):
     """Weights of B triplets in HDM and ATMoE; None for a model without them."""
 
-    hdm: Mapping[str, ByModality] | None  # (B,) by subset and modality: mean over the heads of a subset's attention; sum 1
+    hdm: (
+        Mapping[str, ByModality] | None
+    )  # (B,) by subset and modality: mean over the heads of a subset's attention; sum 1
     gates: torch.Tensor | None  # (B, heads, 7): each head's weights of HDM's features; sum 1
 
 
@@ -48,7 +51,9 @@ def recorded(backbone: Backbone) -> Iterator[list[Tokens]]:
         del vars(backbone)["run_blocks"]
 
 
-def rollout(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: frozenset[str] = frozenset()) -> Maps:
+def rollout(
+    model: DeMo, images: ByModality, cameras: torch.Tensor, missing: frozenset[str] = frozenset()
+) -> Maps:
     """Attention rollout (Abnar & Zuidema, Quantifying Attention Flow in Transformers, ACL 2020) of images {modality:
     (B, 3, H, W)} and cameras (B,) from the class token to the patches.
 
@@ -62,18 +67,27 @@ def rollout(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
         check_class_attention(block, "The method is rollout", "choose gradcam")
     context, seen = _encode(model, images, cameras, missing)
     prefix, first = backbone.vit.num_prefix_tokens, seen[0]
-    product = torch.eye(first.values.shape[1], device=first.values.device).repeat(first.values.shape[0], 1, 1)
+    product = torch.eye(first.values.shape[1], device=first.values.device).repeat(
+        first.values.shape[0], 1, 1
+    )
     for index, tokens in enumerate(seen):
         product = _carried(product, seen[max(0, index - 1)], tokens, backbone)
         rope = backbone.block_arguments(tokens)(index).get("rope")
         seen_by = attention_weights(backbone.vit.blocks[index], tokens, rope=rope).mean(dim=1)
         product = (seen_by @ product + product) / 2
     positions = first.grid_positions(backbone.num_patches)
-    return _on_grid(product[:, 0, prefix:prefix + positions.shape[1]], positions, seen[-1], context, backbone)
+    return _on_grid(
+        product[:, 0, prefix : prefix + positions.shape[1]], positions, seen[-1], context, backbone
+    )
 
 
-def grad_cam(model: DeMo, images: ByModality, cameras: torch.Tensor, target: Callable[[Context], torch.Tensor],
-             missing: frozenset[str] = frozenset()) -> Maps:
+def grad_cam(
+    model: DeMo,
+    images: ByModality,
+    cameras: torch.Tensor,
+    target: Callable[[Context], torch.Tensor],
+    missing: frozenset[str] = frozenset(),
+) -> Maps:
     """Grad-CAM (Selvaraju et al., ICCV 2017) at the patch tokens that enter the last block, towards `target`.
 
     `target` is a function of the encoded triplets with a number (B,) for each. With x_i the token of patch i and g_i the
@@ -84,14 +98,19 @@ def grad_cam(model: DeMo, images: ByModality, cameras: torch.Tensor, target: Cal
     context, seen = _encode(model, images, cameras, missing)
     values = seen[-1].values
     gradient = torch.autograd.grad(target(context).sum(), values)[0]
-    positions, prefix = seen[-1].grid_positions(backbone.num_patches), backbone.vit.num_prefix_tokens
+    positions, prefix = (
+        seen[-1].grid_positions(backbone.num_patches),
+        backbone.vit.num_prefix_tokens,
+    )
     patches = slice(prefix, prefix + positions.shape[1])
     weights = gradient[:, patches].mean(dim=1, keepdim=True)
     found = (values[:, patches] * weights).sum(dim=-1).relu()
     return _on_grid(found.detach(), positions, seen[-1], context, backbone)
 
 
-def similarity_to(model: DeMo, features: torch.Tensor, pattern: int, neck: str) -> Callable[[Context], torch.Tensor]:
+def similarity_to(
+    model: DeMo, features: torch.Tensor, pattern: int, neck: str
+) -> Callable[[Context], torch.Tensor]:
     """A target of `grad_cam`: the cosine of each triplet's feature of a return pattern with that of `features` (B, D)."""
     return lambda context: F.cosine_similarity(model.patterns_of(context, neck)[pattern], features)
 
@@ -105,15 +124,22 @@ def fusion_weights(model: DeMo, context: Context) -> FusionWeights:
     if model.sdtps and model.sdtps_feeds_hdm:
         patches = {name: selection.tokens for name, selection in model.sdtps(context).items()}
     weights = model.hdm.weights(patches, context.global_feats)
-    shares = {subset: {name: weights[subset, name].mean(dim=1).sum(dim=-1) for name in names}
-              for subset, names in model.hdm.subsets.items()}
+    shares = {
+        subset: {name: weights[subset, name].mean(dim=1).sum(dim=-1) for name in names}
+        for subset, names in model.hdm.subsets.items()
+    }
     gates = model.atmoe.gates(model.hdm(patches, context.global_feats)) if model.atmoe else None
     return FusionWeights(shares, gates)
 
 
-def _encode(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: frozenset[str]) -> tuple[Context, list[Tokens]]:
+def _encode(
+    model: DeMo, images: ByModality, cameras: torch.Tensor, missing: frozenset[str]
+) -> tuple[Context, list[Tokens]]:
     """Encoded triplets with their gradients, and the input of every block."""
-    seen_images = {name: torch.zeros_like(image) if name in missing else image for name, image in images.items()}
+    seen_images = {
+        name: torch.zeros_like(image) if name in missing else image
+        for name, image in images.items()
+    }
     # A frozen backbone has gradients by the images; with gradients the batch is not parted.
     seen_images |= {name: seen_images[name].detach().requires_grad_() for name in model.modalities}
     with recorded(model.backbone) as seen, torch.enable_grad():
@@ -122,7 +148,9 @@ def _encode(model: DeMo, images: ByModality, cameras: torch.Tensor, missing: fro
     return context, seen
 
 
-def _carried(product: torch.Tensor, before: Tokens, after: Tokens, backbone: Backbone) -> torch.Tensor:
+def _carried(
+    product: torch.Tensor, before: Tokens, after: Tokens, backbone: Backbone
+) -> torch.Tensor:
     """The rows of `product` (B, L, L_0), which belong to the tokens `before`, for those `after` a stage of slimming."""
     if after.positions is before.positions:
         return product
@@ -131,11 +159,24 @@ def _carried(product: torch.Tensor, before: Tokens, after: Tokens, backbone: Bac
     rows = torch.searchsorted(old.contiguous(), after.positions) + prefix  # positions ascend
     kept = product.gather(1, rows.unsqueeze(-1).expand(-1, -1, product.shape[2]))
     extra = product.new_zeros(product.shape[0], after.extra - before.extra, product.shape[2])
-    return torch.cat([product[:, :prefix], kept, product[:, prefix + old.shape[1]:], extra], dim=1)
+    return torch.cat([product[:, :prefix], kept, product[:, prefix + old.shape[1] :], extra], dim=1)
 
 
-def _on_grid(values: torch.Tensor, positions: torch.Tensor, last: Tokens, context: Context, backbone: Backbone) -> Maps:
+def _on_grid(
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    last: Tokens,
+    context: Context,
+    backbone: Backbone,
+) -> Maps:
     """Values (M·B, n) of the patches at `positions`, by modality on the grid, 0 where the `last` tokens have no patch."""
-    kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(1, last.grid_positions(backbone.num_patches), 1.0)
+    kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(
+        1, last.grid_positions(backbone.num_patches), 1.0
+    )
     whole = torch.zeros_like(kept).scatter(1, positions, values) * kept
-    return Maps(*(split_rows(part.unflatten(1, context.grid).cpu(), list(context.tokens)) for part in (whole, kept > 0)))
+    return Maps(
+        *(
+            split_rows(part.unflatten(1, context.grid).cpu(), list(context.tokens))
+            for part in (whole, kept > 0)
+        )
+    )

@@ -1,4 +1,5 @@
 """A trained model and its data, for every command after training."""
+
 from collections.abc import Sequence
 
 import torch
@@ -18,13 +19,16 @@ def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> tor
     if not several:
         check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
-        raise UserError(f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}.")
+        raise UserError(
+            f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}."
+        )
     set_seed(cfg.SOLVER.SEED)
     return choose_device(cfg)
 
 
-def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"),
-                        several: bool = False) -> tuple[DeMo, dict[str, list[Sample]]]:
+def load_model_and_data(
+    cfg: CfgNode, splits: Sequence[str] = ("query", "gallery"), several: bool = False
+) -> tuple[DeMo, dict[str, list[Sample]]]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
 
     The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
@@ -39,9 +43,13 @@ def load_model_and_data(cfg: CfgNode, splits: Sequence[str] = ("query", "gallery
     found = read_splits(cfg, splits)
     check_equal(found, "samples")
     cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
-    if model.backbone.camera_embedding is not None and cameras > len(model.backbone.camera_embedding):
-        raise UserError(f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
-                        f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data.")
+    if model.backbone.camera_embedding is not None and cameras > len(
+        model.backbone.camera_embedding
+    ):
+        raise UserError(
+            f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
+            f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data."
+        )
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()

@@ -1,4 +1,5 @@
 """Any modality against any: the sets of modalities of the query against those of the gallery (docs/method.md)."""
+
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import product
@@ -18,51 +19,84 @@ CrossModal = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 
 def sets_of(modalities: Sequence[str]) -> dict[str, str]:
     """R, N, T, RN, RT, NT, RNT: the modalities that are present, and the case of `CASES` in which they are."""
-    return {"".join(modality[0] for modality in modalities if modality not in missing): case
-            for case, missing in reversed(cases_of(modalities).items())}
+    return {
+        "".join(modality[0] for modality in modalities if modality not in missing): case
+        for case, missing in reversed(cases_of(modalities).items())
+    }
 
 
-def set_distances(query: torch.Tensor, gallery: torch.Tensor, present: Sequence[frozenset[str]],
-                  sources: Sequence[frozenset[str]], how: str,
-                  scale: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+def set_distances(
+    query: torch.Tensor,
+    gallery: torch.Tensor,
+    present: Sequence[frozenset[str]],
+    sources: Sequence[frozenset[str]],
+    how: str,
+    scale: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor | None:
     """Squared distances (Q, G) of features (Q, K, C) and (G, K, C) whose K parts are made from the modalities in `sources`.
 
     `present` are the modalities of the query and of the gallery, `scale` normalises features (n, D). `how`: "all" parts; those
     that are "shared", as all modalities that they are made from are present on both sides, None where none is; or the mean over
     the "pairs" of a part that is present in the query and one in the gallery.
     """
-    own, other = ([place for place, source in enumerate(sources) if how == "all" or source <= side] for side in present)
+    own, other = (
+        [place for place, source in enumerate(sources) if how == "all" or source <= side]
+        for side in present
+    )
     if how == "pairs":
-        return reduce(torch.add, [squared_distances(scale(query[:, one]), scale(gallery[:, two]))
-                                  for one, two in product(own, other)]) / (len(own) * len(other))
+        return reduce(
+            torch.add,
+            [
+                squared_distances(scale(query[:, one]), scale(gallery[:, two]))
+                for one, two in product(own, other)
+            ],
+        ) / (len(own) * len(other))
     shared = [place for place in own if place in other]
-    return squared_distances(*(scale(side[:, shared].flatten(1)) for side in (query, gallery))) if shared else None
+    return (
+        squared_distances(*(scale(side[:, shared].flatten(1)) for side in (query, gallery)))
+        if shared
+        else None
+    )
 
 
 def evaluate_cross_modal(cfg: CfgNode, model: DeMo, data: TestData) -> CrossModal:
     """`rank_sets` of the test data, from one pass over its images. Raises `UserError` as `extract_features`."""
     cases = cases_of(model.modalities)
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
-    return broadcast_from_main(lambda: rank_sets(cfg, model, dict(zip(cases, features, strict=True)), data))
+    return broadcast_from_main(
+        lambda: rank_sets(cfg, model, dict(zip(cases, features, strict=True)), data)
+    )
 
 
-def rank_sets(cfg: CfgNode, model: DeMo, features: Mapping[str, Mapping[int, torch.Tensor]], data: TestData) -> CrossModal:
+def rank_sets(
+    cfg: CfgNode, model: DeMo, features: Mapping[str, Mapping[int, torch.Tensor]], data: TestData
+) -> CrossModal:
     """Score every set of modalities of the query against every one of the gallery, without re-ranking.
 
     `features` (samples, D) by case of `CASES` and return pattern. Equal sets are compared as everywhere, unequal ones by
     TEST.CROSS_MODAL_DISTANCE.
     """
     device, sets = next(model.parameters()).device, sets_of(model.modalities)
-    found: dict[str, dict[str, dict[str, float | None]]] = {name: {one: {} for one in sets} for name in ("mAP", "Rank-1")}
+    found: dict[str, dict[str, dict[str, float | None]]] = {
+        name: {one: {} for one in sets} for name in ("mAP", "Rank-1")
+    }
     for own, other in product(sets, repeat=2):
         cases = [sets[own], sets[other]]
         how = "all" if own == other else cfg.TEST.CROSS_MODAL_DISTANCE
         pattern = 1 if how == "pairs" else cfg.TEST.RETURN_PATTERN
         sources = model.sources[pattern]
-        query, gallery = (features[case][pattern][side].to(device).unflatten(1, (len(sources), -1))
-                          for case, side in zip(cases, (data.query, data.gallery), strict=True))
-        distances = set_distances(query, gallery, [frozenset(model.modalities) - CASES[case] for case in cases], sources, how,
-                                  lambda feature: normalise(cfg, feature))
+        query, gallery = (
+            features[case][pattern][side].to(device).unflatten(1, (len(sources), -1))
+            for case, side in zip(cases, (data.query, data.gallery), strict=True)
+        )
+        distances = set_distances(
+            query,
+            gallery,
+            [frozenset(model.modalities) - CASES[case] for case in cases],
+            sources,
+            how,
+            lambda feature: normalise(cfg, feature),
+        )
         ranking = None if distances is None else rank_distances(cfg, distances, data)
         found["mAP"][own][other] = ranking.mAP if ranking else None
         found["Rank-1"][own][other] = ranking.rank(1) if ranking else None

@@ -1,4 +1,5 @@
 """Features in two dimensions, for a scatter plot: PCA and t-SNE by scikit-learn, UMAP by umap-learn."""
+
 import warnings
 
 import numpy as np
@@ -15,7 +16,9 @@ LEAST = 4  # points, for the neighbours of t-SNE and UMAP
 def check_method(method: str, count: int) -> None:
     """Raise `UserError` for fewer than 4 features, and where the library of the method is not installed."""
     if count < LEAST:
-        raise UserError(f"There are {count} samples, but a scatter plot needs at least {LEAST}; show more.")
+        raise UserError(
+            f"There are {count} samples, but a scatter plot needs at least {LEAST}; show more."
+        )
     if method == "umap":
         check_extra(METHODS[method], "umap", {"umap": "umap-learn"})
     else:
@@ -29,11 +32,15 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
     """
     if method == "umap":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on TensorFlow, which is not needed, and versions of its own dependencies
+            warnings.simplefilter(
+                "ignore"
+            )  # on TensorFlow, which is not needed, and versions of its own dependencies
             from umap import UMAP
 
             # A seed and several threads exclude each other.
-            method_of = UMAP(n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1)
+            method_of = UMAP(
+                n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1
+            )
             return np.ascontiguousarray(method_of.fit_transform(features), np.float32)
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -44,8 +51,12 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
     components = PCA(min(REDUCED, *values.shape), svd_solver="full").fit_transform(values)
     if method == "tsne":
         # The perplexity must be less than the number of samples.
-        components = TSNE(2, init="random" if components.shape[1] < 2 else "pca", random_state=seed,
-                          perplexity=min(PERPLEXITY, (len(values) - 1) / 3)).fit_transform(components)
+        components = TSNE(
+            2,
+            init="random" if components.shape[1] < 2 else "pca",
+            random_state=seed,
+            perplexity=min(PERPLEXITY, (len(values) - 1) / 3),
+        ).fit_transform(components)
     elif components.shape[1] < 2:
         components = np.pad(components, ((0, 0), (0, 1)))
     return components[:, :2].astype(np.float32)

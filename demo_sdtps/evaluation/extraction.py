@@ -1,4 +1,5 @@
 """Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
+
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -24,8 +25,13 @@ def cases_of(modalities: Sequence[str]) -> dict[str, frozenset[str]]:
     return {name: missing for name, missing in CASES.items() if missing < set(modalities)}
 
 
-def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]] | None = None,
-                     total: int | None = None) -> list[dict[int, torch.Tensor]]:
+def extract_features(
+    cfg: CfgNode,
+    model: DeMo,
+    loader: DataLoader,
+    cases: Sequence[frozenset[str]] | None = None,
+    total: int | None = None,
+) -> list[dict[int, torch.Tensor]]:
     """Features of the loader's samples in each of the cases, by return pattern: (samples, D) float32 on the CPU.
 
     `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
@@ -40,10 +46,15 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
     start = 0
 
     def extracted() -> Iterator[list[torch.Tensor]]:
-        for images, _, cameras in progress(batches(loader), "extracting features", len(loader), unit="batch"):
+        for images, _, cameras in progress(
+            batches(loader), "extracting features", len(loader), unit="batch"
+        ):
             images = {modality: to_device(image, device) for modality, image in images.items()}
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
-            yield [patterns[3] for patterns in model.extract_features(images, cameras, cases, cfg.TEST.NECK_FEAT)]
+            yield [
+                patterns[3]
+                for patterns in model.extract_features(images, cameras, cases, cfg.TEST.NECK_FEAT)
+            ]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         for parts in on_cpu(extracted()):
@@ -51,7 +62,9 @@ def extract_features(cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Seque
             for whole, part in zip(features, parts, strict=True):
                 whole[start:stop] = part
             start = stop
-    if total is not None:  # case by case, freeing each shard: seven cases of a large data set take gigabytes
+    if (
+        total is not None
+    ):  # case by case, freeing each shard: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
     check_features("The network's features", features)
     return [model.split_patterns(whole) for whole in features]

@@ -2,6 +2,7 @@
 
 The rank of a match is the number of gallery samples that are as near or nearer, which counting gives without their order.
 """
+
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ import torch
 
 from demo_sdtps.config import UserError
 
-CHUNK_ELEMENTS = 1 << 25  # distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
+CHUNK_ELEMENTS = (
+    1 << 25
+)  # distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
 
 DistanceRows = Callable[[slice | torch.Tensor], torch.Tensor]
 """Distances of some queries, by a slice or indices, to the whole gallery: (q, G)."""
@@ -37,10 +40,18 @@ def squared_distances(query_features: torch.Tensor, gallery_features: torch.Tens
 
 
 @torch.no_grad()
-def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tensor, query_ids: torch.Tensor,
-                     gallery_ids: torch.Tensor, query_cams: torch.Tensor, gallery_cams: torch.Tensor, *,
-                     query_scenes: torch.Tensor | None = None, gallery_scenes: torch.Tensor | None = None,
-                     max_rank: int = 50) -> Ranking:
+def evaluate_ranking(
+    query_features: torch.Tensor,
+    gallery_features: torch.Tensor,
+    query_ids: torch.Tensor,
+    gallery_ids: torch.Tensor,
+    query_cams: torch.Tensor,
+    gallery_cams: torch.Tensor,
+    *,
+    query_scenes: torch.Tensor | None = None,
+    gallery_scenes: torch.Tensor | None = None,
+    max_rank: int = 50,
+) -> Ranking:
     """Rank the gallery (G, D) for every query (Q, D) by squared Euclidean distance, and score the rankings.
 
     Features are compared as they are: normalise them before. Identities and cameras are integers (Q,) and (G,). A
@@ -55,46 +66,77 @@ def evaluate_ranking(query_features: torch.Tensor, gallery_features: torch.Tenso
     """
     query, gallery = query_features.float(), gallery_features.float()
     lengths = squared_lengths(gallery)
-    return _evaluate(lambda part: distances_of(query[part], gallery, lengths), (len(query), len(gallery)),
-                     (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
+    return _evaluate(
+        lambda part: distances_of(query[part], gallery, lengths),
+        (len(query), len(gallery)),
+        (query_ids, gallery_ids, query_cams, gallery_cams),
+        (query_scenes, gallery_scenes),
+        max_rank,
+    )
 
 
-def evaluate_distances(distance: torch.Tensor, query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_cams: torch.Tensor,
-                       gallery_cams: torch.Tensor, *, query_scenes: torch.Tensor | None = None,
-                       gallery_scenes: torch.Tensor | None = None, max_rank: int = 50) -> Ranking:
+def evaluate_distances(
+    distance: torch.Tensor,
+    query_ids: torch.Tensor,
+    gallery_ids: torch.Tensor,
+    query_cams: torch.Tensor,
+    gallery_cams: torch.Tensor,
+    *,
+    query_scenes: torch.Tensor | None = None,
+    gallery_scenes: torch.Tensor | None = None,
+    max_rank: int = 50,
+) -> Ranking:
     """`evaluate_ranking` by given distances (Q, G), such as re-ranked ones.
 
     Also raises `ValueError` for distances of other than two dimensions.
     """
     if distance.ndim != 2:
-        raise ValueError(f"Distances must be (queries, gallery), but they are {tuple(distance.shape)}.")
-    return _evaluate(lambda part: distance[part], distance.shape,
-                     (query_ids, gallery_ids, query_cams, gallery_cams), (query_scenes, gallery_scenes), max_rank)
+        raise ValueError(
+            f"Distances must be (queries, gallery), but they are {tuple(distance.shape)}."
+        )
+    return _evaluate(
+        lambda part: distance[part],
+        distance.shape,
+        (query_ids, gallery_ids, query_cams, gallery_cams),
+        (query_scenes, gallery_scenes),
+        max_rank,
+    )
 
 
 @torch.no_grad()
-def _evaluate(distances: DistanceRows, shape: Sequence[int], labels: tuple[torch.Tensor, ...],
-              scenes: tuple[torch.Tensor | None, ...], max_rank: int) -> Ranking:
+def _evaluate(
+    distances: DistanceRows,
+    shape: Sequence[int],
+    labels: tuple[torch.Tensor, ...],
+    scenes: tuple[torch.Tensor | None, ...],
+    max_rank: int,
+) -> Ranking:
     """`shape` is (Q, G); labels: identities of query and gallery, then their cameras."""
     if (scenes[0] is None) != (scenes[1] is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
-    return ranking_of(*match_ranks(distances, shape, labels[:2], labels[2:] if scenes[0] is None else scenes), max_rank)
+    return ranking_of(
+        *match_ranks(distances, shape, labels[:2], labels[2:] if scenes[0] is None else scenes),
+        max_rank,
+    )
 
 
 def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ranking:
     """The scores by the result of `match_ranks`. Raises `UserError` where no query has a match."""
     if not len(rank):
-        raise UserError("No query has a match in the gallery (the same identity from another camera or scene), so there is "
-                        "nothing to score; check the identities and cameras of the test split.")
+        raise UserError(
+            "No query has a match in the gallery (the same identity from another camera or scene), so there is "
+            "nothing to score; check the identities and cameras of the test split."
+        )
     average, matches = average_precisions(rank, matches), matches[matches > 0]
     hits = np.bincount(rank[_starts(matches)].clip(max=max_rank + 1), minlength=max_rank + 2)
-    cmc = hits[1:max_rank + 1].cumsum() / len(matches)
+    cmc = hits[1 : max_rank + 1].cumsum() / len(matches)
     return Ranking(torch.from_numpy(cmc).float(), float(average[~np.isnan(average)].mean()))
 
 
 @torch.no_grad()
-def match_ranks(distances: DistanceRows, shape: Sequence[int], ids: Sequence[Any],
-                keys: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+def match_ranks(
+    distances: DistanceRows, shape: Sequence[int], ids: Sequence[Any], keys: Sequence[Any]
+) -> tuple[np.ndarray, np.ndarray]:
     """Ranks (m,) int64 of the matches, from 1, query by query and ascending within each, and each query's number of matches
     (Q,) int64.
 
@@ -112,19 +154,28 @@ def match_ranks(distances: DistanceRows, shape: Sequence[int], ids: Sequence[Any
     return np.concatenate(rank_parts), np.concatenate(match_parts)
 
 
-def own_samples_of(shape: Sequence[int], ids: Sequence[Any],
-                   keys: Sequence[Any]) -> Callable[[slice], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def own_samples_of(
+    shape: Sequence[int], ids: Sequence[Any], keys: Sequence[Any]
+) -> Callable[[slice], tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """The gallery samples of the queries' identities, by a slice of the queries: the query's row in the slice (n,), ascending,
     the gallery index (n,), and whether the sample is a match (n,) or excluded.
 
     Arguments are those of `match_ranks`. Raises `ValueError` where a length does not fit.
     """
-    query_ids, gallery_ids, query_keys, gallery_keys = (torch.as_tensor(found).cpu().numpy() for found in (*ids, *keys))
-    for count, own_ids, own_keys in zip(shape, (query_ids, gallery_ids), (query_keys, gallery_keys), strict=True):
+    query_ids, gallery_ids, query_keys, gallery_keys = (
+        torch.as_tensor(found).cpu().numpy() for found in (*ids, *keys)
+    )
+    for count, own_ids, own_keys in zip(
+        shape, (query_ids, gallery_ids), (query_keys, gallery_keys), strict=True
+    ):
         if not count == len(own_ids) == len(own_keys):
-            raise ValueError(f"{count} features have {len(own_ids)} identities and {len(own_keys)} cameras or scenes.")
+            raise ValueError(
+                f"{count} features have {len(own_ids)} identities and {len(own_keys)} cameras or scenes."
+            )
     order = np.argsort(gallery_ids, kind="stable")
-    starts, ends = (np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right"))
+    starts, ends = (
+        np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right")
+    )
 
     def own_samples(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         counts = ends[part] - starts[part]
@@ -157,7 +208,9 @@ def rank_in_group(counts: np.ndarray) -> np.ndarray:
 
 def _on_cpu(distance: torch.Tensor) -> np.ndarray:
     """Distances as an array."""
-    is_half = distance.is_floating_point() and distance.dtype.itemsize < 4  # NumPy compares these slowly or not at all
+    is_half = (
+        distance.is_floating_point() and distance.dtype.itemsize < 4
+    )  # NumPy compares these slowly or not at all
     return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
 
 
@@ -166,13 +219,21 @@ def squared_lengths(features: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.square().sum(1) for part in features.split(1 << 14)])
 
 
-def distances_of(query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: torch.Tensor) -> torch.Tensor:
+def distances_of(
+    query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: torch.Tensor
+) -> torch.Tensor:
     """Squared distances (Q, G) of features (Q, D) and (G, D), given the squared lengths (G,), without another (Q, G) tensor."""
-    return torch.addmm(gallery_lengths, query, gallery.T, alpha=-2).add_(query.square().sum(1, keepdim=True))
+    return torch.addmm(gallery_lengths, query, gallery.T, alpha=-2).add_(
+        query.square().sum(1, keepdim=True)
+    )
 
 
-def junk_mask(query_ids: torch.Tensor, gallery_ids: torch.Tensor, query_keys: torch.Tensor,
-             gallery_keys: torch.Tensor) -> torch.Tensor:
+def junk_mask(
+    query_ids: torch.Tensor,
+    gallery_ids: torch.Tensor,
+    query_keys: torch.Tensor,
+    gallery_keys: torch.Tensor,
+) -> torch.Tensor:
     """The gallery samples excluded for each query, (Q, G) bool: same identity and same camera or scene."""
     return (query_ids[:, None] == gallery_ids) & (query_keys[:, None] == gallery_keys)
 
@@ -183,7 +244,9 @@ def chunks(queries: int, gallery: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, queries, size))
 
 
-def _match_ranks(distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match: np.ndarray, pool: Executor) -> np.ndarray:
+def _match_ranks(
+    distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match: np.ndarray, pool: Executor
+) -> np.ndarray:
     """Ranks (m,) of the matches in distances (q, G), from 1: query by query, ascending within each. The distances are counted
     where they are.
 
@@ -192,16 +255,23 @@ def _match_ranks(distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match
     """
     value = _on_cpu(distance[torch.from_numpy(row), torch.from_numpy(own)])
     if np.isnan(value).any():
-        raise ValueError("Some distances are not numbers, so nothing can be ranked by them; check that features are finite.")
+        raise ValueError(
+            "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
+        )
     order = np.lexsort((value, row))
     value, match = value[order], match[order]
     differs = (value[1:] != value[:-1]) | (row[1:] != row[:-1])
     # The number of samples of the query's identity that are as near or nearer, ties included.
-    last = np.append(np.flatnonzero(differs) + 1, len(row))[np.append(0, differs.cumsum())[:len(row)]]
+    last = np.append(np.flatnonzero(differs) + 1, len(row))[
+        np.append(0, differs.cumsum())[: len(row)]
+    ]
     not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
     limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
-    within = (_within_on_gpu(distance, limits, matches) if distance.is_cuda else
-              counts_within(_on_cpu(distance), limits, matches, pool))
+    within = (
+        _within_on_gpu(distance, limits, matches)
+        if distance.is_cuda
+        else counts_within(_on_cpu(distance), limits, matches, pool)
+    )
     return within - not_farther[match] + rank_in_group(matches)
 
 
@@ -209,13 +279,20 @@ def _within_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarr
     """`counts_within` by torch, on any device: one comparison with all distances for the first match of each query, then one
     for the second of each, …"""
     row, place = np.arange(len(matches)).repeat(matches), rank_in_group(matches) - 1
-    padded = np.zeros((matches.max(initial=0), len(matches)), limits.dtype)  # the counts of other places are not read
+    padded = np.zeros(
+        (matches.max(initial=0), len(matches)), limits.dtype
+    )  # the counts of other places are not read
     padded[place, row] = limits
-    counts = [(distance <= limit[:, None]).sum(dim=1) for limit in torch.from_numpy(padded).to(distance.device)]
+    counts = [
+        (distance <= limit[:, None]).sum(dim=1)
+        for limit in torch.from_numpy(padded).to(distance.device)
+    ]
     return torch.stack(counts).cpu().numpy()[place, row] if counts else np.zeros(0, np.int64)
 
 
-def counts_within(distance: np.ndarray, limits: np.ndarray, matches: np.ndarray, pool: Executor) -> np.ndarray:
+def counts_within(
+    distance: np.ndarray, limits: np.ndarray, matches: np.ndarray, pool: Executor
+) -> np.ndarray:
     """Number (m,) of each match's distances that are not above its limit (m,), given distances (q, G) and the number of matches
     of each query (q,); limits query by query, ascending within each."""
     bounds = np.append(0, matches.cumsum())
@@ -223,13 +300,20 @@ def counts_within(distance: np.ndarray, limits: np.ndarray, matches: np.ndarray,
 
     def count(queries: range) -> None:
         for query in queries:
-            own = limits[bounds[query]:bounds[query + 1]]
+            own = limits[bounds[query] : bounds[query + 1]]
             if len(own):
-                near = distance[query][distance[query] <= own[-1]]  # few where features are good, so that sorting is cheap
+                near = distance[query][
+                    distance[query] <= own[-1]
+                ]  # few where features are good, so that sorting is cheap
                 near.sort()
-                within[bounds[query]:bounds[query + 1]] = near.searchsorted(own, "right")
+                within[bounds[query] : bounds[query + 1]] = near.searchsorted(own, "right")
 
     # One task per thread: starting a task costs as much as a query.
     size = max(1, -(-len(distance) // torch.get_num_threads()))
-    list(pool.map(count, (range(len(distance))[start:start + size] for start in range(0, len(distance), size))))
+    list(
+        pool.map(
+            count,
+            (range(len(distance))[start : start + size] for start in range(0, len(distance), size)),
+        )
+    )
     return within

@@ -1,4 +1,5 @@
 """Parameters and multiply-accumulates of a model, counted by fvcore with rules for what it does not know."""
+
 import logging
 import warnings
 from collections import Counter
@@ -13,20 +14,78 @@ from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import evaluating, inference
 
 # One operation per element of the result (three for silu, which stands for quick GELU), and none.
-PER_ELEMENT = ("add", "clamp_min", "cos", "cummin", "cumsum", "diff", "div", "gelu", "linalg_vector_norm", "log", "mean",
-               "minimum", "mul", "neg", "pow", "rsub", "sigmoid", "silu", "sin", "softmax", "sub", "sum")
-FREE = ("__and__", "__or__", "all", "aminmax", "any", "argsort", "avg_pool2d", "bitwise_not", "expand_as", "flip",
-        "full_like", "gt", "index_copy", "kthvalue", "le", "masked_fill", "ones_like", "pad", "rand", "repeat",
-        "repeat_interleave", "scatter", "searchsorted", "sort", "topk", "unflatten", "view_as", "where")
+PER_ELEMENT = (
+    "add",
+    "clamp_min",
+    "cos",
+    "cummin",
+    "cumsum",
+    "diff",
+    "div",
+    "gelu",
+    "linalg_vector_norm",
+    "log",
+    "mean",
+    "minimum",
+    "mul",
+    "neg",
+    "pow",
+    "rsub",
+    "sigmoid",
+    "silu",
+    "sin",
+    "softmax",
+    "sub",
+    "sum",
+)
+FREE = (
+    "__and__",
+    "__or__",
+    "all",
+    "aminmax",
+    "any",
+    "argsort",
+    "avg_pool2d",
+    "bitwise_not",
+    "expand_as",
+    "flip",
+    "full_like",
+    "gt",
+    "index_copy",
+    "kthvalue",
+    "le",
+    "masked_fill",
+    "ones_like",
+    "pad",
+    "rand",
+    "repeat",
+    "repeat_interleave",
+    "scatter",
+    "searchsorted",
+    "sort",
+    "topk",
+    "unflatten",
+    "view_as",
+    "where",
+)
 
-PARTS = {"pife": "PIFE", "sdtps": "SDTPS", "hdm": "HDM", "atmoe": "ATMoE", "heads": "heads (training only)"}
+PARTS = {
+    "pife": "PIFE",
+    "sdtps": "SDTPS",
+    "hdm": "HDM",
+    "atmoe": "ATMoE",
+    "heads": "heads (training only)",
+}
 
 logger = logging.getLogger(__name__)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
     """Trainable parameters by top-level module."""
-    return {name: sum(p.numel() for p in module.parameters() if p.requires_grad) for name, module in model.named_children()}
+    return {
+        name: sum(p.numel() for p in module.parameters() if p.requires_grad)
+        for name, module in model.named_children()
+    }
 
 
 def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
@@ -50,20 +109,31 @@ def total_macs(model: nn.Module, inputs: tuple) -> int:
 
 
 def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
-    with warnings.catch_warnings():  # fvcore uses torch.jit.script, which newer torch calls deprecated
+    with (
+        warnings.catch_warnings()
+    ):  # fvcore uses torch.jit.script, which newer torch calls deprecated
         warnings.simplefilter("ignore", FutureWarning)
         from fvcore.nn import FlopCountAnalysis
         from fvcore.nn.jit_handles import elementwise_flop_counter
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
     analysis.set_op_handle("aten::cdist", distance_macs)
-    analysis.set_op_handle(**{f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
-                              for name in PER_ELEMENT for in_place in ("", "_")})
+    analysis.set_op_handle(
+        **{
+            f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
+            for name in PER_ELEMENT
+            for in_place in ("", "_")
+        }
+    )
     analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
-    analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)  # evaluation does not call the heads
+    analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(
+        False
+    )  # evaluation does not call the heads
     macs = analysis.by_module()
     if left := analysis.unsupported_ops():
-        logger.warning("Not counted, because there is no rule for them: %s", ", ".join(sorted(left)))
+        logger.warning(
+            "Not counted, because there is no rule for them: %s", ", ".join(sorted(left))
+        )
     return macs
 
 
@@ -71,28 +141,41 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
     """Lines of the parameters and GMACs of every part; of HDM's plain formulation too."""
     parameters, macs = count_parameters(model), count_macs(cfg, model)
     total = sum(parameters.values())
-    rows = [*((PARTS.get(part, part), count, macs[part]) for part, count in parameters.items()), ("total", total, macs[""])]
-    lines = [f"{'part':24}{'parameters':>14}{'GMACs':>10}",
-             *(f"{name:24}{count:14,}{operations / 1e9:10.4f}" for name, count, operations in rows)]
+    rows = [
+        *((PARTS.get(part, part), count, macs[part]) for part, count in parameters.items()),
+        ("total", total, macs[""]),
+    ]
+    lines = [
+        f"{'part':24}{'parameters':>14}{'GMACs':>10}",
+        *(f"{name:24}{count:14,}{operations / 1e9:10.4f}" for name, count, operations in rows),
+    ]
     if model.hdm:
         plain = plain_hdm_macs(model.backbone.width, tokens_of_hdm(model))
-        lines += [f"{'plain formulation: HDM':38}{plain / 1e9:10.4f}",
-                  f"{'plain formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}"]
+        lines += [
+            f"{'plain formulation: HDM':38}{plain / 1e9:10.4f}",
+            f"{'plain formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}",
+        ]
     return lines
 
 
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     if model.sdtps and model.sdtps_feeds_hdm:
-        return 1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1  # the last is the extra token
-    return 1 + (model.slimming.counts(model.backbone.num_patches)[-1] if model.slimming else model.backbone.num_patches)
+        return (
+            1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1
+        )  # the last is the extra token
+    return 1 + (
+        model.slimming.counts(model.backbone.num_patches)[-1]
+        if model.slimming
+        else model.backbone.num_patches
+    )
 
 
 def plain_hdm_macs(width: int, tokens: int) -> int:
     """Multiply-accumulates of HDM as seven multi-head attentions, whose keys and values are projected token by token."""
     seen = tokens * sum(map(len, SUBSETS.values()))
     # Key and value of every token seen; query and output of every subset; logits and weighted sums.
-    return 2 * seen * width ** 2 + 2 * len(SUBSETS) * width ** 2 + 2 * seen * width
+    return 2 * seen * width**2 + 2 * len(SUBSETS) * width**2 + 2 * seen * width
 
 
 def attention_macs(inputs: list, outputs: list) -> int:

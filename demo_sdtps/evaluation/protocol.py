@@ -1,4 +1,5 @@
 """The field's protocol of evaluation: query and gallery, and the ranking of each return pattern (docs/method.md)."""
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,13 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
     matched = count_matched(cfg, query, gallery)
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
-    return TestData(samples, torch.tensor([index[sample] for sample in query]),
-                    torch.tensor([index[sample] for sample in gallery]), test_loader(cfg, shard_for_rank(samples)), matched)
+    return TestData(
+        samples,
+        torch.tensor([index[sample] for sample in query]),
+        torch.tensor([index[sample] for sample in gallery]),
+        test_loader(cfg, shard_for_rank(samples)),
+        matched,
+    )
 
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
@@ -64,9 +70,11 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
         seen[sample.identity].add(getattr(sample, key))
     matched = sum(1 for sample in query if seen[sample.identity] - {getattr(sample, key)})
     if not matched:
-        raise UserError(f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
-                        f"identity with another {key}), so nothing can be scored; "
-                        f"{'check the test split' if reader_of(cfg).labelled else NO_LABELS}.")
+        raise UserError(
+            f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
+            f"identity with another {key}), so nothing can be scored; "
+            f"{'check the test split' if reader_of(cfg).labelled else NO_LABELS}."
+        )
     return matched
 
 
@@ -77,15 +85,23 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
     """
     found = []
     known = {sample.identity for sample in splits["train"]}
-    if shared := sorted(known & {sample.identity for sample in (*splits["query"], *splits["gallery"])}):
-        found.append(f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
-                     "not those of unseen ones; leave them out of one, or renumber them if they are others.")
+    if shared := sorted(
+        known & {sample.identity for sample in (*splits["query"], *splits["gallery"])}
+    ):
+        found.append(
+            f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
+            "not those of unseen ones; leave them out of one, or renumber them if they are others."
+        )
     if unmatched := len(splits["query"]) - matched:
-        found.append(f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
-                     f"with another {exclude_key(cfg)}) and are not scored (the usual protocol).")
+        found.append(
+            f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
+            f"with another {exclude_key(cfg)}) and are not scored (the usual protocol)."
+        )
     if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
-        found.append("WARNING: MODEL.SLIM_SHARED keeps the same positions of the three modalities, but they are flipped and "
-                     "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True.")
+        found.append(
+            "WARNING: MODEL.SLIM_SHARED keeps the same positions of the three modalities, but they are flipped and "
+            "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True."
+        )
     return found
 
 
@@ -96,12 +112,22 @@ def exclude_key(cfg: CfgNode) -> str:
 
 def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Raises `UserError` as `extract_features`."""
-    cases = cases_of(model.modalities) if cfg.TEST.MISS == "all" else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
+    cases = (
+        cases_of(model.modalities)
+        if cfg.TEST.MISS == "all"
+        else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
+    )
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
     device = next(model.parameters()).device
-    return broadcast_from_main(lambda: {
-        case: {pattern: rank_features(cfg, feature.to(device), data) for pattern, feature in patterns.items()}
-        for case, patterns in zip(cases, features, strict=True)})
+    return broadcast_from_main(
+        lambda: {
+            case: {
+                pattern: rank_features(cfg, feature.to(device), data)
+                for pattern, feature in patterns.items()
+            }
+            for case, patterns in zip(cases, features, strict=True)
+        }
+    )
 
 
 def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
@@ -129,15 +155,21 @@ def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Dista
 
 def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:
     """L2-normalised features (n, D) where TEST.FEAT_NORM is yes, else `features`."""
-    return F.normalize(features, dim=1, out=features if in_place else None) if cfg.TEST.FEAT_NORM == "yes" else features
+    return (
+        F.normalize(features, dim=1, out=features if in_place else None)
+        if cfg.TEST.FEAT_NORM == "yes"
+        else features
+    )
 
 
 def _labels(cfg: CfgNode, data: TestData) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """Identities and cameras of both sides, and their scenes where the protocol excludes by them, as rankings take them."""
     sides = {"query": data.query, "gallery": data.gallery}
     scenes = {f"{name}_scenes": data.labels("scene", side) for name, side in sides.items()}
-    return ([data.labels(name, side) for name in ("identity", "camera") for side in sides.values()],
-            scenes if exclude_key(cfg) == "scene" else {})
+    return (
+        [data.labels(name, side) for name in ("identity", "camera") for side in sides.values()],
+        scenes if exclude_key(cfg) == "scene" else {},
+    )
 
 
 def _query_and_gallery(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[torch.Tensor]:

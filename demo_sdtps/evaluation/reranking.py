@@ -3,6 +3,7 @@
 Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. Shapes: N samples of query
 and gallery together, K = k1 + 1, H = round(k1 / 2) + 1.
 """
+
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
@@ -41,7 +42,10 @@ class Distances:
     def __init__(self, features: torch.Tensor) -> None:
         self.distinct, self.index = features.unique(dim=0, return_inverse=True)
         if len(self.distinct) == len(features):
-            self.distinct, self.index = features, torch.arange(len(features), device=features.device)
+            self.distinct, self.index = (
+                features,
+                torch.arange(len(features), device=features.device),
+            )
         self.kept = self._kept() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
@@ -49,7 +53,11 @@ class Distances:
         if self.kept is not None and are_distinct:
             return self.kept[rows]
         own = self.index[rows]
-        distance = self._between(self.distinct[own], self.distinct) if self.kept is None else self.kept[own]
+        distance = (
+            self._between(self.distinct[own], self.distinct)
+            if self.kept is None
+            else self.kept[own]
+        )
         distance.scatter_(1, own[:, None], 0)
         return distance if are_distinct else distance.index_select(1, self.index)
 
@@ -59,7 +67,7 @@ class Distances:
         for start in range(0, len(whole), STRIP):
             strip = slice(start, start + STRIP)
             whole[start:, strip] = self._between(self.distinct[start:], self.distinct[strip])
-            whole[strip, start + STRIP:] = whole[start + STRIP:, strip].T
+            whole[strip, start + STRIP :] = whole[start + STRIP :, strip].T
         return whole.fill_diagonal_(0)
 
     @staticmethod
@@ -68,8 +76,13 @@ class Distances:
 
 
 @torch.no_grad()
-def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k1: int = 50, k2: int = 15,
-                 lambda_value: float = 0.3) -> torch.Tensor:
+def k_reciprocal(
+    query_features: torch.Tensor,
+    gallery_features: torch.Tensor,
+    k1: int = 50,
+    k2: int = 15,
+    lambda_value: float = 0.3,
+) -> torch.Tensor:
     """Re-ranked distances of queries (Q, D) to the gallery (G, D): (Q, G) float32, on the features' device.
 
     (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean distance over its row's
@@ -80,13 +93,23 @@ def k_reciprocal(query_features: torch.Tensor, gallery_features: torch.Tensor, k
     Raises `ValueError` for k1 or k2 below 1, lambda_value outside [0, 1], no queries, no gallery or widths that differ.
     """
     if k1 < 1 or k2 < 1 or not 0 <= lambda_value <= 1:
-        raise ValueError(f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1.")
+        raise ValueError(
+            f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1."
+        )
     shapes = tuple(query_features.shape), tuple(gallery_features.shape)
-    if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][1] != shapes[1][1] or 0 in shapes[0] + shapes[1]:
-        raise ValueError(f"Features must be (Q, D) and (G, D) and not empty, but they are {shapes[0]} and {shapes[1]}.")
-    distances = Distances(torch.cat([F.normalize(side.float(), dim=1) for side in (query_features, gallery_features)]))
+    if (
+        not len(shapes[0]) == len(shapes[1]) == 2
+        or shapes[0][1] != shapes[1][1]
+        or 0 in shapes[0] + shapes[1]
+    ):
+        raise ValueError(
+            f"Features must be (Q, D) and (G, D) and not empty, but they are {shapes[0]} and {shapes[1]}."
+        )
+    distances = Distances(
+        torch.cat([F.normalize(side.float(), dim=1) for side in (query_features, gallery_features)])
+    )
     nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
-    wide, narrow = (_reciprocal(nearest[:, :count + 1]) for count in (k1, round(k1 / 2)))
+    wide, narrow = (_reciprocal(nearest[:, : count + 1]) for count in (k1, round(k1 / 2)))
     weights = _compress(_weights(distances, farthest, wide, narrow))
     if k2 > 1:
         weights = _compress(_means(weights, nearest[:, :k2]))
@@ -104,14 +127,18 @@ def _neighbours(distances: Distances, count: int) -> tuple[torch.Tensor, torch.T
     """Indices of the `count` nearest of every sample (N, count), itself first, and its largest distance (N, 1)."""
     indices = torch.arange(len(distances.index), device=distances.index.device)
     nearest, farthest = [], []
-    for rows in progress(_blocks(torch.full_like(indices, len(indices))), "re-ranking: neighbours", unit="block"):
+    for rows in progress(
+        _blocks(torch.full_like(indices, len(indices))), "re-ranking: neighbours", unit="block"
+    ):
         distance = distances[rows]
         farthest.append(distance.amax(1, keepdim=True))
         distance = distance.scatter(1, indices[rows, None], -1)
         # topk breaks ties arbitrarily. The bits of floats ≥ 0, read as integers, are ordered as the floats are (those of -1
         # are negative); with the index in the lower bits the order of the keys is that of (distance, index).
         keys = distance.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(indices)
-        nearest.append(keys.topk(min(count, len(indices)), largest=False).values.bitwise_and_(0xFFFFFFFF))
+        nearest.append(
+            keys.topk(min(count, len(indices)), largest=False).values.bitwise_and_(0xFFFFFFFF)
+        )
     # Equal features have distance 0, by which nothing can be divided.
     return torch.cat(nearest), torch.cat(farthest).clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -120,24 +147,36 @@ def _reciprocal(nearest: torch.Tensor) -> torch.Tensor:
     """k-reciprocal sets: the neighbours (N, k) of each sample that have it among theirs; N reindices the others."""
     indices = torch.arange(len(nearest), dtype=torch.int32, device=nearest.device)
     short = nearest.int()  # read k times
-    return torch.cat([
-        nearest[rows].masked_fill((short[nearest[rows]] != indices[rows, None, None]).all(2), len(indices))
-        for rows in _blocks(torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long))])
+    return torch.cat(
+        [
+            nearest[rows].masked_fill(
+                (short[nearest[rows]] != indices[rows, None, None]).all(2), len(indices)
+            )
+            for rows in _blocks(torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long))
+        ]
+    )
 
 
-def _weights(distances: Distances, farthest: torch.Tensor, wide: torch.Tensor,
-             narrow: torch.Tensor) -> Iterator[torch.Tensor]:
+def _weights(
+    distances: Distances, farthest: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor
+) -> Iterator[torch.Tensor]:
     """V in blocks (rows, N): exp(-distance) over the expanded set of every sample, normalised to sum 1.
 
     A sample's set in `wide` (N, K) is expanded by its members' sets in `narrow` (N, H) that overlap it by more than 2/3.
     """
     samples = len(wide)
-    narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)  # index N, the placeholder, has an empty set
+    narrow = F.pad(
+        narrow, (0, 0, 0, 1), value=samples
+    )  # index N, the placeholder, has an empty set
     sizes = (narrow < samples).sum(1, dtype=torch.int32)
-    elements = torch.full((samples,), max(samples, wide.shape[1] * narrow.shape[1]), device=wide.device)
+    elements = torch.full(
+        (samples,), max(samples, wide.shape[1] * narrow.shape[1]), device=wide.device
+    )
     for rows in progress(_blocks(elements), "re-ranking: neighbourhoods", unit="block"):
         members = wide[rows]
-        inside = torch.zeros(len(members), samples + 1, dtype=torch.bool, device=wide.device).scatter_(1, members, True)
+        inside = torch.zeros(
+            len(members), samples + 1, dtype=torch.bool, device=wide.device
+        ).scatter_(1, members, True)
         inside[:, samples] = False
         theirs = narrow[members]  # (rows, K, H)
         shared = inside.gather(1, theirs.flatten(1)).view_as(theirs).sum(2, dtype=torch.int32)
@@ -167,14 +206,17 @@ def _overlaps(weights: SparseRows, queries: int) -> torch.Tensor:
     indices = torch.arange(len(weights.start) - 1, device=weights.start.device)
     gallery = _columns(weights, indices[queries:])
     total = weights.value.new_zeros(queries, len(indices) - queries)
-    meetings = _starts(gallery.start.diff()[weights.column])[weights.start[:queries + 1]].diff()
+    meetings = _starts(gallery.start.diff()[weights.column])[weights.start[: queries + 1]].diff()
     # Memory-bound passes over the meetings: small blocks stay in the processor's cache.
     for rows in progress(_blocks(meetings, share=8), "re-ranking: Jaccard", unit="block"):
         counts, column, weight = _rows_of(weights, indices[:queries][rows])
         met, other, other_weight = _rows_of(gallery, column)
-        row = (indices[:len(counts)] * total.shape[1]).repeat_interleave(counts)
-        total[rows].view(-1).scatter_add_(0, row.repeat_interleave(met) + other,
-                                            torch.minimum(weight.repeat_interleave(met), other_weight))
+        row = (indices[: len(counts)] * total.shape[1]).repeat_interleave(counts)
+        total[rows].view(-1).scatter_add_(
+            0,
+            row.repeat_interleave(met) + other,
+            torch.minimum(weight.repeat_interleave(met), other_weight),
+        )
     return total
 
 
@@ -202,10 +244,14 @@ def _columns(matrix: SparseRows, rows: torch.Tensor) -> SparseRows:
     counts, column, value = _rows_of(matrix, rows)
     row = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
     order = column.argsort(stable=True)
-    return SparseRows(_starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order])
+    return SparseRows(
+        _starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order]
+    )
 
 
-def _rows_of(matrix: SparseRows, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _rows_of(
+    matrix: SparseRows, rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The entries of the rows (n,), concatenated: their number per row (n,), columns and values."""
     counts = matrix.start.diff()[rows]
     entry = (matrix.start[rows] - _starts(counts)[:-1]).repeat_interleave(counts)

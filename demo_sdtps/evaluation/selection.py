@@ -1,4 +1,5 @@
 """How well SDTPS and slimming find a known foreground, such as the synthetic pedestrians' (docs/method.md), and its tables."""
+
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +75,9 @@ class Choice:
 
 
 @torch.no_grad()
-def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor, lights: Sequence[str] = ()) -> Quality:
+def measure_selection(
+    model: DeMo, loader: DataLoader, foreground: torch.Tensor, lights: Sequence[str] = ()
+) -> Quality:
     """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once.
 
     foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
@@ -82,38 +85,66 @@ def measure_selection(model: DeMo, loader: DataLoader, foreground: torch.Tensor,
     are not finite.
     """
     device, cases = next(model.parameters()).device, cases_of(model.modalities)
-    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)  # one number per image
+    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(
+        list
+    )  # one number per image
     sums: dict[str, torch.Tensor] = {}
     seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
-    for (images, _, cameras), relevant in zip(seen_batches, foreground.split(loader.batch_size or 1), strict=True):
-        images = {modality: image.to(device, non_blocking=True) for modality, image in images.items()}
+    for (images, _, cameras), relevant in zip(
+        seen_batches, foreground.split(loader.batch_size or 1), strict=True
+    ):
+        images = {
+            modality: image.to(device, non_blocking=True) for modality, image in images.items()
+        }
         cameras, relevant = cameras.to(device), relevant.to(device)
         contexts = model.encode_cases(images, cameras, list(cases.values()))
         for (case, missing), context in zip(cases.items(), contexts, strict=True):
             if case == COMPLETE:
                 for modality, vectors in context.global_feats.items():
-                    sums[modality] = sums.get(modality, 0) + F.normalize(vectors.double(), dim=1).sum(dim=0)
+                    sums[modality] = sums.get(modality, 0) + F.normalize(
+                        vectors.double(), dim=1
+                    ).sum(dim=0)
             for name, by_modality in choices(model, context, missing).items():
                 for modality, choice in by_modality.items():
                     for measure, values in measures(choice, relevant).items():
                         numbers[name, case, modality, measure].append(values.cpu())
     whole = {key: torch.cat(parts) for key, parts in numbers.items()}
-    found = {name: {case: _rows(whole, name, case) for case in cases} for name in dict.fromkeys(name for name, *_ in whole)}
-    shown = {light: torch.tensor([one == light for one in lights]) for light in sorted(set(lights) - {""})}
-    by_light = {light: {name: _rows(whole, name, COMPLETE, those) for name in found} for light, those in shown.items()}
+    found = {
+        name: {case: _rows(whole, name, case) for case in cases}
+        for name in dict.fromkeys(name for name, *_ in whole)
+    }
+    shown = {
+        light: torch.tensor([one == light for one in lights])
+        for light in sorted(set(lights) - {""})
+    }
+    by_light = {
+        light: {name: _rows(whole, name, COMPLETE, those) for name in found}
+        for light, those in shown.items()
+    }
     count = len(foreground)
     # The mean over all ordered pairs of two different images.
-    cosines = {modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
-               for modality, total in sums.items()}
-    return Quality(found.pop(SDTPS, {}), random_order(foreground), cosines, count, int((~foreground.any(dim=1)).sum()),
-                   found, by_light)
+    cosines = {
+        modality: (total.square().sum().item() - count) / max(1, count * (count - 1))
+        for modality, total in sums.items()
+    }
+    return Quality(
+        found.pop(SDTPS, {}),
+        random_order(foreground),
+        cosines,
+        count,
+        int((~foreground.any(dim=1)).sum()),
+        found,
+        by_light,
+    )
 
 
 def check_selection(cfg: CfgNode) -> None:
     """Raise `UserError` for a configuration with neither SDTPS nor slimming."""
     if not selects_patches(cfg):
-        raise UserError("MODEL.USE_SDTPS is False and MODEL.SLIM_BLOCKS [], so no patches are selected; use a configuration "
-                        "with SDTPS or with slimming.")
+        raise UserError(
+            "MODEL.USE_SDTPS is False and MODEL.SLIM_BLOCKS [], so no patches are selected; use a configuration "
+            "with SDTPS or with slimming."
+        )
 
 
 def selects_patches(cfg: CfgNode) -> bool:
@@ -121,30 +152,40 @@ def selects_patches(cfg: CfgNode) -> bool:
     return bool(cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
 
 
-def choices(model: DeMo, context: Context, missing: frozenset[str] = frozenset()) -> dict[str, dict[str, Choice]]:
+def choices(
+    model: DeMo, context: Context, missing: frozenset[str] = frozenset()
+) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
     parts of a score that are named after `missing` modalities.
 
     Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
-    check_features("The network's features", [*context.tokens.values(), *context.global_feats.values()])
+    check_features(
+        "The network's features", [*context.tokens.values(), *context.global_feats.values()]
+    )
     found: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in model.modalities if modality not in missing]
     for number, stage in enumerate(context.stages, start=1):
         check_finite("The scores of the patches", (stage.score[modality] for modality in present))
         found[f"stage {number}"] = {
-            modality: Choice(stage.scored[modality],
-                             stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
-                             {"score": stage.score[modality]})
-            for modality in present}
+            modality: Choice(
+                stage.scored[modality],
+                stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
+                {"score": stage.score[modality]},
+            )
+            for modality in present
+        }
     if model.sdtps:
         selections, found[SDTPS] = model.sdtps(context), {}
         for modality in present:
             parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
-            scores = {"score": selections[modality].score} | {name: part for name, part in parts.items()
-                                                              if name not in missing}
+            scores = {"score": selections[modality].score} | {
+                name: part for name, part in parts.items() if name not in missing
+            }
             check_finite("The scores of the patches", scores.values())
-            found[SDTPS][modality] = Choice(context.positions_of(modality), selections[modality].mask > 0, scores)
+            found[SDTPS][modality] = Choice(
+                context.positions_of(modality), selections[modality].mask > 0, scores
+            )
     return found
 
 
@@ -152,14 +193,24 @@ def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor
     """One number (B,) float64 per image and measure; foreground (B, N) bool. NaN: the image has no number."""
     relevant, kept = foreground.gather(1, choice.positions), choice.kept.double()
     hits = (kept * relevant).sum(dim=1)
-    return {"base_rate": relevant.double().mean(dim=1), "kept": hits / kept.sum(dim=1), "recall": hits / foreground.sum(dim=1),
-            **{name: average_precision(score, relevant) for name, score in choice.scores.items()}}
+    return {
+        "base_rate": relevant.double().mean(dim=1),
+        "kept": hits / kept.sum(dim=1),
+        "recall": hits / foreground.sum(dim=1),
+        **{name: average_precision(score, relevant) for name, score in choice.scores.items()},
+    }
 
 
-def _rows(numbers: dict[tuple[str, str, str, str], torch.Tensor], name: str, case: str,
-          images: torch.Tensor | slice = slice(None)) -> Measures:
+def _rows(
+    numbers: dict[tuple[str, str, str, str], torch.Tensor],
+    name: str,
+    case: str,
+    images: torch.Tensor | slice = slice(None),
+) -> Measures:
     """Means over `images` of the numbers of a stage or SDTPS, by modality and measure, without NaN."""
-    rows: Measures = {modality: {} for whose, when, modality, _ in numbers if (whose, when) == (name, case)}
+    rows: Measures = {
+        modality: {} for whose, when, modality, _ in numbers if (whose, when) == (name, case)
+    }
     for (whose, when, modality, measure), values in numbers.items():
         if (whose, when) == (name, case) and not values[images].isnan().all():
             rows[modality][measure] = values[images].nanmean().item()
@@ -195,8 +246,10 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
     """Whether at least half of a patch's pixels are on the person: (images, N) bool. Raises `UserError` without such masks."""
     paths = [mask_path(sample) for sample in samples]
     if absent := next((path for path in paths if not path.exists()), None):
-        raise UserError(f"The foreground mask {absent} is missing, so it is not known where the person is; write the masks "
-                        "with tools/make_masks.py, or set DATASETS.ROOT_DIR to data of tools/make_synthetic.py.")
+        raise UserError(
+            f"The foreground mask {absent} is missing, so it is not known where the person is; write the masks "
+            "with tools/make_masks.py, or set DATASETS.ROOT_DIR to data of tools/make_synthetic.py."
+        )
     patch, stride = backbone.vit.patch_embed.patch_size, cfg.MODEL.STRIDE_SIZE
 
     def on_person(path: Path) -> torch.Tensor:
@@ -209,17 +262,33 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
         masks = pool.map(on_person, paths)
         found = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))
     if not found.any():
-        raise UserError(f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
-                        "find; check the masks, or use smaller patches.")
+        raise UserError(
+            f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
+            "find; check the masks, or use smaller patches."
+        )
     return found
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
-    left_out = f", {quality.left_out} of them without a patch on the person and not in AP or recall" if quality.left_out else ""
-    guide = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else ", global features of missing modalities do not guide"
-    where = "; behind the first stage, base rate and AP are among the patches that are left" if len(quality.choices) > 1 else ""
-    return (f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
-            f"{cfg.TEST.WEIGHT}{guide}, in percent{where}; a random order has AP {100 * quality.random_order:.1f}")
+    left_out = (
+        f", {quality.left_out} of them without a patch on the person and not in AP or recall"
+        if quality.left_out
+        else ""
+    )
+    guide = (
+        ""
+        if cfg.MODEL.SDTPS_GUIDE_MISSING
+        else ", global features of missing modalities do not guide"
+    )
+    where = (
+        "; behind the first stage, base rate and AP are among the patches that are left"
+        if len(quality.choices) > 1
+        else ""
+    )
+    return (
+        f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
+        f"{cfg.TEST.WEIGHT}{guide}, in percent{where}; a random order has AP {100 * quality.random_order:.1f}"
+    )
 
 
 def as_tables(quality: Quality) -> list[str]:
@@ -229,18 +298,32 @@ def as_tables(quality: Quality) -> list[str]:
         groups = {case_name(case): rows for case, rows in cases.items()}
         groups |= {f"nothing, {light}": found[name] for light, found in quality.lights.items()}
         lines += [*([f"{name}:"] if quality.stages else []), as_table(groups)]
-    cosines = ", ".join(f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items())
+    cosines = ", ".join(
+        f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items()
+    )
     return [*lines, f"mean cosine of the globals of two different images: {cosines}"]
 
 
 def as_table(groups: dict[str, Measures]) -> str:
     """One row per group and present modality, in percent."""
     columns = {name: name.replace("_", " ") for name in SHARES} | {
-        name: f"AP {name}" for rows in groups.values() for row in rows.values() for name in row if name not in SHARES}
-    lines = ["missing".ljust(CASE_WIDTH) + "patches of" + "".join(column.rjust(11) for column in columns.values())]
+        name: f"AP {name}"
+        for rows in groups.values()
+        for row in rows.values()
+        for name in row
+        if name not in SHARES
+    }
+    lines = [
+        "missing".ljust(CASE_WIDTH)
+        + "patches of"
+        + "".join(column.rjust(11) for column in columns.values())
+    ]
     for title, rows in groups.items():
         for index, (modality, row) in enumerate(rows.items()):
             cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)
-            lines.append((title if index == 0 else "").ljust(CASE_WIDTH) + modality.ljust(len("patches of"))
-                         + "".join(cell.rjust(11) for cell in cells))
+            lines.append(
+                (title if index == 0 else "").ljust(CASE_WIDTH)
+                + modality.ljust(len("patches of"))
+                + "".join(cell.rjust(11) for cell in cells)
+            )
     return "\n".join(lines)

@@ -1,4 +1,5 @@
 """Records, tables and captions of evaluations."""
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,24 @@ def evaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reid_record(rankings: Mapping[int, Ranking]) -> dict[str, dict[str, float]]:
     """The record of the rankings of each return pattern."""
-    return {str(pattern): {"mAP": ranking.mAP} | {f"Rank-{k}": ranking.rank(k) for k in RANKS}
-            for pattern, ranking in rankings.items()}
+    return {
+        str(pattern): {"mAP": ranking.mAP} | {f"Rank-{k}": ranking.rank(k) for k in RANKS}
+        for pattern, ranking in rankings.items()
+    }
 
 
 def reid_table(record: Record, untrained: Record | None = None) -> str:
     """A record in percent, one row per return pattern; with `untrained`, that record's mAP in the last column."""
-    rows = {PATTERN_NAMES[int(pattern)]: {name: 100 * value for name, value in row.items()} for pattern, row in record.items()}
+    rows = {
+        PATTERN_NAMES[int(pattern)]: {name: 100 * value for name, value in row.items()}
+        for pattern, row in record.items()
+    }
     lines = percent_table(rows, "return pattern").splitlines()
     if untrained:
-        column = ["mAP untrained", *(f"{100 * untrained[pattern]['mAP']:.1f}" for pattern in record)]
+        column = [
+            "mAP untrained",
+            *(f"{100 * untrained[pattern]['mAP']:.1f}" for pattern in record),
+        ]
         lines = [line + cell.rjust(NAME_WIDTH) for line, cell in zip(lines, column, strict=True)]
     return "\n".join(lines)
 
@@ -57,7 +66,9 @@ def missing_table(records: Mapping[str, Record]) -> str:
     for name, record in missing_rows(records).items():
         header, *rows = reid_table(record).splitlines()
         lines += [] if lines else ["missing".ljust(CASE_WIDTH) + header]
-        lines += [label.ljust(CASE_WIDTH) + row for label, row in zip([name, "", ""], rows, strict=True)]
+        lines += [
+            label.ljust(CASE_WIDTH) + row for label, row in zip([name, "", ""], rows, strict=True)
+        ]
     return "\n".join(lines)
 
 
@@ -66,26 +77,40 @@ def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
     incomplete = [record for case, record in records.items() if missing_modalities(case)]
     if not incomplete:  # a model of one modality
         return dict(records)
-    mean = {pattern: {name: sum(record[pattern][name] for record in incomplete) / len(incomplete) for name in row}
-            for pattern, row in incomplete[0].items()}
-    return {**{case_name(case): record for case, record in records.items()}, f"mean of the {COUNTS[len(incomplete)]}": mean}
+    mean = {
+        pattern: {
+            name: sum(record[pattern][name] for record in incomplete) / len(incomplete)
+            for name in row
+        }
+        for pattern, row in incomplete[0].items()
+    }
+    return {
+        **{case_name(case): record for case, record in records.items()},
+        f"mean of the {COUNTS[len(incomplete)]}": mean,
+    }
 
 
 def cross_modal_tables(cfg: CfgNode, found: CrossModal) -> list[str]:
     """The lines of a table in percent for each measure."""
     lines = [cross_modal_caption(cfg)]
     for measure, rows in found.items():
-        percent = {one: {other: None if value is None else 100 * value for other, value in row.items()}
-                   for one, row in rows.items()}
+        percent = {
+            one: {other: None if value is None else 100 * value for other, value in row.items()}
+            for one, row in rows.items()
+        }
         lines += ["", *percent_table(percent, measure).splitlines()]
     return lines
 
 
 def cross_modal_caption(cfg: CfgNode) -> str:
     """One line on what the matrices of sets of modalities show."""
-    how = cfg.TEST.CROSS_MODAL_DISTANCE + (" of the original features" if cfg.TEST.CROSS_MODAL_DISTANCE == "pairs" else "")
-    return ("modalities of the query (rows) and of the gallery (columns), unequal sets by TEST.CROSS_MODAL_DISTANCE "
-            f"{how}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}")
+    how = cfg.TEST.CROSS_MODAL_DISTANCE + (
+        " of the original features" if cfg.TEST.CROSS_MODAL_DISTANCE == "pairs" else ""
+    )
+    return (
+        "modalities of the query (rows) and of the gallery (columns), unequal sets by TEST.CROSS_MODAL_DISTANCE "
+        f"{how}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
+    )
 
 
 def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = "") -> str:
@@ -101,17 +126,26 @@ def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = 
 
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
-    queries = f"{len(data.query)} queries" + ("" if data.matched == len(data.query) else f", {data.matched} with a match")
+    queries = f"{len(data.query)} queries" + (
+        "" if data.matched == len(data.query) else f", {data.matched} with a match"
+    )
     return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
 
 
 def options(cfg: CfgNode) -> str:
     """The options of TEST that are not at their defaults, each after a comma."""
     missing = frozenset() if cfg.TEST.MISS == "all" else missing_modalities(cfg.TEST.MISS)
-    return "".join(f", {text}" for text, is_on in (
-        (f"without {' and '.join(_in_order(missing))}", missing), ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
-        (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"), ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
-        ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no")) if is_on)
+    return "".join(
+        f", {text}"
+        for text, is_on in (
+            (f"without {' and '.join(_in_order(missing))}", missing),
+            ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
+            (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"),
+            ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
+            ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no"),
+        )
+        if is_on
+    )
 
 
 def distance_name(cfg: CfgNode) -> str:

@@ -1,4 +1,5 @@
 """The model: backbone, PIFE, scores, slimming, SDTPS, HDM and ATMoE, heads; its losses and the names of its weights."""
+
 from typing import TYPE_CHECKING
 
 from demo_sdtps.lazy import lazy_names

@@ -3,6 +3,7 @@
 A block is read by the names of its parts, so that no library is imported: timm's VisionTransformer and Eva, OpenAI's CLIP and
 open_clip, torchvision, and the ViT, CLIP and DINOv2 of Hugging Face's transformers.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -23,18 +24,24 @@ OTHER_WAYS = ("ResPostBlock", "DiffAttention")
 
 
 @torch.no_grad()
-def attention_weights(block: nn.Module, tokens: Tokens, queries: slice = slice(None),
-                      rope: torch.Tensor | None = None) -> torch.Tensor:
+def attention_weights(
+    block: nn.Module, tokens: Tokens, queries: slice = slice(None), rope: torch.Tensor | None = None
+) -> torch.Tensor:
     """Softmax weights of `queries`, all tokens or CLASS_TOKEN, over all L tokens in `block`, whose input is `tokens`
     → (B, heads, L or 1, L) float32. `rope` is the rotary embedding of timm's that the block is given.
 
     Those of the class token cost the block's keys, about a twelfth of the block.
     """
     attention = attention_of(block)
-    query, key = _projected(block, tokens.values[:, queries], is_key=False), keys(block, tokens.values)
+    query, key = (
+        _projected(block, tokens.values[:, queries], is_key=False),
+        keys(block, tokens.values),
+    )
     if rope is not None:
         key = _rotate(key, rope, attention)
-        query = query if query.shape[2] == 1 else _rotate(query, rope, attention)  # the class token has no rotary position
+        query = (
+            query if query.shape[2] == 1 else _rotate(query, rope, attention)
+        )  # the class token has no rotary position
     with torch.autocast(query.device.type, enabled=False):
         logits = (query.float() * query.shape[-1] ** -0.5) @ key.float().transpose(-2, -1)
         if tokens.sizes is not None:
@@ -53,15 +60,25 @@ def attention_of(block: nn.Module) -> Any:
     found: Any = _first(block, ATTENTIONS)
     found = getattr(found, "attention", found)  # of transformers' ViT before version 5
     norm = _first(block, NORMS)
-    is_known = norm is not None and not {type(block).__name__, type(found).__name__} & set(OTHER_WAYS)
-    return found if is_known and _projections(found) and getattr(found, "num_kv_groups", 1) == 1 else None
+    is_known = norm is not None and not {type(block).__name__, type(found).__name__} & set(
+        OTHER_WAYS
+    )
+    return (
+        found
+        if is_known and _projections(found) and getattr(found, "num_kv_groups", 1) == 1
+        else None
+    )
 
 
-def check_class_attention(block: nn.Module, what: str, advice: str = "choose another score or backbone") -> None:
+def check_class_attention(
+    block: nn.Module, what: str, advice: str = "choose another score or backbone"
+) -> None:
     """Raise `UserError`, `what` first in the sentence and `advice` last, for a block whose attention is not known here."""
     if attention_of(block) is None:
-        raise UserError(f"{what}, which reads the keys of a block, but the attention of this backbone's blocks "
-                        f"({type(block).__name__}) is computed in another way; {advice}.")
+        raise UserError(
+            f"{what}, which reads the keys of a block, but the attention of this backbone's blocks "
+            f"({type(block).__name__}) is computed in another way; {advice}."
+        )
 
 
 def _projected(block: nn.Module, values: torch.Tensor, is_key: bool) -> torch.Tensor:
@@ -80,10 +97,16 @@ def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None
     for names in PROJECTIONS:
         if all(isinstance(getattr(attention, name, None), nn.Linear) for name in names):
             # Detached: autocast may keep a half-precision copy of a parameter, which without gradient the block must not reuse.
-            return [(getattr(attention, name).weight.detach(), getattr(attention, name).bias) for name in names]
+            return [
+                (getattr(attention, name).weight.detach(), getattr(attention, name).bias)
+                for name in names
+            ]
     qkv = getattr(attention, "qkv", None)
-    weight, bias = (getattr(qkv, "weight", None), getattr(qkv, "bias", None)) if qkv is not None else (
-        getattr(attention, "in_proj_weight", None), getattr(attention, "in_proj_bias", None))
+    weight, bias = (
+        (getattr(qkv, "weight", None), getattr(qkv, "bias", None))
+        if qkv is not None
+        else (getattr(attention, "in_proj_weight", None), getattr(attention, "in_proj_bias", None))
+    )
     if weight is None or _heads(attention) is None:
         return []
     weights = weight.chunk(3)[:2]
@@ -98,7 +121,9 @@ def _heads(attention: Any) -> int:
 
 def _first(owner: Any, names: tuple[str, ...]) -> Any:
     """The first of these attributes that `owner` has, None for none."""
-    return next((getattr(owner, name) for name in names if getattr(owner, name, None) is not None), None)
+    return next(
+        (getattr(owner, name) for name in names if getattr(owner, name, None) is not None), None
+    )
 
 
 def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Tensor:
@@ -106,6 +131,8 @@ def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Te
     from timm.layers import apply_rot_embed_cat
 
     prefix = attention.num_prefix_tokens
-    halves = {"half": True} if getattr(attention, "rotate_half", False) else {}  # older versions of timm have no such argument
+    halves = (
+        {"half": True} if getattr(attention, "rotate_half", False) else {}
+    )  # older versions of timm have no such argument
     turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, **halves)
     return torch.cat([heads[:, :, :prefix], turned.to(heads.dtype)], dim=2)

@@ -1,4 +1,5 @@
 """The model: one backbone for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,14 +29,23 @@ class PIFE(nn.Module):
 
     def __init__(self, width: int, modalities: Sequence[str]):
         super().__init__()
-        self.reduce = nn.ModuleDict({
-            modality: nn.Sequential(nn.LayerNorm(2 * width), nn.Linear(2 * width, width), QuickGELU())
-            for modality in modalities})
+        self.reduce = nn.ModuleDict(
+            {
+                modality: nn.Sequential(
+                    nn.LayerNorm(2 * width), nn.Linear(2 * width, width), QuickGELU()
+                )
+                for modality in modalities
+            }
+        )
 
     def forward(self, patches: ByModality, class_tokens: ByModality) -> ByModality:
         """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality."""
-        return {modality: self.reduce[modality](torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1))
-                for modality, tokens in patches.items()}
+        return {
+            modality: self.reduce[modality](
+                torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1)
+            )
+            for modality, tokens in patches.items()
+        }
 
 
 class DeMo(nn.Module):
@@ -48,7 +58,11 @@ class DeMo(nn.Module):
 
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
         super().__init__()
-        self.num_class, self.camera_num, self.modalities = num_class, camera_num, tuple(cfg.MODEL.MODALITIES)
+        self.num_class, self.camera_num, self.modalities = (
+            num_class,
+            camera_num,
+            tuple(cfg.MODEL.MODALITIES),
+        )
         self.backbone = make_backbone(cfg, camera_num)
         width = self.backbone.width
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
@@ -68,23 +82,46 @@ class DeMo(nn.Module):
         width = sum(original.values())
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
         self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
-        own, fused = ([frozenset(names) for names in parts] for parts in (zip(self.modalities), subsets.values()))
+        own, fused = (
+            [frozenset(names) for names in parts]
+            for parts in (zip(self.modalities), subsets.values())
+        )
         sources = own + (own if self.sdtps else []) + (fused if self.hdm else [])
-        self.sources = {1: own, 2: sources[len(own):] or own, 3: sources}
-        self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in self.widths.items()})
-        self.head_weights = {name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths}
+        self.sources = {1: own, 2: sources[len(own) :] or own, 3: sources}
+        self.heads = nn.ModuleDict(
+            {name: BNNeck(dim, num_class) for name, dim in self.widths.items()}
+        )
+        self.head_weights = {
+            name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths
+        }
         if cfg.MODEL.FROZEN:
             self.backbone.vit.requires_grad_(False)
 
     def _make_sdtps(self, cfg: CfgNode) -> SDTPS:
-        patches = self.slimming.counts(self.backbone.num_patches)[-1] if self.slimming else self.backbone.num_patches
-        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)}
+        patches = (
+            self.slimming.counts(self.backbone.num_patches)[-1]
+            if self.slimming
+            else self.backbone.num_patches
+        )
+        settings = {
+            name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)
+        }
         try:
-            return SDTPS(self.backbone.width, self.backbone.grid_size, patches, modalities=self.modalities, **settings)
+            return SDTPS(
+                self.backbone.width,
+                self.backbone.grid_size,
+                patches,
+                modalities=self.modalities,
+                **settings,
+            )
         except ValueError as error:
-            raise UserError(f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}") from None
+            raise UserError(
+                f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}"
+            ) from None
 
-    def forward(self, images: ByModality, cam_label: torch.Tensor, return_pattern: int = 3) -> TrainingOutput | torch.Tensor:
+    def forward(
+        self, images: ByModality, cam_label: torch.Tensor, return_pattern: int = 3
+    ) -> TrainingOutput | torch.Tensor:
         """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → `TrainingOutput` in training, (B, D) in evaluation.
 
         Scores of slimming that read foreground masks find them among the images: {MASK: (B, 1, H, W) in [0, 1]}.
@@ -94,29 +131,49 @@ class DeMo(nn.Module):
             return self.patterns(images, cam_label)[return_pattern].contiguous()
         context = self.encode(images, cam_label)
         features = self.features(context)
-        return TrainingOutput({name: self.heads[name](feature) for name, feature in features.items()}, features, context.loss)
+        return TrainingOutput(
+            {name: self.heads[name](feature) for name, feature in features.items()},
+            features,
+            context.loss,
+        )
 
     def patterns(self, images: ByModality, cam_label: torch.Tensor) -> dict[int, torch.Tensor]:
         """`extract_features` of complete triplets, before the neck."""
         return self.extract_features(images, cam_label, [frozenset()])[0]
 
-    def extract_features(self, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]],
-                         neck: str = "before") -> list[dict[int, torch.Tensor]]:
+    def extract_features(
+        self,
+        images: ByModality,
+        cam_label: torch.Tensor,
+        cases: Sequence[frozenset[str]],
+        neck: str = "before",
+    ) -> list[dict[int, torch.Tensor]]:
         """Return patterns in each case of missing modalities, whose images count as zeros: 1 original (B, 3C), 2 enhanced, 3
         both, of which the others are views. `neck`: "before" or "after" the BatchNorm of each head."""
-        return [self.patterns_of(context, neck) for context in self.encode_cases(images, cam_label, cases)]
+        return [
+            self.patterns_of(context, neck)
+            for context in self.encode_cases(images, cam_label, cases)
+        ]
 
     def features(self, context: Context) -> dict[str, torch.Tensor]:
         """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
         features, patches, global_feats = {}, context.tokens, context.global_feats
         if self.sdtps:
-            selected = {modality: selection.tokens for modality, selection in self.sdtps(context).items()}
-            features["sdtps"] = torch.cat([tokens.mean(dim=1) for tokens in selected.values()], dim=-1)
+            selected = {
+                modality: selection.tokens for modality, selection in self.sdtps(context).items()
+            }
+            features["sdtps"] = torch.cat(
+                [tokens.mean(dim=1) for tokens in selected.values()], dim=-1
+            )
             patches = selected if self.sdtps_feeds_hdm else patches
         if self.hdm:
             decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)
-        features |= {"original": torch.cat(list(global_feats.values()), dim=-1)} if self.one_head else global_feats
+        features |= (
+            {"original": torch.cat(list(global_feats.values()), dim=-1)}
+            if self.one_head
+            else global_feats
+        )
         return {name: feature.float() for name, feature in features.items()}
 
     def encode(self, images: ByModality, cam_label: torch.Tensor) -> Context:
@@ -129,9 +186,13 @@ class DeMo(nn.Module):
         tokens = self.backbone(*self._batch(images, cam_label))
         patches, class_tokens = (split_rows(part, _present(images)) for part in tokens)
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
-        return Context(patches, class_tokens, self.backbone.grid_size, global_feats, blank(_present(images)))
+        return Context(
+            patches, class_tokens, self.backbone.grid_size, global_feats, blank(_present(images))
+        )
 
-    def encode_cases(self, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]]) -> list[Context]:
+    def encode_cases(
+        self, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]]
+    ) -> list[Context]:
         """`encode` in several cases of missing modalities, whose images count as zeros.
 
         Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
@@ -139,21 +200,33 @@ class DeMo(nn.Module):
         `cam_label` may be on the CPU where the images are on a GPU, which then is not waited for.
         """
         cameras = cam_label.to(next(iter(images.values())).device, non_blocking=True)
-        present = {name: image for name, image in images.items() if any(name not in case for case in cases)}
+        present = {
+            name: image for name, image in images.items() if any(name not in case for case in cases)
+        }
         absent = frozenset[str]().union(*cases)
         blank_images = {name: image for name, image in images.items() if name in absent}
         if self.slimming:
             seen = self._stem(present, cameras)
             empty = self._blank_stem(blank_images, cam_label) if absent else seen
-            return [self._slim({name: (empty if name in case else seen)[name] for name in _present(images)},
-                               images | {name: _zeros(image, len(image)) for name, image in blank_images.items()
-                                         if name in case})
-                    for case in cases]
+            return [
+                self._slim(
+                    {name: (empty if name in case else seen)[name] for name in _present(images)},
+                    images
+                    | {
+                        name: _zeros(image, len(image))
+                        for name, image in blank_images.items()
+                        if name in case
+                    },
+                )
+                for case in cases
+            ]
         full = self.encode(present, cameras)
         blanks = self._encode_blank(blank_images, cam_label) if absent else full
         return [_mixed(full, blanks, case) for case in cases]
 
-    def _batch(self, images: ByModality, cam_label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _batch(
+        self, images: ByModality, cam_label: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """One batch of all modalities, which the backbone does not know: images (M·B, 3, H, W), cameras (M·B,)."""
         shown = _present(images)
         return torch.cat(list(shown.values())), cam_label.repeat(len(shown))
@@ -161,23 +234,40 @@ class DeMo(nn.Module):
     def _stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
         assert self.slimming
-        return split_rows(self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0]), _present(images))
+        return split_rows(
+            self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0]),
+            _present(images),
+        )
 
     def _slim(self, stem: ByModality, images: ByModality) -> Context:
         """The other blocks, and PIFE."""
         assert self.slimming
-        foreground = patch_shares(images[MASK], *self.backbone.patch_windows) if MASK in images else None
+        foreground = (
+            patch_shares(images[MASK], *self.backbone.patch_windows) if MASK in images else None
+        )
         shown = _present(images)
         slimmed = slim_backbone(self.slimming, self.backbone, stem, shown, foreground)
-        global_feats = self.pife(slimmed.tokens, slimmed.class_tokens) if self.pife else slimmed.class_tokens
-        return Context(slimmed.tokens, slimmed.class_tokens, self.backbone.grid_size, global_feats, blank(shown),
-                       positions=slimmed.stages[-1].kept, stages=slimmed.stages, loss=slimmed.loss)
+        global_feats = (
+            self.pife(slimmed.tokens, slimmed.class_tokens) if self.pife else slimmed.class_tokens
+        )
+        return Context(
+            slimmed.tokens,
+            slimmed.class_tokens,
+            self.backbone.grid_size,
+            global_feats,
+            blank(shown),
+            positions=slimmed.stages[-1].kept,
+            stages=slimmed.stages,
+            loss=slimmed.loss,
+        )
 
     def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
         found = self.encode(zeros, cameras)
-        rows: dict[str, Any] = {field: {name: part[camera_of] for name, part in getattr(found, field).items()}
-                                for field in ENCODED}
+        rows: dict[str, Any] = {
+            field: {name: part[camera_of] for name, part in getattr(found, field).items()}
+            for field in ENCODED
+        }
         return replace(found, **rows)
 
     def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
@@ -188,8 +278,14 @@ class DeMo(nn.Module):
         """The return patterns of encoded triplets, (B, D) each; `neck` as in `extract_features`."""
         features = self.features(context)
         if neck == "after":
-            features = {name: self.heads.get_submodule(f"{name}.bottleneck")(feature) for name, feature in features.items()}
-        both = torch.cat([features[name] for name in sorted(features, key=lambda name: name in self.enhanced)], dim=-1)
+            features = {
+                name: self.heads.get_submodule(f"{name}.bottleneck")(feature)
+                for name, feature in features.items()
+            }
+        both = torch.cat(
+            [features[name] for name in sorted(features, key=lambda name: name in self.enhanced)],
+            dim=-1,
+        )
         return self.split_patterns(both)
 
     def split_patterns(self, both: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -202,12 +298,20 @@ def _present(images: ByModality) -> ByModality:
     return {modality: images[modality] for modality in MODALITIES if modality in images}
 
 
-def _one_per_camera(images: ByModality, cam_label: torch.Tensor) -> tuple[ByModality, torch.Tensor, torch.Tensor]:
+def _one_per_camera(
+    images: ByModality, cam_label: torch.Tensor
+) -> tuple[ByModality, torch.Tensor, torch.Tensor]:
     """Zero images in the place of `images`, one for each camera of `cam_label` (B,), these cameras, and the place of each of
     `cam_label` among them, (B,)."""
     device = next(iter(images.values())).device
-    cameras, camera_of = (part.to(device, non_blocking=True) for part in cam_label.unique(return_inverse=True))
-    return {modality: _zeros(image, len(cameras)) for modality, image in images.items()}, cameras, camera_of
+    cameras, camera_of = (
+        part.to(device, non_blocking=True) for part in cam_label.unique(return_inverse=True)
+    )
+    return (
+        {modality: _zeros(image, len(cameras)) for modality, image in images.items()},
+        cameras,
+        camera_of,
+    )
 
 
 def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
@@ -217,9 +321,13 @@ def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
 
 def _mixed(seen: Context, blanks: Context, missing: frozenset[str]) -> Context:
     """`seen` with the `missing` modalities of `blanks`."""
-    names = [modality for modality in MODALITIES if modality in seen.tokens or modality in blanks.tokens]
-    mixed: dict[str, Any] = {field: {name: getattr(blanks if name in missing else seen, field)[name] for name in names}
-                             for field in ENCODED}
+    names = [
+        modality for modality in MODALITIES if modality in seen.tokens or modality in blanks.tokens
+    ]
+    mixed: dict[str, Any] = {
+        field: {name: getattr(blanks if name in missing else seen, field)[name] for name in names}
+        for field in ENCODED
+    }
     return replace(seen, **mixed)
 
 
@@ -235,7 +343,9 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
 def missing_modalities(text: str) -> frozenset[str]:
     """The modalities that a value of TEST.MISS names by their first letters. Raises `UserError` for 'all', which is no case."""
     if text == "all":
-        raise UserError("TEST.MISS is 'all', which test_net.py alone understands; name one case such as 'rn', or 'nothing'.")
+        raise UserError(
+            "TEST.MISS is 'all', which test_net.py alone understands; name one case such as 'rn', or 'nothing'."
+        )
     if text in ("None", "nothing"):
         return frozenset()
     return frozenset(modality for modality in MODALITIES if modality[0].lower() in text)

@@ -1,4 +1,5 @@
 """BNNeck: the head of every feature (docs/method.md; Luo et al., Bag of Tricks for re-identification, 2019)."""
+
 from typing import NamedTuple
 
 import torch

@@ -1,4 +1,5 @@
 """Inference: evaluation mode in a precision, checked outputs."""
+
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -37,10 +38,14 @@ def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
     """Raise `UserError` where a model's outputs, `what` in the sentence, are not finite."""
     found = [tensor.isfinite().all() for tensor in tensors]
     if found and not torch.stack(found).all():  # a GPU is waited for once
-        raise UserError(f"{what} are not finite; the weights are damaged or their training diverged: use other weights, or "
-                        "train with a lower SOLVER.BASE_LR.")
+        raise UserError(
+            f"{what} are not finite; the weights are damaged or their training diverged: use other weights, or "
+            "train with a lower SOLVER.BASE_LR."
+        )
 
 
 def check_features(what: str, features: Iterable[torch.Tensor]) -> None:
     """Raise `UserError` where features (…, D), `what` in the sentence, or their lengths are not finite."""
-    check_finite(what, (torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in features))
+    check_finite(
+        what, (torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in features)
+    )

@@ -1,4 +1,5 @@
 """Identity, triplet and center loss of every head, and their sum (docs/method.md)."""
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
@@ -20,7 +21,9 @@ def euclidean_distance(features: torch.Tensor) -> torch.Tensor:
     return squared.clamp(min=1e-12).sqrt()
 
 
-def batch_hard_triplet_loss(features: torch.Tensor, labels: torch.Tensor, margin: float | None = None) -> torch.Tensor:
+def batch_hard_triplet_loss(
+    features: torch.Tensor, labels: torch.Tensor, margin: float | None = None
+) -> torch.Tensor:
     """Mean over the batch of the loss of the farthest positive and nearest negative (Hermans et al. 2017).
 
     features (B, D), not normalised; labels (B,). Soft margin log(1 + exp(d_ap - d_an)) where `margin` is None.
@@ -34,7 +37,9 @@ def batch_hard_triplet_loss(features: torch.Tensor, labels: torch.Tensor, margin
     return (F.softplus(gap) if margin is None else F.relu(gap + margin)).mean()
 
 
-def identity_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = LABEL_SMOOTHING) -> torch.Tensor:
+def identity_loss(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = LABEL_SMOOTHING
+) -> torch.Tensor:
     """Cross-entropy of logits (B, K) with targets (1 - ε)·onehot + ε/K."""
     return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
 
@@ -76,7 +81,9 @@ def _triplet(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
     if "triplet" not in cfg.MODEL.METRIC_LOSS_TYPE or cfg.DATALOADER.SAMPLER == "softmax":
         return None
     margin = None if cfg.MODEL.NO_MARGIN else cfg.SOLVER.MARGIN
-    return cfg.MODEL.TRIPLET_LOSS_WEIGHT * batch_hard_triplet_loss(head.features, head.labels, margin)
+    return cfg.MODEL.TRIPLET_LOSS_WEIGHT * batch_hard_triplet_loss(
+        head.features, head.labels, margin
+    )
 
 
 def _center(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
@@ -93,8 +100,13 @@ LOSSES: dict[str, Callable[[CfgNode, HeadOutput], torch.Tensor | None]] = {
 """Losses of a head by name, each with its weight in the configuration; None where the configuration has it off."""
 
 
-def total_loss(cfg: CfgNode, output: TrainingOutput, labels: torch.Tensor, head_weights: Mapping[str, float],
-               center_losses: Iterable[nn.Module] = ()) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def total_loss(
+    cfg: CfgNode,
+    output: TrainingOutput,
+    labels: torch.Tensor,
+    head_weights: Mapping[str, float],
+    center_losses: Iterable[nn.Module] = (),
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss to minimise, and its parts without gradient, which sum to it: "<loss>/<head>" and "auxiliary" → scalar.
 
     labels (B,); head_weights: weights of the heads' losses by the heads' names; center_losses: one per head, or none.
@@ -106,8 +118,13 @@ def total_loss(cfg: CfgNode, output: TrainingOutput, labels: torch.Tensor, head_
         parts["auxiliary"] = total.detach()
     centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(output.logits)
     for (name, logits), center_loss in zip(output.logits.items(), centers, strict=True):
-        head, weight = HeadOutput(logits, output.features[name], labels, center_loss), head_weights[name]
-        losses = {kind: value for kind, loss in LOSSES.items() if (value := loss(cfg, head)) is not None}
+        head, weight = (
+            HeadOutput(logits, output.features[name], labels, center_loss),
+            head_weights[name],
+        )
+        losses = {
+            kind: value for kind, loss in LOSSES.items() if (value := loss(cfg, head)) is not None
+        }
         total = total + weight * reduce(torch.add, losses.values())
         parts |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}
     return total, parts

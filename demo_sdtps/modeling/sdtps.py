@@ -4,6 +4,7 @@ Patch tokens are scored by an MLP and by their cosine similarity to the global f
 kept and aggregated into fewer tokens; the others are averaged into one extra token. This file imports torch alone, so that it
 can be copied into another code base, and runs on Python 3.8 and torch 1.13, as DeMo does.
 """
+
 from __future__ import annotations
 
 import math
@@ -36,10 +37,16 @@ def cosine_guidance(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
     return min_max(cosines(tokens, guides))
 
 
-def guided_score(predicted: torch.Tensor, guidance: Iterable[torch.Tensor], weights: Iterable[float | torch.Tensor],
-                 beta: float) -> torch.Tensor:
+def guided_score(
+    predicted: torch.Tensor,
+    guidance: Iterable[torch.Tensor],
+    weights: Iterable[float | torch.Tensor],
+    beta: float,
+) -> torch.Tensor:
     """(1 - 2β)·predicted + β·Σ weight·guidance, all (..., N)."""
-    return (1 - 2 * beta) * predicted + beta * sum(weight * seen for weight, seen in zip(weights, guidance))  # noqa: B905 (3.8)
+    return (1 - 2 * beta) * predicted + beta * sum(
+        weight * seen for weight, seen in zip(weights, guidance)
+    )  # noqa: B905 (3.8)
 
 
 def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:
@@ -47,8 +54,9 @@ def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:
     return (*(other for other in range(count) if other != index), index)
 
 
-def guides_of(index: int, global_feats: Sequence[torch.Tensor],
-              missing: Sequence[bool | torch.Tensor]) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
+def guides_of(
+    index: int, global_feats: Sequence[torch.Tensor], missing: Sequence[bool | torch.Tensor]
+) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
     """Guides of modality `index` in `guide_order` and their weights: global_feats M × (B, C) → (M, B, C), M numbers.
 
     Its own global feature has weight 2, another's 1, and that of another modality that is missing 0. The weights are scaled to
@@ -57,7 +65,9 @@ def guides_of(index: int, global_feats: Sequence[torch.Tensor],
     order = guide_order(index, len(global_feats))
     weights = [*(1.0 - 1.0 * missing[other] for other in order[:-1]), 2.0]
     whole = len(global_feats) + 1.0
-    return torch.stack([global_feats[i] for i in order]), tuple(weight * whole / sum(weights) for weight in weights)
+    return torch.stack([global_feats[i] for i in order]), tuple(
+        weight * whole / sum(weights) for weight in weights
+    )
 
 
 def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
@@ -72,8 +82,9 @@ def straight_through_mask(noisy: torch.Tensor, hard: torch.Tensor, tau: float) -
     return hard + (soft - soft.detach())
 
 
-def select(score: torch.Tensor, keep: int, gumbel_tau: float | None = None,
-           by_noise: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def select(
+    score: torch.Tensor, keep: int, gumbel_tau: float | None = None, by_noise: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The `keep` best of N patches: score (..., N) → indices (..., keep), best first, and decision mask (..., N), 1 = kept.
 
     With a temperature `gumbel_tau` Gumbel noise is drawn and the mask carries the straight-through gradient. With `by_noise`
@@ -81,7 +92,9 @@ def select(score: torch.Tensor, keep: int, gumbel_tau: float | None = None,
     """
     noisy = score if gumbel_tau is None else score + gumbel_noise(score)
     ranking = (noisy if by_noise else score).detach()
-    kept = ranking.argsort(dim=-1, descending=True, stable=True)[..., :keep]  # stable: of equal patches the first
+    kept = ranking.argsort(dim=-1, descending=True, stable=True)[
+        ..., :keep
+    ]  # stable: of equal patches the first
     hard = torch.zeros_like(score).scatter(-1, kept, 1.0)
     return kept, hard if gumbel_tau is None else straight_through_mask(noisy, hard, gumbel_tau)
 
@@ -108,7 +121,9 @@ def dropped_weights(score: torch.Tensor, decision: torch.Tensor) -> torch.Tensor
     return share / share.sum(dim=-1, keepdim=True).clamp_min(1e-12)
 
 
-def mean_of_dropped(tokens: torch.Tensor, score: torch.Tensor, decision: torch.Tensor) -> torch.Tensor:
+def mean_of_dropped(
+    tokens: torch.Tensor, score: torch.Tensor, decision: torch.Tensor
+) -> torch.Tensor:
     """Mean of the dropped tokens weighted by `dropped_weights`, zeros if none is dropped.
 
     tokens (B, N, C), score (B, N), decision (B, N) → (B, 1, C) float32, without autocast as in `softmax_mean`.
@@ -136,7 +151,9 @@ def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor
 
 def score_mlp(embed_dim: int) -> nn.Sequential:
     """The MLP of a score: tokens (..., C) → logits (..., 1)."""
-    return nn.Sequential(nn.Linear(embed_dim, embed_dim // 4), nn.GELU(), nn.Linear(embed_dim // 4, 1))
+    return nn.Sequential(
+        nn.Linear(embed_dim, embed_dim // 4), nn.GELU(), nn.Linear(embed_dim // 4, 1)
+    )
 
 
 def predict(mlp: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -147,8 +164,15 @@ def predict(mlp: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 class TokenSparse(nn.Module):
     """Scores the patches of one modality, keeps the best `keep`, and averages the others into one extra token."""
 
-    def __init__(self, embed_dim: int, keep: int, beta: float = 0.25, use_gumbel: bool = False, gumbel_tau: float = 1.0,
-                 gumbel_select: bool = False):
+    def __init__(
+        self,
+        embed_dim: int,
+        keep: int,
+        beta: float = 0.25,
+        use_gumbel: bool = False,
+        gumbel_tau: float = 1.0,
+        gumbel_select: bool = False,
+    ):
         super().__init__()
         self.keep, self.beta = keep, beta
         self.use_gumbel, self.gumbel_tau, self.gumbel_select = use_gumbel, gumbel_tau, gumbel_select
@@ -158,18 +182,30 @@ class TokenSparse(nn.Module):
         """The MLP's part of the score: tokens (B, N, C) → (B, N) float32 in [0, 1]."""
         return predict(self.score_predictor, tokens)
 
-    def score(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> torch.Tensor:
+    def score(
+        self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]
+    ) -> torch.Tensor:
         """(1 - 2β)·MLP + β·Σ weight·guidance: tokens (B, N, C), guides (G, B, C), G weights → (B, N)."""
-        return guided_score(self.predict(tokens), cosine_guidance(tokens, guides), weights, self.beta)
+        return guided_score(
+            self.predict(tokens), cosine_guidance(tokens, guides), weights, self.beta
+        )
 
     def split(self, tokens: torch.Tensor, score: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """tokens (B, N, C), score (B, N) → kept tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its
         kept part (B, S), indices of the kept (B, S)."""
         tau = self.gumbel_tau if self.use_gumbel and self.training else None
         kept, decision = select(score, self.keep, tau, self.gumbel_select and self.training)
-        return take(tokens, kept), mean_of_dropped(tokens, score, decision), decision, decision.gather(1, kept), kept
+        return (
+            take(tokens, kept),
+            mean_of_dropped(tokens, score, decision),
+            decision,
+            decision.gather(1, kept),
+            kept,
+        )
 
-    def forward(self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]
+    ) -> tuple[torch.Tensor, ...]:
         """`split` by `score`, without the indices."""
         return self.split(tokens, self.score(tokens, guides, weights))[:4]
 
@@ -177,7 +213,12 @@ class TokenSparse(nn.Module):
 def aggregation_mlp(embed_dim: int, out_tokens: int, dim_ratio: float) -> nn.Sequential:
     """The MLP of an aggregation's logits: tokens (..., C) → (..., out_tokens)."""
     hidden = int(embed_dim * dim_ratio)
-    return nn.Sequential(nn.LayerNorm(embed_dim), nn.Linear(embed_dim, hidden), nn.GELU(), nn.Linear(hidden, out_tokens))
+    return nn.Sequential(
+        nn.LayerNorm(embed_dim),
+        nn.Linear(embed_dim, hidden),
+        nn.GELU(),
+        nn.Linear(hidden, out_tokens),
+    )
 
 
 class TokenAggregation(nn.Module):
@@ -212,8 +253,10 @@ def aggregated_tokens(num_patches: int, sparse_ratio: float, aggr_ratio: float) 
             raise ValueError(f"{name} is {value}, but it must be in (0, 1].")
     count = int(num_patches * aggr_ratio * sparse_ratio)
     if count < 1:
-        raise ValueError(f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
-                         "one token; raise a ratio.")
+        raise ValueError(
+            f"{num_patches} patches · aggregation ratio {aggr_ratio} · sparse ratio {sparse_ratio} is below "
+            "one token; raise a ratio."
+        )
     return count
 
 
@@ -227,21 +270,40 @@ class MultiModalSDTPS(nn.Module):
     Raises `ValueError` for a ratio outside (0, 1], or where no aggregated token would remain.
     """
 
-    def __init__(self, embed_dim: int = 512, num_patches: int = 128, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
-                 use_gumbel: bool = False, gumbel_tau: float = 1.0, beta: float = 0.25, dim_ratio: float = 0.2,
-                 gumbel_select: bool = False):
+    def __init__(
+        self,
+        embed_dim: int = 512,
+        num_patches: int = 128,
+        sparse_ratio: float = 0.5,
+        aggr_ratio: float = 0.4,
+        use_gumbel: bool = False,
+        gumbel_tau: float = 1.0,
+        beta: float = 0.25,
+        dim_ratio: float = 0.2,
+        gumbel_select: bool = False,
+    ):
         super().__init__()
         out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
         self.num_patches = num_patches
         self.keep = kept_tokens(num_patches, sparse_ratio)
         for name in STATE_NAMES:
-            setattr(self, f"{name}_sparse", TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau,
-                                                      gumbel_select))
+            setattr(
+                self,
+                f"{name}_sparse",
+                TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau, gumbel_select),
+            )
             setattr(self, f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
 
-    def forward(self, RGB_cash: torch.Tensor, NI_cash: torch.Tensor, TI_cash: torch.Tensor,
-                RGB_global: torch.Tensor, NI_global: torch.Tensor, TI_global: torch.Tensor,
-                missing: tuple[bool, ...] = (False, False, False)) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self,
+        RGB_cash: torch.Tensor,
+        NI_cash: torch.Tensor,
+        TI_cash: torch.Tensor,
+        RGB_global: torch.Tensor,
+        NI_global: torch.Tensor,
+        TI_global: torch.Tensor,
+        missing: tuple[bool, ...] = (False, False, False),
+    ) -> tuple[torch.Tensor, ...]:
         """Patch tokens (B, N, C) and global features (B, C) of RGB, NI and TI → their tokens (B, N_c + 1, C), then their
         decision masks (B, N). The global features of `missing` modalities do not guide the others.
 
@@ -249,8 +311,10 @@ class MultiModalSDTPS(nn.Module):
         """
         patches = (RGB_cash, NI_cash, TI_cash)
         if any(tokens.shape[1] != self.num_patches for tokens in patches):
-            raise ValueError(f"The input has {[int(tokens.shape[1]) for tokens in patches]} patches, but this SDTPS was made "
-                             f"for {self.num_patches}.")
+            raise ValueError(
+                f"The input has {[int(tokens.shape[1]) for tokens in patches]} patches, but this SDTPS was made "
+                f"for {self.num_patches}."
+            )
         global_feats = (RGB_global, NI_global, TI_global)
         slimmed, masks = [], []
         for index, name in enumerate(STATE_NAMES):

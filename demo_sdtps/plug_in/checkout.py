@@ -1,4 +1,5 @@
 """The modules of a checkout of a host, found by their names."""
+
 from __future__ import annotations
 
 import sys
@@ -22,15 +23,23 @@ class Checkout:
 
     def module(self, name: str, sought: str) -> ModuleType:
         """Import a module of the checkout. Raises `UserError` naming what was `sought`."""
-        absent = UserError(f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}.")
+        absent = UserError(
+            f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}."
+        )
         try:
             found = import_module(name)
         except ModuleNotFoundError as error:
             if error.name and (name + ".").startswith(error.name + "."):
                 raise absent from None
-            raise UserError(f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
-                            "requirements.txt lists.") from None
-        places = [found.__file__] if getattr(found, "__file__", None) else list(getattr(found, "__path__", []))
+            raise UserError(
+                f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
+                "requirements.txt lists."
+            ) from None
+        places = (
+            [found.__file__]
+            if getattr(found, "__file__", None)
+            else list(getattr(found, "__path__", []))
+        )
         if not any(self.folder in Path(place).resolve().parents for place in places if place):
             raise absent
         return found
@@ -40,7 +49,9 @@ class Checkout:
         sought = f"{module}.{name}"
         found = self.module(module, sought)
         if not hasattr(found, name):
-            raise UserError(f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}.")
+            raise UserError(
+                f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}."
+            )
         return getattr(found, name)
 
     def replace(self, module: str, name: str, value: object) -> None:

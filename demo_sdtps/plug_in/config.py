@@ -1,4 +1,5 @@
 """The configuration keys of SDTPS and of slimming in DeMo's own CfgNode."""
+
 from __future__ import annotations
 
 from yacs.config import CfgNode
@@ -6,7 +7,11 @@ from yacs.config import CfgNode
 from demo_sdtps.config.schema import KEYS
 from demo_sdtps.runtime.errors import UserError
 
-ADDED = tuple(key for key in KEYS if key.name == "MODEL.USE_SDTPS" or key.name.startswith(("MODEL.SDTPS_", "MODEL.SLIM_")))
+ADDED = tuple(
+    key
+    for key in KEYS
+    if key.name == "MODEL.USE_SDTPS" or key.name.startswith(("MODEL.SDTPS_", "MODEL.SLIM_"))
+)
 """The schema's rows of SDTPS and of slimming, with names, defaults and tests of values."""
 
 
@@ -17,11 +22,18 @@ def add_config(cfg: CfgNode) -> CfgNode:
     Keys that are there already keep their values. Raises `UserError` where there is no MODEL section, or it is frozen.
     """
     if "MODEL" not in cfg:
-        raise UserError("The configuration has no section MODEL, so it is not DeMo's; give add_config DeMo's cfg.")
+        raise UserError(
+            "The configuration has no section MODEL, so it is not DeMo's; give add_config DeMo's cfg."
+        )
     if cfg.MODEL.is_frozen():
-        raise UserError("The configuration is frozen; call add_config before merge_from_file and freeze.")
+        raise UserError(
+            "The configuration is frozen; call add_config before merge_from_file and freeze."
+        )
     for key in ADDED:
-        cfg.MODEL.setdefault(key.name.partition(".")[2], list(key.default) if isinstance(key.default, list) else key.default)
+        cfg.MODEL.setdefault(
+            key.name.partition(".")[2],
+            list(key.default) if isinstance(key.default, list) else key.default,
+        )
     return cfg
 
 
@@ -30,6 +42,8 @@ def check_values(cfg: CfgNode) -> None:
     for key in ADDED:
         name = key.name.partition(".")[2]
         if name not in cfg.MODEL:
-            raise UserError(f"The configuration has no key {key.name}; call demo_sdtps.add_config(cfg) before merge_from_file.")
+            raise UserError(
+                f"The configuration has no key {key.name}; call demo_sdtps.add_config(cfg) before merge_from_file."
+            )
         if callable(key.allowed) and not key.allowed(cfg.MODEL[name]):
             raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {key.allowed_text}.")

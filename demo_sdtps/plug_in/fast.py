@@ -1,4 +1,5 @@
 """This project's ranking, re-ranking, HDM and ATMoE in the evaluation of a DeMo checkout, in this process only."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -25,30 +26,53 @@ def replace_ranking(checkout: Checkout) -> None:
 
     def re_ranking(probFea, galFea, k1, k2, lambda_value, local_distmat=None, only_local=False):  # noqa: N803 (DeMo's names)
         lengths = torch.cat([probFea, galFea]).norm(dim=1)
-        if local_distmat is not None or only_local or not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4):
+        if (
+            local_distmat is not None
+            or only_local
+            or not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4)
+        ):
             # Ours re-ranks normalised features alone.
-            return originals["re_ranking"](probFea, galFea, k1, k2, lambda_value, local_distmat, only_local)
+            return originals["re_ranking"](
+                probFea, galFea, k1, k2, lambda_value, local_distmat, only_local
+            )
         return k_reciprocal(probFea, galFea, k1, k2, lambda_value).cpu().numpy()
 
     for name, ours in zip(RANKING, (_eval_func, _eval_func_msrv, re_ranking), strict=True):
         checkout.replace("utils.metrics", name, ours)
     checkout.replace("utils.reranking", "re_ranking", re_ranking)
-    print("--fast replaces, in evaluation: utils.metrics.eval_func, eval_func_msrv (which wrote re.txt) and re_ranking; "
-          "generalFusion (HDM and ATMoE)")
+    print(
+        "--fast replaces, in evaluation: utils.metrics.eval_func, eval_func_msrv (which wrote re.txt) and re_ranking; "
+        "generalFusion (HDM and ATMoE)"
+    )
 
 
-def _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50, **scenes) -> tuple[np.ndarray, float]:
+def _eval_func(
+    distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50, **scenes
+) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    found = evaluate_distances(torch.as_tensor(distmat), *map(torch.as_tensor, (q_pids, g_pids, q_camids, g_camids)), **scenes,
-                               max_rank=min(max_rank, distmat.shape[1]))
+    found = evaluate_distances(
+        torch.as_tensor(distmat),
+        *map(torch.as_tensor, (q_pids, g_pids, q_camids, g_camids)),
+        **scenes,
+        max_rank=min(max_rank, distmat.shape[1]),
+    )
     return found.cmc.numpy(), found.mAP
 
 
-def _eval_func_msrv(distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids,
-                    max_rank=50) -> tuple[np.ndarray, float]:
+def _eval_func_msrv(
+    distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids, max_rank=50
+) -> tuple[np.ndarray, float]:
     """MSVR310's protocol: as `_eval_func`, by scenes in place of cameras."""
-    return _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank,
-                      query_scenes=torch.as_tensor(q_sceneids), gallery_scenes=torch.as_tensor(g_sceneids))
+    return _eval_func(
+        distmat,
+        q_pids,
+        g_pids,
+        q_camids,
+        g_camids,
+        max_rank,
+        query_scenes=torch.as_tensor(q_sceneids),
+        gallery_scenes=torch.as_tensor(g_sceneids),
+    )
 
 
 class FastFusion(nn.Module):
@@ -62,17 +86,23 @@ class FastFusion(nn.Module):
             return
         _built(fusion)
         host = type(fusion)
-        fusion.__class__ = type(f"Fast{host.__name__}", (FastFusion, host), {"__module__": host.__module__})
+        fusion.__class__ = type(
+            f"Fast{host.__name__}", (FastFusion, host), {"__module__": host.__module__}
+        )
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """In evaluation → (B, 7C); the original in training and in replicas of nn.DataParallel, which have no parameters."""
         if self.training or torch.is_grad_enabled() or getattr(self, "_is_replica", False):
             return super().forward(*inputs)
-        state = [(tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers())]
+        state = [
+            (tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers())
+        ]
         if self.__dict__.get("fast_state") != state:
             self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _built(self)
         hdm, atmoe = self.__dict__["fast_modules"]
-        patches, global_feats = (dict(zip(MODALITIES, part, strict=True)) for part in (inputs[:3], inputs[3:]))
+        patches, global_feats = (
+            dict(zip(MODALITIES, part, strict=True)) for part in (inputs[:3], inputs[3:])
+        )
         features = hdm(patches, global_feats)
         return atmoe(features) if atmoe else features.flatten(1)
 
@@ -87,12 +117,20 @@ def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
     try:
         ours = from_demo(weights)
         width = ours["hdm.query"].shape[1]
-        with torch.random.fork_rng(devices=[]):  # the checkout's training draws what it would draw without
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # the checkout's training draws what it would draw without
             hdm = HDM(width)
-            atmoe = ATMoE(width, width // ours["atmoe.expert_weight"].shape[-1]) if "atmoe.expert_weight" in ours else None
+            atmoe = (
+                ATMoE(width, width // ours["atmoe.expert_weight"].shape[-1])
+                if "atmoe.expert_weight" in ours
+                else None
+            )
         whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {}))
         whole.load_state_dict(ours)
     except (ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"--fast: generalFusion has other weights than DeMo's, which were expected: {error}") from None
+        raise UserError(
+            f"--fast: generalFusion has other weights than DeMo's, which were expected: {error}"
+        ) from None
     whole.to(ours["hdm.query"].device).eval()
     return hdm, atmoe

@@ -1,4 +1,5 @@
 """The code bases whose models `patch` knows, by the names of the models' classes (docs/plug_in.md). One more is one entry."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ class Host:
 
     name: str
     towers: tuple[str, ...] = ("BACKBONE.base",)  # paths of the Vision Transformers
-    order: tuple[str, ...] = MODALITIES  # in which images that are not known are encoded: those of missing modalities
+    order: tuple[str, ...] = (
+        MODALITIES  # in which images that are not known are encoded: those of missing modalities
+    )
     is_stacked: bool = False  # one call of the backbone encodes all modalities
     suffix: str = ""  # key of MODEL with which one token stands behind the patches
     restore: bool = False  # the patches are reshaped to the grid
@@ -25,24 +28,37 @@ class Host:
     backbone: str = ""  # module that returns (patches, global, …), of a model that SDTPS fits; else SDTPS is refused
     fusion: str = ""  # module that is given the slimmed tokens
     has_patterns: bool = False  # whether the forward knows return_pattern
-    mode: str = ""  # argument of the forward that is true in training; '' for the mode of the module
+    mode: str = (
+        ""  # argument of the forward that is true in training; '' for the mode of the module
+    )
     pair: int = 0  # place of the pair of SDTPS in the output in training
 
 
 HOSTS = {
     "DeMo": Host("DeMo", backbone="BACKBONE", fusion="generalFusion", has_patterns=True),
     "UGG": Host("UGG-ReID", backbone="BACKBONE", has_patterns=True),
-    "Signal": Host("Signal", ("clip_vision_encoder.base",), restore=True, backbone="clip_vision_encoder", mode="training",
-                   pair=1),
+    "Signal": Host(
+        "Signal",
+        ("clip_vision_encoder.base",),
+        restore=True,
+        backbone="clip_vision_encoder",
+        mode="training",
+        pair=1,
+    ),
     "MFRNet": Host("MFRNet", is_stacked=True, backbone="BACKBONE"),
     "MDReID": Host("MDReID", is_stacked=True),
     "IDEA": Host("IDEA", ("BACKBONE.base.visual",), EVALUATION, suffix="INVERSE", restore=True),
     "STMI": Host("STMI", ("BACKBONE.base.visual",), EVALUATION),
-    "TOPReID": Host("TOP-ReID", ("NI.base", "TI.base", "RGB.base"), ("NI", "TI", "RGB"), shared="first"),
+    "TOPReID": Host(
+        "TOP-ReID", ("NI.base", "TI.base", "RGB.base"), ("NI", "TI", "RGB"), shared="first"
+    ),
     "MambaPro": Host("MambaPro", restore=True),
     "HAPE": Host("HAPE"),
     "Uni_modal": Host("UPCL", shared=False),
-    "EDITOR": Host("EDITOR", unslimmed="it multiplies the attention of all blocks, which needs every token in each"),
+    "EDITOR": Host(
+        "EDITOR",
+        unslimmed="it multiplies the attention of all blocks, which needs every token in each",
+    ),
 }
 """Hosts by the class of their model."""
 BLOCKS = ("transformer.resblocks", "resblocks", "blocks")
@@ -53,8 +69,10 @@ def host_of(model: Any) -> Host:
     for base in type(model).__mro__:
         if base.__name__ in HOSTS:
             return HOSTS[base.__name__]
-    raise UserError(f"{type(model).__name__} is not the model of a code base that patch knows ({', '.join(HOSTS)}); "
-                    "demo_sdtps.slim(model) slims any Vision Transformer.")
+    raise UserError(
+        f"{type(model).__name__} is not the model of a code base that patch knows ({', '.join(HOSTS)}); "
+        "demo_sdtps.slim(model) slims any Vision Transformer."
+    )
 
 
 def module_at(model: Any, path: str) -> Any:
@@ -66,9 +84,20 @@ def module_at(model: Any, path: str) -> Any:
 
 def blocks_of(model: Any, host: Host) -> list[str]:
     """Paths of the blocks of each tower. Raises `UserError`."""
-    found = [next((f"{tower}.{name}" for name in BLOCKS if module_at(model, f"{tower}.{name}") is not None), "")
-             for tower in host.towers]
+    found = [
+        next(
+            (
+                f"{tower}.{name}"
+                for name in BLOCKS
+                if module_at(model, f"{tower}.{name}") is not None
+            ),
+            "",
+        )
+        for tower in host.towers
+    ]
     if not all(found):
-        raise UserError(f"{host.name} has no blocks at {' or '.join(f'{host.towers[0]}.{name}' for name in BLOCKS)}, between "
-                        "which slimming drops patches; leave MODEL.SLIM_BLOCKS empty.")
+        raise UserError(
+            f"{host.name} has no blocks at {' or '.join(f'{host.towers[0]}.{name}' for name in BLOCKS)}, between "
+            "which slimming drops patches; leave MODEL.SLIM_BLOCKS empty."
+        )
     return found

@@ -1,7 +1,8 @@
 """Run a script of another code base, unchanged, with the keys and the model of SDTPS and slimming (docs/plug_in.md).
 
-    python -m demo_sdtps [--fast] [--weight FILE] SCRIPT [its arguments]
+python -m demo_sdtps [--fast] [--weight FILE] SCRIPT [its arguments]
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,22 +23,36 @@ from demo_sdtps.runtime.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FACTORIES = (("modeling.make_model", "make_model"), ("modeling.make_model_ugg", "make_model"),
-             ("modeling.make_model", "make_frame"))
+FACTORIES = (
+    ("modeling.make_model", "make_model"),
+    ("modeling.make_model_ugg", "make_model"),
+    ("modeling.make_model", "make_frame"),
+)
 """Modules and functions that make the models of HOSTS."""
 
 
 def main() -> None:
     """The command. A `UserError` becomes one sentence and exit code 2; an error of the script keeps its trace."""
     parser = argparse.ArgumentParser(
-        prog="python -m demo_sdtps", description="Run a script of a checkout of DeMo or of a code base like it "
+        prog="python -m demo_sdtps",
+        description="Run a script of a checkout of DeMo or of a code base like it "
         f"({', '.join(host.name for host in HOSTS.values())}), which stays as it is. MODEL.USE_SDTPS True, in the script's own "
-        "arguments or its configuration file, switches SDTPS on, MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP slimming.")
-    parser.add_argument("--fast", action="store_true", help="in evaluation, this project's ranking, re-ranking and, in DeMo, "
-                        "HDM and ATMoE in place of the checkout's, with the same results")
-    parser.add_argument("--weight", metavar="FILE",
-                        help="checkpoint that the script loads, in place of the file named in its text")
-    parser.add_argument("script", metavar="SCRIPT", help="a script of the checkout, such as train_net.py")
+        "arguments or its configuration file, switches SDTPS on, MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP slimming.",
+    )
+    parser.add_argument(
+        "--fast",
+        action="store_true",
+        help="in evaluation, this project's ranking, re-ranking and, in DeMo, "
+        "HDM and ATMoE in place of the checkout's, with the same results",
+    )
+    parser.add_argument(
+        "--weight",
+        metavar="FILE",
+        help="checkpoint that the script loads, in place of the file named in its text",
+    )
+    parser.add_argument(
+        "script", metavar="SCRIPT", help="a script of the checkout, such as train_net.py"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     words = parser.parse_args()
     try:
@@ -47,20 +62,28 @@ def main() -> None:
         sys.exit(2)
 
 
-def launch(script: Path, arguments: list[str], weight: str | None = None, fast: bool = False) -> None:
+def launch(
+    script: Path, arguments: list[str], weight: str | None = None, fast: bool = False
+) -> None:
     """Prepare the checkout that `script` stands in and run it as `python SCRIPT arguments` would. Raises `UserError`."""
     if not script.is_file():
-        raise UserError(f"There is no script {script}; give a script of a checkout, such as train_net.py.")
+        raise UserError(
+            f"There is no script {script}; give a script of a checkout, such as train_net.py."
+        )
     if weight is not None and not Path(weight).is_file():
         raise UserError(f"--weight: there is no file {weight}.")
     from demo_sdtps.plug_in.patch import patch  # and torch
 
     text = script.read_text(encoding="utf-8")
     if weight is not None and "load_param" not in text:
-        raise UserError(f"--weight {weight} has no use: {script.name} loads no checkpoint by the model's load_param.")
+        raise UserError(
+            f"--weight {weight} has no use: {script.name} loads no checkpoint by the model's load_param."
+        )
     folder = script.resolve().parent
     if sys.path and Path(sys.path[0] or ".").resolve() == Path.cwd():
-        del sys.path[0]  # `python -m` puts the working directory here, where `python SCRIPT` puts the script's folder
+        del sys.path[
+            0
+        ]  # `python -m` puts the working directory here, where `python SCRIPT` puts the script's folder
     sys.path.insert(0, str(folder))
     checkout = Checkout(folder)
     add_config(checkout.find("config", "cfg"))
@@ -77,7 +100,11 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
     if "HDM" in checkout.find("config", "cfg").MODEL:  # DeMo's
         _evaluate_all_patterns(checkout)
 
-    if "LOCAL_RANK" in os.environ and "--local_rank" in text and not any(w.startswith("--local_rank") for w in arguments):
+    if (
+        "LOCAL_RANK" in os.environ
+        and "--local_rank" in text
+        and not any(w.startswith("--local_rank") for w in arguments)
+    ):
         arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
@@ -85,8 +112,11 @@ def launch(script: Path, arguments: list[str], weight: str | None = None, fast: 
 
 def _after_make_model(checkout: Checkout, made: list[Callable[[Any, Any], object]]) -> None:
     """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg). Raises `UserError` for none."""
-    found = [(module, name) for module, name in FACTORIES
-             if checkout.has(module) and hasattr(checkout.module(module, module), name)]
+    found = [
+        (module, name)
+        for module, name in FACTORIES
+        if checkout.has(module) and hasattr(checkout.module(module, module), name)
+    ]
     if not found:
         checkout.find(*FACTORIES[0])  # the sentence
     for module, name in found:
@@ -97,7 +127,9 @@ def _after_make_model(checkout: Checkout, made: list[Callable[[Any, Any], object
                 checkout.replace(place, name, make)
 
 
-def _then(original: Callable[..., Any], made: list[Callable[[Any, Any], object]]) -> Callable[..., Any]:
+def _then(
+    original: Callable[..., Any], made: list[Callable[[Any, Any], object]]
+) -> Callable[..., Any]:
     @wraps(original)
     def make_model(cfg, *args, **kwargs):
         model = original(cfg, *args, **kwargs)

@@ -5,6 +5,7 @@ read what its forward passes on. Replicas of nn.DataParallel share hooks and run
 pass of one thread. Slimming is that of any Vision Transformer (modeling/slimming/slim.py), imported where it is on. The rest
 is written for Python 3.8 and torch 1.13, which DeMo pins.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -40,7 +41,11 @@ class Patched:
 
 @lru_cache
 def _class(ours: Any, host: Any) -> Any:
-    return type(f"{host.__name__}{ours.suffix}", (ours, host), {"__module__": host.__module__, "_host": host})
+    return type(
+        f"{host.__name__}{ours.suffix}",
+        (ours, host),
+        {"__module__": host.__module__, "_host": host},
+    )
 
 
 def make_patched(instance: Any, ours: type) -> None:
@@ -65,8 +70,10 @@ class SeenPass:
         found = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
         if not len(self.tokens) == len(found) == 3:
             host = self.model.sdtps_host
-            raise UserError(f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches by {host.backbone} "
-                            f"and {len(found)} global features, but three of each (RGB, NI, TI) were expected in {host.name}.")
+            raise UserError(
+                f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches by {host.backbone} "
+                f"and {len(found)} global features, but three of each (RGB, NI, TI) were expected in {host.name}."
+            )
         return found
 
     def selected(self) -> list[torch.Tensor]:
@@ -75,10 +82,13 @@ class SeenPass:
             missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
             global_feats = self.global_feats
             try:
-                self._selected = list(self.model.sdtps(*self.tokens, *global_feats, missing=missing)[:3])
+                self._selected = list(
+                    self.model.sdtps(*self.tokens, *global_feats, missing=missing)[:3]
+                )
             except ValueError as error:
-                raise UserError(f"{str(error).rstrip('.')}; the backbone gives other tokens than its configuration says."
-                                ) from None
+                raise UserError(
+                    f"{str(error).rstrip('.')}; the backbone gives other tokens than its configuration says."
+                ) from None
         return self._selected
 
     def __enter__(self) -> SeenPass:
@@ -151,7 +161,7 @@ class SDTPSForward(Patched, nn.Module):
         with SeenPass(self) as seen:
             output = super().forward(*call.args, **call.kwargs)
         if call.arguments[host.mode] if host.mode else self.training:
-            return (*output[:host.pair], *self._pair(seen), *output[host.pair:])
+            return (*output[: host.pair], *self._pair(seen), *output[host.pair :])
         if not host.has_patterns:
             return torch.cat([output, self._feature(seen)], dim=-1)
         width = sum(feature.shape[-1] for feature in seen.global_feats)
@@ -169,7 +179,9 @@ class SDTPSForward(Patched, nn.Module):
         if self.sdtps_loss_weight == 1:
             return logits, feature
         # The host's loop adds the losses of all pairs as they are.
-        return tuple(_with_scaled_gradient(part, self.sdtps_loss_weight) for part in (logits, feature))
+        return tuple(
+            _with_scaled_gradient(part, self.sdtps_loss_weight) for part in (logits, feature)
+        )
 
 
 def patch(model: Any, cfg: CfgNode) -> Any:
@@ -181,7 +193,11 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     `add_config`. Raises `UserError` for a model that is none of HOSTS, what its host refuses, or an impossible value.
     """
     check_values(cfg)
-    if isinstance(model, Patched) or hasattr(model, "slimming") or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS):
+    if (
+        isinstance(model, Patched)
+        or hasattr(model, "slimming")
+        or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
+    ):
         return model
     host = host_of(model)
     if cfg.MODEL.USE_SDTPS:
@@ -190,8 +206,10 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     patches = rows * columns
     if cfg.MODEL.SLIM_BLOCKS:
         if sys.version_info < (3, 10):  # noqa: UP036 (DeMo pins 3.8)
-            raise UserError(f"MODEL.SLIM_BLOCKS is {list(cfg.MODEL.SLIM_BLOCKS)}, but slimming needs Python 3.10 or newer; "
-                            "install one, or leave it empty.")
+            raise UserError(
+                f"MODEL.SLIM_BLOCKS is {list(cfg.MODEL.SLIM_BLOCKS)}, but slimming needs Python 3.10 or newer; "
+                "install one, or leave it empty."
+            )
         from demo_sdtps.plug_in.slim import add_slimming
 
         left = add_slimming(model, host, cfg, grid)
@@ -233,9 +251,15 @@ def missing_letters(cfg: CfgNode) -> str:
 def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:
     """(rows, columns) of patches."""
     tower = module_at(model, host.towers[0])
-    first = next((module for module in tower.modules() if isinstance(module, nn.Conv2d)), None) if tower is not None else None
+    first = (
+        next((module for module in tower.modules() if isinstance(module, nn.Conv2d)), None)
+        if tower is not None
+        else None
+    )
     if first is None:
-        raise UserError(f"{host.towers[0]} of {host.name} has no Conv2d that makes the patches, which was expected.")
+        raise UserError(
+            f"{host.towers[0]} of {host.name} has no Conv2d that makes the patches, which was expected."
+        )
     sides = zip(cfg.INPUT.SIZE_TRAIN, first.kernel_size, first.stride)  # noqa: B905 (Python 3.8)
     rows, columns = ((side - patch) // stride + 1 for side, patch, stride in sides)
     return rows, columns
@@ -243,8 +267,11 @@ def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:
 
 def _make_sdtps(model: Any, cfg: CfgNode, patches: int) -> MultiModalSDTPS:
     try:
-        return MultiModalSDTPS(model.feat_dim, patches,
-                               **{name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS})
+        return MultiModalSDTPS(
+            model.feat_dim,
+            patches,
+            **{name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS},
+        )
     except ValueError as error:
         raise UserError(f"The values of MODEL.SDTPS_… do not fit: {error}") from None
 
@@ -252,14 +279,25 @@ def _make_sdtps(model: Any, cfg: CfgNode, patches: int) -> MultiModalSDTPS:
 def _check_host(model: Any, host: Host) -> None:
     """Raise `UserError` for a host that SDTPS does not fit, and for a model without what it builds on."""
     if not host.backbone:
-        raise UserError(f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
-                        "model gives no patches and globals of three modalities; set it to False.")
-    wanted = [host.backbone, "feat_dim", "num_classes", *(REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ())]
+        raise UserError(
+            f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
+            "model gives no patches and globals of three modalities; set it to False."
+        )
+    wanted = [
+        host.backbone,
+        "feat_dim",
+        "num_classes",
+        *(REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ()),
+    ]
     wanted += [host.fusion] if getattr(model, "HDM", False) else []
     for attribute in wanted:
         if module_at(model, attribute) is None:
-            raise UserError(f"{type(model).__name__} has no attribute {attribute}, which was expected in the model of "
-                            f"{host.name}.")
+            raise UserError(
+                f"{type(model).__name__} has no attribute {attribute}, which was expected in the model of "
+                f"{host.name}."
+            )
     if getattr(model, "ATM", False) and not model.HDM:
-        raise UserError("MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes, and DeMo's "
-                        "forward fails without them; set MODEL.HDM to True or MODEL.ATM to False.")
+        raise UserError(
+            "MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes, and DeMo's "
+            "forward fails without them; set MODEL.HDM to True or MODEL.ATM to False."
+        )

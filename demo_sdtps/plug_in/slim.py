@@ -1,4 +1,5 @@
 """Slimming of the model of a host by its configuration (docs/plug_in.md)."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -28,21 +29,37 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
     """
     name, keys = cfg.MODEL.SLIM_SCORE, cfg.MODEL
     if host.unslimmed:
-        raise UserError(f"MODEL.SLIM_BLOCKS is {list(keys.SLIM_BLOCKS)}, but {host.name} cannot be slimmed: {host.unslimmed}; "
-                        "leave it empty.")
+        raise UserError(
+            f"MODEL.SLIM_BLOCKS is {list(keys.SLIM_BLOCKS)}, but {host.name} cannot be slimmed: {host.unslimmed}; "
+            "leave it empty."
+        )
     check_stages(keys)
     if score_entry(name, "MODEL.SLIM_SCORE").masks:
-        raise UserError(f"MODEL.SLIM_SCORE is {name!r}, which reads foreground masks, but the loader of {host.name} has none; "
-                        "choose another score, or train with this project's train_net.py.")
+        raise UserError(
+            f"MODEL.SLIM_SCORE is {name!r}, which reads foreground masks, but the loader of {host.name} has none; "
+            "choose another score, or train with this project's train_net.py."
+        )
     suffix = 1 if host.suffix and keys.get(host.suffix, False) else 0
     towers = [find_towers(model, path, suffix=suffix)[0] for path in blocks_of(model, host)]
     width = towers[0].patches.out_channels
     scores = [make_score(name, cfg, width, grid) for _ in keys.SLIM_BLOCKS]
     if any(type(score).loss is not Score.loss for score in scores):
-        raise UserError(f"MODEL.SLIM_SCORE is {name!r}, which learns by a loss, but the training of {host.name} adds none; "
-                        "choose another score, or train with this project's train_net.py.")
+        raise UserError(
+            f"MODEL.SLIM_SCORE is {name!r}, which learns by a loss, but the training of {host.name} adds none; "
+            "choose another score, or train with this project's train_net.py."
+        )
     letters = missing_letters(cfg)
-    slimming = attach_to(model, towers, keys.SLIM_BLOCKS, keys.SLIM_KEEP, scores, merge=keys.SLIM_MERGE, restore=host.restore,
-                         follow=keys.SLIM_SHARED and host.shared, names=host.order, is_stacked=host.is_stacked,
-                         missing=frozenset(modality for modality in MODALITIES if modality[0].lower() in letters))
+    slimming = attach_to(
+        model,
+        towers,
+        keys.SLIM_BLOCKS,
+        keys.SLIM_KEEP,
+        scores,
+        merge=keys.SLIM_MERGE,
+        restore=host.restore,
+        follow=keys.SLIM_SHARED and host.shared,
+        names=host.order,
+        is_stacked=host.is_stacked,
+        missing=frozenset(modality for modality in MODALITIES if modality[0].lower() in letters),
+    )
     return slimming.counts(grid[0] * grid[1])[-1]

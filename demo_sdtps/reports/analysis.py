@@ -1,4 +1,5 @@
 """What tools/analyse.py and the page of tools/report.py have in common: an evaluation analysed, within the bounds of a file."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,7 +25,9 @@ from demo_sdtps.runtime.progress import progress
 
 WORST, NEAREST = 20, 10
 
-Features = Mapping[str, Mapping[int, torch.Tensor]]  # (samples, D) by case of missing modalities and return pattern
+Features = Mapping[
+    str, Mapping[int, torch.Tensor]
+]  # (samples, D) by case of missing modalities and return pattern
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class Analysis:
     cameras: analysis.CameraMatrix
     identities: list[analysis.IdentityScore]
     worst: list[int]  # queries, the lowest average precision first
-    rank_lists: dict[int, list[tuple[int, float, bool]]]  # by query: (gallery sample, distance, whether it is a match)
+    rank_lists: dict[
+        int, list[tuple[int, float, bool]]
+    ]  # by query: (gallery sample, distance, whether it is a match)
     distances: analysis.Histogram
     points: list[int]  # samples in the scatter plots
     embeddings: dict[str, np.ndarray]  # (points, 2) by method
@@ -48,58 +53,109 @@ def analysed_case(cfg: CfgNode) -> str:
     return next(name for name, case in CASES.items() if case == missing)
 
 
-def analyse(cfg: CfgNode, data: TestData, features: Features, queries: int, points: int) -> Analysis:
+def analyse(
+    cfg: CfgNode, data: TestData, features: Features, queries: int, points: int
+) -> Analysis:
     """With rank lists of at most `queries`, and at most `points` samples in two dimensions."""
-    records = {case: reid_record({pattern: rank_features(cfg, feature, data) for pattern, feature in patterns.items()})
-               for case, patterns in features.items()}
+    records = {
+        case: reid_record(
+            {pattern: rank_features(cfg, feature, data) for pattern, feature in patterns.items()}
+        )
+        for case, patterns in features.items()
+    }
     chosen = features[analysed_case(cfg)][cfg.TEST.RETURN_PATTERN]
     distances, query, gallery = ranked(cfg, chosen, data)
     scores = analysis.score_queries(distances, query, gallery)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, queries)).tolist()
     others = sorted({*range(len(data.query))} - {*worst})
-    listed = sorted([*worst, *(others[place] for place in spread(len(others), queries - len(worst)))])
+    listed = sorted(
+        [*worst, *(others[place] for place in spread(len(others), queries - len(worst)))]
+    )
     nearest = analysis.nearest_samples(distances, query, gallery, torch.tensor(listed), NEAREST)
     shown = spread(len(data.samples), points)
     seen = normalise(cfg, chosen[shown]).numpy()
-    embeddings = {METHODS[method]: embed(seen, method, cfg.SOLVER.SEED)
-                  for method in progress(("pca", "tsne"), "features in two dimensions", unit="method")}
+    embeddings = {
+        METHODS[method]: embed(seen, method, cfg.SOLVER.SEED)
+        for method in progress(("pca", "tsne"), "features in two dimensions", unit="method")
+    }
     return Analysis(
-        records, scores, analysis.camera_matrix(distances, query, gallery),
-        analysis.score_identities(scores.average_precision, query.identity), worst,
-        dict(zip(listed, rank_lists(data, nearest), strict=True)), analysis.distance_histogram(distances, query, gallery),
-        shown, embeddings)
+        records,
+        scores,
+        analysis.camera_matrix(distances, query, gallery),
+        analysis.score_identities(scores.average_precision, query.identity),
+        worst,
+        dict(zip(listed, rank_lists(data, nearest), strict=True)),
+        analysis.distance_histogram(distances, query, gallery),
+        shown,
+        embeddings,
+    )
 
 
-def ranked(cfg: CfgNode, features: torch.Tensor, data: TestData) -> tuple[DistanceRows, analysis.Labels, analysis.Labels]:
+def ranked(
+    cfg: CfgNode, features: torch.Tensor, data: TestData
+) -> tuple[DistanceRows, analysis.Labels, analysis.Labels]:
     """The first arguments of the functions of evaluation/analysis.py, by features (samples, D)."""
-    query, gallery = (analysis.Labels(*(data.labels(name, side) for name in ("identity", "camera", exclude_key(cfg))))
-                      for side in (data.query, data.gallery))
+    query, gallery = (
+        analysis.Labels(
+            *(data.labels(name, side) for name in ("identity", "camera", exclude_key(cfg)))
+        )
+        for side in (data.query, data.gallery)
+    )
     return distance_rows(cfg, features, data), query, gallery
 
 
 def rank_lists(data: TestData, nearest: analysis.Nearest) -> list[list[tuple[int, float, bool]]]:
     """The lists of `Analysis`, one per row of `nearest`; a short gallery has fewer samples."""
     samples = data.gallery.numpy()[nearest.sample]
-    return [[found for found in zip(*row, strict=True) if found[1] < np.inf]
-            for row in zip(samples.tolist(), nearest.distance.tolist(), nearest.is_match.tolist(), strict=True)]
+    return [
+        [found for found in zip(*row, strict=True) if found[1] < np.inf]
+        for row in zip(
+            samples.tolist(), nearest.distance.tolist(), nearest.is_match.tolist(), strict=True
+        )
+    ]
 
 
 def as_json(cfg: CfgNode, data: TestData, found: Analysis) -> dict[str, object]:
     """`found` as plain lists, dicts and numbers (docs/getting_started.md)."""
     return {
-        "weight": cfg.TEST.WEIGHT, "return_pattern": cfg.TEST.RETURN_PATTERN, "missing": analysed_case(cfg),
-        "options": options(cfg).removeprefix(", "), "cases": found.records,
-        "samples": [{"paths": sample.paths, "identity": sample.identity, "camera": sample.camera, "scene": sample.scene}
-                    for sample in data.samples],
-        "queries": [{"sample": sample, "average_precision": known(value), "first_match": rank} for sample, value, rank in zip(
-            data.query.tolist(), *(part.tolist() for part in found.scores), strict=True)],
-        "rank_lists": [{"query": query, "nearest": [dict(zip(("sample", "distance", "is_match"), one, strict=True))
-                                                    for one in nearest]} for query, nearest in found.rank_lists.items()],
+        "weight": cfg.TEST.WEIGHT,
+        "return_pattern": cfg.TEST.RETURN_PATTERN,
+        "missing": analysed_case(cfg),
+        "options": options(cfg).removeprefix(", "),
+        "cases": found.records,
+        "samples": [
+            {
+                "paths": sample.paths,
+                "identity": sample.identity,
+                "camera": sample.camera,
+                "scene": sample.scene,
+            }
+            for sample in data.samples
+        ],
+        "queries": [
+            {"sample": sample, "average_precision": known(value), "first_match": rank}
+            for sample, value, rank in zip(
+                data.query.tolist(), *(part.tolist() for part in found.scores), strict=True
+            )
+        ],
+        "rank_lists": [
+            {
+                "query": query,
+                "nearest": [
+                    dict(zip(("sample", "distance", "is_match"), one, strict=True))
+                    for one in nearest
+                ],
+            }
+            for query, nearest in found.rank_lists.items()
+        ],
         "worst_queries": found.worst,
         "camera_matrix": {"cameras": found.cameras.cameras, "mAP": camera_rows(found)},
         "identities": [score._asdict() for score in found.identities],
         "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
-        "scatter": {"samples": found.points, **{name: places.tolist() for name, places in found.embeddings.items()}},
+        "scatter": {
+            "samples": found.points,
+            **{name: places.tolist() for name, places in found.embeddings.items()},
+        },
     }
 
 

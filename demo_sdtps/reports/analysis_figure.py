@@ -1,4 +1,5 @@
 """The figure of tools/analyse.py: the numbers behind an evaluation, and its worst queries."""
+
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from demo_sdtps.reports.figures import draw_matrix, np, plt, room, save
 from demo_sdtps.reports.palette import MATCH, PATTERNS, PLAIN, WRONG
 from demo_sdtps.reports.ranks import draw_list
 
-PANELS: list[list[Any]] = [["missing", "missing", "cameras", "distances"], ["identities"] * 4, ["PCA", "PCA", "t-SNE", "t-SNE"]]
+PANELS: list[list[Any]] = [
+    ["missing", "missing", "cameras", "distances"],
+    ["identities"] * 4,
+    ["PCA", "PCA", "t-SNE", "t-SNE"],
+]
 WIDTH, WORST, NEAREST = 18.0, 4, 3  # inches; the worst queries, each with its nearest
 
 
@@ -28,25 +33,42 @@ def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, pat
     above, below = figure.subfigures(2, 1, height_ratios=rows)  # type: ignore[misc]  # an array of two
     axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
     _draw_records(axes["missing"], found)
-    draw_matrix(axes["cameras"], found.cameras.mAP, [str(camera + 1) for camera in found.cameras.cameras], unknown="no pair")
-    axes["cameras"].set(title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query")
+    draw_matrix(
+        axes["cameras"],
+        found.cameras.mAP,
+        [str(camera + 1) for camera in found.cameras.cameras],
+        unknown="no pair",
+    )
+    axes["cameras"].set(
+        title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query"
+    )
     _draw_distances(axes["distances"], found)
     scores = [100 * score.mAP for score in found.identities]
     axes["identities"].bar(np.arange(len(scores)), scores, color=PLAIN)
     # Names of many identities would cover each other.
     names = [str(score.identity) for score in found.identities] if len(scores) <= 60 else []
     axes["identities"].set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
-    axes["identities"].set(title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100))
+    axes["identities"].set(
+        title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100)
+    )
     axes["identities"].margins(x=0.01)
     identities = data.labels("identity", torch.tensor(found.points)).numpy()
     for method, places in found.embeddings.items():
         draw_points(axes[method], places, identities)
         axes[method].set_title(f"{method} of the features, by identity")
-    below.suptitle(f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity")
+    below.suptitle(
+        f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity"
+    )
     for query, part in zip(found.worst, below.subfigures(1, WORST), strict=False):
         precision, first = (scores[query] for scores in found.scores)
-        draw_list(cfg, part.subplots(1, 1 + NEAREST), data, int(data.query[query]),
-                  f"query: AP {100 * precision:.1f} %\nfirst hit at rank {first}", found.rank_lists[query])
+        draw_list(
+            cfg,
+            part.subplots(1, 1 + NEAREST),
+            data,
+            int(data.query[query]),
+            f"query: AP {100 * precision:.1f} %\nfirst hit at rank {first}",
+            found.rank_lists[query],
+        )
     figure.suptitle(title)
     for method, places in found.embeddings.items():
         name_groups(axes[method], places, identities)
@@ -57,20 +79,42 @@ def _draw_records(axis: plt.Axes, found: Analysis) -> None:
     """mAP of every return pattern in every case of missing modalities."""
     for number, (pattern, name) in enumerate(PATTERN_NAMES.items()):
         values = [100 * record[str(pattern)]["mAP"] for record in found.records.values()]
-        bars = axis.bar(np.arange(len(values)) + 0.27 * (number - 1), values, 0.25, label=name, color=PATTERNS[pattern])
+        bars = axis.bar(
+            np.arange(len(values)) + 0.27 * (number - 1),
+            values,
+            0.25,
+            label=name,
+            color=PATTERNS[pattern],
+        )
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
-    cases = [" and ".join(name for name in MODALITIES if name in CASES[case]) or "nothing" for case in found.records]
+    cases = [
+        " and ".join(name for name in MODALITIES if name in CASES[case]) or "nothing"
+        for case in found.records
+    ]
     axis.set_xticks(np.arange(len(cases)), cases)
-    axis.set(title="mAP by missing modalities and return pattern", xlabel="missing", ylabel="%", ylim=(0, 100))
+    axis.set(
+        title="mAP by missing modalities and return pattern",
+        xlabel="missing",
+        ylabel="%",
+        ylim=(0, 100),
+    )
     axis.legend()
 
 
 def _draw_distances(axis: plt.Axes, found: Analysis) -> None:
     """Shares in percent, since there are far more negatives."""
     edges, *counts = found.distances
-    for values, name, colour in zip(counts, ("matches", "other identities"), (MATCH, WRONG), strict=True):
+    for values, name, colour in zip(
+        counts, ("matches", "other identities"), (MATCH, WRONG), strict=True
+    ):
         total = values.sum()
-        axis.stairs(100 * values / max(1, total), edges, fill=True, alpha=0.5, color=colour, label=f"{total:,} {name}")
+        axis.stairs(
+            100 * values / max(1, total),
+            edges,
+            fill=True,
+            alpha=0.5,
+            color=colour,
+            label=f"{total:,} {name}",
+        )
     axis.set(title="distances of queries to the gallery", xlabel="distance", ylabel="%")
     axis.legend()
-

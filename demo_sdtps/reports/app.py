@@ -1,4 +1,5 @@
 """A web application for search in own images, which reaches for nothing elsewhere: tools/app.py (docs/retrieval.md)."""
+
 import argparse
 import html
 import os
@@ -29,13 +30,17 @@ FRAME = '<iframe title="hits" srcdoc="{}" style="width: 100%; height: 60vh; bord
 def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index of --gallery up to date, and serve until Ctrl-C. Raises `UserError`."""
     prepare_evaluation(cfg, WEIGHT_EXAMPLE)
-    check_extra("tools/app.py", "app", {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"})
+    check_extra(
+        "tools/app.py", "app", {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}
+    )
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((arguments.host, arguments.port))
     except (OSError, OverflowError) as error:
-        raise UserError(f"{arguments.host}:{arguments.port} cannot be served ({error}); choose another --port.") from None
+        raise UserError(
+            f"{arguments.host}:{arguments.port} cannot be served ({error}); choose another --port."
+        ) from None
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
     import gradio
 
@@ -48,7 +53,10 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         if not any(paths):
             return "", None
         given = dict(zip(modalities, paths, strict=True))
-        query = Triplet(Path(next(filter(None, paths))).stem, tuple(given.get(modality) for modality in MODALITIES))
+        query = Triplet(
+            Path(next(filter(None, paths))).stem,
+            tuple(given.get(modality) for modality in MODALITIES),
+        )
         try:
             found = search(arguments, cfg, [query], reid)
             assert found
@@ -59,20 +67,49 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
     modalities = cfg.MODEL.MODALITIES
     title, hour = f"Search in {arguments.gallery}", 3600
-    with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:  # of what was uploaded
+    with gradio.Blocks(
+        title=title, analytics_enabled=False, delete_cache=(hour, hour)
+    ) as blocks:  # of what was uploaded
         with gradio.Row():
-            slots = [gradio.Image(label=modality, type="filepath", image_mode=None, sources=["upload", "clipboard"], height=240)
-                     for modality in modalities]
+            slots = [
+                gradio.Image(
+                    label=modality,
+                    type="filepath",
+                    image_mode=None,
+                    sources=["upload", "clipboard"],
+                    height=240,
+                )
+                for modality in modalities
+            ]
         hits = gradio.HTML()
         kept = gradio.Image(label="kept patches", interactive=False, buttons=["fullscreen"])
-        gradio.on([slot.change for slot in slots], answer, slots, [hits, kept], api_visibility="private",
-                  trigger_mode="always_last")
-    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # others are downloaded
+        gradio.on(
+            [slot.change for slot in slots],
+            answer,
+            slots,
+            [hits, kept],
+            api_visibility="private",
+            trigger_mode="always_last",
+        )
+    theme = gradio.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["monospace"]
+    )  # others are downloaded
     _, page, _ = blocks.launch(
-        server_name=arguments.host, server_port=arguments.port, share=False, quiet=True, prevent_thread_lock=True, theme=theme,
-        footer_links=[], ssr_mode=False, mcp_server=False, enable_monitoring=False,
-        allowed_paths=[str(arguments.gallery.absolute())])
-    print_lines(*left_out(begun.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C")
+        server_name=arguments.host,
+        server_port=arguments.port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        theme=theme,
+        footer_links=[],
+        ssr_mode=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        allowed_paths=[str(arguments.gallery.absolute())],
+    )
+    print_lines(
+        *left_out(begun.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
+    )
     blocks.block_thread()
 
 
@@ -87,4 +124,6 @@ def kept_patches(reid: Extractor, query: Triplet) -> Image.Image | None:
         return None
     with TemporaryDirectory() as folder:
         sample = Sample(query.paths, UNKNOWN, UNKNOWN)
-        return Image.open(draw_tokens([(reid.cfg, reid.model)], [sample], Path(folder, "kept.png"))).convert("RGB")
+        return Image.open(
+            draw_tokens([(reid.cfg, reid.model)], [sample], Path(folder, "kept.png"))
+        ).convert("RGB")

@@ -1,4 +1,5 @@
 """Maps of attention over images, with the shares and gates of the fusion."""
+
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -40,33 +41,52 @@ from demo_sdtps.reports.figures import (
 from demo_sdtps.reports.palette import MODALITY, PLAIN, TEXT
 from demo_sdtps.runtime.progress import progress
 
-SCALES = {"rollout": "share of a patch in the attention, on a scale of each image",
-          "gradcam": "weight of a patch for the similarity, on one scale in a triplet"}
+SCALES = {
+    "rollout": "share of a patch in the attention, on a scale of each image",
+    "gradcam": "weight of a patch for the similarity, on one scale in a triplet",
+}
 BAR_ROOM = 2.6  # inches across
 
 
 def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
     """The gallery samples of a query's identity that the protocol allows."""
     key = exclude_key(cfg)
-    return [sample for sample in gallery
-            if sample.identity == query.identity and getattr(sample, key) != getattr(query, key)]
+    return [
+        sample
+        for sample in gallery
+        if sample.identity == query.identity and getattr(sample, key) != getattr(query, key)
+    ]
 
 
-def attention_of(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], matches: Sequence[Sequence[Sample]],
-                 method: str) -> list[tuple[Maps, FusionWeights]]:
+def attention_of(
+    cfg: CfgNode,
+    model: DeMo,
+    samples: Sequence[Sample],
+    matches: Sequence[Sequence[Sample]],
+    method: str,
+) -> list[tuple[Maps, FusionWeights]]:
     """Maps and weights of each sample, as of a batch of one; `matches` are the samples that Grad-CAM's similarity is with.
     Raises `UserError`."""
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     loader = DataLoader(dataset, 1, collate_fn=collate)
-    features = [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(1)
+    features = (
+        [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(1)
+    )
     found = []
-    for number, (seen, _, cameras) in enumerate(progress(batches(loader), METHODS[method], len(loader), unit="triplet")):
-        inputs = {modality: image.to(device) for modality, image in seen.items()}, cameras.to(device)
+    for number, (seen, _, cameras) in enumerate(
+        progress(batches(loader), METHODS[method], len(loader), unit="triplet")
+    ):
+        inputs = (
+            {modality: image.to(device) for modality, image in seen.items()},
+            cameras.to(device),
+        )
         if method == "rollout":
             maps = rollout(model, *inputs, missing)
         else:
-            target = similarity_to(model, features[number], cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT)
+            target = similarity_to(
+                model, features[number], cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT
+            )
             maps = grad_cam(model, *inputs, target, missing)
         with torch.no_grad():
             (context,) = model.encode_cases(*inputs, [missing])
@@ -76,43 +96,90 @@ def attention_of(cfg: CfgNode, model: DeMo, samples: Sequence[Sample], matches: 
 
 def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:
     """Mean of the normalised features of each group of samples, (groups, D)."""
-    distinct = {sample: number for number, sample in enumerate(dict.fromkeys(sample for group in groups for sample in group))}
+    distinct = {
+        sample: number
+        for number, sample in enumerate(
+            dict.fromkeys(sample for group in groups for sample in group)
+        )
+    }
     (features,) = extract_features(cfg, model, test_loader(cfg, list(distinct)))
     normalised = F.normalize(features[cfg.TEST.RETURN_PATTERN], dim=1)
-    return torch.stack([normalised[[distinct[sample] for sample in group]].mean(dim=0) for group in groups])
+    return torch.stack(
+        [normalised[[distinct[sample] for sample in group]].mean(dim=0) for group in groups]
+    )
 
 
-def draw_attention(cfg: CfgNode, samples: Sequence[Sample], found: Sequence[tuple[Maps, FusionWeights]], method: str,
-                   path: Path) -> Path:
+def draw_attention(
+    cfg: CfgNode,
+    samples: Sequence[Sample],
+    found: Sequence[tuple[Maps, FusionWeights]],
+    method: str,
+    path: Path,
+) -> Path:
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
     missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
     bars = sum(part is not None for part in found[0][1])
     width, height = room(cfg, 2.4)
     widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
     size = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
-    figure, axes = plt.subplots(len(samples), len(widths), figsize=size, squeeze=False, width_ratios=widths,
-                                layout="constrained")
-    largest = max((float(weights.gates.max()) for _, weights in found if weights.gates is not None), default=1.0)
+    figure, axes = plt.subplots(
+        len(samples),
+        len(widths),
+        figsize=size,
+        squeeze=False,
+        width_ratios=widths,
+        layout="constrained",
+    )
+    largest = max(
+        (float(weights.gates.max()) for _, weights in found if weights.gates is not None),
+        default=1.0,
+    )
     for row, (sample, (maps, weights)) in enumerate(zip(samples, found, strict=True)):
-        scales = scales_of({modality: values for modality, values in maps.values.items() if modality not in missing}, method)
+        scales = scales_of(
+            {
+                modality: values
+                for modality, values in maps.values.items()
+                if modality not in missing
+            },
+            method,
+        )
         for column, (modality, image) in enumerate(zip(names, images(cfg, sample), strict=True)):
             is_missing = modality in missing or modality not in sample.modalities
-            panels = [np.full_like(image, BLANK)] * 2 if is_missing else [
-                image, heated(image, maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan),
-                              (0, scales[modality]))]
-            for axis, panel in zip(axes[row, 2 * column:], panels, strict=False):
+            panels = (
+                [np.full_like(image, BLANK)] * 2
+                if is_missing
+                else [
+                    image,
+                    heated(
+                        image,
+                        maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan),
+                        (0, scales[modality]),
+                    ),
+                ]
+            )
+            for axis, panel in zip(axes[row, 2 * column :], panels, strict=False):
                 axis.imshow(panel)
                 hide_ticks(axis)
             if row == 0:
-                axes[0, 2 * column].set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
+                axes[0, 2 * column].set_title(
+                    f"{modality} (missing)" if modality in missing else modality, fontsize=10
+                )
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
         if weights.hdm:
-            shares = {subset: {name: float(share) for name, share in own.items()} for subset, own in weights.hdm.items()}
+            shares = {
+                subset: {name: float(share) for name, share in own.items()}
+                for subset, own in weights.hdm.items()
+            }
             draw_shares(axes[row, 2 * len(names)], shares, row == 0)
         if weights.hdm and weights.gates is not None:
-            draw_gates(axes[row, -1], weights.gates[0].cpu(), weights.hdm.values(), largest, row == 0)
-    what = METHODS[method] + (f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)" if method != "rollout"
-                              else "")
+            draw_gates(
+                axes[row, -1], weights.gates[0].cpu(), weights.hdm.values(), largest, row == 0
+            )
+    what = METHODS[method] + (
+        f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)"
+        if method != "rollout"
+        else ""
+    )
     dropped = "; not coloured: dropped by slimming" if cfg.MODEL.SLIM_BLOCKS else ""
     heat_bar(figure, axes, f"{SCALES[method]}{dropped}", "none")
     figure.suptitle(f"{what}{options(cfg)}")
@@ -133,16 +200,29 @@ def draw_shares(axis: plt.Axes, shares: dict[str, dict[str, float]], first: bool
         for modality, share in by_modality.items():
             axis.barh(place, share, left=start, color=MODALITY[modality])
             if len(by_modality) == 1:  # in place of a legend
-                axis.text(0.5, place, modality, fontsize=7, ha="center", va="center", path_effects=HALO)
+                axis.text(
+                    0.5, place, modality, fontsize=7, ha="center", va="center", path_effects=HALO
+                )
             start += share
-    axis.set(yticks=range(len(shares)), yticklabels=map(" + ".join, shares.values()), xlim=(0, 1), xticks=[0, 0.5, 1])
+    axis.set(
+        yticks=range(len(shares)),
+        yticklabels=map(" + ".join, shares.values()),
+        xlim=(0, 1),
+        xticks=[0, 0.5, 1],
+    )
     axis.invert_yaxis()
     axis.tick_params(labelsize=6)
     if first:
         axis.set_title("HDM: share of each modality", fontsize=8)
 
 
-def draw_gates(axis: plt.Axes, gates: torch.Tensor, subsets: Iterable[Iterable[str]], largest: float, first: bool) -> None:
+def draw_gates(
+    axis: plt.Axes,
+    gates: torch.Tensor,
+    subsets: Iterable[Iterable[str]],
+    largest: float,
+    first: bool,
+) -> None:
     """Horizontal bars of ATMoE's gates (heads, subsets), the mean over the heads, a dot for each head, and a line at equal
     gates."""
     places = range(gates.shape[1])

@@ -1,4 +1,5 @@
 """The matrices of sets of modalities: printed, as JSON and as heat maps."""
+
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -9,11 +10,20 @@ from demo_sdtps.evaluation.tables import cross_modal_caption, cross_modal_tables
 from demo_sdtps.runtime.files import write_json
 
 
-def report_cross_modal(cfg: CfgNode, found: CrossModal, caption: str, json: Path | None, image: Path | None) -> None:
+def report_cross_modal(
+    cfg: CfgNode, found: CrossModal, caption: str, json: Path | None, image: Path | None
+) -> None:
     """Print the matrices as tables, and write them to the files that are given."""
     if json:
-        write_json(json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
-                          "distance": cfg.TEST.CROSS_MODAL_DISTANCE, "cross_modal": found})
+        write_json(
+            json,
+            {
+                "caption": caption,
+                "return_pattern": cfg.TEST.RETURN_PATTERN,
+                "distance": cfg.TEST.CROSS_MODAL_DISTANCE,
+                "cross_modal": found,
+            },
+        )
     if image:
         draw_cross_modal(found, f"{caption}\n{cross_modal_caption(cfg)}", image)
     print_lines(caption, *cross_modal_tables(cfg, found), *filter(None, (image,)))
@@ -23,9 +33,17 @@ def draw_cross_modal(found: CrossModal, title: str, path: Path) -> Path:
     """A heat map for each measure."""
     from demo_sdtps.reports.figures import draw_matrix, np, plt, save
 
-    figure, axes = plt.subplots(1, len(found), figsize=(5.5 * len(found), 5.5), layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(found), figsize=(5.5 * len(found), 5.5), layout="constrained"
+    )
     for axis, (measure, rows) in zip(axes, found.items(), strict=True):
-        draw_matrix(axis, np.array([list(row.values()) for row in rows.values()], float), list(rows), "-")
-        axis.set(title=f"{measure}, %", xlabel="modalities of the gallery", ylabel="modalities of the query")
+        draw_matrix(
+            axis, np.array([list(row.values()) for row in rows.values()], float), list(rows), "-"
+        )
+        axis.set(
+            title=f"{measure}, %",
+            xlabel="modalities of the gallery",
+            ylabel="modalities of the query",
+        )
     figure.suptitle(title, fontsize=9)
     return save(figure, path)

@@ -1,4 +1,5 @@
 """Curves of a run: loss, accuracy, mAP and Rank-1 over the epochs."""
+
 from pathlib import Path
 
 from demo_sdtps.config import UserError
@@ -16,8 +17,10 @@ def evaluated_run(folder: Path) -> list[dict]:
     """The records of a run's metrics.json. Raises `UserError` where no epoch was evaluated."""
     records = read_records(folder)
     if not evaluated(records):
-        raise UserError(f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
-                        "training.")
+        raise UserError(
+            f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
+            "training."
+        )
     return records
 
 
@@ -34,7 +37,13 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     left.plot([r["epoch"] for r in trained], [r["loss"] for r in trained], color=TEXT, marker=".")
     left.set(xlabel="epoch", ylabel="training loss (black)", title="training")
     accuracy = left.twinx()
-    accuracy.plot([r["epoch"] for r in trained], [100 * r["accuracy"] for r in trained], "--", color=PLAIN, marker=".")
+    accuracy.plot(
+        [r["epoch"] for r in trained],
+        [100 * r["accuracy"] for r in trained],
+        "--",
+        color=PLAIN,
+        marker=".",
+    )
     accuracy.set_ylabel("training accuracy (%, dashed)", color=PLAIN)
     accuracy.set_ylim(0, 100)
     accuracy.grid(False)
@@ -44,7 +53,14 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     for pattern, colour in PATTERNS.items():
         for name, style in (("mAP", "-"), ("Rank-1", ":")):
             values = [100 * record["patterns"][str(pattern)][name] for record in tested]
-            right.plot(epochs, values, style, color=colour, marker=".", label=f"{name}, {PATTERN_NAMES[pattern]}")
+            right.plot(
+                epochs,
+                values,
+                style,
+                color=colour,
+                marker=".",
+                label=f"{name}, {PATTERN_NAMES[pattern]}",
+            )
     right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
     right.legend(fontsize=8)
     return save(figure, path)

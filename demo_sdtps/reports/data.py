@@ -1,4 +1,5 @@
 """What tools/check_data.py finds in a data set, re-identification or image-text."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -38,19 +39,30 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
     train_sampler(cfg, [sample.identity for sample in splits["train"]])
     if decode:
         verify(path for samples in splits.values() for sample in samples for path in sample.files)
-    return Findings(count_splits(splits, reader_of(cfg).by_scene), published_counts(cfg),
-                    tuple(data_warnings(cfg, splits, matched)))
+    return Findings(
+        count_splits(splits, reader_of(cfg).by_scene),
+        published_counts(cfg),
+        tuple(data_warnings(cfg, splits, matched)),
+    )
 
 
 def check_captions(cfg: CfgNode, decode: bool) -> Findings:
     """Read the images and captions of all splits as training does. Raises `UserError` where training could not begin."""
     splits = seps_evaluation.read_caption_splits(cfg)
-    shuffled_batches(len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
+    shuffled_batches(
+        len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED
+    )
     seps_evaluation.check_folds(splits["test"], cfg.TEST.FOLDS)
     if decode:
         verify(path for split in splits.values() for path in split.paths)
-    counts = {name: {"images": len(split.paths), "captions": len(split.captions), "long": len(split.long_captions or ())}
-              for name, split in splits.items()}
+    counts = {
+        name: {
+            "images": len(split.paths),
+            "captions": len(split.captions),
+            "long": len(split.long_captions or ()),
+        }
+        for name, split in splits.items()
+    }
     return Findings(counts, warnings=tuple(seps_evaluation.data_warnings(splits)))
 
 
@@ -62,5 +74,7 @@ def table(found: Findings) -> list[str]:
         lines.append(split.ljust(SPLIT) + "".join(f"{counts[name]:{NUMBER},}" for name in names))
         if expected := found.expected.get(split):
             cells = (f"{expected[name]:,}" if name in expected else "" for name in names)
-            lines.append(("  expected".ljust(SPLIT) + "".join(cell.rjust(NUMBER) for cell in cells)).rstrip())
+            lines.append(
+                ("  expected".ljust(SPLIT) + "".join(cell.rjust(NUMBER) for cell in cells)).rstrip()
+            )
     return lines if found.expected else [*lines, "expected counts: not known here (docs/data.md)"]

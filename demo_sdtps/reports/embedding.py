@@ -1,4 +1,5 @@
 """Features as points of a plane."""
+
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,14 +15,21 @@ LABELS = ("identity", "camera")
 MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
 
-def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path) -> Path:
+def draw_embedding(
+    cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path
+) -> Path:
     """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured; samples without labels by the
     modalities that they have."""
-    labels = {label: np.array([getattr(sample, label) for sample in samples]) + (label == "camera")  # from 1, as in file names
-              for label in LABELS}
+    labels = {
+        label: np.array([getattr(sample, label) for sample in samples])
+        + (label == "camera")  # from 1, as in file names
+        for label in LABELS
+    }
     if samples[0].identity == UNKNOWN:
         labels = {"modalities": np.array(["+".join(sample.modalities) for sample in samples])}
-    figure, axes = plt.subplots(1, len(labels), figsize=(7.5 * len(labels), 6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(labels), figsize=(7.5 * len(labels), 6), layout="constrained", squeeze=False
+    )
     for axis, (label, values) in zip(axes[0], labels.items(), strict=True):
         draw_points(axis, points, values)
         distinct = np.unique(values)
@@ -29,8 +37,10 @@ def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], 
         if len(distinct) <= MOST_IN_LEGEND:
             axis.legend(title=label, loc="center left", bbox_to_anchor=(1, 0.5))
     number, _, name = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
-    figure.suptitle(f"{METHODS[method]} of {len(samples)} samples of {cfg.DATASETS.NAMES}, return pattern {number} ({name})"
-                    f"{options(cfg)}")
+    figure.suptitle(
+        f"{METHODS[method]} of {len(samples)} samples of {cfg.DATASETS.NAMES}, return pattern {number} ({name})"
+        f"{options(cfg)}"
+    )
     for axis, values in zip(axes[0], labels.values(), strict=True):
         name_groups(axis, points, values)
     return save(figure, path)
@@ -39,7 +49,11 @@ def draw_embedding(cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], 
 def draw_points(axis: plt.Axes, points: np.ndarray, values: np.ndarray) -> None:
     """The points (n, 2) with a colour and marker for each of the values (n,)."""
     for place, value in enumerate(np.unique(values)):
-        axis.scatter(*points[values == value].T, label=str(value), **kind(place) | {"s": 16, "linewidths": 0, "alpha": 0.8})
+        axis.scatter(
+            *points[values == value].T,
+            label=str(value),
+            **kind(place) | {"s": 16, "linewidths": 0, "alpha": 0.8},
+        )
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(True)
 

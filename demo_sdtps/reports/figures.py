@@ -1,4 +1,5 @@
 """What the pictures share: their style, images as arrays, heat maps, labels, and saving figures atomically."""
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,23 @@ matplotlib.use("Agg")  # no screen is needed
 import matplotlib.pyplot as plt
 from matplotlib.patheffects import withStroke
 
-plt.rcParams.update({
-    "axes.prop_cycle": plt.cycler(color=SERIES), "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "axes.axisbelow": True, "grid.alpha": 0.3, "legend.frameon": False, "font.size": 10, "axes.titlesize": 11,
-    "figure.titlesize": 12, "savefig.dpi": 110, "pdf.fonttype": 42, "svg.hashsalt": "demo_sdtps"})
+plt.rcParams.update(
+    {
+        "axes.prop_cycle": plt.cycler(color=SERIES),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+        "font.size": 10,
+        "axes.titlesize": 11,
+        "figure.titlesize": 12,
+        "savefig.dpi": 110,
+        "pdf.fonttype": 42,
+        "svg.hashsalt": "demo_sdtps",
+    }
+)
 BLANK = 245  # grey value in place of a missing image
 MARKERS = "osD^vP*X<>ph"
 HALO = [withStroke(linewidth=2, foreground="white")]  # around text over points and images
@@ -35,8 +49,12 @@ def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
     """The images of MODEL.MODALITIES at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent one. Raises `UserError`
     where one cannot be read."""
     blank = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
-    return [resize(blank if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True).permute(1, 2, 0).numpy()
-            for image in decode_triplet(sample.paths, cfg.MODEL.MODALITIES)]
+    return [
+        resize(blank if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)
+        .permute(1, 2, 0)
+        .numpy()
+        for image in decode_triplet(sample.paths, cfg.MODEL.MODALITIES)
+    ]
 
 
 def label(cfg: CfgNode, sample: Sample) -> str:
@@ -44,7 +62,9 @@ def label(cfg: CfgNode, sample: Sample) -> str:
     labels."""
     if sample.identity == UNKNOWN:
         return Path(sample.files[0]).name
-    where = f"scene {sample.scene}" if exclude_key(cfg) == "scene" else f"camera {sample.camera + 1}"
+    where = (
+        f"scene {sample.scene}" if exclude_key(cfg) == "scene" else f"camera {sample.camera + 1}"
+    )
     return f"id {sample.identity}, {where}"
 
 
@@ -56,7 +76,11 @@ def room(cfg: CfgNode, side: float) -> tuple[float, float]:
 
 def spread(total: int, count: int) -> list[int]:
     """`count` indices spread evenly over `total`, away from both ends; all indices where `count` is not smaller."""
-    return list(range(total)) if count >= total else [index * total // (count + 1) for index in range(1, count + 1)]
+    return (
+        list(range(total))
+        if count >= total
+        else [index * total // (count + 1) for index in range(1, count + 1)]
+    )
 
 
 def hide_ticks(axis: plt.Axes) -> None:
@@ -64,15 +88,24 @@ def hide_ticks(axis: plt.Axes) -> None:
     axis.spines[:].set_visible(False)
 
 
-def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str = "") -> None:
+def draw_matrix(
+    axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str = ""
+) -> None:
     """A heat map of shares (n, n) in percent: queries in rows, the gallery in columns; `unknown` is written for NaN."""
     axis.imshow(shares, vmin=0, vmax=1, cmap=SHARES, aspect="auto")
     axis.set_facecolor(EMPTY)  # of NaN
     axis.grid(False)
     for (row, column), value in np.ndenumerate(shares):
         colour = "white" if value > 0.6 else "black"
-        axis.text(column, row, unknown if np.isnan(value) else f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
-                  color=colour)
+        axis.text(
+            column,
+            row,
+            unknown if np.isnan(value) else f"{100 * value:.0f}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=colour,
+        )
     axis.set_xticks(np.arange(len(names)), names)
     axis.set_yticks(np.arange(len(names)), names)
 
@@ -82,9 +115,13 @@ def kind(place: int) -> dict[str, Any]:
     return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def heated(image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None) -> np.ndarray:
+def heated(
+    image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None
+) -> np.ndarray:
     """The image (H, W, 3), grey, with the colours of values (rows, columns) in `limits`, by default their own; NaN: without."""
-    large = np.ma.masked_invalid(F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy())
+    large = np.ma.masked_invalid(
+        F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy()
+    )
     grey = GREY * image.mean(axis=2, keepdims=True) / 255
     colours = plt.get_cmap(HEAT)(plt.Normalize(*limits or (None, None))(large))[..., :3]
     return grey + OPACITY * ~np.ma.getmaskarray(large)[..., None] * (colours - grey)
@@ -92,23 +129,44 @@ def heated(image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] 
 
 def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
     """The colour bar of `heated`, below the axes."""
-    bar = figure.colorbar(plt.cm.ScalarMappable(cmap=HEAT), ax=axes, location="bottom", aspect=40, pad=0.01, shrink=0.4)
+    bar = figure.colorbar(
+        plt.cm.ScalarMappable(cmap=HEAT),
+        ax=axes,
+        location="bottom",
+        aspect=40,
+        pad=0.01,
+        shrink=0.4,
+    )
     bar.set_ticks([0, 1], labels=[least, "highest"])
     bar.set_label(meaning)
 
 
-def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: float | None = None) -> None:
+def name_points(
+    axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: float | None = None
+) -> None:
     """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move up where they would cover each
     other, with lines to their points. To be called when all else is drawn."""
-    texts = [axis.annotate(name, point, point, fontsize=7, ha="center", va="center", path_effects=HALO,
-                           arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4})
-             for name, point in zip(names, points, strict=True)]
+    texts = [
+        axis.annotate(
+            name,
+            point,
+            point,
+            fontsize=7,
+            ha="center",
+            va="center",
+            path_effects=HALO,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4},
+        )
+        for name, point in zip(names, points, strict=True)
+    ]
     axis.figure.canvas.figure.draw_without_rendering()
     sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
     fixed = starts = axis.transData.transform(points)
     if gap is not None:  # to the right, where there is room, and above the curve through the points
         fits = starts[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
-        starts = starts + np.stack([np.where(fits, 1, -1) * (gap + sizes[:, 0]) / 2, np.full(len(sizes), gap)], axis=1)
+        starts = starts + np.stack(
+            [np.where(fits, 1, -1) * (gap + sizes[:, 0]) / 2, np.full(len(sizes), gap)], axis=1
+        )
     else:
         fixed = fixed[:0]
     for text, start, place in zip(texts, starts, apart(starts, sizes, fixed), strict=True):
@@ -117,17 +175,22 @@ def name_points(axis: plt.Axes, points: np.ndarray, names: Sequence[str], gap: f
         text.set_in_layout(False)  # which would move the axis under the labels
 
 
-def apart(centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray, side: float = 10.0) -> np.ndarray:
+def apart(
+    centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray, side: float = 10.0
+) -> np.ndarray:
     """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square of `side` at
     `fixed` (m, 2)."""
     order = len(fixed) + centres[:, 1].argsort(kind="stable")
-    centres, sizes = np.concatenate([fixed, centres]), np.concatenate([np.full_like(fixed, side), sizes])
+    centres, sizes = (
+        np.concatenate([fixed, centres]),
+        np.concatenate([np.full_like(fixed, side), sizes]),
+    )
     done = np.arange(len(centres)) < len(fixed)
     for place in order:
         while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():
             centres[place, 1] += 1
         done[place] = True
-    return centres[len(fixed):]
+    return centres[len(fixed) :]
 
 
 def save(figure: plt.Figure, path: Path) -> Path:

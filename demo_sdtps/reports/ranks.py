@@ -1,4 +1,5 @@
 """Rank lists: queries and their best gallery triplets."""
+
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,39 +25,61 @@ def failures(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[int]:
     first = analysis.score_queries(*ranked(cfg, features, data)).first_match
     failed = sorted((first > 1).nonzero()[0].tolist(), key=lambda number: -first[number])
     if not failed:
-        raise UserError("--failures finds none: each of the queries with a match has a hit at rank 1; leave the flag out.")
+        raise UserError(
+            "--failures finds none: each of the queries with a match has a hit at rank 1; leave the flag out."
+        )
     return failed
 
 
-def draw_ranks(cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, numbers: Sequence[int] = ()) -> Path:
+def draw_ranks(
+    cfg: CfgNode, features: torch.Tensor, data: TestData, path: Path, numbers: Sequence[int] = ()
+) -> Path:
     """A row for each of the queries `numbers`, four of the split by default: the query, then the nearest gallery samples that
     the protocol allows; features (samples, D)."""
     shown = torch.tensor(numbers or spread(len(data.query), 4))
     chosen = data.query[shown]
     distances, query, gallery = ranked(cfg, features, data)
     nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
-    first = analysis.score_queries(lambda part: distances(shown[part]), analysis.Labels(*(own[shown] for own in query)),
-                                   gallery).first_match.tolist()
+    first = analysis.score_queries(
+        lambda part: distances(shown[part]),
+        analysis.Labels(*(own[shown] for own in query)),
+        gallery,
+    ).first_match.tolist()
     columns = 1 + min(BEST, len(data.gallery))
     width, height = room(cfg, 1.8)
     size = (0.2 + width) * columns, (0.2 + len(cfg.MODEL.MODALITIES) * height) * len(chosen)
-    figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(chosen), columns, figsize=size, squeeze=False, layout="constrained"
+    )
     for row, query, found, rank in zip(axes, chosen.tolist(), nearest, first, strict=True):
         late = f"\nfirst hit at rank {rank}" if rank > len(found) else ""
         draw_list(cfg, row, data, query, f"query{late}", found)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     order = ", ".join(cfg.MODEL.MODALITIES)
-    figure.suptitle(f"queries and their best ten, ✓ match, ✗ another identity; {order} from top to bottom\n"
-                    f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}")
+    figure.suptitle(
+        f"queries and their best ten, ✓ match, ✗ another identity; {order} from top to bottom\n"
+        f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}"
+    )
     return save(figure, path)
 
 
-def draw_list(cfg: CfgNode, axes: np.ndarray, data: TestData, query: int, title: str,
-              nearest: Sequence[tuple[int, float, bool]]) -> None:
+def draw_list(
+    cfg: CfgNode,
+    axes: np.ndarray,
+    data: TestData,
+    query: int,
+    title: str,
+    nearest: Sequence[tuple[int, float, bool]],
+) -> None:
     """A row of axes: the query, a sample, with its title, then the `nearest`: (sample, distance, whether it is a match)."""
     cells = [(query, title, TEXT)] + [
-        (index, f"{place} {'✓' if is_match else '✗'} d = {distance:.3g}", MATCH if is_match else WRONG)
-        for place, (index, distance, is_match) in enumerate(nearest, start=1)]
+        (
+            index,
+            f"{place} {'✓' if is_match else '✗'} d = {distance:.3g}",
+            MATCH if is_match else WRONG,
+        )
+        for place, (index, distance, is_match) in enumerate(nearest, start=1)
+    ]
     for axis in axes:  # of which a short gallery leaves some empty
         hide_ticks(axis)
     for axis, (index, text, colour) in zip(axes, cells, strict=False):

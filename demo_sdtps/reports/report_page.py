@@ -1,4 +1,5 @@
 """The page of tools/report.py --html: one file with everything in it, which makes no request."""
+
 import base64
 import io
 from collections.abc import Mapping, Sequence
@@ -37,16 +38,37 @@ from demo_sdtps.training.output import CONFIG
 PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
-SECTIONS = {"results": "Results", "cross-modal": "Any modality against any", "comparison": "Comparison",
-            "curves": "Training curves", "cameras": "Cameras", "distances": "Distances", "identities": "Identities",
-            "features": "Features", "worst": "Worst queries",
-            "ranks": "Rank lists", "settings": "Configuration"}
-SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
+SECTIONS = {
+    "results": "Results",
+    "cross-modal": "Any modality against any",
+    "comparison": "Comparison",
+    "curves": "Training curves",
+    "cameras": "Cameras",
+    "distances": "Distances",
+    "identities": "Identities",
+    "features": "Features",
+    "worst": "Worst queries",
+    "ranks": "Rank lists",
+    "settings": "Configuration",
+}
+SIDE, QUALITY = (
+    128,
+    80,
+)  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
 
 
-def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Analysis, records: list[dict[str, Any]],
-               untrained: Record | None, cross_modal: CrossModal, thumbnails: int,
-               others: Mapping[str, list[dict[str, Any]]] | None = None) -> Path:
+def write_page(
+    path: Path,
+    cfg: CfgNode,
+    model: DeMo,
+    data: TestData,
+    found: Analysis,
+    records: list[dict[str, Any]],
+    untrained: Record | None,
+    cross_modal: CrossModal,
+    thumbnails: int,
+    others: Mapping[str, list[dict[str, Any]]] | None = None,
+) -> Path:
     """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
     `untrained` is the record of the model before training, `cross_modal` the result of `rank_sets`, `others` are the records of
     further runs by OUTPUT_DIR. Raises `UserError` for an image that cannot be read, and a further run without its
@@ -59,28 +81,59 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
-        "modalities": cfg.MODEL.MODALITIES, "stacked": stacked(cfg), "kept": kept, "palette": AS_DATA,
+        "modalities": cfg.MODEL.MODALITIES,
+        "stacked": stacked(cfg),
+        "kept": kept,
+        "palette": AS_DATA,
         "runs": [{"name": name, "records": own} for name, own in runs.items()],
-        "patterns": list(PATTERN_NAMES.values()), "samples": [named(cfg, sample) for sample in samples],
+        "patterns": list(PATTERN_NAMES.values()),
+        "samples": [named(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
-        **results(data, found, {index: place for place, index in enumerate(wanted)})}
-    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                            lstrip_blocks=True)
+        **results(data, found, {index: place for place, index in enumerate(wanted)}),
+    }
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
-        title=Path(cfg.OUTPUT_DIR).resolve().name, caption=reid_caption(cfg, data),
+        title=Path(cfg.OUTPUT_DIR).resolve().name,
+        caption=reid_caption(cfg, data),
         runs={name: evaluated(own)[-1]["patterns"] for name, own in runs.items()},
         differing=differing(list(runs)) if others else {},
         sections={name: text for name, text in SECTIONS.items() if others or name != "comparison"},
-        patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()}, pattern=str(cfg.TEST.RETURN_PATTERN),
-        measures=MEASURES, record=found.records[analysed_case(cfg)], untrained=untrained, options=options(cfg),
-        missing=missing_rows(found.records), matched=data.matched, failures=int((found.scores.first_match > 1).sum()),
-        left_out=left_out(data, found, len(samples), thumbnails), cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
-        cross_modal={measure: {name: row.values() for name, row in rows.items()} for measure, rows in cross_modal.items()},
-        cameras={camera + 1: row for camera, row in zip(found.cameras.cameras, camera_rows(found), strict=True)},
-        key=exclude_key(cfg), identities=found.identities, distance=distance_name(cfg), worst=len(found.worst), nearest=NEAREST,
-        settings=cfg.dump(), content=content, style=source("report.css"),
-        scripts=[get_plotlyjs(), *map(source, SCRIPTS)])
+        patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()},
+        pattern=str(cfg.TEST.RETURN_PATTERN),
+        measures=MEASURES,
+        record=found.records[analysed_case(cfg)],
+        untrained=untrained,
+        options=options(cfg),
+        missing=missing_rows(found.records),
+        matched=data.matched,
+        failures=int((found.scores.first_match > 1).sum()),
+        left_out=left_out(data, found, len(samples), thumbnails),
+        cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
+        cross_modal={
+            measure: {name: row.values() for name, row in rows.items()}
+            for measure, rows in cross_modal.items()
+        },
+        cameras={
+            camera + 1: row
+            for camera, row in zip(found.cameras.cameras, camera_rows(found), strict=True)
+        },
+        key=exclude_key(cfg),
+        identities=found.identities,
+        distance=distance_name(cfg),
+        worst=len(found.worst),
+        nearest=NEAREST,
+        settings=cfg.dump(),
+        content=content,
+        style=source("report.css"),
+        scripts=[get_plotlyjs(), *map(source, SCRIPTS)],
+    )
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
@@ -89,8 +142,11 @@ def write_page(path: Path, cfg: CfgNode, model: DeMo, data: TestData, found: Ana
 def differing(runs: Sequence[str]) -> dict[str, list[object]]:
     """The keys in which the configurations of runs differ, with the value of each."""
     first, *others = (flat(load_cfg(Path(run) / CONFIG)) for run in runs)
-    return {key: [value, *(own[key] for own in others)] for key, value in first.items()
-            if key != "OUTPUT_DIR" and any(own[key] != value for own in others)}
+    return {
+        key: [value, *(own[key] for own in others)]
+        for key, value in first.items()
+        if key != "OUTPUT_DIR" and any(own[key] != value for own in others)
+    }
 
 
 def source(name: str) -> str:
@@ -108,30 +164,59 @@ def shown_samples(data: TestData, found: Analysis) -> list[int]:
 
 def left_out(data: TestData, found: Analysis, samples: int, thumbnails: int) -> list[str]:
     """What the page leaves out, as sentences."""
-    bounds = ((len(found.rank_lists), len(data.query), "queries have a rank list", "--queries"),
-              (len(found.points), len(data.samples), "samples are in the scatter plot", "--points"),
-              (min(samples, thumbnails), samples, "triplets of the page are shown with their images", "--thumbnails"))
-    return [f"{shown:,} of {total:,} {what} ({flag})." for shown, total, what, flag in bounds if shown < total]
+    bounds = (
+        (len(found.rank_lists), len(data.query), "queries have a rank list", "--queries"),
+        (len(found.points), len(data.samples), "samples are in the scatter plot", "--points"),
+        (
+            min(samples, thumbnails),
+            samples,
+            "triplets of the page are shown with their images",
+            "--thumbnails",
+        ),
+    )
+    return [
+        f"{shown:,} of {total:,} {what} ({flag})."
+        for shown, total, what, flag in bounds
+        if shown < total
+    ]
 
 
 def named(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     """What the page says of a sample; cameras from 1, as file names have them."""
     where = {"scene": sample.scene} if exclude_key(cfg) == "scene" else {}
-    return {"identity": sample.identity, "camera": sample.camera + 1, **where, "name": Path(sample.files[0]).name}
+    return {
+        "identity": sample.identity,
+        "camera": sample.camera + 1,
+        **where,
+        "name": Path(sample.files[0]).name,
+    }
 
 
 def results(data: TestData, found: Analysis, place: dict[int, int]) -> dict[str, object]:
     """The numbers of the plots and the rank lists; samples by their `place` in the page."""
     average, first = (part.tolist() for part in found.scores)
-    queries = [{"sample": place[int(data.query[query])], "ap": known(average[query]), "first": first[query],
-                "nearest": [(place[sample], distance, is_match) for sample, distance, is_match in nearest]}
-               for query, nearest in found.rank_lists.items()]
+    queries = [
+        {
+            "sample": place[int(data.query[query])],
+            "ap": known(average[query]),
+            "first": first[query],
+            "nearest": [
+                (place[sample], distance, is_match) for sample, distance, is_match in nearest
+            ],
+        }
+        for query, nearest in found.rank_lists.items()
+    ]
     order = {query: number for number, query in enumerate(found.rank_lists)}
-    return {"queries": queries, "worst": [order[query] for query in found.worst],
-            "identities": [score._asdict() for score in found.identities],
-            "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
-            "scatter": {"samples": [place[point] for point in found.points],
-                        "places": {name: places.tolist() for name, places in found.embeddings.items()}}}
+    return {
+        "queries": queries,
+        "worst": [order[query] for query in found.worst],
+        "identities": [score._asdict() for score in found.identities],
+        "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
+        "scatter": {
+            "samples": [place[point] for point in found.points],
+            "places": {name: places.tolist() for name, places in found.embeddings.items()},
+        },
+    }
 
 
 def stacked(cfg: CfgNode) -> bool:
@@ -142,6 +227,7 @@ def stacked(cfg: CfgNode) -> bool:
 
 def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
     """The images of each triplet as a single JPEG, in base64."""
+
     def encode(sample: Sample) -> str:
         triplet = np.concatenate(images(cfg, sample), axis=0 if stacked(cfg) else 1)
         ratio = min(1, SIDE / max(cfg.INPUT.SIZE_TEST))
@@ -151,7 +237,9 @@ def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
         return base64.b64encode(file.getvalue()).decode()
 
     with ThreadPoolExecutor() as pool:
-        return list(progress(pool.map(encode, samples), "making thumbnails", len(samples), unit="triplet"))
+        return list(
+            progress(pool.map(encode, samples), "making thumbnails", len(samples), unit="triplet")
+        )
 
 
 def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
@@ -161,13 +249,22 @@ def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, A
     bits: dict[str, list[str]] = {}
     said = ""
     for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
-        grids = patch_grids(cfg, model, samples[start:start + size])
+        grids = patch_grids(cfg, model, samples[start : start + size])
         said = said or description(cfg, model, grids)
         for name, by_modality in grids.items():
-            nothing = np.zeros((len(samples[start:start + size]), *model.backbone.grid_size), bool)  # of a missing modality
-            stack = np.stack([by_modality[modality][:, 0].numpy() > 0 if modality in by_modality else nothing
-                              for modality in cfg.MODEL.MODALITIES], axis=1)
+            nothing = np.zeros(
+                (len(samples[start : start + size]), *model.backbone.grid_size), bool
+            )  # of a missing modality
+            stack = np.stack(
+                [
+                    by_modality[modality][:, 0].numpy() > 0 if modality in by_modality else nothing
+                    for modality in cfg.MODEL.MODALITIES
+                ],
+                axis=1,
+            )
             packed = np.packbits(stack.reshape(len(stack), -1), axis=1)
-            bits.setdefault(name, []).extend(base64.b64encode(row.tobytes()).decode() for row in packed)
+            bits.setdefault(name, []).extend(
+                base64.b64encode(row.tobytes()).decode() for row in packed
+            )
     rows, columns = model.backbone.grid_size
     return {"rows": rows, "columns": columns, "bits": bits, "description": said}

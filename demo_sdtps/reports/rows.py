@@ -1,4 +1,5 @@
 """Tables in Markdown, and those of benchmarks: rows of what was measured, command, machine and versions."""
+
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -24,10 +25,21 @@ def as_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def as_markdown(rows: Sequence[Row]) -> str:
     """The rows as a table, without the columns of targets where there are none."""
     width = 6 if any(row.target for row in rows) else 4
-    cells = [(row.what, _with_unit(row.reference, row.unit), _with_unit(row.ours, row.unit),
-              "" if row.ratio is None else f"{_digits(row.ratio)}×", row.target, {None: "", True: "yes", False: "no"}[row.met])
-             for row in rows]
-    return as_rows(("what", "reference", "ours", "times better", "target", "met")[:width], [line[:width] for line in cells])
+    cells = [
+        (
+            row.what,
+            _with_unit(row.reference, row.unit),
+            _with_unit(row.ours, row.unit),
+            "" if row.ratio is None else f"{_digits(row.ratio)}×",
+            row.target,
+            {None: "", True: "yes", False: "no"}[row.met],
+        )
+        for row in rows
+    ]
+    return as_rows(
+        ("what", "reference", "ours", "times better", "target", "met")[:width],
+        [line[:width] for line in cells],
+    )
 
 
 def _with_unit(value: float | None, unit: str) -> str:
@@ -47,9 +59,16 @@ def headline(record: dict) -> str:
     """Command, machine and versions of a record."""
     made, what = record["versions"], record["machine"]
     half = "with" if what["bfloat16"] else "without"
-    where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions" if what["device"] == "cpu" else what["name"]
-    return (f"`{record['command']}` on {where}, {what['threads']} threads; "
-            + ", ".join(f"{name} {version}" for name, version in made.items() if version) + ".")
+    where = (
+        f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions"
+        if what["device"] == "cpu"
+        else what["name"]
+    )
+    return (
+        f"`{record['command']}` on {where}, {what['threads']} threads; "
+        + ", ".join(f"{name} {version}" for name, version in made.items() if version)
+        + "."
+    )
 
 
 def as_report(record: dict) -> str:

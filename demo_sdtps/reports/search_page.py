@@ -1,4 +1,5 @@
 """The hits of tools/search.py: printed, as CSV, and as a page with small images, one HTML file without any other."""
+
 import argparse
 import base64
 import io
@@ -35,14 +36,19 @@ def show(arguments: argparse.Namespace, found: Found) -> None:
     lines: list[str] = []
     with ExitStack() as stack:
         if arguments.output:
-            page, shown = page_of(found, f"{arguments.gallery}", partial(link, folder=arguments.output.parent))
+            page, shown = page_of(
+                found, f"{arguments.gallery}", partial(link, folder=arguments.output.parent)
+            )
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
             lines = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
         if arguments.csv:
-            write_csv(stack.enter_context(atomic_write(arguments.csv)), [query.file for query in found.queries],
-                      [[(hit.file, distance) for hit, distance in hits] for hits in found.hits])
+            write_csv(
+                stack.enter_context(atomic_write(arguments.csv)),
+                [query.file for query in found.queries],
+                [[(hit.file, distance) for hit, distance in hits] for hits in found.hits],
+            )
             lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, found.hits))}", *lines]
     print_lines(*(lines or table(found)), *left_out(found.broken))
 
@@ -56,10 +62,20 @@ def table(found: Found) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
     for query, hits in list(zip(found.queries, found.hits, strict=True))[:PRINTED]:
-        lines += ["", query.file, *(f"{rank:6}  {distance:8.4f}  {hit.file}"
-                                    for rank, (hit, distance) in enumerate(hits, start=1))]
+        lines += [
+            "",
+            query.file,
+            *(
+                f"{rank:6}  {distance:8.4f}  {hit.file}"
+                for rank, (hit, distance) in enumerate(hits, start=1)
+            ),
+        ]
     left = len(found.queries) - PRINTED
-    return [*lines, "", f"… queries left out: {left}; --csv and --output write all"] if left > 0 else lines
+    return (
+        [*lines, "", f"… queries left out: {left}; --csv and --output write all"]
+        if left > 0
+        else lines
+    )
 
 
 def page_of(found: Found, gallery: str, link: Callable[[str], str]) -> tuple[str, str]:
@@ -68,9 +84,16 @@ def page_of(found: Found, gallery: str, link: Callable[[str], str]) -> tuple[str
     rows: list[list[tuple[str, Triplet]]] = []
     size, longest = 0, max(map(len, found.hits))
     most = min(MOST_HITS, longest)
-    for query, hits in progress(list(zip(found.queries, found.hits, strict=True)), "drawing", unit="query"):
-        row = [("query", query), *((f"{rank}: d = {distance:.4f}", hit)
-                                   for rank, (hit, distance) in enumerate(hits[:most], start=1))]
+    for query, hits in progress(
+        list(zip(found.queries, found.hits, strict=True)), "drawing", unit="query"
+    ):
+        row = [
+            ("query", query),
+            *(
+                (f"{rank}: d = {distance:.4f}", hit)
+                for rank, (hit, distance) in enumerate(hits[:most], start=1)
+            ),
+        ]
         size += sum(len(thumbnail(path)) for _, triplet in row for path in triplet.paths if path)
         if rows and size > MOST_BYTES:
             break
@@ -78,11 +101,21 @@ def page_of(found: Found, gallery: str, link: Callable[[str], str]) -> tuple[str
     shown = f"queries: {len(found.queries)}, hits of each: {longest}"
     if len(rows) < len(found.queries) or most < longest:
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
-    modalities = [(place, name) for place, name in enumerate(MODALITIES)
-                  if any(triplet.paths[place] for row in rows for _, triplet in row)]
+    modalities = [
+        (place, name)
+        for place, name in enumerate(MODALITIES)
+        if any(triplet.paths[place] for row in rows for _, triplet in row)
+    ]
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
-    return template.render(rows=rows, gallery=gallery, shown=shown, distance=found.distance, modalities=modalities,
-                           thumbnail=thumbnail, link=link), shown
+    return template.render(
+        rows=rows,
+        gallery=gallery,
+        shown=shown,
+        distance=found.distance,
+        modalities=modalities,
+        thumbnail=thumbnail,
+        link=link,
+    ), shown
 
 
 def link(path: str, folder: Path) -> str:

@@ -1,4 +1,5 @@
 """What tools/slim_curve.py does: a checkpoint slimmed without training, mAP against operations."""
+
 import argparse
 import logging
 from collections.abc import Sequence
@@ -21,8 +22,13 @@ from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
 loading = logging.getLogger(load_weights.__module__)
-SETTINGS = (((1 / 3,), (0.65,)), ((1 / 3,), (0.5,)), ((1 / 6, 1 / 2), (0.6, 0.6)), ((1 / 6, 1 / 2), (0.45, 0.45)),
-            ((0, 1 / 3), (0.4, 0.5)))
+SETTINGS = (
+    ((1 / 3,), (0.65,)),
+    ((1 / 3,), (0.5,)),
+    ((1 / 6, 1 / 2), (0.6, 0.6)),
+    ((1 / 6, 1 / 2), (0.45, 0.45)),
+    ((0, 1 / 3), (0.4, 0.5)),
+)
 """Depths after which patches are dropped, and what is kept of them there: about 0.75, 0.65, 0.5, 0.4 and 0.3 of the
 operations."""
 
@@ -45,7 +51,9 @@ class Point(NamedTuple):
 def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     """Evaluate the dense model and every setting, print a row of each and write the files. Raises `UserError`."""
     if cfg.TEST.MISS == "all":
-        raise UserError("TEST.MISS is 'all', but a curve is that of one case; set it to 'nothing' or one such as 'rn'.")
+        raise UserError(
+            "TEST.MISS is 'all', but a curve is that of one case; set it to 'nothing' or one such as 'rn'."
+        )
     off: dict[str, object] = {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []}
     dense, splits = load_model_and_data(with_values(cfg, off))
     data = make_test_data(cfg, splits["query"], splits["gallery"])
@@ -54,8 +62,15 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
     own = (cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS), list(cfg.MODEL.SLIM_KEEP))
     cases: list[tuple[str, list[int], list[float]]] = [own] if cfg.MODEL.SLIM_BLOCKS else []
-    cases += [case for score in arguments.scores for setting in chosen if (case := (score, *setting)) != own]
-    for case in cases:  # a score that the checkpoint has no weights of is refused before anything is evaluated
+    cases += [
+        case
+        for score in arguments.scores
+        for setting in chosen
+        if (case := (score, *setting)) != own
+    ]
+    for case in (
+        cases
+    ):  # a score that the checkpoint has no weights of is refused before anything is evaluated
         slimmed(cfg, *case)
     points: list[Point] = []
 
@@ -63,29 +78,50 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
         """Each point is kept and printed as it comes: many take hours."""
         points.append(point)
         if arguments.json:
-            write_json(arguments.json, {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN,
-                                        "points": [point._asdict() for point in points]})
-        heads = (caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN])) if len(points) == 1 else ()
+            write_json(
+                arguments.json,
+                {
+                    "caption": caption,
+                    "return_pattern": cfg.TEST.RETURN_PATTERN,
+                    "points": [point._asdict() for point in points],
+                },
+            )
+        heads = (
+            (caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]))
+            if len(points) == 1
+            else ()
+        )
         print_lines(*heads, row(point))
 
     add(Point("", [], [], 1.0, *measure(cfg, dense, data)))
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
         model = slimmed(cfg, score, blocks, keep)
         operations = count_macs(cfg, model)
-        add(Point(score, blocks, keep, (operations["backbone"] + operations["slimming"]) / whole, *measure(cfg, model, data),
-                  own=(score, blocks, keep) == own))
+        add(
+            Point(
+                score,
+                blocks,
+                keep,
+                (operations["backbone"] + operations["slimming"]) / whole,
+                *measure(cfg, model, data),
+                own=(score, blocks, keep) == own,
+            )
+        )
     if arguments.output:
         draw(points, caption, cfg, arguments.output)
     for path in filter(None, (arguments.json, arguments.output)):
         print_lines(path)
 
 
-def settings(depth: int, blocks: Sequence[list[int]] | None,
-             keep: Sequence[float] | None) -> list[tuple[list[int], list[float]]]:
+def settings(
+    depth: int, blocks: Sequence[list[int]] | None, keep: Sequence[float] | None
+) -> list[tuple[list[int], list[float]]]:
     """MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP of each setting, for a backbone of `depth` blocks."""
-    default = [(sorted({round(depth * place) for place in places}), shares) for places, shares in SETTINGS]
+    default = [
+        (sorted({round(depth * place) for place in places}), shares) for places, shares in SETTINGS
+    ]
     if blocks is None and keep is None:
-        return [(found, list(shares[:len(found)])) for found, shares in default]
+        return [(found, list(shares[: len(found)])) for found, shares in default]
     chosen = blocks or [found for found, _ in default[::2]]
     return [(found, [value] * len(found)) for found in chosen for value in keep or (0.65, 0.5)]
 
@@ -110,8 +146,10 @@ def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
 def row(point: Point) -> str:
     """A line of the table, under HEADER."""
     blocks, keep = (",".join(map(str, values)) or "–" for values in (point.blocks, point.keep))
-    return (f"{point.score or 'dense':18}{blocks:>10}{keep:>12}"
-            f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{'  ' + OWN if point.own else ''}")
+    return (
+        f"{point.score or 'dense':18}{blocks:>10}{keep:>12}"
+        f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{'  ' + OWN if point.own else ''}"
+    )
 
 
 def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Path:
@@ -119,17 +157,36 @@ def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Pat
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     dense, *others = points
     for place, score in enumerate(dict.fromkeys(point.score for point in others if not point.own)):
-        found = sorted((100 * point.operations, 100 * point.mAP) for point in (dense, *others) if point.score in ("", score))
+        found = sorted(
+            (100 * point.operations, 100 * point.mAP)
+            for point in (dense, *others)
+            if point.score in ("", score)
+        )
         axes.plot(*zip(*found, strict=True), label=score, **kind(place))
     axes.axhline(100 * dense.mAP, color=PLAIN, linestyle="--", linewidth=1, label="dense")
     for own in (point for point in others if point.own):
-        axes.plot(100 * own.operations, 100 * own.mAP, "*", color=TEXT, markersize=14, label=f"{own.score}, {OWN}")
-    axes.set(xlabel="operations of the backbone against the dense model, %",
-             ylabel=f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %")
+        axes.plot(
+            100 * own.operations,
+            100 * own.mAP,
+            "*",
+            color=TEXT,
+            markersize=14,
+            label=f"{own.score}, {OWN}",
+        )
+    axes.set(
+        xlabel="operations of the backbone against the dense model, %",
+        ylabel=f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %",
+    )
     axes.set_title(caption, fontsize=8)
     axes.legend()
-    first = next((point.score for point in others if not point.own), "")  # whose settings the others share
+    first = next(
+        (point.score for point in others if not point.own), ""
+    )  # whose settings the others share
     named = [point for point in others if point.own or point.score == first]
-    name_points(axes, np.array([(100 * point.operations, 100 * point.mAP) for point in named]),
-                [f"{point.keep} after {point.blocks}" for point in named], gap=12)
+    name_points(
+        axes,
+        np.array([(100 * point.operations, 100 * point.mAP) for point in named]),
+        [f"{point.keep} after {point.blocks}" for point in named],
+        gap=12,
+    )
     return save(figure, path)

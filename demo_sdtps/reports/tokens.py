@@ -1,4 +1,5 @@
 """The patches that slimming and SDTPS keep, over their images."""
+
 from collections.abc import Sequence
 from itertools import count as count_from
 from math import prod
@@ -36,7 +37,9 @@ from demo_sdtps.runtime.device import choose_precision
 SHARED = "shared"
 
 
-def draw_tokens(models: Sequence[tuple[CfgNode, DeMo]], samples: list[Sample], path: Path, count: int = 8) -> Path:
+def draw_tokens(
+    models: Sequence[tuple[CfgNode, DeMo]], samples: list[Sample], path: Path, count: int = 8
+) -> Path:
     """A row per triplet: its images, and for every stage of slimming and for SDTPS the score of the patches over an image, and
     the image with the dropped patches covered; a set that the modalities share once, over the mean of the images. Of several
     models the last stage alone."""
@@ -46,22 +49,33 @@ def draw_tokens(models: Sequence[tuple[CfgNode, DeMo]], samples: list[Sample], p
     what = description(cfg, model, grids)
     if others:
         found = [grids, *(patch_grids(*one, chosen) for one in others)]
-        names = [own.MODEL.SLIM_SCORE.rpartition(":")[2] if one.slimming else "SDTPS" for own, one in models]
-        grids = {f"{number} {name}": list(own.values())[-1]
-                 for number, name, own in zip(count_from(1), names, found, strict=False)}
+        names = [
+            own.MODEL.SLIM_SCORE.rpartition(":")[2] if one.slimming else "SDTPS"
+            for own, one in models
+        ]
+        grids = {
+            f"{number} {name}": list(own.values())[-1]
+            for number, name, own in zip(count_from(1), names, found, strict=False)
+        }
         what = "What the last stage of each of the models keeps"
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     width, height = room(cfg, 2.1)
     inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1
-    figure, axes = plt.subplots(len(chosen), len(rows[0]), figsize=inches, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(chosen), len(rows[0]), figsize=inches, squeeze=False, layout="constrained"
+    )
     for sample, row, own in zip(chosen, axes, rows, strict=True):
         for axis, panel in zip(row, own.values(), strict=True):
             axis.imshow(panel)
             hide_ticks(axis)
-        row[0].set_ylabel("\n".join([*label(cfg, sample).split(", "), light(sample)]).strip(), fontsize=8)
+        row[0].set_ylabel(
+            "\n".join([*label(cfg, sample).split(", "), light(sample)]).strip(), fontsize=8
+        )
     for axis, title in zip(axes[0], rows[0], strict=True):
         axis.set_title(title, fontsize=9)
-    heat_bar(figure, axes, "score of a patch among those of its image; not coloured: dropped before")
+    heat_bar(
+        figure, axes, "score of a patch among those of its image; not coloured: dropped before"
+    )
     figure.suptitle(what + options(cfg))
     return save(figure, path)
 
@@ -72,18 +86,29 @@ def shown_samples(samples: list[Sample], count: int) -> list[Sample]:
     day = sorted({*range(len(samples))} - {*night})
     dark = spread(len(night), count // 2 if day else count)
     bright = spread(len(day), count - len(dark))
-    return [samples[place] for place in sorted([*(night[one] for one in dark), *(day[one] for one in bright)])]
+    return [
+        samples[place]
+        for place in sorted([*(night[one] for one in dark), *(day[one] for one in bright)])
+    ]
 
 
-def panels(cfg: CfgNode, sample: Sample, grids: dict[str, ByModality], row: int) -> dict[str, np.ndarray]:
+def panels(
+    cfg: CfgNode, sample: Sample, grids: dict[str, ByModality], row: int
+) -> dict[str, np.ndarray]:
     """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
     seen = dict(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True))
     parts: dict[str, np.ndarray] = {}
-    mean = np.mean([image for modality, image in seen.items() if modality in sample.modalities], axis=0).astype(np.uint8)
+    mean = np.mean(
+        [image for modality, image in seen.items() if modality in sample.modalities], axis=0
+    ).astype(np.uint8)
     for modality, image in {**seen, SHARED: mean}.items():
         parts |= {modality: image} if modality in seen else {}
         for title, by_modality in grids.items():
-            own = {SHARED: next(iter(by_modality.values()))} if is_shared(by_modality) else by_modality
+            own = (
+                {SHARED: next(iter(by_modality.values()))}
+                if is_shared(by_modality)
+                else by_modality
+            )
             if modality in own:
                 kept, score = own[modality][row]
                 parts[f"{title}:\nscore, {modality}"] = heated(image, score)
@@ -105,10 +130,19 @@ def covered(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
 
 def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
     """What keeps patches, and how many of them at each of the `patch_grids`."""
-    by = [f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})"] if model.slimming else []
+    by = (
+        [f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})"]
+        if model.slimming
+        else []
+    )
     by += [type(model.sdtps).__name__] if model.sdtps else []
-    counts = [{int(kept) for both in own.values() for kept in both[:, 0].sum(dim=(1, 2))} for own in grids.values()]
-    numbers = (f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts)
+    counts = [
+        {int(kept) for both in own.values() for kept in both[:, 0].sum(dim=(1, 2))}
+        for own in grids.values()
+    ]
+    numbers = (
+        f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts
+    )
     return f"{' and '.join(by)}: {', '.join(numbers)} of {model.backbone.num_patches} patches per modality are kept"
 
 
@@ -126,7 +160,13 @@ def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, B
     def on_grid(choice: Choice) -> torch.Tensor:
         values = torch.stack([choice.kept.float(), choice.scores["score"].float()], dim=1)
         whole = values.new_tensor([[0], [torch.nan]]).repeat(len(values), 1, prod(grid))
-        return whole.scatter_(2, choice.positions[:, None].expand_as(values), values).view(-1, 2, *grid).cpu()
+        return (
+            whole.scatter_(2, choice.positions[:, None].expand_as(values), values)
+            .view(-1, 2, *grid)
+            .cpu()
+        )
 
-    return {title: {modality: on_grid(choice) for modality, choice in by_modality.items()}
-            for title, by_modality in found.items()}
+    return {
+        title: {modality: on_grid(choice) for modality, choice in by_modality.items()}
+        for title, by_modality in found.items()
+    }

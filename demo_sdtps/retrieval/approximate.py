@@ -1,4 +1,5 @@
 """Approximate indices of faiss for large galleries: IVF-PQ and HNSW (docs/retrieval.md)."""
+
 import math
 import secrets
 from pathlib import Path
@@ -33,12 +34,25 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
     is_new = found is None
     if is_new:
         found = make(kind, gallery)
-    hits = among(queries, gallery, names, top, search(found, queries, min(len(gallery), max(LEAST, PER_HIT * top))))
+    hits = among(
+        queries,
+        gallery,
+        names,
+        top,
+        search(found, queries, min(len(gallery), max(LEAST, PER_HIT * top))),
+    )
     if is_new:
-        sample = np.unique(np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int))
-        share = recall(Hits(*(part[sample] for part in hits)), nearest(queries[sample], gallery, names, top))
-        kept[kind] = {"file": f"{kind}-{secrets.token_hex(8)}.faiss", "shards": list(index.rows),
-                      "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})"}
+        sample = np.unique(
+            np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int)
+        )
+        share = recall(
+            Hits(*(part[sample] for part in hits)), nearest(queries[sample], gallery, names, top)
+        )
+        kept[kind] = {
+            "file": f"{kind}-{secrets.token_hex(8)}.faiss",
+            "shards": list(index.rows),
+            "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})",
+        }
         with atomic_write(index.store.folder / kept[kind]["file"]) as path:
             _write(found, path)
         index.commit()
@@ -48,8 +62,10 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
 def check_size(kind: str, count: int) -> None:
     """Raise `UserError` where a gallery of `count` triplets is too small for this kind."""
     if kind == "ivfpq" and count < CODES:
-        raise UserError(f"The gallery has {count} triplets, but --index_type ivfpq is trained on {CODES} or more; use flat, "
-                        "which is exact.")
+        raise UserError(
+            f"The gallery has {count} triplets, but --index_type ivfpq is trained on {CODES} or more; use flat, "
+            "which is exact."
+        )
 
 
 def make(kind: str, gallery: Stack) -> Any:
@@ -61,7 +77,9 @@ def make(kind: str, gallery: Stack) -> Any:
         found.hnsw.efConstruction = BREADTH
     else:
         found = _trained_ivfpq(gallery)
-    for _, block in progress(gallery, "building the approximate index", len(gallery.blocks), unit="block"):
+    for _, block in progress(
+        gallery, "building the approximate index", len(gallery.blocks), unit="block"
+    ):
         found.add(block)
     return found
 
@@ -82,13 +100,19 @@ def _trained_ivfpq(gallery: Stack) -> Any:
     import faiss
 
     width, lists = gallery.width, 1 << int(math.log2(math.sqrt(len(gallery))))
-    size = max(size for size in range(1, min(MOST_BYTES, max(1, width // 8)) + 1) if width % size == 0)
+    size = max(
+        size for size in range(1, min(MOST_BYTES, max(1, width // 8)) + 1) if width % size == 0
+    )
     found = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
     found.nprobe = min(PROBES, lists)
     for settings in (found.cp, found.pq.cp):
-        settings.min_points_per_centroid = 1  # fewer are worse, but no reason for a warning on stderr
+        settings.min_points_per_centroid = (
+            1  # fewer are worse, but no reason for a warning on stderr
+        )
     count = min(len(gallery), max(PER_LIST * lists, PER_LIST * CODES))
-    found.train(gallery.take(np.sort(np.random.default_rng(0).choice(len(gallery), count, replace=False))))
+    found.train(
+        gallery.take(np.sort(np.random.default_rng(0).choice(len(gallery), count, replace=False)))
+    )
     return found
 
 

@@ -1,4 +1,5 @@
 """What tools/export_features.py does: the features of a split as one file or in shards (docs/retrieval.md)."""
+
 import argparse
 import json
 from collections.abc import Mapping, Sequence
@@ -32,11 +33,15 @@ def check_output(arguments: argparse.Namespace) -> None:
         check_own(arguments.output)
         return
     if arguments.dtype != "float32":
-        raise UserError(f"--dtype is {arguments.dtype}, but only shards can have it; give --shards too.")
+        raise UserError(
+            f"--dtype is {arguments.dtype}, but only shards can have it; give --shards too."
+        )
     check_output_file(arguments.output, ".npz", arguments.overwrite)
 
 
-def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
+def export_file(
+    cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
+) -> None:
     """Write the features of all samples as one file."""
     loader = test_loader(cfg, distributed.shard_for_rank(samples))
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
@@ -46,20 +51,39 @@ def export_file(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, sample
     recorded["configuration"] = json.dumps(recorded["configuration"])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
-        recorded |= {name: np.array([getattr(sample, label) for sample in samples]) for name, label in LABELS.items()}
+        recorded |= {
+            name: np.array([getattr(sample, label) for sample in samples])
+            for name, label in LABELS.items()
+        }
         paths = np.array([[path or "" for path in sample.paths] for sample in samples])
         np.savez(file, features=features.numpy(), paths=paths, **recorded)
-    print_lines(f"Wrote {counted(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}")
+    print_lines(
+        f"Wrote {counted(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}"
+    )
 
 
-def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]) -> None:
+def export_shards(
+    cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
+) -> None:
     """Write the features in shards, those alone that are not there yet. Each of several processes writes some of them."""
     folder, rows = arguments.output, arguments.shards
-    origin = {**origin_in(cfg, arguments), "dtype": arguments.dtype, "rows": len(samples), "shard_rows": rows,
-              "samples_sha256": samples_digest(samples)}
-    parts = {f"shard-{number:05}{SUFFIX}": samples[start:start + rows]
-             for number, start in enumerate(range(0, len(samples), rows))}
-    store = Store(folder, origin, "run the export again; several nodes need a folder that they share", about(cfg))
+    origin = {
+        **origin_in(cfg, arguments),
+        "dtype": arguments.dtype,
+        "rows": len(samples),
+        "shard_rows": rows,
+        "samples_sha256": samples_digest(samples),
+    }
+    parts = {
+        f"shard-{number:05}{SUFFIX}": samples[start : start + rows]
+        for number, start in enumerate(range(0, len(samples), rows))
+    }
+    store = Store(
+        folder,
+        origin,
+        "run the export again; several nodes need a folder that they share",
+        about(cfg),
+    )
     settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
     with ExitStack() as stack:
         if distributed.is_main():
@@ -67,17 +91,27 @@ def export_shards(cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samp
             begin(store, parts, arguments.overwrite)
         done = distributed.broadcast_from_main(lambda: store.shards)
         missing = [shard for shard in parts if shard not in done]
-        for shard in progress(missing[distributed.rank()::distributed.world_size()], "exporting", unit="shard"):
-            features = chosen(cfg, arguments, extract_features(settings, model, test_loader(settings, parts[shard])))
+        for shard in progress(
+            missing[distributed.rank() :: distributed.world_size()], "exporting", unit="shard"
+        ):
+            features = chosen(
+                cfg,
+                arguments,
+                extract_features(settings, model, test_loader(settings, parts[shard])),
+            )
             features = in_dtype(features, arguments.dtype)
             store.write(shard, features.numpy(), columns_of(parts[shard]))
         distributed.all_gather_object(None)
         if distributed.is_main():
             store.shards = list(parts)
-            width = store.features().width  # where a shard is missing, nodes do not share the folder
+            width = (
+                store.features().width
+            )  # where a shard is missing, nodes do not share the folder
             store.commit()
-            print_lines(f"Wrote {counted(len(missing), 'shard')} to {folder}, {len(done)} were there: "
-                        f"{counted(len(samples), 'feature')} of {width} numbers, {arguments.dtype}")
+            print_lines(
+                f"Wrote {counted(len(missing), 'shard')} to {folder}, {len(done)} were there: "
+                f"{counted(len(samples), 'feature')} of {width} numbers, {arguments.dtype}"
+            )
 
 
 def begin(store: Store, parts: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
@@ -96,7 +130,9 @@ def is_whole(store: Store, shard: str, rows: int) -> bool:
         return False
 
 
-def chosen(cfg: CfgNode, arguments: argparse.Namespace, cases: list[dict[int, torch.Tensor]]) -> torch.Tensor:
+def chosen(
+    cfg: CfgNode, arguments: argparse.Namespace, cases: list[dict[int, torch.Tensor]]
+) -> torch.Tensor:
     """The features that are to be written (n, D) float32, of those by case and return pattern."""
     features = cases[0][arguments.return_pattern]
     return normalise(cfg, features) if arguments.normalise else features
@@ -106,16 +142,22 @@ def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
     """Features (n, D) as written. Raises `UserError` where they do not fit."""
     found = features.to(getattr(torch, dtype))
     if not found.isfinite().all():
-        raise UserError(f"Features are up to {features.abs().max():.3g}, more than {dtype} holds; pass --normalise, or --dtype "
-                        "float32.")
+        raise UserError(
+            f"Features are up to {features.abs().max():.3g}, more than {dtype} holds; pass --normalise, or --dtype "
+            "float32."
+        )
     return found
 
 
 def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
     """What the features depend on, but for the images, as a file and shards record it."""
     origin = origin_of(cfg, arguments.return_pattern)
-    return {**origin, "split": arguments.split, "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
-            "configuration": origin["configuration"] | {"TEST.MISS": cfg.TEST.MISS}}
+    return {
+        **origin,
+        "split": arguments.split,
+        "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
+        "configuration": origin["configuration"] | {"TEST.MISS": cfg.TEST.MISS},
+    }
 
 
 def about(cfg: CfgNode) -> dict[str, str]:

@@ -1,4 +1,5 @@
 """Features of one's own images from a checkpoint: `demo_sdtps.load`."""
+
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -43,7 +44,9 @@ ADVICE = "; replace it or leave it out."
 PARTS = ("slimming", "sdtps", "hdm", "atmoe")
 FEW = 256  # triplets up to which no loading processes are started
 
-Item = Any  # a path, a PIL image, an array (H, W, 3), (H, W), or a tensor (3, H, W), (1, H, W), (H, W)
+Item = (
+    Any  # a path, a PIL image, an array (H, W, 3), (H, W), or a tensor (3, H, W), (1, H, W), (H, W)
+)
 Items = Any  # an item, a sequence of items, or an array or tensor with a further first axis
 
 UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
@@ -59,14 +62,20 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
     `config_file` replaces it, for checkpoints of DeMo, which have none. Raises `UserError` for weights that are missing, cannot
     be read, or do not fit.
     """
-    return make_extractor(load_cfg(config_file or stored_config(weight), [*map(str, opts), "TEST.WEIGHT", str(weight)]))
+    return make_extractor(
+        load_cfg(
+            config_file or stored_config(weight), [*map(str, opts), "TEST.WEIGHT", str(weight)]
+        )
+    )
 
 
 def make_extractor(cfg: CfgNode) -> "Extractor":
     """An `Extractor` with the weights of TEST.WEIGHT. Raises `UserError` where they cannot be read or do not fit."""
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
-    extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, _origin(checkpoint))
+    extractor = Extractor(
+        settings, checkpoint.num_class, checkpoint.camera_num, _origin(checkpoint)
+    )
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     load_weights(extractor.model, checkpoint)
     return extractor
@@ -79,11 +88,21 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     metrics = {record["epoch"]: record["patterns"] for record in evaluated(read_records(folder))}
     run = read_json(folder / RECORD) or {}
     commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")
-    return {"commit": commit, "metrics": metrics.get(checkpoint.origin.get("epoch")), **checkpoint.origin}
+    return {
+        "commit": commit,
+        "metrics": metrics.get(checkpoint.origin.get("epoch")),
+        **checkpoint.origin,
+    }
 
 
-class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", license="mit", tags=["re-identification"],
-                model_card_template=Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")):
+class Extractor(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="demo_sdtps",
+    license="mit",
+    tags=["re-identification"],
+    model_card_template=Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"),
+):
     """Features of triplets of images, by a trained model: `features`, or a call of it.
 
     `settings` is the configuration as YAML, the text that a checkpoint has; `origin` is what the model card says of the
@@ -93,11 +112,19 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
     Raises `UserError` for a configuration that is not valid or that reads foreground masks.
     """
 
-    def __init__(self, settings: str = "", num_class: int = 0, camera_num: int = 0, origin: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        settings: str = "",
+        num_class: int = 0,
+        camera_num: int = 0,
+        origin: dict[str, Any] | None = None,
+    ):
         super().__init__()
         if not settings:  # `from_pretrained` passes what config.json has
-            raise UserError("There is no configuration of the model; give a folder or a repository that save_pretrained or "
-                            "push_to_hub has written, with its config.json.")
+            raise UserError(
+                "There is no configuration of the model; give a folder or a repository that save_pretrained or "
+                "push_to_hub has written, with its config.json."
+            )
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         self.origin = origin or {}
         self.model = make_model(self.cfg, num_class, camera_num).eval()
@@ -106,10 +133,21 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         embedding = self.model.backbone.camera_embedding
         self.cameras = 0 if embedding is None else len(embedding)
         whole = torch.empty(0, sum(self.model.widths.values()))
-        self.widths = {pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()}
+        self.widths = {
+            pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()
+        }
 
-    def features(self, rgb: Items = None, ni: Items = None, ti: Items = None, *, return_pattern: int = 3,
-                 camera: int | Sequence[int] | None = None, normalise: bool = True, pattern: int | None = None) -> np.ndarray:
+    def features(
+        self,
+        rgb: Items = None,
+        ni: Items = None,
+        ti: Items = None,
+        *,
+        return_pattern: int = 3,
+        camera: int | Sequence[int] | None = None,
+        normalise: bool = True,
+        pattern: int | None = None,
+    ) -> np.ndarray:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
@@ -124,7 +162,9 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         """
         pattern = return_pattern if pattern is None else pattern
         if pattern not in RETURN_PATTERNS:
-            raise UserError(f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both).")
+            raise UserError(
+                f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
+            )
         names, given = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
         triplets = _triplets({name.lower(): given[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
@@ -132,11 +172,15 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         found = np.empty((len(triplets), self.widths[pattern]), np.float32)
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
-            by_case[frozenset(name for name, item in zip(names, triplet, strict=True) if item is None)].append(number)
+            by_case[
+                frozenset(name for name, item in zip(names, triplet, strict=True) if item is None)
+            ].append(number)
         for missing, numbers in by_case.items():
             loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
             (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
-            found[numbers] = (F.normalize(patterns[pattern]) if normalise else patterns[pattern]).numpy()
+            found[numbers] = (
+                F.normalize(patterns[pattern]) if normalise else patterns[pattern]
+            ).numpy()
         return found
 
     forward = features
@@ -146,13 +190,17 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal. Raises
         `UserError` for other shapes."""
         if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
-            raise UserError(f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
-                            "give what features(…) returns, of one return pattern.")
+            raise UserError(
+                f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
+                "give what features(…) returns, of one return pattern."
+            )
         one, other = (torch.from_numpy(np.asarray(part, np.float32)) for part in (a, b))
         # By differences: products of matrices would give equal features distances that differ by rounding.
         return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
 
-    def search(self, query: np.ndarray, gallery: np.ndarray, top: int = TOP) -> tuple[np.ndarray, np.ndarray]:
+    def search(
+        self, query: np.ndarray, gallery: np.ndarray, top: int = TOP
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally near
         ones in their order, and their distances (n, top) float32; top ≤ m. Raises `UserError` as `distance`."""
         distances = self.distance(query, gallery)
@@ -160,40 +208,69 @@ class Extractor(nn.Module, PyTorchModelHubMixin, library_name="demo_sdtps", lice
         return rows, np.take_along_axis(distances, rows, axis=1)
 
     def __repr__(self) -> str:
-        parts = ", ".join(name for name in PARTS if getattr(self.model, name)) or "the backbone alone"
-        widths = ", ".join(f"{width} ({PATTERN_NAMES[pattern]})" for pattern, width in self.widths.items())
+        parts = (
+            ", ".join(name for name in PARTS if getattr(self.model, name)) or "the backbone alone"
+        )
+        widths = ", ".join(
+            f"{width} ({PATTERN_NAMES[pattern]})" for pattern, width in self.widths.items()
+        )
         size = " × ".join(map(str, self.cfg.INPUT.SIZE_TEST))
-        return (f"Extractor: {self.cfg.MODEL.TRANSFORMER_TYPE} with {parts}\n"
-                f"  {', '.join(self.model.modalities)} of {size} pixels → features of {widths} numbers\n"
-                f"  {self.cameras or 'no'} cameras, on {choose_device(self.cfg)}")
+        return (
+            f"Extractor: {self.cfg.MODEL.TRANSFORMER_TYPE} with {parts}\n"
+            f"  {', '.join(self.model.modalities)} of {size} pixels → features of {widths} numbers\n"
+            f"  {self.cameras or 'no'} cameras, on {choose_device(self.cfg)}"
+        )
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""
         default = flat(get_cfg())
-        settings = [f"{name}: {value}" for name, value in flat(self.cfg).items()
-                    if name not in UNSHARED and value != default[name]]
-        metrics = {pattern: {name: row[name] for name in MEASURES}  # config.json has them by the alphabet
-                   for pattern, row in (self.origin.get("metrics") or {}).items()}
+        settings = [
+            f"{name}: {value}"
+            for name, value in flat(self.cfg).items()
+            if name not in UNSHARED and value != default[name]
+        ]
+        metrics = {
+            pattern: {name: row[name] for name in MEASURES}  # config.json has them by the alphabet
+            for pattern, row in (self.origin.get("metrics") or {}).items()
+        }
         images = ", ".join(f'{name.lower()}="{name.lower()}.jpg"' for name in self.model.modalities)
-        about = self.origin | {"images": images, "model": repr(self).rpartition(", on ")[0], "settings": "\n".join(settings),
-                               "metrics": metrics and reid_table(metrics)}
+        about = self.origin | {
+            "images": images,
+            "model": repr(self).rpartition(", on ")[0],
+            "settings": "\n".join(settings),
+            "metrics": metrics and reid_table(metrics),
+        }
         return super().generate_model_card(*args, **about | kwargs)
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the last, the mean of all."""
         found: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
         if len(found) != count:
-            raise UserError(f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all.")
+            raise UserError(
+                f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all."
+            )
         for label in found:
             if self.cameras and label is not None and label not in range(self.cameras):
-                raise UserError(f"The camera is {label!r}, but it must be a whole number from 0 to {self.cameras - 1}, or None "
-                                "for any other camera.")
+                raise UserError(
+                    f"The camera is {label!r}, but it must be a whole number from 0 to {self.cameras - 1}, or None "
+                    "for any other camera."
+                )
         return [self.cameras if label is None else int(label) for label in found]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
-        dataset = ImageDataset(triplets, [(0, camera) for camera in cameras], Each(test_transform(self.cfg)), cache=False,
-                               decode=_decode, modalities=self.model.modalities)
-        cfg = with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0}) if len(triplets) <= FEW else self.cfg
+        dataset = ImageDataset(
+            triplets,
+            [(0, camera) for camera in cameras],
+            Each(test_transform(self.cfg)),
+            cache=False,
+            decode=_decode,
+            modalities=self.model.modalities,
+        )
+        cfg = (
+            with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0})
+            if len(triplets) <= FEW
+            else self.cfg
+        )
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
@@ -202,16 +279,22 @@ def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
     lists = {name: _as_list(items) for name, items in given.items() if items is not None}
     counts = {name: len(items) for name, items in lists.items()}
     if not any(counts.values()):
-        raise UserError(f"There is no image of {', '.join(given)}, which the model reads; give at least one of them.")
+        raise UserError(
+            f"There is no image of {', '.join(given)}, which the model reads; give at least one of them."
+        )
     count = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
-        raise UserError(f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image.")
+        raise UserError(
+            f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
+        )
     triplets = list(zip(*(lists.get(name, [None] * count) for name in given), strict=True))
     for number, triplet in enumerate(triplets):
         if all(item is None for item in triplet):
-            raise UserError(f"Triplet {number} (counted from 0) has no image of {', '.join(given)}, which the model reads; "
-                            "give one or leave the triplet out.")
+            raise UserError(
+                f"Triplet {number} (counted from 0) has no image of {', '.join(given)}, which the model reads; "
+                "give one or leave the triplet out."
+            )
     return triplets
 
 
@@ -223,7 +306,9 @@ def _as_list(items: Items) -> list[Item]:
         items = list(items.flat)
     is_single = isinstance(items, (np.ndarray, torch.Tensor)) and items.ndim < 4
     if not is_single and not isinstance(items, Iterable):
-        raise UserError(f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them.")
+        raise UserError(
+            f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them."
+        )
     return [items] if is_single else list(items)
 
 

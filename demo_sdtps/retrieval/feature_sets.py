@@ -1,4 +1,5 @@
 """Exported features, read block by block: an .npz file or a folder of shards of export_features.py (docs/retrieval.md)."""
+
 import hashlib
 import json
 import os
@@ -22,7 +23,16 @@ LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 SETTINGS = ("checkpoint_sha256", "return_pattern", "normalised", "data_set", "configuration")
 """What an export records of its features' origin, in the order in which two exports are compared."""
 SMALLEST = 1e-12  # length by which shorter features are divided, as torch's normalisation does
-FORMAT_ERRORS = (OSError, ValueError, KeyError, EOFError, TypeError, RecursionError, zipfile.BadZipFile, zlib.error)
+FORMAT_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    TypeError,
+    RecursionError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 ADVICE = "run the export again, with --overwrite if it refuses"
 
 
@@ -55,13 +65,23 @@ class Names(Sequence):
     def __getitem__(self, row):
         number = int(np.searchsorted(self.starts, row, "right")) - 1
         place = int(row - self.starts[number])
-        return self.store.texts(self.store.shards[number], "paths", slice(place, place + 1))[0].strip("\0").split("\0")[0]
+        return (
+            self.store.texts(self.store.shards[number], "paths", slice(place, place + 1))[0]
+            .strip("\0")
+            .split("\0")[0]
+        )
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[str, np.ndarray | list[str]]:
     """Labels of samples, int64 (n,), and their paths, separated by zeros, as columns of a store."""
-    labels = {name: np.array([getattr(sample, label) for sample in samples], np.int64) for name, label in LABELS.items()}
-    return {**labels, "paths": ["\0".join(path or "" for path in sample.paths) for sample in samples]}
+    labels = {
+        name: np.array([getattr(sample, label) for sample in samples], np.int64)
+        for name, label in LABELS.items()
+    }
+    return {
+        **labels,
+        "paths": ["\0".join(path or "" for path in sample.paths) for sample in samples],
+    }
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
@@ -79,28 +99,44 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
     Labels are read; features and paths of a folder stay on the disk. Raises `UserError` for files that are missing, damaged or
     no such features, and, while blocks are read, for features that are not finite.
     """
+
     def prepare(features: np.ndarray) -> np.ndarray:
         found = torch.from_numpy(features).float()
         lengths = torch.linalg.vector_norm(found, dim=1, keepdim=True)
         if not lengths.isfinite().all():
-            raise UserError(f"The features {place} are not all finite, or overflow; export them again.")
+            raise UserError(
+                f"The features {place} are not all finite, or overflow; export them again."
+            )
         return (found.div_(lengths.clamp_min_(SMALLEST)) if normalise else found).numpy()
 
     if place.is_dir():
         store = open_store(place, ADVICE)
         if store is None:
-            raise UserError(f"The folder {place} holds no features; give one that export_features.py --shards wrote.")
+            raise UserError(
+                f"The folder {place} holds no features; give one that export_features.py --shards wrote."
+            )
         features = store.features(prepare=prepare)
         if len(features) != store.origin.get("rows"):
-            raise UserError(f"The export in {place} is not complete; run its command again, which continues where it stopped.")
-        labels = {name: np.concatenate([store.numbers(shard, name) for shard in store.shards]) for name in LABELS}
+            raise UserError(
+                f"The export in {place} is not complete; run its command again, which continues where it stopped."
+            )
+        labels = {
+            name: np.concatenate([store.numbers(shard, name) for shard in store.shards])
+            for name in LABELS
+        }
         found = store.origin | store.record
         names: Sequence[str] = Names(store, features.starts)
     else:
         array, labels, names, found = _read_file(place)
         array = prepare(array)
-        features = Stack([len(array)], array.shape[1], lambda _, slices: np.concatenate([array[part] for part in slices]))
-    return FeatureSet(place, {name: found[name] for name in SETTINGS}, features, **labels, names=names)
+        features = Stack(
+            [len(array)],
+            array.shape[1],
+            lambda _, slices: np.concatenate([array[part] for part in slices]),
+        )
+    return FeatureSet(
+        place, {name: found[name] for name in SETTINGS}, features, **labels, names=names
+    )
 
 
 def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str], dict[str, Any]]:
@@ -112,7 +148,11 @@ def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str]
             found = {name: content[name].item() for name in SETTINGS}
             found["configuration"] = json.loads(found["configuration"])
     except FileNotFoundError:
-        raise UserError(f"The features {path} do not exist; give a file or folder that export_features.py wrote.") from None
+        raise UserError(
+            f"The features {path} do not exist; give a file or folder that export_features.py wrote."
+        ) from None
     except FORMAT_ERRORS:
-        raise UserError(f"The file {path} is damaged, or not of this version's export_features.py; export it again.") from None
+        raise UserError(
+            f"The file {path} is damaged, or not of this version's export_features.py; export it again."
+        ) from None
     return features, labels, [next(filter(None, row)) for row in paths.tolist()], found

@@ -1,4 +1,5 @@
 """An index: features of a gallery of own images in a store, brought up to date with its images (docs/retrieval.md)."""
+
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +54,14 @@ class Index:
     """By shard the name of each triplet, and the stamp of its files (`Triplet.stamp`)."""
 
     def __post_init__(self) -> None:
-        self.rows = {shard: list(zip(self.store.texts(shard, "names"), self.store.texts(shard, "stamps"), strict=True))
-                     for shard in self.store.shards}
+        self.rows = {
+            shard: list(
+                zip(
+                    self.store.texts(shard, "names"), self.store.texts(shard, "stamps"), strict=True
+                )
+            )
+            for shard in self.store.shards
+        }
 
     @property
     def names(self) -> list[str]:
@@ -77,7 +84,10 @@ class Index:
             if not all(kept):
                 del self.rows[shard]
                 if any(kept):
-                    self.add(list(compress(rows, kept)), self.store.features([shard]).take(np.flatnonzero(kept)))
+                    self.add(
+                        list(compress(rows, kept)),
+                        self.store.features([shard]).take(np.flatnonzero(kept)),
+                    )
         self.commit()
 
     def commit(self) -> None:
@@ -89,12 +99,15 @@ class Index:
 def extraction(reid: Extractor, pattern: int) -> Extract:
     """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them. Raises
     `UserError` with all images of the shard that cannot be read."""
+
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
         if not triplets:
             return np.empty((0, reid.widths[pattern]), np.float32)
         own = shard_for_rank(triplets)
         try:
-            rows = reid.features(*zip(*(triplet.paths for triplet in own), strict=True), return_pattern=pattern)
+            rows = reid.features(
+                *zip(*(triplet.paths for triplet in own), strict=True), return_pattern=pattern
+            )
         except UserError:
             verify(path for triplet in own for path in triplet.paths if path)
             raise
@@ -109,19 +122,40 @@ def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triple
     own = unreadable(path for triplet in shard_for_rank(triplets) for path in triplet.paths if path)
     for part in all_gather_object(own):
         broken.update(part)
-    return [triplet for triplet in (triplet.without(broken) for triplet in triplets) if any(triplet.paths)]
+    return [
+        triplet
+        for triplet in (triplet.without(broken) for triplet in triplets)
+        if any(triplet.paths)
+    ]
 
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
-    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))  # auto is another one on other hardware
+    precision = choose_precision(
+        cfg.TEST.AMP, choose_device(cfg)
+    )  # auto is another one on other hardware
     amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
-    groups = {"MODEL": cfg.MODEL, "INPUT": cfg.INPUT, "TEST": {"NECK_FEAT": cfg.TEST.NECK_FEAT, "AMP": amp}}
-    keys = {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}
+    groups = {
+        "MODEL": cfg.MODEL,
+        "INPUT": cfg.INPUT,
+        "TEST": {"NECK_FEAT": cfg.TEST.NECK_FEAT, "AMP": amp},
+    }
+    keys = {
+        f"{group}.{name}": value
+        for group, values in groups.items()
+        for name, value in values.items()
+    }
     used = {key: value for key, value in keys.items() if key not in UNUSED}
     # As it is read again: JSON has no tuples.
-    return json.loads(json.dumps({"checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)), "return_pattern": pattern,
-                                  "configuration": used}))
+    return json.loads(
+        json.dumps(
+            {
+                "checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)),
+                "return_pattern": pattern,
+                "configuration": used,
+            }
+        )
+    )
 
 
 def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: bool) -> Index:
@@ -137,29 +171,42 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
         return Index(Store(folder, origin, REBUILD, {"gallery": place, "approximate": {}}))
     check_origin(store, origin)
     if store.record["gallery"] != place and Path(store.record["gallery"]).exists():
-        raise UserError(f"The index {folder} is of the gallery {store.record['gallery']}, not of {gallery}; {REBUILD}.")
+        raise UserError(
+            f"The index {folder} is of the gallery {store.record['gallery']}, not of {gallery}; {REBUILD}."
+        )
     store.record["gallery"] = place  # where its folder is gone, it has moved
     store.record.setdefault("approximate", {})
     return Index(store)
 
 
-def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract,
-           check: Callable[[Sequence[Triplet]], list[Triplet]] = list) -> Changes:
+def update(
+    index: Index | None,
+    triplets: Sequence[Triplet],
+    extract: Extract,
+    check: Callable[[Sequence[Triplet]], list[Triplet]] = list,
+) -> Changes:
     """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them,
     `SHARD_ROWS` at a time; those that it leaves images out of count as changed again the next time.
 
     Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes extract
     together; the main one has the index, the others None. Raises `UserError` as `extraction` and `Index.commit`.
     """
-    changes, todo = broadcast_from_main(lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), []))
+    changes, todo = broadcast_from_main(
+        lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), [])
+    )
     with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
         for start in range(0, len(todo), SHARD_ROWS):
-            rows = todo[start:start + SHARD_ROWS]
+            rows = todo[start : start + SHARD_ROWS]
             chunk = check([triplets[row] for row in rows])
-            stamps = [triplet.stamp() for triplet in chunk] if index is not None else []  # before the images are read
+            stamps = (
+                [triplet.stamp() for triplet in chunk] if index is not None else []
+            )  # before the images are read
             features = extract(chunk)
             if index is not None and chunk:
-                index.add([(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)], features)
+                index.add(
+                    [(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)],
+                    features,
+                )
                 index.commit()
             bar.update(len(rows))
     return changes
@@ -167,10 +214,20 @@ def update(index: Index | None, triplets: Sequence[Triplet], extract: Extract,
 
 def _plan(index: Index, triplets: Sequence[Triplet]) -> tuple[Changes, list[int]]:
     """What has changed, and the rows of the triplets to extract; drops from the index what is no longer valid."""
-    stamps = {triplet.name: triplet.stamp() for triplet in progress(triplets, "looking for changes", unit="triplet")}
+    stamps = {
+        triplet.name: triplet.stamp()
+        for triplet in progress(triplets, "looking for changes", unit="triplet")
+    }
     known = dict(row for rows in index.rows.values() for row in rows)
-    todo = [row for row, triplet in enumerate(triplets) if known.get(triplet.name) != stamps[triplet.name]]
-    changed, removed = sum(triplets[row].name in known for row in todo), len(known.keys() - stamps.keys())
+    todo = [
+        row
+        for row, triplet in enumerate(triplets)
+        if known.get(triplet.name) != stamps[triplet.name]
+    ]
+    changed, removed = (
+        sum(triplets[row].name in known for row in todo),
+        len(known.keys() - stamps.keys()),
+    )
     if changed or removed:
         index.drop(stamps)
     return Changes(len(todo) - changed, changed, removed), todo

@@ -4,6 +4,7 @@ Shapes: Q queries, n gallery samples, features (…, D) float32 of length 1. Dis
 Euclidean ones, computed in float64 for the samples that are shown: samples of equal features have equal distances from a query,
 wherever they lie, and are ordered by name.
 """
+
 import csv
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
@@ -49,7 +50,9 @@ def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int)
     return hits
 
 
-def among(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int, rows: np.ndarray) -> Hits:
+def among(
+    queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int, rows: np.ndarray
+) -> Hits:
     """`nearest` of candidate rows (Q, count) int64, -1 for none. Queries with fewer than `top` candidates are compared with the
     whole gallery."""
     hits = ranked(queries, gallery, names, rows, top)
@@ -59,18 +62,24 @@ def among(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int, r
     return hits
 
 
-def ranked(queries: np.ndarray, gallery: Stack, names: Sequence[str], rows: np.ndarray, top: int) -> Hits:
+def ranked(
+    queries: np.ndarray, gallery: Stack, names: Sequence[str], rows: np.ndarray, top: int
+) -> Hits:
     """The `top` nearest of candidate rows (Q, count ≥ top), -1 for none, of each query (Q, D): by distance, then by name."""
     return _ordered(rows, distances(queries, gallery, rows), names, top)
 
 
-def reranked(queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hits, top: int) -> Hits:
+def reranked(
+    queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hits, top: int
+) -> Hits:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
     found = np.empty(hits.rows.shape)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
         order = rows.argsort()
         features = torch.from_numpy(gallery.take(rows[order]))
-        found[number, order] = k_reciprocal(torch.from_numpy(queries[number:number + 1]), features)[0].numpy()
+        found[number, order] = k_reciprocal(
+            torch.from_numpy(queries[number : number + 1]), features
+        )[0].numpy()
     return _ordered(hits.rows, found.astype(np.float32), names, top)
 
 
@@ -86,14 +95,16 @@ def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarr
     found = np.full(rows.shape, np.inf, np.float32)
     size = max(1, BLOCK_ELEMENTS // (rows.shape[1] * queries.shape[1]))
     for start in range(0, len(rows), size):
-        wanted, place = np.unique(rows[start:start + size].clip(0), return_inverse=True)
+        wanted, place = np.unique(rows[start : start + size].clip(0), return_inverse=True)
         features = gallery.take(wanted).astype(np.float64)
         for number, own in enumerate(place.reshape(-1, rows.shape[1]), start):
             found[number] = np.square(features[own] - queries[number]).sum(axis=1)
     return np.where(rows < 0, np.float32(np.inf), found)
 
 
-def write_csv(path: Path, queries: Sequence[str], found: Iterable[Iterable[tuple[str, float]]]) -> None:
+def write_csv(
+    path: Path, queries: Sequence[str], found: Iterable[Iterable[tuple[str, float]]]
+) -> None:
     """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries, and of hits with their
     distances."""
     # A file name may have bytes that are not UTF-8, which are written as they are.
@@ -101,7 +112,10 @@ def write_csv(path: Path, queries: Sequence[str], found: Iterable[Iterable[tuple
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for query, hits in zip(queries, found, strict=True):
-            writer.writerows((query, rank, hit, f"{distance:.6f}") for rank, (hit, distance) in enumerate(hits, start=1))
+            writer.writerows(
+                (query, rank, hit, f"{distance:.6f}")
+                for rank, (hit, distance) in enumerate(hits, start=1)
+            )
 
 
 def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +134,9 @@ def _ordered(rows: np.ndarray, found: np.ndarray, names: Sequence[str], top: int
     """The `top` first of each line of candidates (Q, count) with distances `found`, by distance, then by name."""
     hits = _no_hits(len(rows), top)
     for number, (line, values) in enumerate(zip(rows.tolist(), found, strict=True)):
-        order = nsmallest(top, range(len(line)), key=lambda place: (values[place], names[line[place]]))
+        order = nsmallest(
+            top, range(len(line)), key=lambda place: (values[place], names[line[place]])
+        )
         hits.rows[number], hits.distances[number] = rows[number, order], values[order]
     return hits
 

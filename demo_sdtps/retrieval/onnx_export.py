@@ -1,4 +1,5 @@
 """A trained model as ONNX, and as a program of torch.export (docs/api.md)."""
+
 import logging
 import time
 import warnings
@@ -36,7 +37,11 @@ class Patterns(nn.Module):
         *images, camera = inputs
         # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
         stacked = torch.stack(images).unbind()
-        return tuple(self.model.patterns(dict(zip(self.model.modalities, stacked, strict=True)), camera).values())
+        return tuple(
+            self.model.patterns(
+                dict(zip(self.model.modalities, stacked, strict=True)), camera
+            ).values()
+        )
 
 
 def export_program(model: DeMo, size: list[int]) -> torch.export.ExportedProgram:
@@ -44,7 +49,9 @@ def export_program(model: DeMo, size: list[int]) -> torch.export.ExportedProgram
     batch = torch.export.Dim("batch", min=1, max=MOST)
     with torch.no_grad():
         inputs = random_inputs(model, size, 2)
-        return torch.export.export(Patterns(model).eval(), inputs, dynamic_shapes=(({0: batch},) * len(inputs),))
+        return torch.export.export(
+            Patterns(model).eval(), inputs, dynamic_shapes=(({0: batch},) * len(inputs),)
+        )
 
 
 def random_inputs(model: DeMo, size: list[int], batch: int) -> tuple[torch.Tensor, ...]:
@@ -61,14 +68,29 @@ def write_onnx(extractor: Extractor, path: Path) -> None:
     cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
     with quiet():
         names = [*map(str.lower, extractor.model.modalities), "camera"]
-        program = torch.onnx.export(export_program(extractor.model, size), dynamo=True, verbose=False, input_names=names,
-                                    output_names=OUTPUTS, custom_translation_table=OPERATORS)
+        program = torch.onnx.export(
+            export_program(extractor.model, size),
+            dynamo=True,
+            verbose=False,
+            input_names=names,
+            output_names=OUTPUTS,
+            custom_translation_table=OPERATORS,
+        )
     assert program is not None
     cameras = extractor.cameras
-    program.model.metadata_props.update({
-        "height": str(size[0]), "width": str(size[1]), "resize": "bilinear with antialias, of uint8 RGB",
-        "mean": str(list(cfg.INPUT.PIXEL_MEAN)), "std": str(list(cfg.INPUT.PIXEL_STD)), "scale": str(1 / 255),
-        "cameras": str(cameras), "unknown_camera": str(cameras), "config": cfg.dump()})
+    program.model.metadata_props.update(
+        {
+            "height": str(size[0]),
+            "width": str(size[1]),
+            "resize": "bilinear with antialias, of uint8 RGB",
+            "mean": str(list(cfg.INPUT.PIXEL_MEAN)),
+            "std": str(list(cfg.INPUT.PIXEL_STD)),
+            "scale": str(1 / 255),
+            "cameras": str(cameras),
+            "unknown_camera": str(cameras),
+            "config": cfg.dump(),
+        }
+    )
     program.save(path)
 
 
@@ -85,14 +107,24 @@ def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
     session, graph, rows = open_onnx(path), Patterns(extractor.model), []
     for batch in BATCHES:
         inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch)
-        fed = {node.name: part.numpy() for node, part in zip(session.get_inputs(), inputs, strict=True)}
+        fed = {
+            node.name: part.numpy() for node, part in zip(session.get_inputs(), inputs, strict=True)
+        }
         with torch.no_grad():
             expected = graph(*inputs)
-        differences = differences_of([torch.from_numpy(own) for own in session.run(None, fed)], expected)
+        differences = differences_of(
+            [torch.from_numpy(own) for own in session.run(None, fed)], expected
+        )
         beyond = differences > TOLERANCE
         wrong = beyond & ~undecided(graph, inputs, expected) if beyond.any() else beyond
-        rows.append({"batch": batch, "difference": float(differences.max()), "beyond": int(beyond.sum()),
-                     "wrong": int(wrong.sum())})
+        rows.append(
+            {
+                "batch": batch,
+                "difference": float(differences.max()),
+                "beyond": int(beyond.sum()),
+                "wrong": int(wrong.sum()),
+            }
+        )
     return rows
 
 
@@ -100,7 +132,9 @@ def open_onnx(path: Path) -> Any:
     """A file as a session of ONNX Runtime on the CPU."""
     import onnxruntime
 
-    onnxruntime.set_default_logger_severity(3)  # it warns of every float16 weight that it cannot fold
+    onnxruntime.set_default_logger_severity(
+        3
+    )  # it warns of every float16 weight that it cannot fold
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
@@ -120,12 +154,20 @@ def convert_onnx(path: Path, precision: str) -> None:
         quantize_dynamic(path, path)
 
 
-def compare_onnx(cfg: CfgNode, cameras: int, sessions: Mapping[str, Any], data: TestData) -> list[str]:
+def compare_onnx(
+    cfg: CfgNode, cameras: int, sessions: Mapping[str, Any], data: TestData
+) -> list[str]:
     """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, and milliseconds per triplet, by session. A camera
     that the model does not know is any other one."""
-    output, features, seconds = f"pattern_{cfg.TEST.RETURN_PATTERN}", defaultdict(list), dict.fromkeys(sessions, 0.0)
+    output, features, seconds = (
+        f"pattern_{cfg.TEST.RETURN_PATTERN}",
+        defaultdict(list),
+        dict.fromkeys(sessions, 0.0),
+    )
     for images, _, camera in batches(data.loader):
-        fed = {name.lower(): image.numpy() for name, image in images.items()} | {"camera": camera.clamp(max=cameras).numpy()}
+        fed = {name.lower(): image.numpy() for name, image in images.items()} | {
+            "camera": camera.clamp(max=cameras).numpy()
+        }
         for name, session in sessions.items():
             if name not in features:  # the first run of a session is slower
                 session.run([output], fed)
@@ -133,30 +175,45 @@ def compare_onnx(cfg: CfgNode, cameras: int, sessions: Mapping[str, Any], data: 
             features[name].append(torch.from_numpy(session.run([output], fed)[0]))
             seconds[name] += time.perf_counter() - start
     found = {name: rank_features(cfg, torch.cat(parts), data) for name, parts in features.items()}
-    return [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}", *(
-        f"{name:10}{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}{1000 * seconds[name] / len(data.samples):13.2f}"
-        for name, ranking in found.items())]
+    return [
+        f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}",
+        *(
+            f"{name:10}{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}{1000 * seconds[name] / len(data.samples):13.2f}"
+            for name, ranking in found.items()
+        ),
+    ]
 
 
 def differences_of(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> torch.Tensor:
     """(B,): the largest difference of each image in any output, relative to the output's largest value."""
-    return torch.stack([(own - other).abs().amax(dim=1) / other.abs().max()
-                        for own, other in zip(found, expected, strict=True)]).amax(dim=0)
+    return torch.stack(
+        [
+            (own - other).abs().amax(dim=1) / other.abs().max()
+            for own, other in zip(found, expected, strict=True)
+        ]
+    ).amax(dim=0)
 
 
-def undecided(graph: nn.Module, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> torch.Tensor:
+def undecided(
+    graph: nn.Module, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> torch.Tensor:
     """(B,) bool: whether torch's own outputs of an image change beyond `TOLERANCE` with images changed by rounding, as where
     scores of patches at the edge of a selection are equal but for that."""
     *images, cameras = inputs
     generator, found = torch.Generator().manual_seed(0), torch.zeros(len(cameras), dtype=torch.bool)
     for _ in range(TRIES):
-        changed = [image * (1 + ROUNDING * torch.randn(image.shape, generator=generator)) for image in images]
+        changed = [
+            image * (1 + ROUNDING * torch.randn(image.shape, generator=generator))
+            for image in images
+        ]
         with torch.no_grad():
             found |= differences_of(graph(*changed, cameras), expected) > TOLERANCE
     return found
 
 
-def export_onnx(extractor: Extractor, path: Path, precision: str = "float32", data: TestData | None = None) -> None:
+def export_onnx(
+    extractor: Extractor, path: Path, precision: str = "float32", data: TestData | None = None
+) -> None:
     """Write the model, once ONNX Runtime agrees with torch in float32, and print the comparison; in another precision also that
     with float32 on `data`, whatever it shows. Raises `UserError`."""
     lines: list[str] = []
@@ -164,15 +221,22 @@ def export_onnx(extractor: Extractor, path: Path, precision: str = "float32", da
         write_onnx(extractor, temporary)
         rows = check_onnx(extractor, temporary)
         if wrong := sum(row["wrong"] for row in rows):
-            raise UserError(f"The ONNX model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
-                            "triplets whose selection of patches is no tie, so it is not written; try other versions of torch, "
-                            "onnxscript and onnxruntime.")
+            raise UserError(
+                f"The ONNX model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
+                "triplets whose selection of patches is no tie, so it is not written; try other versions of torch, "
+                "onnxscript and onnxruntime."
+            )
         if data:
             sessions = {"float32": open_onnx(temporary)}
             convert_onnx(temporary, precision)
-            lines = compare_onnx(extractor.cfg, extractor.cameras, sessions | {precision: open_onnx(temporary)}, data)
+            lines = compare_onnx(
+                extractor.cfg, extractor.cameras, sessions | {precision: open_onnx(temporary)}, data
+            )
     beyond = f"images beyond {TOLERANCE}"
     size = path.stat().st_size / 2**20
-    print_lines(f"{'batch':>5}  {'difference':>10}  {beyond:>20}", *(
-        f"{row['batch']:5}  {row['difference']:10.1e}  {row['beyond']:20}" for row in rows), *lines,
-        f"Wrote {path}, {precision}, {size:.1f} MiB; the float32 model was compared with torch on random images.")
+    print_lines(
+        f"{'batch':>5}  {'difference':>10}  {beyond:>20}",
+        *(f"{row['batch']:5}  {row['difference']:10.1e}  {row['beyond']:20}" for row in rows),
+        *lines,
+        f"Wrote {path}, {precision}, {size:.1f} MiB; the float32 model was compared with torch on random images.",
+    )

@@ -1,4 +1,5 @@
 """ONNX operators in place of those of torch that torch's exporter does not know."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,12 @@ def cummin(values, dim):
     while step < length:
         # The minimum over twice as many: with that of `step` positions before; the first `step` stay.
         first = op.Slice(found, op.Constant(value_ints=[0]), op.Constant(value_ints=[step]), axes)
-        early = op.Slice(found, op.Constant(value_ints=[0]), op.Constant(value_ints=[length - step]), axes)
-        late = op.Slice(found, op.Constant(value_ints=[step]), op.Constant(value_ints=[length]), axes)
+        early = op.Slice(
+            found, op.Constant(value_ints=[0]), op.Constant(value_ints=[length - step]), axes
+        )
+        late = op.Slice(
+            found, op.Constant(value_ints=[step]), op.Constant(value_ints=[length]), axes
+        )
         found = op.Concat(first, op.Min(early, late), axis=dim)
         step *= 2
     return found, found
@@ -43,11 +48,18 @@ def cummin(values, dim):
 
 def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):
     """The number of boundaries (…, n) below each of the values (…, m), int64."""
-    below = op.Less(op.Unsqueeze(boundaries, op.Constant(value_ints=[-2])), op.Unsqueeze(values, op.Constant(value_ints=[-1])))
+    below = op.Less(
+        op.Unsqueeze(boundaries, op.Constant(value_ints=[-2])),
+        op.Unsqueeze(values, op.Constant(value_ints=[-1])),
+    )
     return op.ReduceSum(op.Cast(below, to=7), op.Constant(value_ints=[-1]), keepdims=0)  # 7: int64
 
 
 OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
-    aten.sort.stable: sort_stable, aten.kthvalue.default: kthvalue, aten._cdist_forward.default: cdist,
-    aten.cummin.default: cummin, aten.searchsorted.Tensor: searchsorted}
+    aten.sort.stable: sort_stable,
+    aten.kthvalue.default: kthvalue,
+    aten._cdist_forward.default: cdist,
+    aten.cummin.default: cummin,
+    aten.searchsorted.Tensor: searchsorted,
+}
 """For `custom_translation_table` of torch.onnx.export."""

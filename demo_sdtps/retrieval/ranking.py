@@ -1,4 +1,5 @@
 """What tools/rank_features.py does: mAP and CMC of exported features, larger than the memory (docs/retrieval.md)."""
+
 import argparse
 from contextlib import ExitStack
 
@@ -27,25 +28,42 @@ def rank(arguments: argparse.Namespace) -> None:
     if arguments.csv:
         check_extra("tools/rank_features.py --csv", "search", {"faiss": "faiss-cpu"})
         if not is_normalised:
-            raise UserError("--csv compares L2-normalised features, but --feat_norm is no; leave one of them out.")
-    query, gallery = (open_features(place, is_normalised) for place in (arguments.query, arguments.gallery))
+            raise UserError(
+                "--csv compares L2-normalised features, but --feat_norm is no; leave one of them out."
+            )
+    query, gallery = (
+        open_features(place, is_normalised) for place in (arguments.query, arguments.gallery)
+    )
     check_comparable(query, gallery, is_normalised)
     if arguments.csv and arguments.top > len(gallery):
-        raise UserError(f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
-                        "as many.")
+        raise UserError(
+            f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
+            "as many."
+        )
     key = "scene" if gallery.scenes.any() else "camera"
     features = np.concatenate([block for _, block in query.features])
-    ranking = evaluate_stream(torch.from_numpy(features), gallery.features, (query.ids, gallery.ids),
-                              [getattr(side, KEYS[key]) for side in (query, gallery)])
+    ranking = evaluate_stream(
+        torch.from_numpy(features),
+        gallery.features,
+        (query.ids, gallery.ids),
+        [getattr(side, KEYS[key]) for side in (query, gallery)],
+    )
     record = reid_record({gallery.settings["return_pattern"]: ranking})
-    caption = (f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
-               f"and {key} excluded{'' if is_normalised else ', features not normalised'}, in percent")
+    caption = (
+        f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
+        f"and {key} excluded{'' if is_normalised else ', features not normalised'}, in percent"
+    )
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
             hits = nearest(features, gallery.features, gallery.names, arguments.top)
-            write_csv(both.enter_context(atomic_write(arguments.csv)), list(query.names),
-                      [[(gallery.names[row], distance) for row, distance in zip(*line, strict=True)]
-                       for line in zip(hits.rows.tolist(), hits.distances.tolist(), strict=True)])
+            write_csv(
+                both.enter_context(atomic_write(arguments.csv)),
+                list(query.names),
+                [
+                    [(gallery.names[row], distance) for row, distance in zip(*line, strict=True)]
+                    for line in zip(hits.rows.tolist(), hits.distances.tolist(), strict=True)
+                ],
+            )
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "patterns": record})
     print_lines(caption, *reid_table(record).splitlines())
@@ -56,7 +74,11 @@ def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) ->
     `normalise`, in whether they are normalised."""
     one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
     may_differ = {"configuration", *MAY_DIFFER, *(["normalised"] if normalise else [])}
-    for key in (key for key in one if key in other and key not in may_differ and one[key] != other[key]):
+    for key in (
+        key for key in one if key in other and key not in may_differ and one[key] != other[key]
+    ):
         values = "" if key == "checkpoint_sha256" else f", {one[key]!r} and {other[key]!r}"
-        raise UserError(f"The features {query.place} and {gallery.place} are of different values of {key}{values}, so they "
-                        "cannot be compared; export one of them again.")
+        raise UserError(
+            f"The features {query.place} and {gallery.place} are of different values of {key}{values}, so they "
+            "cannot be compared; export one of them again."
+        )

@@ -1,4 +1,5 @@
 """What tools/search.py does: the index of a gallery brought up to date, and the hits of each query (docs/retrieval.md)."""
+
 import argparse
 import hashlib
 import os
@@ -47,8 +48,12 @@ class Found(NamedTuple):
     broken: dict[str, str]
 
 
-def search(arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triplet] | None = None,
-           reid: Extractor | None = None) -> Found | None:
+def search(
+    arguments: argparse.Namespace,
+    cfg: CfgNode,
+    queries: Sequence[Triplet] | None = None,
+    reid: Extractor | None = None,
+) -> Found | None:
     """Bring the index up to date in all processes; the main one, which alone has it, searches. Raises `UserError`.
 
     `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
@@ -56,7 +61,11 @@ def search(arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triple
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     gallery = read_folder(arguments.gallery, arguments.modality, cfg.MODEL.MODALITIES)
-    queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES) if queries is None else queries
+    queries = (
+        read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
+        if queries is None
+        else queries
+    )
     depths(arguments, cfg, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
     check_equal((gallery, queries), "images")
@@ -66,7 +75,12 @@ def search(arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triple
         index = None
         if is_main():
             stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
-            index = open_index(folder, arguments.gallery, origin_of(cfg, arguments.return_pattern), arguments.rebuild)
+            index = open_index(
+                folder,
+                arguments.gallery,
+                origin_of(cfg, arguments.return_pattern),
+                arguments.rebuild,
+            )
         extract = extraction(reid or make_extractor(cfg), arguments.return_pattern)
         queries = check(queries)
         features = extract(queries)  # before the gallery, which may take hours
@@ -76,11 +90,22 @@ def search(arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triple
         print_lines(report(index, changes))
         by_name = {triplet.name: triplet.without(broken) for triplet in gallery}
         hits = hits_of(arguments, cfg, index, queries, features, by_name) if queries else []
-        return Found(queries, hits, RERANKED if arguments.re_rank or is_whole(arguments, cfg) else SQUARED, broken)
+        return Found(
+            queries,
+            hits,
+            RERANKED if arguments.re_rank or is_whole(arguments, cfg) else SQUARED,
+            broken,
+        )
 
 
-def hits_of(arguments: argparse.Namespace, cfg: CfgNode, index: Index, queries: Sequence[Triplet], features: np.ndarray,
-            by_name: Mapping[str, Triplet]) -> list[list[tuple[Triplet, float]]]:
+def hits_of(
+    arguments: argparse.Namespace,
+    cfg: CfgNode,
+    index: Index,
+    queries: Sequence[Triplet],
+    features: np.ndarray,
+    by_name: Mapping[str, Triplet],
+) -> list[list[tuple[Triplet, float]]]:
     """The hits of queries with features (Q, D), and their distances, in an index that is up to date. Raises `UserError`."""
     names, gallery = index.names, index.features()
     top, deepest = depths(arguments, cfg, len(names))
@@ -94,7 +119,9 @@ def hits_of(arguments: argparse.Namespace, cfg: CfgNode, index: Index, queries: 
     for query, rows, distances in zip(queries, *hits, strict=True):
         own = set() if arguments.keep_self else query.real_paths()
         line = zip((by_name[names[row]] for row in rows), distances.tolist(), strict=True)
-        found.append([(hit, distance) for hit, distance in line if own.isdisjoint(hit.real_paths())][:top])
+        found.append(
+            [(hit, distance) for hit, distance in line if own.isdisjoint(hit.real_paths())][:top]
+        )
     return found
 
 
@@ -110,13 +137,19 @@ def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[i
     if not gallery:
         raise UserError(f"No image of the gallery {arguments.gallery} can be read; replace some.")
     if top > gallery:
-        raise UserError(f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; give at most as many.")
+        raise UserError(
+            f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; give at most as many."
+        )
     if arguments.re_rank and arguments.re_rank < top:
-        raise UserError(f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); give at least as many.")
+        raise UserError(
+            f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); give at least as many."
+        )
     if is_whole(arguments, cfg) and (gallery > MOST_RERANKED or arguments.index_type != FLAT):
-        raise UserError(f"TEST.RE_RANKING is yes, but a gallery of {gallery} triplets with --index_type {arguments.index_type} "
-                        f"is not re-ranked as a whole (flat, at most {MOST_RERANKED}); give --re_rank K for the K nearest of "
-                        "each query, or TEST.RE_RANKING no.")
+        raise UserError(
+            f"TEST.RE_RANKING is yes, but a gallery of {gallery} triplets with --index_type {arguments.index_type} "
+            f"is not re-ranked as a whole (flat, at most {MOST_RERANKED}); give --re_rank K for the K nearest of "
+            "each query, or TEST.RE_RANKING no."
+        )
     check_size(arguments.index_type, gallery)
     return top, min(arguments.re_rank or top, gallery)
 
@@ -124,7 +157,9 @@ def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[i
 def default_index(gallery: Path) -> Path:
     """Below runs/search, by the gallery's name and a digest of its path."""
     place = gallery.resolve()
-    return Path("runs", "search", f"{place.name}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}")
+    return Path(
+        "runs", "search", f"{place.name}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}"
+    )
 
 
 def report(index: Index, changes: Changes) -> str:

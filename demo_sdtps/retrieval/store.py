@@ -3,6 +3,7 @@
 tools/export_features.py --shards writes a split to one, tools/search.py keeps a gallery in one. A shard is written once,
 atomically; one that store.json does not name is left over from an interruption.
 """
+
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,10 @@ from demo_sdtps.runtime.files import atomic_write, read_json, write_json
 MANIFEST, LOCK, FORMAT = "store.json", ".store.lock", 2
 SUFFIX, FEATURES = ".safetensors", "features"
 BLOCK_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
-OWN = re.compile(r"\.?((store|index|manifest)\.json|"
-                 r"(shard|part|features|labels|paths|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss|npy|json))(\..*\.part)?")
+OWN = re.compile(
+    r"\.?((store|index|manifest)\.json|"
+    r"(shard|part|features|labels|paths|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss|npy|json))(\..*\.part)?"
+)
 """Names of the files of a store, of those that an interrupted writer leaves, and of the stores of earlier versions."""
 
 
@@ -31,26 +34,44 @@ class Stack:
     """Features (n, D) that need not fit into the memory: shards of `sizes` rows, of which `read(i, slices)` gives slices of
     rows, one after the other."""
 
-    def __init__(self, sizes: Sequence[int], width: int, read: Callable[[int, Sequence[slice]], np.ndarray]):
+    def __init__(
+        self, sizes: Sequence[int], width: int, read: Callable[[int, Sequence[slice]], np.ndarray]
+    ):
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self.width, self.read = width, read
         rows = max(1, BLOCK_ELEMENTS // width)
-        self.blocks = [(number, slice(start, min(start + rows, size)))
-                       for number, size in enumerate(sizes) for start in range(0, size, rows)]
+        self.blocks = [
+            (number, slice(start, min(start + rows, size)))
+            for number, size in enumerate(sizes)
+            for start in range(0, size, rows)
+        ]
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         """The first row of each block, and the block (rows, D)."""
-        return ((int(self.starts[number]) + rows.start, self.read(number, [rows])) for number, rows in self.blocks)
+        return (
+            (int(self.starts[number]) + rows.start, self.read(number, [rows]))
+            for number, rows in self.blocks
+        )
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """The features of ascending `rows` (m,): (m, D)."""
         bounds = np.searchsorted(rows, self.starts)
-        return np.concatenate([
-            self.read(number, [slice(row, row + 1) for row in (rows[first:last] - self.starts[number]).tolist()])
-            for number, (first, last) in enumerate(pairwise(bounds)) if first < last])
+        return np.concatenate(
+            [
+                self.read(
+                    number,
+                    [
+                        slice(row, row + 1)
+                        for row in (rows[first:last] - self.starts[number]).tolist()
+                    ],
+                )
+                for number, (first, last) in enumerate(pairwise(bounds))
+                if first < last
+            ]
+        )
 
 
 @dataclass
@@ -64,16 +85,23 @@ class Store:
     record: dict[str, Any] = field(default_factory=dict)
     shards: list[str] = field(default_factory=list)
 
-    def write(self, shard: str, features: np.ndarray, columns: Mapping[str, np.ndarray | Sequence[str]]) -> None:
+    def write(
+        self, shard: str, features: np.ndarray, columns: Mapping[str, np.ndarray | Sequence[str]]
+    ) -> None:
         """Write a shard: features (n, D), and columns of n numbers or texts. Raises `UserError`."""
-        arrays = {name: column if isinstance(column, np.ndarray) else _encoded(column) for name, column in columns.items()}
+        arrays = {
+            name: column if isinstance(column, np.ndarray) else _encoded(column)
+            for name, column in columns.items()
+        }
         with atomic_write(self.folder / shard) as path:
             path.write_bytes(save({FEATURES: features, **arrays}))
 
     def commit(self, others: Sequence[str] = ()) -> None:
         """Make the `shards` count, and remove other files of stores but `others`. Raises `UserError`."""
-        write_json(self.folder / MANIFEST, {"format": FORMAT, "origin": self.origin, "record": self.record,
-                                            "shards": self.shards})
+        write_json(
+            self.folder / MANIFEST,
+            {"format": FORMAT, "origin": self.origin, "record": self.record, "shards": self.shards},
+        )
         remove_own(self.folder, {MANIFEST, *self.shards, *others})
 
     def numbers(self, shard: str, column: str) -> np.ndarray:
@@ -89,8 +117,11 @@ class Store:
         with self._opened(shard) as file:
             return tuple(file.get_slice(FEATURES).get_shape())
 
-    def features(self, shards: Sequence[str] | None = None,
-                 prepare: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Stack:
+    def features(
+        self,
+        shards: Sequence[str] | None = None,
+        prepare: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    ) -> Stack:
         """The features of all shards, or of some, as `prepare` makes them of those that are read, (rows, D)."""
         chosen = self.shards if shards is None else shards
 
@@ -133,7 +164,9 @@ def check_own(folder: Path, advice: str = "") -> None:
     other = next((name for name in names if name != LOCK and not OWN.fullmatch(name)), None)
     if not folder.is_dir() or (other and MANIFEST not in names):
         what = f"has other files such as {other}" if other else "is no folder"
-        raise UserError(f"The output {folder} {what}, so no features are stored there; choose another folder.")
+        raise UserError(
+            f"The output {folder} {what}, so no features are stored there; choose another folder."
+        )
     if advice and any(OWN.fullmatch(name) and name.endswith(".npy") for name in names):
         raise UserError(f"The features in {folder} were stored by an earlier version; {advice}.")
 
@@ -148,13 +181,20 @@ def remove_own(folder: Path, kept: set[str] = frozenset()) -> None:  # type: ign
 
 def check_origin(store: Store, origin: Mapping[str, Any]) -> None:
     """Raise `UserError` where the features of a store depend on something else than `origin`, naming the first difference."""
-    was, now = ({**found, **found.get("configuration", {}), "configuration": None} for found in (store.origin, origin))
+    was, now = (
+        {**found, **found.get("configuration", {}), "configuration": None}
+        for found in (store.origin, origin)
+    )
     for name in {**was, **now}:
         if was.get(name) != now.get(name):
-            values = "" if name.endswith("_sha256") else f" ({was.get(name)!r}, not {now.get(name)!r})"
+            values = (
+                "" if name.endswith("_sha256") else f" ({was.get(name)!r}, not {now.get(name)!r})"
+            )
             what = name.removesuffix("_sha256").replace("_", " ") if name.islower() else name
-            raise UserError(f"The features in {store.folder} are of another {what}{values}, so they cannot be compared; "
-                            f"{store.advice}.")
+            raise UserError(
+                f"The features in {store.folder} are of another {what}{values}, so they cannot be compared; "
+                f"{store.advice}."
+            )
 
 
 def _encoded(texts: Sequence[str]) -> np.ndarray:

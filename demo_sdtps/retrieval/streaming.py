@@ -1,4 +1,5 @@
 """mAP and CMC of a gallery that need not fit into the memory: its blocks are read one after the other (docs/retrieval.md)."""
+
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,8 +22,13 @@ from demo_sdtps.runtime.progress import progress
 
 
 @torch.no_grad()
-def evaluate_stream(query_features: torch.Tensor, gallery: Stack, ids: Sequence[Any], keys: Sequence[Any],
-                    max_rank: int = 50) -> Ranking:
+def evaluate_stream(
+    query_features: torch.Tensor,
+    gallery: Stack,
+    ids: Sequence[Any],
+    keys: Sequence[Any],
+    max_rank: int = 50,
+) -> Ranking:
     """`evaluate_ranking` of queries (Q, D) in memory and a gallery (G, D) in blocks, by the same rules.
 
     `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a query's identity and key
@@ -37,7 +43,9 @@ def evaluate_stream(query_features: torch.Tensor, gallery: Stack, ids: Sequence[
     row, own, match = row[by_own], own[by_own], match[by_own]
     value = _pair_distances(query, gallery, row, own)
     if np.isnan(value).any():
-        raise ValueError("Some distances are not numbers, so nothing can be ranked by them; check that features are finite.")
+        raise ValueError(
+            "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
+        )
     limits = value[match][np.lexsort((value[match], row[match]))]
     matches = np.bincount(row[match], minlength=len(query))
     ahead = np.zeros(len(limits), np.int64)
@@ -52,13 +60,15 @@ def evaluate_stream(query_features: torch.Tensor, gallery: Stack, ids: Sequence[
     return ranking_of(ahead + rank_in_group(matches), matches, max_rank)
 
 
-def _pair_distances(query: torch.Tensor, gallery: Stack, row: np.ndarray, own: np.ndarray) -> np.ndarray:
+def _pair_distances(
+    query: torch.Tensor, gallery: Stack, row: np.ndarray, own: np.ndarray
+) -> np.ndarray:
     """Squared distances (n,) float32 of queries, by their rows (n,), and gallery samples, by ascending indices (n,)."""
     value = np.empty(len(own), np.float32)
     samples, place = np.unique(own, return_inverse=True)
     size = max(1, CHUNK_ELEMENTS // (4 * query.shape[1]))
     for start in progress(range(0, len(samples), size), "matches", unit="block"):
-        block = torch.from_numpy(gallery.take(samples[start:start + size]))
+        block = torch.from_numpy(gallery.take(samples[start : start + size]))
         for first, part in _parts(block, len(query)):
             inside = slice(*np.searchsorted(place, [start + first, start + first + len(part)]))
             distance = distances_of(query, part, squared_lengths(part)).numpy()
@@ -69,4 +79,4 @@ def _pair_distances(query: torch.Tensor, gallery: Stack, row: np.ndarray, own: n
 def _parts(block: torch.Tensor, queries: int) -> Iterator[tuple[int, torch.Tensor]]:
     """A block in parts whose distances to all queries are at most `CHUNK_ELEMENTS`, and the first row of each."""
     size = max(1, CHUNK_ELEMENTS // max(1, queries))
-    return ((start, block[start:start + size]) for start in range(0, len(block), size))
+    return ((start, block[start : start + size]) for start in range(0, len(block), size))

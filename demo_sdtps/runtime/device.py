@@ -1,4 +1,5 @@
 """Device, precision, seed, inference mode, log."""
+
 import logging
 import os
 import random
@@ -25,12 +26,16 @@ def choose_device(cfg: CfgNode) -> torch.device:
     if name == "cuda":
         name = f"cuda:{local_rank() if env_world_size() > 1 else int(cfg.MODEL.DEVICE_ID)}"
     elif name != "cpu" and env_world_size() > 1:
-        raise UserError(f"MODEL.DEVICE is {name}, but each of several processes needs a GPU of its own; set it to auto.")
+        raise UserError(
+            f"MODEL.DEVICE is {name}, but each of several processes needs a GPU of its own; set it to auto."
+        )
     device = torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
-        raise UserError(f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) does not exist: this machine has "
-                        f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
-                        "another GPU.")
+        raise UserError(
+            f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) does not exist: this machine has "
+            f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
+            "another GPU."
+        )
     return device
 
 
@@ -62,7 +67,9 @@ def set_seed(seed: int) -> None:
         # Otherwise cuBLAS and the backward of fused attention may sum in a different order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention has no deterministic backward
+        torch.backends.cuda.enable_cudnn_sdp(
+            False
+        )  # cuDNN's attention has no deterministic backward
         # A kernel for every new tensor, which nothing reads before it is written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its class
 

@@ -3,6 +3,7 @@
 In a single process every function here does nothing. Several processes divide each batch of a single one: losses, BatchNorm
 statistics and rankings are those of the whole batch.
 """
+
 import logging
 import os
 import warnings
@@ -68,7 +69,9 @@ def init_distributed() -> Iterator[None]:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
-    if not threads_by_user():  # torchrun gives every process one thread; all cores are divided instead
+    if (
+        not threads_by_user()
+    ):  # torchrun gives every process one thread; all cores are divided instead
         torch.set_num_threads(cpu_cores())
     # Features and flags are exchanged on the CPU, gradients on the GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
@@ -81,7 +84,9 @@ def init_distributed() -> Iterator[None]:
         all_gather_object(None)  # all leave together: the others may still wait for rank 0
     except RuntimeError as error:
         if any(sign in str(error) for sign in PEER_ENDED):
-            raise UserError("Another process of this run has ended; its own message gives the reason.") from None
+            raise UserError(
+                "Another process of this run has ended; its own message gives the reason."
+            ) from None
         raise
     # Not after an error: it would wait for the other processes, which torchrun ends only after this one.
     dist.destroy_process_group()
@@ -90,25 +95,34 @@ def init_distributed() -> Iterator[None]:
 def check_launch(cfg: CfgNode) -> None:
     """Raise `UserError` where MODEL.DIST_TRAIN is set without torchrun, and as `check_divisible`."""
     if cfg.MODEL.DIST_TRAIN and "WORLD_SIZE" not in os.environ:
-        raise UserError("MODEL.DIST_TRAIN is True, but this is a single process; start several with torchrun "
-                        "--nproc_per_node=K train_net.py …, or set MODEL.DIST_TRAIN to False.")
+        raise UserError(
+            "MODEL.DIST_TRAIN is True, but this is a single process; start several with torchrun "
+            "--nproc_per_node=K train_net.py …, or set MODEL.DIST_TRAIN to False."
+        )
     groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
     if cfg.DATALOADER.SAMPLER != "softmax":
-        groups, what = groups // cfg.DATALOADER.NUM_INSTANCE, "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"
+        groups, what = (
+            groups // cfg.DATALOADER.NUM_INSTANCE,
+            "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)",
+        )
     check_divisible(cfg, groups, what)
 
 
 def check_divisible(cfg: CfgNode, groups: int, what: str) -> None:
     """Raise `UserError` where the `groups` (`what` in the sentence) of a training batch are no multiple of the world size."""
     if groups % env_world_size():
-        raise UserError(f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} makes batches of {groups} {what}, which "
-                        f"{env_world_size()} processes cannot divide equally; set it to a multiple.")
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} makes batches of {groups} {what}, which "
+            f"{env_world_size()} processes cannot divide equally; set it to a multiple."
+        )
 
 
 def check_single(what: str) -> None:
     """Raise `UserError` where torchrun has started several processes for a command that supports one."""
     if env_world_size() > 1:
-        raise UserError(f"torchrun has started {env_world_size()} processes, but {what} runs in one; start it with python.")
+        raise UserError(
+            f"torchrun has started {env_world_size()} processes, but {what} runs in one; start it with python."
+        )
 
 
 def env_world_size() -> int:
@@ -196,7 +210,9 @@ def all_gather_object(thing: Item) -> list[Item]:
 def check_equal(thing: object, what: str) -> None:
     """Raise `UserError` in every process where their things differ; `what` names them in the sentence."""
     if any(other != thing for other in all_gather_object(thing)):
-        raise UserError(f"The processes of this run see different {what}; let them see the same files.")
+        raise UserError(
+            f"The processes of this run see different {what}; let them see the same files."
+        )
 
 
 def any_rank(*flags: bool) -> list[bool]:

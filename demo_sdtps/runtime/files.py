@@ -1,4 +1,5 @@
 """Output files: checked before the work, written atomically; and folders that one process uses at a time."""
+
 import hashlib
 import json
 import logging
@@ -23,11 +24,20 @@ def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool
     `overwrite` does not allow to replace; its folder need not exist yet."""
     suffixes = (suffix,) if isinstance(suffix, str) else suffix
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
-    if path.suffix not in suffixes or path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError(f"The output {path} must be a file ending in {' or '.join(suffixes)} in a folder that can be written; "
-                        "choose another.")
+    if (
+        path.suffix not in suffixes
+        or path.is_dir()
+        or not nearest.is_dir()
+        or not os.access(nearest, os.W_OK)
+    ):
+        raise UserError(
+            f"The output {path} must be a file ending in {' or '.join(suffixes)} in a folder that can be written; "
+            "choose another."
+        )
     if path.exists() and not overwrite:
-        raise UserError(f"The output {path} already exists; choose another, or pass --overwrite to replace it.")
+        raise UserError(
+            f"The output {path} already exists; choose another, or pass --overwrite to replace it."
+        )
     return path
 
 
@@ -43,13 +53,17 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # otherwise, after a loss of power, the name could belong to an empty file
+            os.fsync(
+                file.fileno()
+            )  # otherwise, after a loss of power, the name could belong to an empty file
         if previous and path.exists():
             os.replace(path, previous)
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another "
-                        "path.") from None
+        raise UserError(
+            f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another "
+            "path."
+        ) from None
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -63,19 +77,26 @@ def locked(file: Path, what: str) -> Iterator[None]:
     system without locks is a warning.
     """
     made = [folder for folder in file.absolute().parents if not folder.exists()]
-    lock = FileLock(file, timeout=0, fallback_to_soft=False)  # a soft lock outlives a killed process
+    lock = FileLock(
+        file, timeout=0, fallback_to_soft=False
+    )  # a soft lock outlives a killed process
     try:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise UserError(f"{what} is in use by another process ({file} is locked); wait until it ends, or choose "
-                            "another.") from None
+            raise UserError(
+                f"{what} is in use by another process ({file} is locked); wait until it ends, or choose "
+                "another."
+            ) from None
         except (OSError, NotImplementedError) as error:
             if not os.access(file.parent, os.W_OK):
                 raise UserError(f"{what} cannot be written ({error}); choose another.") from None
-            logger.warning("%s is not locked, as its file system has no locks (%s): start one command there at a time.", what,
-                           error)
+            logger.warning(
+                "%s is not locked, as its file system has no locks (%s): start one command there at a time.",
+                what,
+                error,
+            )
         yield
     finally:
         if lock.is_locked:

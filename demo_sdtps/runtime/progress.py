@@ -1,4 +1,5 @@
 """Progress bar of everything that takes more than two seconds."""
+
 import os
 from functools import partial
 

@@ -1,4 +1,5 @@
 """How many threads a command computes with, and how they wait for each other; decided before torch is imported."""
+
 import os
 import time
 from pathlib import Path
@@ -12,7 +13,9 @@ CGROUP = Path("/sys/fs/cgroup")
 def cpu_cores() -> int:
     """CPU cores that this process may use, by its affinity and its cgroup's quota; processes that torchrun starts on one
     machine share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(cores, round(cpu_quota())) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
@@ -22,7 +25,9 @@ def cpu_quota(root: Path = CGROUP) -> float:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text().split()
         else:
-            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            quota, period = (
+                (root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
         return max(1.0, float(quota) / float(period)) if float(quota) > 0 else 1e6
     except (OSError, ValueError):  # no cgroups, or "max"
         return 1e6
@@ -36,7 +41,9 @@ def threads_by_user() -> bool:
 
 def is_machine_busy(threads: int) -> bool:
     """Whether other processes leave fewer than `threads` of the machine's cores free, by the processes that want to run."""
-    for _ in range(20):  # one glance that finds them free is enough: what runs for a moment does not count
+    for _ in range(
+        20
+    ):  # one glance that finds them free is enough: what runs for a moment does not count
         try:
             running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
         except (OSError, ValueError, IndexError):  # not Linux
@@ -57,5 +64,9 @@ def prepare_threads() -> None:
     threads = cpu_cores()
     if THREADS not in os.environ and round(cpu_quota()) < (os.cpu_count() or 1):
         os.environ[THREADS] = os.environ[OURS] = str(threads)
-    if WAITING not in os.environ and "GOMP_SPINCOUNT" not in os.environ and is_machine_busy(threads):
+    if (
+        WAITING not in os.environ
+        and "GOMP_SPINCOUNT" not in os.environ
+        and is_machine_busy(threads)
+    ):
         os.environ[WAITING] = "PASSIVE"

@@ -1,4 +1,5 @@
 """Copies between the CPU and a GPU that do not make the CPU wait for the GPU's work (docs/performance.md, "On a GPU")."""
+
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch

@@ -3,6 +3,7 @@
 Model (paper version and published version), losses, towers, data, training, evaluation and configuration keys; the commands are
 train_seps.py and test_seps.py.
 """
+
 from typing import TYPE_CHECKING
 
 from demo_sdtps.lazy import lazy_names
@@ -18,11 +19,31 @@ if TYPE_CHECKING:
     )
     from demo_sdtps.seps.relevance import HRPA, mask_xattn_one_text
 
-__all__ = ["HRPA", "SDTPS", "ContrastiveLoss", "CrossSparseAggrNet", "DualTokenAggregation", "RatioLoss", "SEPSLoss",
-           "TokenAggregation", "TokenSparse", "create_seps_model", "mask_xattn_one_text"]
+__all__ = [
+    "HRPA",
+    "SDTPS",
+    "ContrastiveLoss",
+    "CrossSparseAggrNet",
+    "DualTokenAggregation",
+    "RatioLoss",
+    "SEPSLoss",
+    "TokenAggregation",
+    "TokenSparse",
+    "create_seps_model",
+    "mask_xattn_one_text",
+]
 
-__getattr__ = lazy_names(__name__, {
-    "modeling.sdtps": ["TokenAggregation", "TokenSparse"],
-    "seps.losses": ["ContrastiveLoss", "RatioLoss", "SEPSLoss"],
-    "seps.network": ["SDTPS", "CrossSparseAggrNet", "DualTokenAggregation", "create_seps_model"],
-    "seps.relevance": ["HRPA", "mask_xattn_one_text"]})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "modeling.sdtps": ["TokenAggregation", "TokenSparse"],
+        "seps.losses": ["ContrastiveLoss", "RatioLoss", "SEPSLoss"],
+        "seps.network": [
+            "SDTPS",
+            "CrossSparseAggrNet",
+            "DualTokenAggregation",
+            "create_seps_model",
+        ],
+        "seps.relevance": ["HRPA", "mask_xattn_one_text"],
+    },
+)

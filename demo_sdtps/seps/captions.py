@@ -2,6 +2,7 @@
 
 The loading processes load images only; the tokens of the captions stay in the main process.
 """
+
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,20 +47,32 @@ class CaptionLoader(DataLoader):
 
     dataset: ImageDataset
 
-    def __init__(self, dataset: ImageDataset, captions: list[list[int]], long_captions: list[list[int]] | None, **options: Any):
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        captions: list[list[int]],
+        long_captions: list[list[int]] | None,
+        **options: Any,
+    ):
         super().__init__(dataset, **options)
         self.captions, self.long_captions = captions, long_captions
 
 
-def caption_loader(cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase") -> CaptionLoader:
+def caption_loader(
+    cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase"
+) -> CaptionLoader:
     """Random batches of captions with their images; call `.batch_sampler.begin(epoch)` before each epoch.
 
     `tokenizer` is a fast tokenizer of transformers. Raises `UserError` where there are fewer captions than a batch needs.
     """
-    sampler = shuffled_batches(len(split.captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED)
+    sampler = shuffled_batches(
+        len(split.captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED
+    )
     captions, long_captions = encode_captions(cfg, split, tokenizer)
     dataset = _image_dataset(cfg, split.paths, split.image_of, Each(CropTransform(cfg)))
-    return CaptionLoader(dataset, captions, long_captions, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
+    return CaptionLoader(
+        dataset, captions, long_captions, batch_sampler=sampler, **loader_kwargs(cfg, dataset)
+    )
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
@@ -69,11 +82,15 @@ def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
-def _image_dataset(cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: Each) -> ImageDataset:
+def _image_dataset(
+    cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: Each
+) -> ImageDataset:
     """Samples (images, index): sample i has the image `files[image_of[i]]`."""
     paths = [(file,) for file in files]
     targets = [(index,) for index in range(len(image_of))]
-    return ImageDataset(paths, targets, transform, use_cache(cfg, paths, _decode), _decode, image_of)
+    return ImageDataset(
+        paths, targets, transform, use_cache(cfg, paths, _decode), _decode, image_of
+    )
 
 
 def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
@@ -83,8 +100,12 @@ def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
         captions, lengths = padded([loader.captions[index] for index in indices])
         long_captions = long_lengths = None
         if loader.long_captions:
-            long_captions, long_lengths = padded([loader.long_captions[image] for image in image_ids])
-        yield CaptionBatch(images, captions, lengths, long_captions, long_lengths, torch.tensor(image_ids))
+            long_captions, long_lengths = padded(
+                [loader.long_captions[image] for image in image_ids]
+            )
+        yield CaptionBatch(
+            images, captions, lengths, long_captions, long_lengths, torch.tensor(image_ids)
+        )
 
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
@@ -93,19 +114,31 @@ def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
         yield images
 
 
-def encode_captions(cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase",
-                    ) -> tuple[list[list[int]], list[list[int]] | None]:
+def encode_captions(
+    cfg: CfgNode,
+    split: ImageTexts,
+    tokenizer: "PreTrainedTokenizerBase",
+) -> tuple[list[list[int]], list[list[int]] | None]:
     """Tokens of the captions and, where there are any, of the long captions of a split."""
-    long_captions = split.long_captions and encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
+    long_captions = split.long_captions and encode_texts(
+        tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS
+    )
     return encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), long_captions or None
 
 
-def encode_texts(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], most: int) -> list[list[int]]:
+def encode_texts(
+    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], most: int
+) -> list[list[int]]:
     """Tokens of each text, [CLS] … [SEP], truncated to `most`; `tokenizer` is a fast one of transformers."""
     # Avoids a warning of the tokenizer in every loading process that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    return tokenizer(list(texts), truncation=True, max_length=most, return_attention_mask=False,
-                     return_token_type_ids=False)["input_ids"]
+    return tokenizer(
+        list(texts),
+        truncation=True,
+        max_length=most,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )["input_ids"]
 
 
 def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,5 @@
 """Evaluation of SEPS (docs/seps.md): each image and each caption is encoded once, then all pairs are compared."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -53,33 +54,53 @@ class RetrievalData:
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
     data = cfg.DATASETS
-    splits = {name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS) for name in names}
+    splits = {
+        name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS)
+        for name in names
+    }
     without = [name for name, split in splits.items() if split.long_captions is None]
     if 0 < len(without) < len(splits):
-        raise UserError(f"{data.NAMES} at {data.ROOT_DIR} has no long captions for its split {without[0]}, but for others; add "
-                        "them, or set DATASETS.LONG_CAPTIONS to no.")
+        raise UserError(
+            f"{data.NAMES} at {data.ROOT_DIR} has no long captions for its split {without[0]}, but for others; add "
+            "them, or set DATASETS.LONG_CAPTIONS to no."
+        )
     return splits
 
 
 def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
     """Warnings about data that are probably a mistake, though training and evaluation can go on."""
-    shared = {name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")}
-    return [f"WARNING: {len(paths)} images are in training and {name}, the first {paths[0]}, so the figures are not those of "
-            "unseen ones; leave them out of one." for name, paths in shared.items() if paths]
+    shared = {
+        name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")
+    }
+    return [
+        f"WARNING: {len(paths)} images are in training and {name}, the first {paths[0]}, so the figures are not those of "
+        "unseen ones; leave them out of one."
+        for name, paths in shared.items()
+        if paths
+    ]
 
 
 def check_folds(split: ImageTexts, folds: int) -> None:
     """Raise `UserError` where `folds` does not divide the number of images of a split."""
     if len(split.paths) % folds:
-        raise UserError(f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
-                        "choose a number that divides them.")
+        raise UserError(
+            f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
+            "choose a number that divides them."
+        )
 
 
-def make_retrieval_data(cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1) -> RetrievalData:
+def make_retrieval_data(
+    cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1
+) -> RetrievalData:
     """Tokenise a split for evaluation. Raises `UserError` as `check_folds`."""
     check_folds(split, folds)
-    return RetrievalData(image_loader(cfg, split), *encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of), folds,
-                         cfg.TEST.IMS_PER_BATCH)
+    return RetrievalData(
+        image_loader(cfg, split),
+        *encode_captions(cfg, split, tokenizer),
+        torch.tensor(split.image_of),
+        folds,
+        cfg.TEST.IMS_PER_BATCH,
+    )
 
 
 def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:
@@ -107,7 +128,9 @@ def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
 
 def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
     """One line on what is evaluated: data set, split, images, captions and folds."""
-    folds = f", in {data.folds} parts of {data.images // data.folds} images" if data.folds > 1 else ""
+    folds = (
+        f", in {data.folds} parts of {data.images // data.folds} images" if data.folds > 1 else ""
+    )
     return f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.captions)} captions{folds}"
 
 
@@ -119,16 +142,28 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     """
     with evaluating(model):
         device = next(model.parameters()).device
-        loaded = progress(image_batches(data.loader), "encoding images", len(data.loader), unit="batch")
-        tokens = all_gather_rows(torch.cat([model.image_tower(to_device(images, device)) for images in loaded]), data.images)
+        loaded = progress(
+            image_batches(data.loader), "encoding images", len(data.loader), unit="batch"
+        )
+        tokens = all_gather_rows(
+            torch.cat([model.image_tower(to_device(images, device)) for images in loaded]),
+            data.images,
+        )
         words = _encode_texts(model, data.captions, data.batch, "encoding captions")
-        long = data.long_captions and _encode_texts(model, data.long_captions, data.batch, "encoding long captions")
+        long = data.long_captions and _encode_texts(
+            model, data.long_captions, data.batch, "encoding long captions"
+        )
         check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
         found = torch.zeros(len(tokens), len(words))
-        blocks = [(slice(int(fold[0]), int(fold[-1]) + 1), block) for fold in torch.arange(len(tokens)).chunk(data.folds)
-                  for block in _blocks(torch.isin(data.image_of, fold).nonzero().flatten().tolist(), words, data.batch)]
+        blocks = [
+            (slice(int(fold[0]), int(fold[-1]) + 1), block)
+            for fold in torch.arange(len(tokens)).chunk(data.folds)
+            for block in _blocks(
+                torch.isin(data.image_of, fold).nonzero().flatten().tolist(), words, data.batch
+            )
+        ]
 
-        own = blocks[rank()::world_size()]
+        own = blocks[rank() :: world_size()]
 
         def compared() -> Iterator[list[torch.Tensor]]:
             for images, block in own:
@@ -136,7 +171,9 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
                 captions = padded([words[caption] for caption in block])
                 yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
 
-        with progress(total=sum(len(block) for _, block in own), desc="comparing", unit="caption") as bar:
+        with progress(
+            total=sum(len(block) for _, block in own), desc="comparing", unit="caption"
+        ) as bar:
             for (images, block), (similarity,) in zip(own, on_cpu(compared()), strict=True):
                 found[images, block] = similarity
                 bar.update(len(block))
@@ -145,23 +182,34 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     return found
 
 
-def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -> list[torch.Tensor]:
+def _encode_texts(
+    model: SEPS, texts: list[list[int]], batch: int, title: str
+) -> list[torch.Tensor]:
     """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
     device = next(model.parameters()).device
     blocks = _blocks(range(len(texts)), texts, batch)
-    parts = [[index for block in blocks[other::world_size()] for index in block] for other in range(world_size())]
+    parts = [
+        [index for block in blocks[other :: world_size()] for index in block]
+        for other in range(world_size())
+    ]
     encoded: list[torch.Tensor] = []
     with progress(total=len(parts[rank()]), desc=title, unit="text") as bar:
-        for block in blocks[rank()::world_size()]:
+        for block in blocks[rank() :: world_size()]:
             words, lengths = padded([texts[index] for index in block])
             vectors = model.text_tower(to_device(words, device), lengths)
-            encoded += [part[:length] for part, length in zip(vectors, lengths.tolist(), strict=True)]
+            encoded += [
+                part[:length] for part, length in zip(vectors, lengths.tolist(), strict=True)
+            ]
             bar.update(len(block))
     if world_size() > 1:
         own = torch.cat([torch.empty(0, model.network.embed_size, device=device), *encoded])
         counts = [[len(texts[index]) for index in part] for part in parts]
         whole = all_gather_parts(own, list(map(sum, counts)))
-        encoded = [vectors for part, lengths in zip(whole, counts, strict=True) for vectors in part.split(lengths)]
+        encoded = [
+            vectors
+            for part, lengths in zip(whole, counts, strict=True)
+            for vectors in part.split(lengths)
+        ]
     by_index = dict(zip(chain(*parts), encoded, strict=True))
     return [by_index[index] for index in range(len(texts))]
 
@@ -169,4 +217,4 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int, title: str) -
 def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int]]:
     """Blocks of at most `size` indices, sorted by the texts' lengths to reduce padding."""
     ordered = sorted(indices, key=lambda index: len(texts[index]))
-    return [ordered[start:start + size] for start in range(0, len(ordered), size)]
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]

@@ -1,4 +1,5 @@
 """Reader of image-text data sets in the layout of VSE++, vse_infty and LAPS (docs/data.md), with all checks."""
+
 import json
 import os
 from collections.abc import Iterable
@@ -31,18 +32,24 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
     """
     folder = Path(root) / name
     if not folder.is_dir():
-        raise UserError(f"The data set {name} is not at {folder}, where a folder with {LAYOUT} is expected; put it "
-                        "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name.")
+        raise UserError(
+            f"The data set {name} is not at {folder}, where a folder with {LAYOUT} is expected; put it "
+            "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name."
+        )
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
     captions, ids = _lines(caps_file), _lines(ids_file)
     per_id, rest = divmod(len(captions), len(ids))
     if rest:
-        raise UserError(f"{caps_file} has {len(captions)} captions and {ids_file} {len(ids)} ids, but there must be one id for "
-                        "each caption, or one for each image with equally many captions; remove or add the lines that differ.")
+        raise UserError(
+            f"{caps_file} has {len(captions)} captions and {ids_file} {len(ids)} ids, but there must be one id for "
+            "each caption, or one for each image with equally many captions; remove or add the lines that differ."
+        )
     order: dict[str, int] = {}  # image id → index, by first appearance
     image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
     paths = _paths(folder, ids_file, ids, order)
-    return ImageTexts(paths, tuple(captions), tuple(image_of), _dense(folder, split, order, long_captions))
+    return ImageTexts(
+        paths, tuple(captions), tuple(image_of), _dense(folder, split, order, long_captions)
+    )
 
 
 def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
@@ -51,12 +58,16 @@ def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -
     paths = []
     for image_id in order:
         if image_id not in mapping:
-            raise UserError(f"{ids_file}, line {ids.index(image_id) + 1}: the image {image_id!r} is not in {file}; add it "
-                            "there with its image, or remove its line and captions.")
+            raise UserError(
+                f"{ids_file}, line {ids.index(image_id) + 1}: the image {image_id!r} is not in {file}; add it "
+                "there with its image, or remove its line and captions."
+            )
         path = os.path.join(folder, IMAGES, mapping[image_id])
         if not os.path.isfile(path):
-            raise UserError(f"The image {path} of the image {image_id!r} ({file}) is missing; put it there or remove the "
-                            f"image and its captions from {ids_file}.")
+            raise UserError(
+                f"The image {path} of the image {image_id!r} ({file}) is missing; put it there or remove the "
+                f"image and its captions from {ids_file}."
+            )
         paths.append(path)
     return tuple(paths)
 
@@ -71,13 +82,17 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
         content = _json(line, f"{file}, line {number}")
         caption = content.get("caption")
         if not isinstance(caption, str) or not caption.strip() or "id" not in content:
-            raise UserError(f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that '
-                            "is not empty; correct it.")
+            raise UserError(
+                f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that '
+                "is not empty; correct it."
+            )
         found[str(content["id"])] = caption.strip()  # the ids of MS-COCO are numbers in some files
     missing = next((image_id for image_id in order if image_id not in found), None)
     if missing is not None:
-        raise UserError(f"{file} has no caption for the image {missing!r}, but every image of the split needs one; add it, or "
-                        "set DATASETS.LONG_CAPTIONS to no.")
+        raise UserError(
+            f"{file} has no caption for the image {missing!r}, but every image of the split needs one; add it, or "
+            "set DATASETS.LONG_CAPTIONS to no."
+        )
     return tuple(found[image_id] for image_id in order)
 
 
@@ -100,8 +115,10 @@ def _lines(file: Path) -> list[str]:
     if not text.strip():
         raise UserError(f"{file} is empty; fill or replace it.")
     if "" in lines:
-        raise UserError(f"{file}, line {lines.index('') + 1}: the line is empty; fill it, or remove it together with what "
-                        "belongs to it in the other files.")
+        raise UserError(
+            f"{file}, line {lines.index('') + 1}: the line is empty; fill it, or remove it together with what "
+            "belongs to it in the other files."
+        )
     return lines
 
 
@@ -112,4 +129,6 @@ def _text(file: Path) -> str:
     except FileNotFoundError:
         raise UserError(f"The file {file} is missing; add it: a data set has {LAYOUT}.") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"The file {file} is not UTF-8 ({error.reason}, byte {error.start}); save it as UTF-8.") from None
+        raise UserError(
+            f"The file {file} is not UTF-8 ({error.reason}, byte {error.start}); save it as UTF-8."
+        ) from None

@@ -1,4 +1,5 @@
 """Losses of image-text matching: a ranking loss of the similarities, and a loss of the ratio of kept patches (docs/seps.md)."""
+
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
@@ -37,7 +38,9 @@ class RatioLoss(nn.Module):
     gradient is that of a softmax, which always sums to 1.
     """
 
-    def __init__(self, target_ratio: float = 0.5, lambda_sparse: float = 1.0, lambda_dense: float = 1.0):
+    def __init__(
+        self, target_ratio: float = 0.5, lambda_sparse: float = 1.0, lambda_dense: float = 1.0
+    ):
         super().__init__()
         self.target_ratio, self.lambdas = target_ratio, (lambda_sparse, lambda_dense)
 
@@ -45,15 +48,27 @@ class RatioLoss(nn.Module):
         """One mask of any shape, or those of the sparse and optionally the dense captions → scalar."""
         if isinstance(score_mask, torch.Tensor):
             return (score_mask.mean() - self.target_ratio).square()
-        return reduce(add, (weight * (mask.mean() - self.target_ratio).square()
-                            for weight, mask in zip(self.lambdas, score_mask, strict=False)))  # the dense mask is optional
+        return reduce(
+            add,
+            (
+                weight * (mask.mean() - self.target_ratio).square()
+                for weight, mask in zip(self.lambdas, score_mask, strict=False)
+            ),
+        )  # the dense mask is optional
 
 
 class SEPSLoss(nn.Module):
     """The loss of SEPS: alignment plus `ratio_weight` times the ratio loss."""
 
-    def __init__(self, margin: float = 0.2, target_ratio: float = 0.5, ratio_weight: float = 2.0, max_violation: bool = False,
-                 lambda_sparse: float = 1.0, lambda_dense: float = 1.0):
+    def __init__(
+        self,
+        margin: float = 0.2,
+        target_ratio: float = 0.5,
+        ratio_weight: float = 2.0,
+        max_violation: bool = False,
+        lambda_sparse: float = 1.0,
+        lambda_dense: float = 1.0,
+    ):
         super().__init__()
         self.align = ContrastiveLoss(margin, max_violation)
         self.ratio = RatioLoss(target_ratio, lambda_sparse, lambda_dense)
@@ -63,8 +78,12 @@ class SEPSLoss(nn.Module):
         """Select the hardest negatives only (True) or all negatives."""
         self.align.max_violation = max_violation
 
-    def forward(self, similarity_matrix: torch.Tensor, score_mask: torch.Tensor | Sequence[torch.Tensor],
-                img_ids: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(
+        self,
+        similarity_matrix: torch.Tensor,
+        score_mask: torch.Tensor | Sequence[torch.Tensor],
+        img_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Similarities (B, B), masks of `CrossSparseAggrNet`, image ids (B,) → total, alignment and ratio loss."""
         align, ratio = self.align(similarity_matrix, img_ids), self.ratio(score_mask)
         return align + self.ratio_weight * ratio, align, ratio

@@ -1,4 +1,5 @@
 """The SEPS model (docs/seps.md): two towers, and the network that compares every image with every caption."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,8 +20,14 @@ class SEPS(nn.Module):
         super().__init__()
         self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
 
-    def forward(self, images: torch.Tensor, captions: torch.Tensor, lengths: torch.Tensor,
-                long_captions: torch.Tensor | None = None, long_lengths: torch.Tensor | None = None) -> Similarities:
+    def forward(
+        self,
+        images: torch.Tensor,
+        captions: torch.Tensor,
+        lengths: torch.Tensor,
+        long_captions: torch.Tensor | None = None,
+        long_lengths: torch.Tensor | None = None,
+    ) -> Similarities:
         """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks.
 
         In training, several processes compare their own images with the captions of all, B_t of each process. Lengths (B_t,)
@@ -58,12 +65,21 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     report = f"{image_tower.load(model.PRETRAIN_PATH_T)}\n{text_tower.report}" if pretrained else ""
     try:
         network = CrossSparseAggrNet(
-            embed_size=model.EMBED_SIZE, num_patches=image_tower.num_patches, sparse_ratio=model.SDTPS_SPARSE_RATIO,
-            aggr_ratio=model.SDTPS_AGGR_RATIO, use_paper_version=model.PAPER_VERSION, top_k=model.TOP_K,
-            use_gumbel_softmax=model.SDTPS_USE_GUMBEL, gumbel_tau=model.SDTPS_GUMBEL_TAU, use_dual_aggr=model.DUAL_AGGR,
-            beta=model.SDTPS_BETA)
+            embed_size=model.EMBED_SIZE,
+            num_patches=image_tower.num_patches,
+            sparse_ratio=model.SDTPS_SPARSE_RATIO,
+            aggr_ratio=model.SDTPS_AGGR_RATIO,
+            use_paper_version=model.PAPER_VERSION,
+            top_k=model.TOP_K,
+            use_gumbel_softmax=model.SDTPS_USE_GUMBEL,
+            gumbel_tau=model.SDTPS_GUMBEL_TAU,
+            use_dual_aggr=model.DUAL_AGGR,
+            beta=model.SDTPS_BETA,
+        )
     except ValueError as error:  # the ratios leave no patch
-        raise UserError(f"MODEL.SDTPS_SPARSE_RATIO {model.SDTPS_SPARSE_RATIO} and MODEL.SDTPS_AGGR_RATIO "
-                        f"{model.SDTPS_AGGR_RATIO} do not fit the {image_tower.num_patches} patches of "
-                        f"{model.TRANSFORMER_TYPE}: {error}") from None
+        raise UserError(
+            f"MODEL.SDTPS_SPARSE_RATIO {model.SDTPS_SPARSE_RATIO} and MODEL.SDTPS_AGGR_RATIO "
+            f"{model.SDTPS_AGGR_RATIO} do not fit the {image_tower.num_patches} patches of "
+            f"{model.TRANSFORMER_TYPE}: {error}"
+        ) from None
     return SEPS(image_tower, text_tower, network), report

@@ -1,4 +1,5 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -52,7 +53,10 @@ class DualTokenAggregation(nn.Module):
 
     def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """Logits of the weights W_s and W_d: (B, S, C) → two of (B, N_c, S)."""
-        return [weight(tokens).transpose(1, 2) * self.scale for weight in (self.weight_sparse, self.weight_dense)]
+        return [
+            weight(tokens).transpose(1, 2) * self.scale
+            for weight in (self.weight_sparse, self.weight_dense)
+        ]
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -66,28 +70,46 @@ class CrossSparseAggrNet(nn.Module):
     Raises `ValueError` for ratios that leave no token.
     """
 
-    def __init__(self, embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
-                 use_paper_version: bool = False, top_k: int = 5, use_gumbel_softmax: bool = False, gumbel_tau: float = 1.0,
-                 use_dual_aggr: bool = True, beta: float = 0.25):
+    def __init__(
+        self,
+        embed_size: int = 512,
+        num_patches: int = 196,
+        sparse_ratio: float = 0.5,
+        aggr_ratio: float = 0.4,
+        use_paper_version: bool = False,
+        top_k: int = 5,
+        use_gumbel_softmax: bool = False,
+        gumbel_tau: float = 1.0,
+        use_dual_aggr: bool = True,
+        beta: float = 0.25,
+    ):
         super().__init__()
         out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
         self.embed_size = embed_size
         self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None
-        self.pair_bytes = 12 * out_tokens * (num_patches + embed_size)  # weights and aggregated tokens, about three times each
+        self.pair_bytes = (
+            12 * out_tokens * (num_patches + embed_size)
+        )  # weights and aggregated tokens, about three times each
         self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
         self.is_dual = use_paper_version and use_dual_aggr
         if use_paper_version:
             self.sparse_net_cap = TokenSparse(embed_size, self.keep, beta)
             self.sparse_net_long = TokenSparse(embed_size, self.keep, beta)
         self.aggr_net: DualTokenAggregation | TokenAggregation = (
-            DualTokenAggregation if self.is_dual else TokenAggregation)(embed_size, out_tokens)
+            DualTokenAggregation if self.is_dual else TokenAggregation
+        )(embed_size, out_tokens)
         self.hrpa = HRPA(use_paper_version, top_k)
 
-    def forward(self, img_embs: torch.Tensor, cap_embs: torch.Tensor, cap_lens: torch.Tensor | Sequence[int],
-                long_cap_embs: torch.Tensor | None = None, long_cap_lens: torch.Tensor | Sequence[int] | None = None,
-                ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]:
+    def forward(
+        self,
+        img_embs: torch.Tensor,
+        cap_embs: torch.Tensor,
+        cap_lens: torch.Tensor | Sequence[int],
+        long_cap_embs: torch.Tensor | None = None,
+        long_cap_lens: torch.Tensor | Sequence[int] | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]:
         """Image tokens (B_v, N or 1 + N, C), captions (B_t, L, C) with lengths (B_t,), optionally long captions likewise →
         similarities (B_v, B_t), in training (similarities, masks).
 
@@ -95,13 +117,17 @@ class CrossSparseAggrNet(nn.Module):
         optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
         """
         if (long_cap_embs is None) != (long_cap_lens is None):
-            raise ValueError("long_cap_embs and long_cap_lens belong together; give both or neither.")
+            raise ValueError(
+                "long_cap_embs and long_cap_lens belong together; give both or neither."
+            )
         caption, long = as_texts("cap", cap_embs, cap_lens), None
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
             long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
             if len(long.words) != len(caption.words):
-                raise ValueError(f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each.")
+                raise ValueError(
+                    f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each."
+                )
         images = self._images(img_embs, has_long=long is not None)
         with torch.autocast(img_embs.device.type, enabled=False):
             similarities, masks = self._all_pairs(images, caption, long)
@@ -113,21 +139,31 @@ class CrossSparseAggrNet(nn.Module):
         """Features of the image tokens (V, N or 1 + N, C) that do not depend on the caption."""
         prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
         if prefix not in (0, 1):
-            raise ValueError(f"The image tokens are {tuple(tokens.shape)}, but they must be (images, tokens, width), not "
-                             f"empty, with {self.num_patches} patches, for which this network was made, or "
-                             f"{self.num_patches + 1} tokens, the first a class token.")
+            raise ValueError(
+                f"The image tokens are {tuple(tokens.shape)}, but they must be (images, tokens, width), not "
+                f"empty, with {self.num_patches} patches, for which this network was made, or "
+                f"{self.num_patches + 1} tokens, the first a class token."
+            )
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
         found = self.aggr_net.logits(patches)
         logits = [found] if isinstance(found, torch.Tensor) else found
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         branches = 2 if self.is_dual and has_long else 1
         own = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
-        return Images(patches.float(), F.normalize(class_token.float(), dim=-1), own,
-                      tuple(net.predict(patches) for net in nets[:branches]),
-                      tuple(logit.float().contiguous() for logit in logits[:branches]))
+        return Images(
+            patches.float(),
+            F.normalize(class_token.float(), dim=-1),
+            own,
+            tuple(net.predict(patches) for net in nets[:branches]),
+            tuple(logit.float().contiguous() for logit in logits[:branches]),
+        )
 
-    def _all_pairs(self, images: Images, caption: Texts, long: Texts | None,
-                   ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def _all_pairs(
+        self,
+        images: Images,
+        caption: Texts,
+        long: Texts | None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
         count, total = len(images.patches), len(caption.words)
         memory = MERGING_BYTES.get(images.patches.device.type, MERGING_BYTES["cuda"])
@@ -138,44 +174,81 @@ class CrossSparseAggrNet(nn.Module):
         columns, mask_columns = [], []
         for left in range(0, total, wide):
             texts = caption.part(left, left + wide), long and long.part(left, left + wide)
-            parts = [self._match(images.part(top, top + tall), *texts, tall=max(1, chunk // wide))
-                     for top in range(0, count, tall)]
+            parts = [
+                self._match(images.part(top, top + tall), *texts, tall=max(1, chunk // wide))
+                for top in range(0, count, tall)
+            ]
             columns.append(torch.cat([similarity for similarity, _ in parts]))
-            if self.training:  # of a thousand images and five thousand captions the masks are gigabytes
-                mask_columns.append([torch.cat(masks, dim=1) for masks in zip(*(masks for _, masks in parts), strict=True)])
-        return torch.cat(columns, dim=1), tuple(torch.cat(masks) for masks in zip(*mask_columns, strict=True))
+            if (
+                self.training
+            ):  # of a thousand images and five thousand captions the masks are gigabytes
+                mask_columns.append(
+                    [
+                        torch.cat(masks, dim=1)
+                        for masks in zip(*(masks for _, masks in parts), strict=True)
+                    ]
+                )
+        return torch.cat(columns, dim=1), tuple(
+            torch.cat(masks) for masks in zip(*mask_columns, strict=True)
+        )
 
-    def _match(self, images: Images, caption: Texts, long: Texts | None,
-               tall: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _match(
+        self, images: Images, caption: Texts, long: Texts | None, tall: int
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Similarities (V, T) and masks (T, V, N) of a block of pairs; `tall` images are aggregated at once."""
         texts = [caption, long] if long else [caption]
         guidance = [cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
             guidance = [min_max(cosine) for cosine in (*guidance, images.own)]
             weights = (*(1.0 for _ in texts), 2.0)  # the image itself has weight two
-            scores = [guided_score(predicted, guidance, weights, self.beta) for predicted in images.predicted]
+            scores = [
+                guided_score(predicted, guidance, weights, self.beta)
+                for predicted in images.predicted
+            ]
             return self._compare(images, scores, caption, tall)
-        found = [self._compare(images, [images.own + cosine], text, tall)
-                 for cosine, text in zip(guidance, texts, strict=True)]
-        return reduce(add, (similarity for similarity, _ in found)), [reduce(add, (mask for _, (mask,) in found))]
+        found = [
+            self._compare(images, [images.own + cosine], text, tall)
+            for cosine, text in zip(guidance, texts, strict=True)
+        ]
+        return reduce(add, (similarity for similarity, _ in found)), [
+            reduce(add, (mask for _, (mask,) in found))
+        ]
 
-    def _compare(self, images: Images, scores: list[torch.Tensor], text: Texts,
-                 tall: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _compare(
+        self, images: Images, scores: list[torch.Tensor], text: Texts, tall: int
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Select by the scores (T, V, N) of each branch, aggregate, match with the words → (V, T), masks (T, V, N)."""
         tau = self.gumbel_tau if self.training else None
         decisions = [select(score, self.keep, tau)[1] for score in scores]
         weights = reduce(add, map(dropped_weights, scores, decisions)) / len(scores)
         masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
-        found = concat(merged_max_sim(images, masks, text, tall), single_max_sim(images, weights, text))
-        return relevance(found, text.valid, None, self.hrpa.relevance_mlp, self.hrpa.top_k), decisions
+        found = concat(
+            merged_max_sim(images, masks, text, tall), single_max_sim(images, weights, text)
+        )
+        return relevance(
+            found, text.valid, None, self.hrpa.relevance_mlp, self.hrpa.top_k
+        ), decisions
 
 
-def create_seps_model(embed_size: int = 512, num_patches: int = 196, sparse_ratio: float = 0.5, aggr_ratio: float = 0.4,
-                      use_paper_version: bool = False, use_gumbel_softmax: bool = False,
-                      gumbel_tau: float = 1.0) -> CrossSparseAggrNet:
+def create_seps_model(
+    embed_size: int = 512,
+    num_patches: int = 196,
+    sparse_ratio: float = 0.5,
+    aggr_ratio: float = 0.4,
+    use_paper_version: bool = False,
+    use_gumbel_softmax: bool = False,
+    gumbel_tau: float = 1.0,
+) -> CrossSparseAggrNet:
     """`CrossSparseAggrNet` with the arguments of the published code."""
-    return CrossSparseAggrNet(embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version,
-                              use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
+    return CrossSparseAggrNet(
+        embed_size,
+        num_patches,
+        sparse_ratio,
+        aggr_ratio,
+        use_paper_version,
+        use_gumbel_softmax=use_gumbel_softmax,
+        gumbel_tau=gumbel_tau,
+    )
 
 
 SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)

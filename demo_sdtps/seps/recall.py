@@ -2,6 +2,7 @@
 
 The rank of a match is the number of candidates that are at least as similar, which counting gives without their order.
 """
+
 import torch
 
 RANKS = (1, 5, 10)
@@ -28,14 +29,21 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     ahead_of_images = torch.full((captions,), -1, device=similarity.device)
     rows = max(1, BLOCK_ELEMENTS // captions)
     for start in range(0, images, rows):
-        block = similarity[start:start + rows]
+        block = similarity[start : start + rows]
         if not block.isfinite().all():
-            raise ValueError("Some similarities are not finite, so nothing can be ranked by them; check that the embeddings "
-                             "are finite.")
-        ahead_of_captions[start:start + rows] += (block >= best[start:start + rows, None]).count_nonzero(dim=1)
+            raise ValueError(
+                "Some similarities are not finite, so nothing can be ranked by them; check that the embeddings "
+                "are finite."
+            )
+        ahead_of_captions[start : start + rows] += (
+            block >= best[start : start + rows, None]
+        ).count_nonzero(dim=1)
         ahead_of_images += (block >= own).count_nonzero(dim=0)
-    measures = {f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
-                for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True) for k in RANKS}
+    measures = {
+        f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
+        for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True)
+        for k in RANKS
+    }
     return measures | {"rSum": sum(measures.values())}
 
 
@@ -49,5 +57,5 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
     parts = []
     for start in range(0, len(similarity), size):
         inside = ((image_of >= start) & (image_of < start + size)).nonzero().squeeze(1)
-        parts.append(retrieval(similarity[start:start + size, inside], image_of[inside] - start))
+        parts.append(retrieval(similarity[start : start + size, inside], image_of[inside] - start))
     return {name: sum(part[name] for part in parts) / folds for name in parts[0]}

@@ -1,5 +1,6 @@
 """HRPA: relevance of image tokens and caption words by their maximum cosine similarities, and these maxima of all pairs of
 images and captions (docs/seps.md)."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,19 +36,32 @@ class HRPA(nn.Module):
         self.top_k = top_k
         self.relevance_mlp: nn.Sequential | None = None
         if use_paper_version:
-            self.relevance_mlp = nn.Sequential(nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1))
+            self.relevance_mlp = nn.Sequential(
+                nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1)
+            )
 
-    def forward(self, patch_features: torch.Tensor, word_features: torch.Tensor,
-                patch_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        patch_features: torch.Tensor,
+        word_features: torch.Tensor,
+        patch_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Image tokens (B_v, P, C), words of one caption (L, C) or (B_v, L, C), 1 for valid tokens (B_v, P) → (B_v, 1).
 
         At least one token of each image must be valid; the others are ignored.
         """
-        return mask_xattn_one_text(patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k)
+        return mask_xattn_one_text(
+            patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k
+        )
 
 
-def mask_xattn_one_text(patch_features: torch.Tensor, word_features: torch.Tensor, patch_mask: torch.Tensor | None = None,
-                        relevance_mlp: nn.Module | None = None, top_k: int = 5) -> torch.Tensor:
+def mask_xattn_one_text(
+    patch_features: torch.Tensor,
+    word_features: torch.Tensor,
+    patch_mask: torch.Tensor | None = None,
+    relevance_mlp: nn.Module | None = None,
+    top_k: int = 5,
+) -> torch.Tensor:
     """HRPA as a function: the paper version with a `relevance_mlp`, else the open version.
 
     patch_features (B_v, P, C), word_features (L, C) or (B_v, L, C), patch_mask (B_v, P) → (B_v, 1).
@@ -66,11 +80,19 @@ def max_sim(cosines: torch.Tensor, tokens: torch.Tensor | None = None) -> MaxSim
 
 def concat(some: MaxSim, others: MaxSim) -> MaxSim:
     """Maxima of the same words and of the concatenated tokens."""
-    return MaxSim(torch.maximum(some.of_words, others.of_words), torch.cat([some.of_tokens, others.of_tokens], dim=-1))
+    return MaxSim(
+        torch.maximum(some.of_words, others.of_words),
+        torch.cat([some.of_tokens, others.of_tokens], dim=-1),
+    )
 
 
-def relevance(found: MaxSim, words: torch.Tensor | None = None, tokens: torch.Tensor | None = None,
-              relevance_mlp: nn.Module | None = None, top_k: int = 5) -> torch.Tensor:
+def relevance(
+    found: MaxSim,
+    words: torch.Tensor | None = None,
+    tokens: torch.Tensor | None = None,
+    relevance_mlp: nn.Module | None = None,
+    top_k: int = 5,
+) -> torch.Tensor:
     """Relevance from the maxima of L words (..., L) and P tokens (..., P) → (...).
 
     words (..., L) and tokens (..., P) are True where valid (None: all).
@@ -132,24 +154,45 @@ class Images(NamedTuple):
     def part(self, first: int, last: int) -> Images:
         """Slice of the images."""
         rows = slice(first, last)
-        return Images(self.patches[rows], self.class_token[rows], self.own[rows],
-                      tuple(scores[rows] for scores in self.predicted), tuple(logits[rows] for logits in self.logits))
+        return Images(
+            self.patches[rows],
+            self.class_token[rows],
+            self.own[rows],
+            tuple(scores[rows] for scores in self.predicted),
+            tuple(logits[rows] for logits in self.logits),
+        )
 
 
 def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
     """Checked captions from words (T, L, C) and lengths (T,); the padding is not read. Raises `ValueError`."""
-    lengths = torch.as_tensor(lengths)  # where they are: a GPU would be waited for at every look at them
-    if lengths.is_floating_point() or words.ndim != 3 or not len(words) or lengths.shape != words.shape[:1]:
-        raise ValueError(f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
-                         f"{tuple(lengths.shape)} one whole number for each caption.")
+    lengths = torch.as_tensor(
+        lengths
+    )  # where they are: a GPU would be waited for at every look at them
+    if (
+        lengths.is_floating_point()
+        or words.ndim != 3
+        or not len(words)
+        or lengths.shape != words.shape[:1]
+    ):
+        raise ValueError(
+            f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
+            f"{tuple(lengths.shape)} one whole number for each caption."
+        )
     if not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
-        raise ValueError(f"{name}_lens are from {int(lengths.min())} to {int(lengths.max())}, but a caption has at least 1 "
-                         f"word and these are padded to {words.shape[1]}.")
+        raise ValueError(
+            f"{name}_lens are from {int(lengths.min())} to {int(lengths.max())}, but a caption has at least 1 "
+            f"word and these are padded to {words.shape[1]}."
+        )
     counts = lengths.to(words.device, non_blocking=True).unsqueeze(1)
     valid = torch.arange(words.shape[1], device=words.device) < counts
     words = words.float().masked_fill(~valid.unsqueeze(-1), 0.0)
     unit = F.normalize(words, dim=-1)
-    return Texts(torch.where(valid.unsqueeze(-1), unit, unit[:, :1]), valid, lengths, words.sum(dim=1) / counts)
+    return Texts(
+        torch.where(valid.unsqueeze(-1), unit, unit[:, :1]),
+        valid,
+        lengths,
+        words.sum(dim=1) / counts,
+    )
 
 
 def merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts, tall: int) -> MaxSim:
@@ -157,8 +200,12 @@ def merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts, t
 
     Log masks (V, T, N) of each branch → maxima of words (V, T, L) and of aggregated tokens (V, T, N_c).
     """
-    parts = [_merged_max_sim(images.part(top, top + tall), [mask[top:top + tall] for mask in masks], text)
-             for top in range(0, len(images.patches), tall)]
+    parts = [
+        _merged_max_sim(
+            images.part(top, top + tall), [mask[top : top + tall] for mask in masks], text
+        )
+        for top in range(0, len(images.patches), tall)
+    ]
     return MaxSim(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -169,15 +216,22 @@ def single_max_sim(images: Images, weights: torch.Tensor, text: Texts) -> MaxSim
     (V, T, 1 or 2).
     """
     extra = F.normalize(weights.transpose(0, 1) @ images.patches, dim=-1)
-    cosines = [torch.einsum("vpc,tlc->vtlp", images.class_token, text.words),
-               torch.einsum("vtc,tlc->vtl", extra, text.words).unsqueeze(-1)]
+    cosines = [
+        torch.einsum("vpc,tlc->vtlp", images.class_token, text.words),
+        torch.einsum("vtc,tlc->vtl", extra, text.words).unsqueeze(-1),
+    ]
     return max_sim(torch.cat(cosines, dim=-1))
 
 
 def _merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts) -> MaxSim:
     # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
-    weights = reduce(add, ((logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1)
-                           for logits, mask in zip(images.logits, masks, strict=True)))
+    weights = reduce(
+        add,
+        (
+            (logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1)
+            for logits, mask in zip(images.logits, masks, strict=True)
+        ),
+    )
     merged = (weights.flatten(1, 2) @ images.patches).unflatten(1, weights.shape[1:3])
     # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
     products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT

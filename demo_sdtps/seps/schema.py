@@ -2,6 +2,7 @@
 
 A key that re-identification has too keeps its name, and its row where the meaning is the same.
 """
+
 from typing import Any
 
 from yacs.config import CfgNode
@@ -19,90 +20,170 @@ def _shared(name: str, **changed: Any) -> Key:
 
 
 MOST_MAXIMA = 4096
-WORDS = (lambda value: value >= 3, "3 or greater, since a caption begins and ends with a special token")
+WORDS = (
+    lambda value: value >= 3,
+    "3 or greater, since a caption begins and ends with a special token",
+)
 
 KEYS = (
     *map(_shared, ("OUTPUT_DIR", "RESUME")),
-
     *map(_shared, ("MODEL.DEVICE", "MODEL.DEVICE_ID")),
-    Key("MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224",
+    Key(
+        "MODEL.TRANSFORMER_TYPE",
+        "vit_base_patch16_224",
         "image tower: a Vision Transformer of timm with at most one class token, or a Swin Transformer such as "
-        "swin_base_patch4_window7_224"),
-    _shared("MODEL.PRETRAIN_PATH_T",
-            description="weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a "
-            "warning)"),
-    _shared("MODEL.PATCH_SIZE",
-            description="side of a patch in pixels, for an image tower without pretrained weights; 0: that of the tower"),
-    _shared("MODEL.DROP_PATH", default=0.0, description="stochastic depth of the last block of the image tower, linear from 0"),
-    Key("MODEL.TEXT_TOWER", "bert-base-uncased",
-        "text tower: a folder with a BERT of transformers and its tokenizer, or a name on the Hugging Face hub"),
+        "swin_base_patch4_window7_224",
+    ),
+    _shared(
+        "MODEL.PRETRAIN_PATH_T",
+        description="weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a "
+        "warning)",
+    ),
+    _shared(
+        "MODEL.PATCH_SIZE",
+        description="side of a patch in pixels, for an image tower without pretrained weights; 0: that of the tower",
+    ),
+    _shared(
+        "MODEL.DROP_PATH",
+        default=0.0,
+        description="stochastic depth of the last block of the image tower, linear from 0",
+    ),
+    Key(
+        "MODEL.TEXT_TOWER",
+        "bert-base-uncased",
+        "text tower: a folder with a BERT of transformers and its tokenizer, or a name on the Hugging Face hub",
+    ),
     Key("MODEL.EMBED_SIZE", 512, "width of the joint embedding of patches and words", *WIDTH),
     Key("MODEL.PAPER_VERSION", True, "network of the paper; False: network of the published code"),
-    Key("MODEL.DUAL_AGGR", True, "aggregate the patches selected by the caption and by the long caption together; paper "
-        "version only"),
-    Key("MODEL.TOP_K", 5, "number of largest maxima of words and of tokens in the MLP of the paper version",
-        lambda value: 0 < value <= MOST_MAXIMA, f"greater than 0, at most {MOST_MAXIMA}, as there are no more words or tokens"),
-    _shared("MODEL.SDTPS_SPARSE_RATIO", description="share of the patches that are kept for a caption"),
-    _shared("MODEL.SDTPS_AGGR_RATIO", description="share of the kept patches that remains after aggregation"),
+    Key(
+        "MODEL.DUAL_AGGR",
+        True,
+        "aggregate the patches selected by the caption and by the long caption together; paper "
+        "version only",
+    ),
+    Key(
+        "MODEL.TOP_K",
+        5,
+        "number of largest maxima of words and of tokens in the MLP of the paper version",
+        lambda value: 0 < value <= MOST_MAXIMA,
+        f"greater than 0, at most {MOST_MAXIMA}, as there are no more words or tokens",
+    ),
+    _shared(
+        "MODEL.SDTPS_SPARSE_RATIO", description="share of the patches that are kept for a caption"
+    ),
+    _shared(
+        "MODEL.SDTPS_AGGR_RATIO",
+        description="share of the kept patches that remains after aggregation",
+    ),
     *map(_shared, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
-
     Key("INPUT.SIZE", [224, 224], "[height, width] of the images", *SIZE),
     _shared("INPUT.PROB"),
-    Key("INPUT.MIN_CROP", 0.6, "least share of the area of a random crop in training; 1: the whole image", *RATIO),
+    Key(
+        "INPUT.MIN_CROP",
+        0.6,
+        "least share of the area of a random crop in training; 1: the whole image",
+        *RATIO,
+    ),
     *map(_shared, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
-    Key("INPUT.MAX_WORDS", 64, "most tokens of a caption, with the special tokens; longer ones are truncated", *WORDS),
+    Key(
+        "INPUT.MAX_WORDS",
+        64,
+        "most tokens of a caption, with the special tokens; longer ones are truncated",
+        *WORDS,
+    ),
     Key("INPUT.MAX_LONG_WORDS", 256, "most tokens of a long caption, likewise", *WORDS),
-
     Key("DATASETS.NAMES", "f30k", "data set: the name of its folder, such as f30k, coco or shapes"),
     _shared("DATASETS.ROOT_DIR"),
-    Key("DATASETS.LONG_CAPTIONS", "auto", "use long captions: yes, no, or auto (where the data set has them)",
-        ("auto", "yes", "no")),
+    Key(
+        "DATASETS.LONG_CAPTIONS",
+        "auto",
+        "use long captions: yes, no, or auto (where the data set has them)",
+        ("auto", "yes", "no"),
+    ),
     *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
-
     _shared("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),
     _shared("SOLVER.MAX_EPOCHS", default=30),
-    Key("SOLVER.IMS_PER_BATCH", 128, "captions, each with its image, per training batch",
-        lambda value: value >= 2, "2 or greater, since every caption needs a negative image"),
-    _shared("SOLVER.BASE_LR", default=2e-4, description="learning rate of everything but the towers"),
+    Key(
+        "SOLVER.IMS_PER_BATCH",
+        128,
+        "captions, each with its image, per training batch",
+        lambda value: value >= 2,
+        "2 or greater, since every caption needs a negative image",
+    ),
+    _shared(
+        "SOLVER.BASE_LR", default=2e-4, description="learning rate of everything but the towers"
+    ),
     Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", *POSITIVE),
     _shared("SOLVER.WEIGHT_DECAY", default=0.01),
-    Key("SOLVER.STEPS", (9, 15, 20, 25), "epochs, counted from 0, before which the learning rates are multiplied by GAMMA",
-        lambda value: all(type(epoch) is int and epoch > 0 for epoch in value) and list(value) == sorted(set(value)),
-        "strictly increasing whole numbers above 0"),
+    Key(
+        "SOLVER.STEPS",
+        (9, 15, 20, 25),
+        "epochs, counted from 0, before which the learning rates are multiplied by GAMMA",
+        lambda value: (
+            all(type(epoch) is int and epoch > 0 for epoch in value)
+            and list(value) == sorted(set(value))
+        ),
+        "strictly increasing whole numbers above 0",
+    ),
     Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", *POSITIVE),
-    Key("SOLVER.GRAD_CLIP", 2.0, "largest norm of the gradient; larger ones are clipped", *POSITIVE),
-    Key("SOLVER.ALL_NEGATIVES_EPOCHS", 1, "number of first epochs with all negatives; afterwards the loss takes the hardest of "
-        "each image and of each caption", *NOT_NEGATIVE),
+    Key(
+        "SOLVER.GRAD_CLIP", 2.0, "largest norm of the gradient; larger ones are clipped", *POSITIVE
+    ),
+    Key(
+        "SOLVER.ALL_NEGATIVES_EPOCHS",
+        1,
+        "number of first epochs with all negatives; afterwards the loss takes the hardest of "
+        "each image and of each caption",
+        *NOT_NEGATIVE,
+    ),
     Key("SOLVER.MARGIN", 0.2, "margin of the contrastive loss", *NOT_NEGATIVE),
     Key("SOLVER.RATIO_WEIGHT", 2.0, "weight of the ratio loss", *NOT_NEGATIVE),
     Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", *RATIO),
     Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", *NOT_NEGATIVE),
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
     _shared("SOLVER.AMP"),
-    _shared("SOLVER.EVAL_PERIOD", description="epochs between evaluations on the dev split; the last is always evaluated"),
-    *map(_shared, ("SOLVER.LOG_PERIOD", "SOLVER.WANDB", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
-
+    _shared(
+        "SOLVER.EVAL_PERIOD",
+        description="epochs between evaluations on the dev split; the last is always evaluated",
+    ),
+    *map(
+        _shared,
+        (
+            "SOLVER.LOG_PERIOD",
+            "SOLVER.WANDB",
+            "SOLVER.CHECKPOINT_PERIOD",
+            "SOLVER.CHECKPOINT_MINUTES",
+        ),
+    ),
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
     _shared("TEST.WEIGHT"),
     Key("TEST.SPLIT", "test", "split that test_seps.py evaluates", ("train", "dev", "test")),
-    Key("TEST.FOLDS", 1, "number of equal parts of the test split that are evaluated separately and averaged; 5 for COCO 1K",
-        *POSITIVE),
+    Key(
+        "TEST.FOLDS",
+        1,
+        "number of equal parts of the test split that are evaluated separately and averaged; 5 for COCO 1K",
+        *POSITIVE,
+    ),
 )
 
 
 def check_seps_cfg(cfg: CfgNode) -> None:
     """Raise `UserError` for the first invalid combination of values."""
     if cfg.MODEL.PATCH_SIZE and cfg.MODEL.PRETRAIN_PATH_T not in RANDOM_WEIGHTS:
-        raise UserError(f"MODEL.PATCH_SIZE is {cfg.MODEL.PATCH_SIZE}, but pretrained weights (MODEL.PRETRAIN_PATH_T) have a "
-                        "patch size of their own; set it to 0, or PRETRAIN_PATH_T to 'none'.")
+        raise UserError(
+            f"MODEL.PATCH_SIZE is {cfg.MODEL.PATCH_SIZE}, but pretrained weights (MODEL.PRETRAIN_PATH_T) have a "
+            "patch size of their own; set it to 0, or PRETRAIN_PATH_T to 'none'."
+        )
     check_device(cfg)
     import timm  # slow to import
 
     name = cfg.MODEL.TRANSFORMER_TYPE
     if not timm.is_model(name):
-        raise UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be a model of timm such as 'vit_base_patch16_224' "
-                        f"or 'swin_base_patch4_window7_224'{nearest(name, timm.list_models())}.")
+        raise UserError(
+            f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be a model of timm such as 'vit_base_patch16_224' "
+            f"or 'swin_base_patch4_window7_224'{nearest(name, timm.list_models())}."
+        )
 
 
 EXAMPLE = "runs/SEPS/flickr30k/best.pth"

@@ -1,4 +1,5 @@
 """Towers of SEPS (docs/seps.md): images → patch tokens by a timm model, captions → word vectors by a BERT."""
+
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -37,10 +38,12 @@ class ImageTower(nn.Module):
         except (AssertionError, RuntimeError) as error:  # unsupported image size
             raise _unbuildable(cfg, error) from None
         self.num_patches = tokens - getattr(self.tower, "num_prefix_tokens", 0)
-        side = round(self.num_patches ** 0.5)
+        side = round(self.num_patches**0.5)
         if side * side != self.num_patches or side < 2:
-            raise UserError(f"INPUT.SIZE {list(cfg.INPUT.SIZE)} makes {self.num_patches} patches in {self.name}, but SEPS "
-                            "needs a square grid of at least 2×2; make the images square, or larger.")
+            raise UserError(
+                f"INPUT.SIZE {list(cfg.INPUT.SIZE)} makes {self.num_patches} patches in {self.name}, but SEPS "
+                "needs a square grid of at least 2×2; make the images square, or larger."
+            )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """images (B, 3, H, W) → tokens (B, N, C), or (B, 1 + N, C) where the model has a class token."""
@@ -59,10 +62,15 @@ class ImageTower(nn.Module):
         try:
             converted = convert(found, self.tower) if convert else found
         except Exception as error:  # a filter may raise anything for weights of another model
-            raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {self.name} (it holds {example}, …, and timm "
-                            f"could not convert them: {error}); give weights of this tower, {OTHERS}."
-                            ) from None
-        resized = [name for name, tensor in converted.items() if name in found and tensor.shape != found[name].shape]
+            raise UserError(
+                f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {self.name} (it holds {example}, …, and timm "
+                f"could not convert them: {error}); give weights of this tower, {OTHERS}."
+            ) from None
+        resized = [
+            name
+            for name, tensor in converted.items()
+            if name in found and tensor.shape != found[name].shape
+        ]
         return fill(self.tower, converted, self.name, source, resized, example)
 
     @property
@@ -71,7 +79,9 @@ class ImageTower(nn.Module):
 
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
         tokens = self.tower.forward_features(images)  # type: ignore[operator]  # as num_features
-        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens  # Swin Transformers return (B, H, W, C)
+        return (
+            tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+        )  # Swin Transformers return (B, H, W, C)
 
     @torch.no_grad()
     def _count_tokens(self, size: list[int]) -> int:
@@ -96,21 +106,30 @@ class TextTower(nn.Module):
 
     def forward(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Token ids (B, L), lengths (B,) on their device or the CPU → word vectors (B, L, C), meaningless beyond a length."""
-        mask = torch.arange(words.shape[1], device=words.device) < lengths.to(words.device, non_blocking=True)[:, None]
-        return self.projection(self.tower(input_ids=words, attention_mask=mask.long()).last_hidden_state)
+        mask = (
+            torch.arange(words.shape[1], device=words.device)
+            < lengths.to(words.device, non_blocking=True)[:, None]
+        )
+        return self.projection(
+            self.tower(input_ids=words, attention_mask=mask.long()).last_hidden_state
+        )
 
 
 def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
     """Tokenizer of MODEL.TEXT_TOWER. Raises `UserError`."""
     name = cfg.MODEL.TEXT_TOWER
     if Path(name).is_dir() and not any(Path(name, file).is_file() for file in VOCABULARY):
-        raise UserError(f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one that holds a BERT and its "
-                        "tokenizer, as transformers' save_pretrained writes them.")
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one that holds a BERT and its "
+            "tokenizer, as transformers' save_pretrained writes them."
+        )
     config = _bert_config(cfg)
     tokenizer = _read("AutoTokenizer", name, trust_remote_code=False)
     if len(tokenizer) > config.vocab_size:
-        raise UserError(f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has "
-                        f"{config.vocab_size}; give a folder in which they match.")
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has "
+            f"{config.vocab_size}; give a folder in which they match."
+        )
     return tokenizer
 
 
@@ -118,9 +137,21 @@ def _create(cfg: CfgNode) -> nn.Module:
     model = cfg.MODEL
     patch_size = {"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {}
     try:
-        tower = timm.create_model(model.TRANSFORMER_TYPE, pretrained=False, num_classes=0, global_pool="",
-                                  img_size=tuple(cfg.INPUT.SIZE), drop_path_rate=model.DROP_PATH, **patch_size)
-    except (AssertionError, TypeError, ValueError, ZeroDivisionError) as error:  # unsupported arguments
+        tower = timm.create_model(
+            model.TRANSFORMER_TYPE,
+            pretrained=False,
+            num_classes=0,
+            global_pool="",
+            img_size=tuple(cfg.INPUT.SIZE),
+            drop_path_rate=model.DROP_PATH,
+            **patch_size,
+        )
+    except (
+        AssertionError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+    ) as error:  # unsupported arguments
         raise _unbuildable(cfg, error) from None
     # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
     is_swin = getattr(tower, "output_fmt", None) == "NHWC"
@@ -130,14 +161,18 @@ def _create(cfg: CfgNode) -> nn.Module:
 
 
 def _unbuildable(cfg: CfgNode, error: Exception) -> UserError:
-    return UserError(f"MODEL.TRANSFORMER_TYPE {cfg.MODEL.TRANSFORMER_TYPE!r} takes no INPUT.SIZE {list(cfg.INPUT.SIZE)} with "
-                     f"MODEL.PATCH_SIZE {cfg.MODEL.PATCH_SIZE} ({' '.join(str(error).split()).rstrip('.')}); change them, or "
-                     f"{GOOD_TOWERS}")
+    return UserError(
+        f"MODEL.TRANSFORMER_TYPE {cfg.MODEL.TRANSFORMER_TYPE!r} takes no INPUT.SIZE {list(cfg.INPUT.SIZE)} with "
+        f"MODEL.PATCH_SIZE {cfg.MODEL.PATCH_SIZE} ({' '.join(str(error).split()).rstrip('.')}); change them, or "
+        f"{GOOD_TOWERS}"
+    )
 
 
 def _unfit(name: str) -> UserError:
-    return UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not patches with one class token or none; "
-                     f"{GOOD_TOWERS}")
+    return UserError(
+        f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not patches with one class token or none; "
+        f"{GOOD_TOWERS}"
+    )
 
 
 def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
@@ -145,14 +180,20 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
     config = _bert_config(cfg)
     for key in ("MAX_WORDS", "MAX_LONG_WORDS"):
         if cfg.INPUT[key] > config.max_position_embeddings:
-            raise UserError(f"INPUT.{key} is {cfg.INPUT[key]}, but MODEL.TEXT_TOWER {name} takes at most "
-                            f"{config.max_position_embeddings} words; lower it.")
+            raise UserError(
+                f"INPUT.{key} is {cfg.INPUT[key]}, but MODEL.TEXT_TOWER {name} takes at most "
+                f"{config.max_position_embeddings} words; lower it."
+            )
     if not pretrained:
         return _transformers().BertModel(config, add_pooling_layer=False), ""
-    bert, loading = _read("BertModel", name, config=config, add_pooling_layer=False, output_loading_info=True)
+    bert, loading = _read(
+        "BertModel", name, config=config, add_pooling_layer=False, output_loading_info=True
+    )
     if missing := sorted(loading["missing_keys"]):
-        raise UserError(f"MODEL.TEXT_TOWER {name} is incomplete: {len(missing)} tensors are missing, the first "
-                        f"{missing[0]}; give another folder or name.")
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} is incomplete: {len(missing)} tensors are missing, the first "
+            f"{missing[0]}; give another folder or name."
+        )
     return bert.float(), f"text tower {name}: {len(bert.state_dict())} tensors loaded"
 
 
@@ -160,8 +201,10 @@ def _bert_config(cfg: CfgNode) -> "BertConfig":
     name = cfg.MODEL.TEXT_TOWER
     config = _read("AutoConfig", name, trust_remote_code=False)
     if not isinstance(config, _transformers().BertConfig):
-        raise UserError(f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but SEPS reads captions with a BERT; give one such "
-                        "as 'bert-base-uncased'.")
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but SEPS reads captions with a BERT; give one such "
+            "as 'bert-base-uncased'."
+        )
     return config
 
 
@@ -171,10 +214,16 @@ def _read(kind: str, name: str, **options: Any) -> Any:
     try:
         return getattr(transformers, kind).from_pretrained(name, **options)
     except Exception as error:  # transformers raises many types of errors
-        failure = "cannot be read" if Path(name).is_dir() else "is no folder here, and the Hugging Face hub did not give it"
+        failure = (
+            "cannot be read"
+            if Path(name).is_dir()
+            else "is no folder here, and the Hugging Face hub did not give it"
+        )
         reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
-        raise UserError(f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
-                        "that the hub knows, with network access.") from None
+        raise UserError(
+            f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
+            "that the hub knows, with network access."
+        ) from None
 
 
 def _transformers() -> ModuleType:

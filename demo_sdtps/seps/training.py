@@ -1,4 +1,5 @@
 """Training of SEPS (docs/seps.md)."""
+
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -37,8 +38,16 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
 
     unit = "captions"
 
-    def __init__(self, cfg: CfgNode, model: SEPS, loader: CaptionLoader, dev: RetrievalData, test: RetrievalData,
-                 data: Mapping[str, str], notes: Sequence[tuple[int, str]] = ()):
+    def __init__(
+        self,
+        cfg: CfgNode,
+        model: SEPS,
+        loader: CaptionLoader,
+        dev: RetrievalData,
+        test: RetrievalData,
+        data: Mapping[str, str],
+        notes: Sequence[tuple[int, str]] = (),
+    ):
         super().__init__(cfg, model, loader, [make_optimizer(cfg, model)], data, notes=notes)
         self.network = wrap_ddp(model)
         self.caption_loader, self.losses, self.dev, self.test = loader, make_losses(cfg), dev, test
@@ -51,10 +60,16 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         return caption_batches(self.caption_loader)
 
     def loss(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        images, captions, image_ids = (to_device(part, self.device) for part in (batch.images, batch.captions, batch.image_ids))
-        long_captions = None if batch.long_captions is None else to_device(batch.long_captions, self.device)
+        images, captions, image_ids = (
+            to_device(part, self.device) for part in (batch.images, batch.captions, batch.image_ids)
+        )
+        long_captions = (
+            None if batch.long_captions is None else to_device(batch.long_captions, self.device)
+        )
         with autocast(self.device, self.precision):
-            similarities, masks = self.network(images, captions, batch.lengths, long_captions, batch.long_lengths)
+            similarities, masks = self.network(
+                images, captions, batch.lengths, long_captions, batch.long_lengths
+            )
         # Each of several processes has the rows of its images, and computes the loss of the whole batch.
         similarities, image_ids = all_gather(similarities.float()), all_gather(image_ids)
         loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
@@ -62,16 +77,26 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         return loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count}
 
     def evaluate(self, epoch: int) -> Evaluation:
-        splits = {"dev": self.dev} | ({"test": self.test} if epoch == self.cfg.SOLVER.MAX_EPOCHS else {})
+        splits = {"dev": self.dev} | (
+            {"test": self.test} if epoch == self.cfg.SOLVER.MAX_EPOCHS else {}
+        )
         found = {split: evaluate_retrieval(self.model, data) for split, data in splits.items()}
-        scalars = {f"{split}/{name}": value for split, measures in found.items() for name, value in measures.items()}
+        scalars = {
+            f"{split}/{name}": value
+            for split, measures in found.items()
+            for name, value in measures.items()
+        }
         return Evaluation(found, found["dev"]["rSum"], scalars, percent_table(found))
 
     def describe(self, means: Mapping[str, float]) -> str:
-        return f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"
+        return (
+            f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"
+        )
 
 
-def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+def _ratios(
+    masks: torch.Tensor | tuple[torch.Tensor, ...],
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """In place of each mask the means of all processes' parts of it, (world size,): their mean is that of the whole mask."""
     if isinstance(masks, tuple):
         return tuple(all_gather(mask.mean().unsqueeze(0)) for mask in masks)
@@ -89,41 +114,63 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     sampler_of(loader).shard = shard_for_rank
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
-    sizes = ", ".join(f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
-                      for name, split in splits.items())
+    sizes = ", ".join(
+        f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
+        for name, split in splits.items()
+    )
     kind = "with" if splits["train"].long_captions else "without"
-    notes = [(logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}, {kind} long captions"),
-             (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
-             *((logging.WARNING, warning) for warning in data_warnings(splits))]
-    data = digest_data(cfg.DATASETS.ROOT_DIR, {f"{name} images": split.paths for name, split in splits.items()},
-                       data_texts(splits, {"train": loader, "dev": dev, "test": test}))
+    notes = [
+        (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}, {kind} long captions"),
+        (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
+        *((logging.WARNING, warning) for warning in data_warnings(splits)),
+    ]
+    data = digest_data(
+        cfg.DATASETS.ROOT_DIR,
+        {f"{name} images": split.paths for name, split in splits.items()},
+        data_texts(splits, {"train": loader, "dev": dev, "test": test}),
+    )
     return SEPSTrainer(cfg, model.to(device), loader, dev, test, data, notes)
 
 
-def data_texts(splits: Mapping[str, ImageTexts],
-               encoded: Mapping[str, CaptionLoader | RetrievalData]) -> dict[str, Iterable[str]]:
+def data_texts(
+    splits: Mapping[str, ImageTexts], encoded: Mapping[str, CaptionLoader | RetrievalData]
+) -> dict[str, Iterable[str]]:
     """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
     found: dict[str, Iterable[str]] = {}
     for name, split in splits.items():
-        found[f"{name} captions"] = map(repr, zip(split.image_of, encoded[name].captions, split.captions, strict=True))
+        found[f"{name} captions"] = map(
+            repr, zip(split.image_of, encoded[name].captions, split.captions, strict=True)
+        )
         if split.long_captions:
-            found[f"{name} long captions"] = map(repr, zip(encoded[name].long_captions or (), split.long_captions, strict=True))
+            found[f"{name} long captions"] = map(
+                repr, zip(encoded[name].long_captions or (), split.long_captions, strict=True)
+            )
     return found
 
 
 def make_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:
     """AdamW over all parameters, the towers at SOLVER.TOWER_LR_FACTOR times SOLVER.BASE_LR."""
     solver = cfg.SOLVER
-    groups = grouped(model, lambda name: (solver.BASE_LR * (solver.TOWER_LR_FACTOR if name.startswith(TOWERS) else 1.0),
-                                          solver.WEIGHT_DECAY))
+    groups = grouped(
+        model,
+        lambda name: (
+            solver.BASE_LR * (solver.TOWER_LR_FACTOR if name.startswith(TOWERS) else 1.0),
+            solver.WEIGHT_DECAY,
+        ),
+    )
     return torch.optim.AdamW(groups, fused=True)
 
 
 def make_losses(cfg: CfgNode) -> SEPSLoss:
     """The loss of SOLVER, which counts all negatives until `set_max_violation(True)`."""
     solver = cfg.SOLVER
-    return SEPSLoss(margin=solver.MARGIN, target_ratio=solver.TARGET_RATIO, ratio_weight=solver.RATIO_WEIGHT,
-                    lambda_sparse=solver.LAMBDA_SPARSE, lambda_dense=solver.LAMBDA_DENSE)
+    return SEPSLoss(
+        margin=solver.MARGIN,
+        target_ratio=solver.TARGET_RATIO,
+        ratio_weight=solver.RATIO_WEIGHT,
+        lambda_sparse=solver.LAMBDA_SPARSE,
+        lambda_dense=solver.LAMBDA_DENSE,
+    )
 
 
 def set_rates(cfg: CfgNode, optimizer: torch.optim.Optimizer, epoch: int) -> None:

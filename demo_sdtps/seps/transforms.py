@@ -1,4 +1,5 @@
 """Transforms of image-text matching, from a decoded image to the input of the image tower (docs/seps.md)."""
+
 import math
 import random
 
@@ -20,8 +21,12 @@ class CropTransform:
     def __init__(self, cfg: CfgNode):
         self.flip, self.least = cfg.INPUT.PROB, cfg.INPUT.MIN_CROP
         self.size = list(cfg.INPUT.SIZE)
-        self.normalise = v2.Compose([v2.ToDtype(torch.float32, scale=True),
-                                     v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
+        self.normalise = v2.Compose(
+            [
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD),
+            ]
+        )
 
     def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
         _, height, width = image.shape

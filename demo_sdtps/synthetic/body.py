@@ -2,6 +2,7 @@
 
 Lengths are relative to the height of the body; y points down from the crown, x right from the axis of the body.
 """
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,10 +11,18 @@ import numpy as np
 
 from demo_sdtps.synthetic.scene import Canvas, Label, Point, rectangle
 
-COLOURS = {"black": (0.08, 0.08, 0.09), "white": (0.90, 0.90, 0.88), "grey": (0.48, 0.48, 0.50),
-           "red": (0.72, 0.12, 0.14), "blue": (0.14, 0.26, 0.62), "navy": (0.10, 0.13, 0.28),
-           "green": (0.14, 0.42, 0.22), "yellow": (0.86, 0.72, 0.18), "brown": (0.40, 0.27, 0.16),
-           "beige": (0.74, 0.66, 0.50)}
+COLOURS = {
+    "black": (0.08, 0.08, 0.09),
+    "white": (0.90, 0.90, 0.88),
+    "grey": (0.48, 0.48, 0.50),
+    "red": (0.72, 0.12, 0.14),
+    "blue": (0.14, 0.26, 0.62),
+    "navy": (0.10, 0.13, 0.28),
+    "green": (0.14, 0.42, 0.22),
+    "yellow": (0.86, 0.72, 0.18),
+    "brown": (0.40, 0.27, 0.16),
+    "beige": (0.74, 0.66, 0.50),
+}
 
 
 class ColourLook(NamedTuple):
@@ -27,15 +36,36 @@ class ColourLook(NamedTuple):
 
 
 # Each colour occurs in several looks, so that the colour of one garment does not determine the look.
-RGB_LOOKS = tuple(ColourLook(*look.split()) for look in (
-    "black white plain navy black", "black white stripes beige brown", "black red logo grey black",
-    "white navy plain navy brown", "white blue stripes black black", "white red checks beige black",
-    "grey black plain black brown", "grey yellow band navy black", "red white plain black black",
-    "red white band navy brown", "blue white plain beige black", "blue white logo black brown",
-    "blue yellow stripes grey black", "green white open navy black", "yellow black plain navy brown",
-    "brown beige checks grey black"))
-NI_LOOKS = tuple((upper, lower) for upper in (0.10, 0.36, 0.64, 0.95) for lower in (0.12, 0.48, 0.88))  # reflectances
-TI_LOOKS = tuple((torso, sleeves, legs) for torso in (0.28, 0.52, 0.80) for sleeves in (0.32, 0.85) for legs in (0.32, 0.72))
+RGB_LOOKS = tuple(
+    ColourLook(*look.split())
+    for look in (
+        "black white plain navy black",
+        "black white stripes beige brown",
+        "black red logo grey black",
+        "white navy plain navy brown",
+        "white blue stripes black black",
+        "white red checks beige black",
+        "grey black plain black brown",
+        "grey yellow band navy black",
+        "red white plain black black",
+        "red white band navy brown",
+        "blue white plain beige black",
+        "blue white logo black brown",
+        "blue yellow stripes grey black",
+        "green white open navy black",
+        "yellow black plain navy brown",
+        "brown beige checks grey black",
+    )
+)
+NI_LOOKS = tuple(
+    (upper, lower) for upper in (0.10, 0.36, 0.64, 0.95) for lower in (0.12, 0.48, 0.88)
+)  # reflectances
+TI_LOOKS = tuple(
+    (torso, sleeves, legs)
+    for torso in (0.28, 0.52, 0.80)
+    for sleeves in (0.32, 0.85)
+    for legs in (0.32, 0.72)
+)
 """Thermal radiance: body heat that passes the insulation of the garment."""
 
 
@@ -94,8 +124,12 @@ def random_look(rng: np.random.Generator) -> Look:
 
 def random_build(rng: np.random.Generator) -> Build:
     """Random build; builds vary too little to identify a person."""
-    return Build(height=rng.uniform(0.95, 1.05), width=rng.uniform(0.92, 1.12),
-                 hair=HAIRS[rng.integers(len(HAIRS))], bag=BAGS[rng.integers(len(BAGS))])
+    return Build(
+        height=rng.uniform(0.95, 1.05),
+        width=rng.uniform(0.92, 1.12),
+        hair=HAIRS[rng.integers(len(HAIRS))],
+        bag=BAGS[rng.integers(len(BAGS))],
+    )
 
 
 def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
@@ -113,8 +147,15 @@ def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
 
     limbs = {side: limb(side) for side in (1, -1)}
     height = rng.uniform(0.82, 0.96) * min(1.0, 2 * aspect)
-    return Pose(view=view, facing=int(rng.choice([-1, 1])), x=aspect / 2 + rng.normal(0, 0.03),
-                y=(1 - height) / 2 + rng.normal(0, 0.025), height=height, lean=rng.normal(0, 0.03), limbs=limbs)
+    return Pose(
+        view=view,
+        facing=int(rng.choice([-1, 1])),
+        x=aspect / 2 + rng.normal(0, 0.03),
+        y=(1 - height) / 2 + rng.normal(0, 0.025),
+        height=height,
+        lean=rng.normal(0, 0.03),
+        limbs=limbs,
+    )
 
 
 def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
@@ -136,8 +177,10 @@ def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
     if build.bag == "bag":
         body.handbag(near)
     pattern, labels = PATTERNS[RGB_LOOKS[look.rgb].pattern], body.labels
-    canvas.relabel({labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")},
-                   lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view))
+    canvas.relabel(
+        {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")},
+        lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view),
+    )
     return range(first, len(canvas.materials))
 
 
@@ -145,16 +188,23 @@ def _labels(canvas: Canvas, look: Look) -> dict[str, Label]:
     colour = RGB_LOOKS[look.rgb]
     ni_upper, ni_lower = NI_LOOKS[look.ni]
     ti_torso, ti_sleeves, ti_legs = TI_LOOKS[look.ti]
-    upper, lower, accent = (np.array(COLOURS[name]) for name in (colour.upper, colour.lower, colour.accent))
-    return {"upper": canvas.add(upper, ni_upper, ti_torso), "upper accent": canvas.add(accent, ni_upper, ti_torso),
-            "sleeve": canvas.add(upper * 0.94, ni_upper * 0.94, ti_sleeves),
-            "sleeve accent": canvas.add(accent * 0.94, ni_upper * 0.94, ti_sleeves),
-            "far sleeve": canvas.add(upper * FAR_SHADE, ni_upper * FAR_SHADE, ti_sleeves),
-            "lower": canvas.add(lower, ni_lower, ti_legs),
-            "far lower": canvas.add(lower * FAR_SHADE, ni_lower * FAR_SHADE, ti_legs),
-            "skin": canvas.add(SKIN, 0.7, 0.95), "shoes": canvas.add((0.14, 0.12, 0.12), 0.3, 0.35),
-            "hair": canvas.add(COLOURS[colour.hair], 0.3, 0.6), "cap": canvas.add((0.25, 0.25, 0.28), 0.5, 0.45),
-            "bag": canvas.add((0.22, 0.20, 0.20), 0.45, 0.18)}
+    upper, lower, accent = (
+        np.array(COLOURS[name]) for name in (colour.upper, colour.lower, colour.accent)
+    )
+    return {
+        "upper": canvas.add(upper, ni_upper, ti_torso),
+        "upper accent": canvas.add(accent, ni_upper, ti_torso),
+        "sleeve": canvas.add(upper * 0.94, ni_upper * 0.94, ti_sleeves),
+        "sleeve accent": canvas.add(accent * 0.94, ni_upper * 0.94, ti_sleeves),
+        "far sleeve": canvas.add(upper * FAR_SHADE, ni_upper * FAR_SHADE, ti_sleeves),
+        "lower": canvas.add(lower, ni_lower, ti_legs),
+        "far lower": canvas.add(lower * FAR_SHADE, ni_lower * FAR_SHADE, ti_legs),
+        "skin": canvas.add(SKIN, 0.7, 0.95),
+        "shoes": canvas.add((0.14, 0.12, 0.12), 0.3, 0.35),
+        "hair": canvas.add(COLOURS[colour.hair], 0.3, 0.6),
+        "cap": canvas.add((0.25, 0.25, 0.28), 0.5, 0.45),
+        "bag": canvas.add((0.22, 0.20, 0.20), 0.45, 0.18),
+    }
 
 
 class _Body:
@@ -170,7 +220,9 @@ class _Body:
     def at(self, x: float, y: float) -> Point:
         """Body coordinates → image coordinates; x is positive in the direction that the body faces."""
         pose = self.pose
-        return pose.x + self.scale * (pose.facing * x - pose.lean * (y - 0.5)), pose.y + self.scale * y
+        return pose.x + self.scale * (
+            pose.facing * x - pose.lean * (y - 0.5)
+        ), pose.y + self.scale * y
 
     def torso_coordinates(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inverse of `at`, with y measured from the shoulders."""
@@ -182,18 +234,29 @@ class _Body:
         self.canvas.polygon([self.at(*point) for point in points], self.labels[part])
 
     def ellipse(self, x: float, y: float, radius_x: float, radius_y: float, part: str) -> None:
-        self.canvas.ellipse(*self.at(x, y), radius_x * self.scale, radius_y * self.scale, self.labels[part])
+        self.canvas.ellipse(
+            *self.at(x, y), radius_x * self.scale, radius_y * self.scale, self.labels[part]
+        )
 
-    def limb(self, start: Point, end: Point, start_radius: float, end_radius: float, part: str) -> None:
-        self.canvas.limb(self.at(*start), self.at(*end), start_radius * self.scale * self.build.width,
-                         end_radius * self.scale * self.build.width, self.labels[part])
+    def limb(
+        self, start: Point, end: Point, start_radius: float, end_radius: float, part: str
+    ) -> None:
+        self.canvas.limb(
+            self.at(*start),
+            self.at(*end),
+            start_radius * self.scale * self.build.width,
+            end_radius * self.scale * self.build.width,
+            self.labels[part],
+        )
 
     def leg(self, side: int, part: str) -> None:
         angles = self.pose.limbs[side]
         hip = (0.0 if self.is_side else side * 0.05 * self.broad, 0.50)
         knee = _reach(hip, angles.hip, 0.235)
         ankle = _reach(knee, angles.hip - angles.knee, 0.215)
-        self.ellipse(ankle[0] + (0.03 if self.is_side else 0), ankle[1] + 0.022, 0.05, 0.022, "shoes")
+        self.ellipse(
+            ankle[0] + (0.03 if self.is_side else 0), ankle[1] + 0.022, 0.05, 0.022, "shoes"
+        )
         self.limb(hip, knee, 0.056, 0.044, part)
         self.limb(knee, ankle, 0.044, 0.032, part)
 
@@ -218,17 +281,33 @@ class _Body:
     def backpack(self) -> None:
         if self.build.bag != "backpack":
             return
-        boxes = {"side": [(-0.155, 0.19, -0.03, 0.42)], "back": [(-0.075, 0.19, 0.075, 0.42)],
-                 # Only the straps are visible from the front.
-                 "front": [(side * 0.075 - 0.011, 0.165, side * 0.075 + 0.011, 0.36) for side in (-1, 1)]}
+        boxes = {
+            "side": [(-0.155, 0.19, -0.03, 0.42)],
+            "back": [(-0.075, 0.19, 0.075, 0.42)],
+            # Only the straps are visible from the front.
+            "front": [
+                (side * 0.075 - 0.011, 0.165, side * 0.075 + 0.011, 0.36) for side in (-1, 1)
+            ],
+        }
         for box in boxes[self.pose.view]:
             self.polygon(rectangle(*box), "bag")
 
     def torso(self) -> None:
         shoulder, waist, hip = 0.115 * self.broad, 0.090 * self.broad, 0.098 * self.broad
         self.polygon(rectangle(-hip, 0.46, hip, 0.53), "lower")
-        self.polygon([(-0.035, 0.145), (0.035, 0.145), (shoulder, 0.175), (waist, 0.36), (hip, 0.49),
-                      (-hip, 0.49), (-waist, 0.36), (-shoulder, 0.175)], "upper")
+        self.polygon(
+            [
+                (-0.035, 0.145),
+                (0.035, 0.145),
+                (shoulder, 0.175),
+                (waist, 0.36),
+                (hip, 0.49),
+                (-hip, 0.49),
+                (-waist, 0.36),
+                (-shoulder, 0.175),
+            ],
+            "upper",
+        )
 
     def head(self) -> None:
         self.limb((0, 0.11), (0, 0.15), 0.026, 0.03, "skin")

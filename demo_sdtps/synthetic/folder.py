@@ -1,4 +1,5 @@
 """Flags of the tools that make synthetic data sets, and the folders that they write: marked, complete or absent."""
+
 import argparse
 import json
 import os
@@ -28,22 +29,42 @@ class Number(NamedTuple):
     metavar: str = "N"
 
 
-def parse_flags(arguments: list[str] | None, description: str, folder: str, numbers: Sequence[Number],
-                switches: Mapping[str, str] = MappingProxyType({})) -> argparse.Namespace:
+def parse_flags(
+    arguments: list[str] | None,
+    description: str,
+    folder: str,
+    numbers: Sequence[Number],
+    switches: Mapping[str, str] = MappingProxyType({}),
+) -> argparse.Namespace:
     """Flags of a tool that writes the data set `folder`; `switches` are {name: help}.
 
     Raises `UserError` for a number outside of its limits.
     """
     parser = argparse.ArgumentParser(
         description=f"{description} The same arguments give the same files, byte for byte.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--root", required=True, type=Path, help=f"folder that will hold {folder}/", metavar="DIR",
-                        default=argparse.SUPPRESS)
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--root",
+        required=True,
+        type=Path,
+        help=f"folder that will hold {folder}/",
+        metavar="DIR",
+        default=argparse.SUPPRESS,
+    )
     for number in numbers:
-        parser.add_argument(f"--{number.name}", type=int, default=number.default, metavar=number.metavar, help=number.help)
+        parser.add_argument(
+            f"--{number.name}",
+            type=int,
+            default=number.default,
+            metavar=number.metavar,
+            help=number.help,
+        )
     for name, meaning in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
-    add_overwrite(parser, f"replace DIR/{folder} if this tool made it; any other folder is left unchanged")
+    add_overwrite(
+        parser, f"replace DIR/{folder} if this tool made it; any other folder is left unchanged"
+    )
     options = read_arguments(parser, arguments)
     for name, _, _, least, most, _ in numbers:
         value = getattr(options, name)
@@ -53,7 +74,9 @@ def parse_flags(arguments: list[str] | None, description: str, folder: str, numb
     return options
 
 
-def make_data_set(target: Path, recipe: Recipe, overwrite: bool, fill: Callable[[Path], Recipe | None]) -> bool:
+def make_data_set(
+    target: Path, recipe: Recipe, overwrite: bool, fill: Callable[[Path], Recipe | None]
+) -> bool:
     """Write a data set to `target` unless it is there already, made by the same recipe → whether it was written.
 
     `fill` writes the files and may return further entries for the marker file. Raises `UserError` where `target` may not be
@@ -86,7 +109,11 @@ def _check_free(target: Path, overwrite: bool) -> None:
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
     if target.is_symlink() or read_marker(target) is None:
-        raise UserError(f"{target} was not made by this tool (it has no {MARKER}, or is a link) and may be the real data set, "
-                        "so it is not replaced; choose another --root.")
+        raise UserError(
+            f"{target} was not made by this tool (it has no {MARKER}, or is a link) and may be the real data set, "
+            "so it is not replaced; choose another --root."
+        )
     if not overwrite:
-        raise UserError(f"{target} exists already; choose another --root or pass --overwrite to replace it.")
+        raise UserError(
+            f"{target} exists already; choose another --root or pass --overwrite to replace it."
+        )

@@ -3,6 +3,7 @@
 A triplet is drawn once, as a map of materials, and rendered in three modalities. Only an identity's looks in RGB (colours and
 pattern), NI (reflectance of the clothes) and TI (their insulation) together are unique; all else is independent of it.
 """
+
 import multiprocessing
 import signal
 from collections.abc import Iterator
@@ -34,7 +35,9 @@ VERSION = 1  # incremented whenever the same seed gives other images
 FOLDER, SPLITS = "RGBNT201", ("train_171", "test")
 MINIMUM_SIZE = (32, 16)  # least height and width in pixels
 SUPERSAMPLING = 2
-CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))  # of a material's numbers
+CHANNELS = dict(
+    zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True)
+)  # of a material's numbers
 
 
 @dataclass(frozen=True)
@@ -57,22 +60,58 @@ class Camera:
 
 
 CAMERAS = (
-    Camera("street", 0.0, gain=(1.00, 0.98, 0.94, 0.90, 0.85), gamma=(1.0, 1.0, 1.0, 1.00, 1.00),
-           offset=(0.02, 0.02, 0.02, 0.04, 0.05), noise=(0.015, 0.015, 0.015, 0.025, 0.020), blur=0.4),
-    Camera("park", 0.0, gain=(0.82, 0.92, 0.98, 1.00, 0.95), gamma=(0.8, 0.8, 0.8, 1.20, 0.90),
-           offset=(0.04, 0.05, 0.07, 0.00, 0.00), noise=(0.025, 0.025, 0.025, 0.020, 0.035), blur=0.7),
-    Camera("campus", 0.5, gain=(0.98, 0.84, 0.68, 0.80, 0.75), gamma=(1.2, 1.2, 1.2, 0.85, 1.15),
-           offset=(0.02, 0.01, 0.00, 0.08, 0.15), noise=(0.020, 0.020, 0.020, 0.040, 0.025), blur=0.5),
-    Camera("hall", 1.0, gain=(0.85, 0.88, 0.90, 0.95, 1.00), gamma=(1.0, 1.0, 1.0, 1.10, 1.05),
-           offset=(0.00, 0.00, 0.00, 0.02, -0.05), noise=(0.030, 0.030, 0.030, 0.035, 0.020), blur=0.6),
+    Camera(
+        "street",
+        0.0,
+        gain=(1.00, 0.98, 0.94, 0.90, 0.85),
+        gamma=(1.0, 1.0, 1.0, 1.00, 1.00),
+        offset=(0.02, 0.02, 0.02, 0.04, 0.05),
+        noise=(0.015, 0.015, 0.015, 0.025, 0.020),
+        blur=0.4,
+    ),
+    Camera(
+        "park",
+        0.0,
+        gain=(0.82, 0.92, 0.98, 1.00, 0.95),
+        gamma=(0.8, 0.8, 0.8, 1.20, 0.90),
+        offset=(0.04, 0.05, 0.07, 0.00, 0.00),
+        noise=(0.025, 0.025, 0.025, 0.020, 0.035),
+        blur=0.7,
+    ),
+    Camera(
+        "campus",
+        0.5,
+        gain=(0.98, 0.84, 0.68, 0.80, 0.75),
+        gamma=(1.2, 1.2, 1.2, 0.85, 1.15),
+        offset=(0.02, 0.01, 0.00, 0.08, 0.15),
+        noise=(0.020, 0.020, 0.020, 0.040, 0.025),
+        blur=0.5,
+    ),
+    Camera(
+        "hall",
+        1.0,
+        gain=(0.85, 0.88, 0.90, 0.95, 1.00),
+        gamma=(1.0, 1.0, 1.0, 1.10, 1.05),
+        offset=(0.00, 0.00, 0.00, 0.02, -0.05),
+        noise=(0.030, 0.030, 0.030, 0.035, 0.020),
+        blur=0.6,
+    ),
 )
 DAY_LIGHT = np.ones(5)
-NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])  # factor of the light at night; NI has its own lamp and TI needs none
+NIGHT_LIGHT = np.array(
+    [0.030, 0.030, 0.040, 1.0, 1.0]
+)  # factor of the light at night; NI has its own lamp and TI needs none
 OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
 LOOSE_HEIGHT = (0.5, 1.0)  # of the person, in heights of the image
-HALF_WIDTH, CUT = 0.17, 0.04  # of a body, and how much of it may be beyond an edge of the image, in heights of the body
-MOST_COVERED, LOOSE_ATTEMPTS = 0.35, 50  # share of a loose person behind what is in front of it, and draws of its place
+HALF_WIDTH, CUT = (
+    0.17,
+    0.04,
+)  # of a body, and how much of it may be beyond an edge of the image, in heights of the body
+MOST_COVERED, LOOSE_ATTEMPTS = (
+    0.35,
+    50,
+)  # share of a loose person behind what is in front of it, and draws of its place
 
 
 def make_identities(number: int, seed: int) -> list[Identity]:
@@ -81,8 +120,10 @@ def make_identities(number: int, seed: int) -> list[Identity]:
     Every second identity differs from its predecessor in a single modality (RGB, NI and TI in turn): all three are needed.
     """
     if number > prod(LOOK_SHAPE):
-        raise UserError(f"{number} identities were asked for in all, but there are no more than "
-                        f"{prod(LOOK_SHAPE)} combinations of looks; ask for fewer (--identities, --test_identities).")
+        raise UserError(
+            f"{number} identities were asked for in all, but there are no more than "
+            f"{prod(LOOK_SHAPE)} combinations of looks; ask for fewer (--identities, --test_identities)."
+        )
     rng = np.random.default_rng([seed, 0])
     looks = np.indices(LOOK_SHAPE).reshape(len(LOOK_SHAPE), -1).T
     free = np.ones(len(looks), bool)
@@ -94,12 +135,16 @@ def make_identities(number: int, seed: int) -> list[Identity]:
             twins = free & (looks[:, others] == looks[chosen[-1], others]).all(1)
             candidates = twins if twins.any() else free
         # The least used looks first, so that all looks have about equally many identities.
-        used = sum(count * np.bincount(looks[chosen, modality], minlength=count)[looks[:, modality]]
-                   for modality, count in enumerate(LOOK_SHAPE))
+        used = sum(
+            count * np.bincount(looks[chosen, modality], minlength=count)[looks[:, modality]]
+            for modality, count in enumerate(LOOK_SHAPE)
+        )
         chosen.append(int(np.argmin(np.where(candidates, used + rng.random(len(looks)), np.inf))))
         free[chosen[-1]] = False
-    return [Identity(Look(*looks[row].tolist()), random_build(np.random.default_rng([seed, 1, index])))
-            for index, row in enumerate(chosen)]
+    return [
+        Identity(Look(*looks[row].tolist()), random_build(np.random.default_rng([seed, 1, index])))
+        for index, row in enumerate(chosen)
+    ]
 
 
 def is_night(camera: int, rng: np.random.Generator) -> bool:
@@ -107,8 +152,15 @@ def is_night(camera: int, rng: np.random.Generator) -> bool:
     return bool(rng.random() < CAMERAS[camera].night_rate)
 
 
-def draw_triplet(identity: Identity, camera: int, night: bool, height: int, width: int, rng: np.random.Generator,
-                 loose: bool = False) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def draw_triplet(
+    identity: Identity,
+    camera: int,
+    night: bool,
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    loose: bool = False,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """One person in camera 0, 1, …: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
 
     With the same state of `rng` two identities have the same surroundings, pose and noise. A `loose` person stands anywhere in
@@ -123,16 +175,22 @@ def draw_triplet(identity: Identity, camera: int, night: bool, height: int, widt
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
     if scene.random() < BYSTANDER_RATE:
         # A bystander behind the person is the smaller of the two.
-        _draw_bystander(canvas, scene, size=(0.5, 0.8), aside=0.2, scale=pose.height if loose else 1.0)
+        _draw_bystander(
+            canvas, scene, size=(0.5, 0.8), aside=0.2, scale=pose.height if loose else 1.0
+        )
     own = draw_body(canvas, identity.look, identity.build, pose)
     _draw_front(canvas, front)
     labels = canvas.labels()
     person = (labels >= own.start) & (labels < own.stop)
     light = _pool(np.array(canvas.materials, np.float32)[labels])
-    return _expose(light, CAMERAS[camera], night, sensor), _pool(person[..., None].astype(np.float32))[..., 0] > 0.5
+    return _expose(light, CAMERAS[camera], night, sensor), _pool(
+        person[..., None].astype(np.float32)
+    )[..., 0] > 0.5
 
 
-def _loosened(pose: Pose, canvas: Canvas, front: np.random.Generator, rng: np.random.Generator) -> Pose:
+def _loosened(
+    pose: Pose, canvas: Canvas, front: np.random.Generator, rng: np.random.Generator
+) -> Pose:
     """The pose with a random height and place, where what `front` draws leaves most of the person visible."""
     before = Canvas(canvas.height, canvas.image.width)
     before.add((0, 0, 0), 0, 0)  # the label of an empty canvas
@@ -141,8 +199,13 @@ def _loosened(pose: Pose, canvas: Canvas, front: np.random.Generator, rng: np.ra
     for _ in range(LOOSE_ATTEMPTS):
         height = rng.uniform(*LOOSE_HEIGHT) * min(1.0, 2 * canvas.aspect)
         half, cut = HALF_WIDTH * height, CUT * height
-        x, y = rng.uniform(half - cut, canvas.aspect - half + cut), rng.uniform(-cut, 1 - height + cut)
-        top, bottom, left, right = (max(0, round(edge * canvas.height)) for edge in (y, y + height, x - half, x + half))
+        x, y = (
+            rng.uniform(half - cut, canvas.aspect - half + cut),
+            rng.uniform(-cut, 1 - height + cut),
+        )
+        top, bottom, left, right = (
+            max(0, round(edge * canvas.height)) for edge in (y, y + height, x - half, x + half)
+        )
         if covered[top:bottom, left:right].mean() <= MOST_COVERED:
             break
     return replace(pose, x=x, y=y, height=height)
@@ -156,30 +219,58 @@ def _draw_front(canvas: Canvas, rng: np.random.Generator) -> None:
         _draw_bystander(canvas, rng, size=(0.9, 1.1), aside=0.45)
 
 
-def _draw_bystander(canvas: Canvas, rng: np.random.Generator, size: tuple[float, float], aside: float,
-                    scale: float = 1.0) -> None:
+def _draw_bystander(
+    canvas: Canvas,
+    rng: np.random.Generator,
+    size: tuple[float, float],
+    aside: float,
+    scale: float = 1.0,
+) -> None:
     """Person without an identity, of `scale` times a random height, at least `aside` image widths from the centre."""
     pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
     height = scale * rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
-    draw_body(canvas, look, build, replace(pose, x=x, y=0.95 - height + rng.uniform(-0.05, 0.1), height=height))
+    draw_body(
+        canvas,
+        look,
+        build,
+        replace(pose, x=x, y=0.95 - height + rng.uniform(-0.05, 0.1), height=height),
+    )
 
 
-def _expose(light: np.ndarray, camera: Camera, night: bool, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _expose(
+    light: np.ndarray, camera: Camera, night: bool, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
     """Render the channels by the camera: (H, W, 5) float → {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
     images = {}
     for modality, span in CHANNELS.items():
         count = span.stop - span.start
-        gain, gamma, offset, noise, ambient = (np.array(vector[span], np.float32) for vector in (
-            camera.gain, camera.gamma, camera.offset, camera.noise, NIGHT_LIGHT if night else DAY_LIGHT))
+        gain, gamma, offset, noise, ambient = (
+            np.array(vector[span], np.float32)
+            for vector in (
+                camera.gain,
+                camera.gamma,
+                camera.offset,
+                camera.noise,
+                NIGHT_LIGHT if night else DAY_LIGHT,
+            )
+        )
         gain = gain * ambient * np.exp(rng.normal(0, 0.07) + rng.normal(0, 0.03, count))
         offset = (offset + rng.normal(0, 0.02)) * np.sqrt(ambient)
-        uneven = 1 + 0.08 * _smooth_noise(height, width, 5, rng) + 0.06 * _smooth_noise(height, width, 28, rng)
-        seen = np.clip(offset + gain * np.clip(light[..., span] * uneven[..., None], 0, 1) ** gamma, 0, 1)
+        uneven = (
+            1
+            + 0.08 * _smooth_noise(height, width, 5, rng)
+            + 0.06 * _smooth_noise(height, width, 28, rng)
+        )
+        seen = np.clip(
+            offset + gain * np.clip(light[..., span] * uneven[..., None], 0, 1) ** gamma, 0, 1
+        )
         image = Image.fromarray(np.repeat(np.uint8(seen * 255), 3 // count, axis=2))
         # Blur is given for 128 rows; a thermal lens has a lower resolution.
-        radius = (camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)) * height / 128
+        radius = (
+            (camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)) * height / 128
+        )
         grain = 255 * noise * rng.standard_normal((height, width, count), dtype=np.float32)
         blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(radius)))
         images[modality] = np.clip(blurred + grain, 0, 255).astype(np.uint8)
@@ -195,12 +286,24 @@ def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator)
 def _pool(fine: np.ndarray) -> np.ndarray:
     """Mean over the supersampled pixels: (S H, S W, C) → (H, W, C)."""
     height, width, channels = fine.shape
-    return fine.reshape(height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING, channels).mean((1, 3))
+    return fine.reshape(
+        height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING, channels
+    ).mean((1, 3))
 
 
-def write_data_set(folder: Path, identities: int, test_identities: int, images_per_camera: int, height: int, width: int,
-                   seed: int = 0, quality: int = 92, loose: bool = False, skip_identities: int = 0,
-                   workers: int = 1) -> dict[str, int]:
+def write_data_set(
+    folder: Path,
+    identities: int,
+    test_identities: int,
+    images_per_camera: int,
+    height: int,
+    width: int,
+    seed: int = 0,
+    quality: int = 92,
+    loose: bool = False,
+    skip_identities: int = 0,
+    workers: int = 1,
+) -> dict[str, int]:
     """Write triplets and masks in the layout of RGBNT201, `images_per_camera` of each identity from each camera, drawn by
     `workers` processes → the number of triplets in each split.
 
@@ -210,17 +313,36 @@ def write_data_set(folder: Path, identities: int, test_identities: int, images_p
     for split in SPLITS:
         for kind in (*MODALITIES, MASK):
             (folder / split / kind).mkdir(parents=True)
-    tasks = [(folder / SPLITS[index >= identities], skip_identities + index + 1, person) for index, person in enumerate(people)]
-    draw = partial(write_identity, images_per_camera=images_per_camera, height=height, width=width, seed=seed, quality=quality,
-                   loose=loose)
+    tasks = [
+        (folder / SPLITS[index >= identities], skip_identities + index + 1, person)
+        for index, person in enumerate(people)
+    ]
+    draw = partial(
+        write_identity,
+        images_per_camera=images_per_camera,
+        height=height,
+        width=width,
+        seed=seed,
+        quality=quality,
+        loose=loose,
+    )
     for _ in progress(_map(draw, tasks, workers), "drawing", len(tasks), unit="identity"):
         pass
-    return {split: number * len(CAMERAS) * images_per_camera for split, number in zip(SPLITS, (identities, test_identities),
-                                                                                      strict=True)}
+    return {
+        split: number * len(CAMERAS) * images_per_camera
+        for split, number in zip(SPLITS, (identities, test_identities), strict=True)
+    }
 
 
-def write_identity(task: tuple[Path, int, Identity], images_per_camera: int, height: int, width: int, seed: int, quality: int,
-                   loose: bool) -> None:
+def write_identity(
+    task: tuple[Path, int, Identity],
+    images_per_camera: int,
+    height: int,
+    width: int,
+    seed: int,
+    quality: int,
+    loose: bool,
+) -> None:
     """Write all images of one identity, by its folder and number."""
     folder, number, identity = task
     for camera in range(len(CAMERAS)):
@@ -234,10 +356,14 @@ def write_identity(task: tuple[Path, int, Identity], images_per_camera: int, hei
             Image.fromarray(np.uint8(mask) * 255).save(folder / MASK / f"{name}.png")
 
 
-def _map(draw: partial[None], tasks: list[tuple[Path, int, Identity]], workers: int) -> Iterator[None]:
+def _map(
+    draw: partial[None], tasks: list[tuple[Path, int, Identity]], workers: int
+) -> Iterator[None]:
     """Draw the tasks in no particular order. Worker processes ignore Ctrl-C: the parent ends them and removes their files."""
     if workers == 1:
         yield from map(draw, tasks)
         return
-    with multiprocessing.Pool(min(workers, len(tasks)), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+    with multiprocessing.Pool(
+        min(workers, len(tasks)), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ) as pool:
         yield from pool.imap_unordered(draw, tasks)

@@ -2,13 +2,16 @@
 
 Lengths are relative to the height of the image; y points down from the top edge, x right from the left edge.
 """
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-WARM_OBJECT_RATE = 0.12  # share of objects that are hotter than their surroundings (engines, lamps, vents)
+WARM_OBJECT_RATE = (
+    0.12  # share of objects that are hotter than their surroundings (engines, lamps, vents)
+)
 Label = int
 Point = tuple[float, float]
 Colour = tuple[float, float, float] | np.ndarray
@@ -43,19 +46,31 @@ class Canvas:
         bounds = np.array([x - radius_x, y - radius_y, x + radius_x, y + radius_y]) * self.height
         self._draw.ellipse(bounds.tolist(), fill=label)
 
-    def limb(self, start: Point, end: Point, start_radius: float, end_radius: float, label: Label) -> None:
+    def limb(
+        self, start: Point, end: Point, start_radius: float, end_radius: float, label: Label
+    ) -> None:
         """Tapered bar with round ends."""
         (x0, y0), (x1, y1) = start, end
         length = max(np.hypot(x1 - x0, y1 - y0), 1e-6)
         across_x, across_y = (y0 - y1) / length, (x1 - x0) / length
-        corners = [(x + side * radius * across_x, y + side * radius * across_y)
-                   for x, y, radius, side in ((x0, y0, start_radius, 1), (x1, y1, end_radius, 1),
-                                              (x1, y1, end_radius, -1), (x0, y0, start_radius, -1))]
+        corners = [
+            (x + side * radius * across_x, y + side * radius * across_y)
+            for x, y, radius, side in (
+                (x0, y0, start_radius, 1),
+                (x1, y1, end_radius, 1),
+                (x1, y1, end_radius, -1),
+                (x0, y0, start_radius, -1),
+            )
+        ]
         self.polygon(corners, label)
         self.ellipse(x0, y0, start_radius, start_radius, label)
         self.ellipse(x1, y1, end_radius, end_radius, label)
 
-    def relabel(self, replacements: dict[Label, Label], where: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
+    def relabel(
+        self,
+        replacements: dict[Label, Label],
+        where: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ) -> None:
         """Replace labels at the pixels where `where(x, y)`, a function of (H, W) coordinates, is true."""
         labels = self.labels()
         rows, columns = np.indices(labels.shape, dtype=np.float32) / self.height
@@ -84,8 +99,12 @@ def draw_background(canvas: Canvas, style: Style, night: bool, rng: np.random.Ge
     """Fill the canvas with a wall, a ground and objects. At night unheated surfaces are colder."""
     horizon = rng.uniform(*style.horizon)
     ambient = 0.65 if night else 1.0
-    wall = canvas.add(_tint(style.walls, rng), rng.uniform(0.2, 0.75), ambient * rng.uniform(0.15, 0.5))
-    ground = canvas.add(_tint(style.grounds, rng), rng.uniform(0.15, 0.65), ambient * rng.uniform(0.15, 0.5))
+    wall = canvas.add(
+        _tint(style.walls, rng), rng.uniform(0.2, 0.75), ambient * rng.uniform(0.15, 0.5)
+    )
+    ground = canvas.add(
+        _tint(style.grounds, rng), rng.uniform(0.15, 0.65), ambient * rng.uniform(0.15, 0.5)
+    )
     canvas.box(0, 0, canvas.aspect, horizon, wall)
     canvas.box(0, horizon, canvas.aspect, 1, ground)
     objects = _Objects(canvas, rng, horizon)
@@ -99,13 +118,28 @@ def draw_occluder(canvas: Canvas, rng: np.random.Generator) -> None:
     getattr(_Objects(canvas, rng), OCCLUDERS[rng.integers(len(OCCLUDERS))])()
 
 
-POOL = ((0.08, 0.08, 0.09), (0.30, 0.30, 0.32), (0.60, 0.60, 0.58), (0.90, 0.90, 0.88), (0.65, 0.12, 0.12),
-        (0.12, 0.25, 0.55), (0.15, 0.35, 0.18), (0.80, 0.68, 0.20), (0.45, 0.30, 0.18), (0.70, 0.45, 0.25))
+POOL = (
+    (0.08, 0.08, 0.09),
+    (0.30, 0.30, 0.32),
+    (0.60, 0.60, 0.58),
+    (0.90, 0.90, 0.88),
+    (0.65, 0.12, 0.12),
+    (0.12, 0.25, 0.55),
+    (0.15, 0.35, 0.18),
+    (0.80, 0.68, 0.20),
+    (0.45, 0.30, 0.18),
+    (0.70, 0.45, 0.25),
+)
 LEAVES = ((0.12, 0.28, 0.10), (0.20, 0.38, 0.14), (0.33, 0.42, 0.16))
 
 
 def _tint(palette: Palette, rng: np.random.Generator) -> np.ndarray:
-    return np.clip(np.array(palette[rng.integers(len(palette))]) * rng.uniform(0.8, 1.2) + rng.normal(0, 0.03, 3), 0, 1)
+    return np.clip(
+        np.array(palette[rng.integers(len(palette))]) * rng.uniform(0.8, 1.2)
+        + rng.normal(0, 0.03, 3),
+        0,
+        1,
+    )
 
 
 class _Objects:
@@ -113,7 +147,12 @@ class _Objects:
 
     def __init__(self, canvas: Canvas, rng: np.random.Generator, horizon: float = 1.0):
         self.canvas, self.rng, self.horizon, self.right = canvas, rng, horizon, canvas.aspect
-        self.add, self.box, self.ellipse, self.uniform = canvas.add, canvas.box, canvas.ellipse, rng.uniform
+        self.add, self.box, self.ellipse, self.uniform = (
+            canvas.add,
+            canvas.box,
+            canvas.ellipse,
+            rng.uniform,
+        )
 
     def material(self, palette: Palette = POOL) -> Label:
         """Random material whose reflectance and radiance are independent of its colour."""
@@ -122,7 +161,11 @@ class _Objects:
 
     def windows(self) -> None:
         pane, frame = self.material(POOL[:3]), self.material()
-        width, height, gap = self.uniform(0.07, 0.14), self.uniform(0.09, 0.18), self.uniform(0.03, 0.08)
+        width, height, gap = (
+            self.uniform(0.07, 0.14),
+            self.uniform(0.09, 0.18),
+            self.uniform(0.03, 0.08),
+        )
         left, top = self.uniform(-0.1, 0.05), self.uniform(-0.05, 0.1)
         for x in np.arange(left, self.right, width + gap):
             for y in np.arange(top, self.horizon - height, height + gap):
@@ -140,15 +183,22 @@ class _Objects:
         line, vanishing = self.material(POOL[1:4]), self.uniform(0, self.right)
         for x in np.arange(-1, 1.6, self.uniform(0.1, 0.25)):
             top = vanishing + 0.4 * (x - vanishing)
-            self.canvas.polygon([(top, self.horizon), (top + 0.005, self.horizon), (x + 0.012, 1), (x, 1)], line)
+            self.canvas.polygon(
+                [(top, self.horizon), (top + 0.005, self.horizon), (x + 0.012, 1), (x, 1)], line
+            )
         for depth in np.arange(0.1, 1, self.uniform(0.15, 0.3)) ** 1.6:
             y = self.horizon + depth * (1 - self.horizon)
             self.box(0, y, self.right, y + 0.007, line)
 
     def pole(self) -> None:
         x, width = self.uniform(0, self.right), self.uniform(0.01, 0.035)
-        self.box(x, self.rng.choice([0.0, self.uniform(0, 0.4)]), x + width, self.horizon + self.uniform(0, 0.3),
-                 self.material())
+        self.box(
+            x,
+            self.rng.choice([0.0, self.uniform(0, 0.4)]),
+            x + width,
+            self.horizon + self.uniform(0, 0.3),
+            self.material(),
+        )
 
     def fence(self) -> None:
         bar, top = self.material(), self.horizon - self.uniform(0.1, 0.25)
@@ -158,12 +208,26 @@ class _Objects:
 
     def car(self) -> None:
         body, glass = self.material(), self.add((0.15, 0.18, 0.2), 0.15, 0.2)
-        tyre, engine = self.add((0.06, 0.06, 0.06), 0.1, self.uniform(0.3, 0.7)), self.rng.random() < 0.5
+        tyre, engine = (
+            self.add((0.06, 0.06, 0.06), 0.1, self.uniform(0.3, 0.7)),
+            self.rng.random() < 0.5,
+        )
         length, side = self.uniform(0.4, 0.6), self.rng.choice([-1, 1])
-        x, y, height = self.uniform(-0.3, self.right - 0.1), self.horizon + self.uniform(0, 0.12), self.uniform(0.1, 0.15)
+        x, y, height = (
+            self.uniform(-0.3, self.right - 0.1),
+            self.horizon + self.uniform(0, 0.12),
+            self.uniform(0.1, 0.15),
+        )
         self.box(x, y - height, x + length, y, body)
-        self.canvas.polygon([(x + 0.08, y - height), (x + 0.16, y - 1.8 * height), (x + length - 0.14, y - 1.8 * height),
-                             (x + length - 0.06, y - height)], glass)
+        self.canvas.polygon(
+            [
+                (x + 0.08, y - height),
+                (x + 0.16, y - 1.8 * height),
+                (x + length - 0.14, y - 1.8 * height),
+                (x + length - 0.06, y - height),
+            ],
+            glass,
+        )
         if engine:  # a warm bonnet is visible in TI only
             *colour, ni, _ = self.canvas.materials[body]
             hot = self.add(np.array(colour), ni, self.uniform(0.7, 0.95))
@@ -174,18 +238,25 @@ class _Objects:
 
     def bush(self, x: float, y: float, size: float) -> None:
         # Leaves reflect near infrared strongly, whatever their green.
-        leaves = [self.add(_tint(LEAVES, self.rng), self.uniform(0.65, 0.95), self.uniform(0.15, 0.35)) for _ in range(3)]
+        leaves = [
+            self.add(_tint(LEAVES, self.rng), self.uniform(0.65, 0.95), self.uniform(0.15, 0.35))
+            for _ in range(3)
+        ]
         for _ in range(14):
             dx, dy = self.rng.normal(0, size * 0.5), self.rng.normal(0, size * 0.35)
             radius = size * self.uniform(0.2, 0.4)
             self.ellipse(x + dx, y + dy, radius, radius * 0.8, leaves[self.rng.integers(3)])
 
     def foliage(self) -> None:
-        self.bush(self.uniform(0, self.right), self.uniform(0, self.horizon), self.uniform(0.08, 0.22))
+        self.bush(
+            self.uniform(0, self.right), self.uniform(0, self.horizon), self.uniform(0.08, 0.22)
+        )
 
     def tree(self) -> None:
         x, width = self.uniform(0, self.right), self.uniform(0.02, 0.05)
-        bark = self.add(_tint(((0.25, 0.18, 0.12),), self.rng), self.uniform(0.3, 0.6), self.uniform(0.2, 0.45))
+        bark = self.add(
+            _tint(((0.25, 0.18, 0.12),), self.rng), self.uniform(0.3, 0.6), self.uniform(0.2, 0.45)
+        )
         self.box(x, 0, x + width, self.horizon + self.uniform(0, 0.1), bark)
         self.bush(x, self.uniform(0, 0.15), self.uniform(0.12, 0.25))
 
@@ -194,7 +265,9 @@ class _Objects:
         x, y = self.uniform(-0.05, self.right), self.uniform(0.05, self.horizon)
         width, height = self.uniform(0.05, 0.2), self.uniform(0.05, 0.35)
         self.box(x, y, x + width, y + height, self.material())
-        self.box(x + 0.25 * width, y + 0.15 * height, x + 0.75 * width, y + 0.4 * height, self.material())
+        self.box(
+            x + 0.25 * width, y + 0.15 * height, x + 0.75 * width, y + 0.4 * height, self.material()
+        )
 
     def lamp(self) -> None:
         bulb = self.add((0.97, 0.93, 0.8), 0.95, self.uniform(0.7, 1))
@@ -203,15 +276,24 @@ class _Objects:
 
     def stain(self) -> None:
         """Shadow, puddle or patch of grass on the ground."""
-        self.ellipse(self.uniform(0, self.right), self.uniform(self.horizon, 1), self.uniform(0.05, 0.25),
-                     self.uniform(0.01, 0.06), self.material(POOL[:3] + LEAVES))
+        self.ellipse(
+            self.uniform(0, self.right),
+            self.uniform(self.horizon, 1),
+            self.uniform(0.05, 0.25),
+            self.uniform(0.01, 0.06),
+            self.material(POOL[:3] + LEAVES),
+        )
 
     def post(self) -> None:
         x, width = self.uniform(0.1, 0.9) * self.right, self.uniform(0.02, 0.06)
         self.box(x, 0, x + width, 1, self.material())
 
     def crate(self) -> None:
-        x, top, width = self.uniform(-0.1, 0.7) * self.right, self.uniform(0.6, 0.85), self.uniform(0.15, 0.4)
+        x, top, width = (
+            self.uniform(-0.1, 0.7) * self.right,
+            self.uniform(0.6, 0.85),
+            self.uniform(0.15, 0.4),
+        )
         self.box(x, top, x + width, 1, self.material())
         self.box(x, top + 0.05, x + width, top + 0.07, self.material())
 
@@ -226,16 +308,49 @@ class _Objects:
 
 OCCLUDERS = ("post", "crate", "hedge", "rail")
 STYLES = {
-    "street": Style(walls=((0.55, 0.52, 0.48), (0.62, 0.42, 0.34), (0.70, 0.68, 0.62)),
-                    grounds=((0.35, 0.35, 0.36), (0.48, 0.47, 0.45)), horizon=(0.5, 0.7),
-                    objects={"windows": 0.8, "car": 0.9, "stain": 1.5, "pole": 0.8, "panel": 0.8, "lamp": 0.2}),
-    "park": Style(walls=((0.50, 0.60, 0.62), (0.28, 0.38, 0.22), (0.62, 0.70, 0.75)),
-                  grounds=((0.28, 0.38, 0.18), (0.50, 0.44, 0.32)), horizon=(0.4, 0.65),
-                  objects={"tree": 1.2, "foliage": 2.5, "fence": 0.4, "stain": 1.5, "panel": 0.3, "pole": 0.4}),
-    "campus": Style(walls=((0.55, 0.28, 0.22), (0.66, 0.50, 0.40), (0.45, 0.42, 0.42)),
-                    grounds=((0.55, 0.52, 0.48), (0.42, 0.40, 0.38)), horizon=(0.55, 0.75),
-                    objects={"bricks": 0.9, "tiles": 0.8, "windows": 0.4, "panel": 1.0, "foliage": 0.7, "pole": 0.5}),
-    "hall": Style(walls=((0.78, 0.78, 0.74), (0.60, 0.66, 0.70), (0.72, 0.66, 0.55)),
-                  grounds=((0.62, 0.60, 0.56), (0.40, 0.38, 0.40)), horizon=(0.6, 0.8),
-                  objects={"tiles": 1.0, "panel": 2.0, "pole": 1.0, "lamp": 0.7, "windows": 0.3, "stain": 0.5}),
+    "street": Style(
+        walls=((0.55, 0.52, 0.48), (0.62, 0.42, 0.34), (0.70, 0.68, 0.62)),
+        grounds=((0.35, 0.35, 0.36), (0.48, 0.47, 0.45)),
+        horizon=(0.5, 0.7),
+        objects={"windows": 0.8, "car": 0.9, "stain": 1.5, "pole": 0.8, "panel": 0.8, "lamp": 0.2},
+    ),
+    "park": Style(
+        walls=((0.50, 0.60, 0.62), (0.28, 0.38, 0.22), (0.62, 0.70, 0.75)),
+        grounds=((0.28, 0.38, 0.18), (0.50, 0.44, 0.32)),
+        horizon=(0.4, 0.65),
+        objects={
+            "tree": 1.2,
+            "foliage": 2.5,
+            "fence": 0.4,
+            "stain": 1.5,
+            "panel": 0.3,
+            "pole": 0.4,
+        },
+    ),
+    "campus": Style(
+        walls=((0.55, 0.28, 0.22), (0.66, 0.50, 0.40), (0.45, 0.42, 0.42)),
+        grounds=((0.55, 0.52, 0.48), (0.42, 0.40, 0.38)),
+        horizon=(0.55, 0.75),
+        objects={
+            "bricks": 0.9,
+            "tiles": 0.8,
+            "windows": 0.4,
+            "panel": 1.0,
+            "foliage": 0.7,
+            "pole": 0.5,
+        },
+    ),
+    "hall": Style(
+        walls=((0.78, 0.78, 0.74), (0.60, 0.66, 0.70), (0.72, 0.66, 0.55)),
+        grounds=((0.62, 0.60, 0.56), (0.40, 0.38, 0.40)),
+        horizon=(0.6, 0.8),
+        objects={
+            "tiles": 1.0,
+            "panel": 2.0,
+            "pole": 1.0,
+            "lamp": 0.7,
+            "windows": 0.3,
+            "stain": 0.5,
+        },
+    ),
 }

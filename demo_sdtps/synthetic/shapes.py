@@ -3,6 +3,7 @@
 The shapes of a scene have different colours and positions. A caption names two or three shapes by some of their attributes,
 which nearly always identifies the scene among a few hundred; a long caption names everything.
 """
+
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,24 +14,54 @@ from PIL import Image, ImageDraw
 VERSION = 1  # incremented whenever the same seed gives other images or captions
 MINIMUM_SIZE = 32  # least side in pixels at which a small star is recognisable
 
-COLOURS = {"red": (214, 40, 40), "orange": (245, 138, 30), "yellow": (245, 215, 50), "green": (50, 155, 60),
-           "cyan": (70, 205, 215), "blue": (45, 80, 200), "purple": (130, 50, 165), "pink": (245, 130, 185)}
-BACKGROUNDS = {"white": (240, 240, 238), "grey": (140, 142, 145), "black": (28, 28, 30), "brown": (112, 84, 62)}
+COLOURS = {
+    "red": (214, 40, 40),
+    "orange": (245, 138, 30),
+    "yellow": (245, 215, 50),
+    "green": (50, 155, 60),
+    "cyan": (70, 205, 215),
+    "blue": (45, 80, 200),
+    "purple": (130, 50, 165),
+    "pink": (245, 130, 185),
+}
+BACKGROUNDS = {
+    "white": (240, 240, 238),
+    "grey": (140, 142, 145),
+    "black": (28, 28, 30),
+    "brown": (112, 84, 62),
+}
 SIZES = {"small": 0.105, "large": 0.16}  # radius over the image's side
 TEXTURES = ("plain", "striped", "dotted")
 TEXTURE_RATES = (0.5, 0.25, 0.25)
-PLACES = {"in the top left corner": (0, 0), "at the top": (0, 1), "in the top right corner": (0, 2),
-          "on the left": (1, 0), "in the centre": (1, 1), "on the right": (1, 2),
-          "in the bottom left corner": (2, 0), "at the bottom": (2, 1), "in the bottom right corner": (2, 2)}
+PLACES = {
+    "in the top left corner": (0, 0),
+    "at the top": (0, 1),
+    "in the top right corner": (0, 2),
+    "on the left": (1, 0),
+    "in the centre": (1, 1),
+    "on the right": (1, 2),
+    "in the bottom left corner": (2, 0),
+    "at the bottom": (2, 1),
+    "in the bottom right corner": (2, 2),
+}
 """Row and column of a grid of three by three."""
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 SUPERSAMPLING = 3
 TEXTURE_SHADE = 0.45  # of the colour: stripes and dots are dark, on every background
 GRAIN = 5  # standard deviation of the noise, in grey levels
 
-SENTENCES = ("{a} and {b}", "there is {a} and {b}", "the picture shows {a} and {b}", "you can see {a} with {b}",
-             "{number} shapes , one of them is {a} and another is {b}")
-RELATED = ("{a} {relation} {b}", "there is {a} {relation} {b}", "the picture shows {a} {relation} {b}")
+SENTENCES = (
+    "{a} and {b}",
+    "there is {a} and {b}",
+    "the picture shows {a} and {b}",
+    "you can see {a} with {b}",
+    "{number} shapes , one of them is {a} and another is {b}",
+)
+RELATED = (
+    "{a} {relation} {b}",
+    "there is {a} {relation} {b}",
+    "the picture shows {a} {relation} {b}",
+)
 OF_THREE = ("{a} , {b} and {c}", "there are {number} shapes , among them {a} , {b} and {c}")
 LONG = "there are {number} shapes on a {background} background . {shapes} ."
 
@@ -58,9 +89,16 @@ def random_scene(rng: np.random.Generator) -> Scene:
     count = int(rng.integers(2, 5))
     cells = sorted(rng.choice(len(PLACES), count, replace=False))
     colours = rng.choice(list(COLOURS), count, replace=False)
-    shapes = tuple(Shape(_choice(rng, SIZES), str(rng.choice(TEXTURES, p=TEXTURE_RATES)), str(colour),
-                         _choice(rng, OUTLINES), list(PLACES)[cell])
-                   for cell, colour in zip(cells, colours, strict=True))
+    shapes = tuple(
+        Shape(
+            _choice(rng, SIZES),
+            str(rng.choice(TEXTURES, p=TEXTURE_RATES)),
+            str(colour),
+            _choice(rng, OUTLINES),
+            list(PLACES)[cell],
+        )
+        for cell, colour in zip(cells, colours, strict=True)
+    )
     return Scene(shapes, _choice(rng, BACKGROUNDS))
 
 
@@ -70,8 +108,12 @@ def _choice(rng: np.random.Generator, words: Collection[str]) -> str:
 
 def long_caption(scene: Scene) -> str:
     """Text that names every attribute of every shape, and the background."""
-    shapes = " , ".join(f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes)
-    return LONG.format(number=NUMBERS[len(scene.shapes)], background=scene.background, shapes=shapes)
+    shapes = " , ".join(
+        f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes
+    )
+    return LONG.format(
+        number=NUMBERS[len(scene.shapes)], background=scene.background, shapes=shapes
+    )
 
 
 def short_captions(scene: Scene, number: int, rng: np.random.Generator) -> list[str]:
@@ -93,15 +135,22 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
     if kind < 0.6:
         a, b = shapes[:2]
         relation = _choice(rng, relations(a, b))
-        return _choice(rng, RELATED).format(a=_describe(a, rng), b=_describe(b, rng), relation=relation)
+        return _choice(rng, RELATED).format(
+            a=_describe(a, rng), b=_describe(b, rng), relation=relation
+        )
     # The first of the two always with its position, the second sometimes.
-    first, second = (_describe(shape, rng, rng.random() < rate) for shape, rate in zip(shapes[:2], (1, 0.4), strict=True))
+    first, second = (
+        _describe(shape, rng, rng.random() < rate)
+        for shape, rate in zip(shapes[:2], (1, 0.4), strict=True)
+    )
     return _choice(rng, SENTENCES).format(a=first, b=second, number=NUMBERS[len(scene.shapes)])
 
 
 def _describe(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
     """Colour, kind and one or both of size and texture; with `place` also the position, and size and texture optional."""
-    size, texture = ((True, False), (False, True), (True, True), (False, False))[rng.integers(4 if place else 3)]
+    size, texture = ((True, False), (False, True), (True, True), (False, False))[
+        rng.integers(4 if place else 3)
+    ]
     return _noun(shape, size, texture) + (f" {shape.place}" if place else "")
 
 
@@ -128,7 +177,9 @@ def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
     canvas = np.full((side, side, 3), BACKGROUNDS[scene.background], np.uint8)
     for shape in scene.shapes:
         _draw_shape(canvas, shape, rng)
-    image = np.asarray(Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX), np.float32)
+    image = np.asarray(
+        Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX), np.float32
+    )
     # Linear light gradient.
     ramp, (down, right) = np.linspace(-6, 6, size), rng.uniform(-1, 1, 2)
     light = down * ramp[:, None, None] + right * ramp[None, :, None]
@@ -143,11 +194,22 @@ def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> N
     draw = ImageDraw.Draw(image)
     for points, value in OUTLINES[shape.kind]:
         y, x = points.T
-        turned = column + radius * (x * np.cos(turn) - y * np.sin(turn)), row + radius * (x * np.sin(turn) + y * np.cos(turn))
+        turned = (
+            column + radius * (x * np.cos(turn) - y * np.sin(turn)),
+            row + radius * (x * np.sin(turn) + y * np.cos(turn)),
+        )
         draw.polygon(list(zip(*turned, strict=True)), fill=value)
     rows, columns = np.nonzero(np.asarray(image))
-    down, right, slant = (rows - row) / side, (columns - column) / side, turn + 0.7  # stripes and dots are diagonal
-    marked = _marked(shape.texture, right * np.cos(slant) + down * np.sin(slant), down * np.cos(slant) - right * np.sin(slant))
+    down, right, slant = (
+        (rows - row) / side,
+        (columns - column) / side,
+        turn + 0.7,
+    )  # stripes and dots are diagonal
+    marked = _marked(
+        shape.texture,
+        right * np.cos(slant) + down * np.sin(slant),
+        down * np.cos(slant) - right * np.sin(slant),
+    )
     colour = np.array(COLOURS[shape.colour]) * rng.uniform(0.92, 1.04)
     canvas[rows, columns] = np.where(marked[:, None], colour * TEXTURE_SHADE, colour).clip(0, 255)
 
@@ -182,9 +244,18 @@ OUTLINES = {  # polygons of radius about 1 that are drawn (1) or cut out (0) in 
 
 def _vocabulary() -> tuple[str, ...]:
     templates = " ".join((*SENTENCES, *RELATED, *OF_THREE, LONG)).split()
-    of_relations = {word for a, b in combinations(PLACES, 2) for pair in ((a, b), (b, a))
-                    for relation in relations(*(Shape("", "", "", "", place) for place in pair)) for word in relation.split()}
-    words = {word for word in templates if not word.startswith("{")} | of_relations | {"a", "an", "is", *NUMBERS.values()}
+    of_relations = {
+        word
+        for a, b in combinations(PLACES, 2)
+        for pair in ((a, b), (b, a))
+        for relation in relations(*(Shape("", "", "", "", place) for place in pair))
+        for word in relation.split()
+    }
+    words = (
+        {word for word in templates if not word.startswith("{")}
+        | of_relations
+        | {"a", "an", "is", *NUMBERS.values()}
+    )
     words |= {*COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *" ".join(PLACES).split()}
     return tuple(sorted(words))
 

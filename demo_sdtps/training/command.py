@@ -1,4 +1,5 @@
 """The command of a training: start or resume the run of a configuration in OUTPUT_DIR."""
+
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,8 +23,12 @@ from demo_sdtps.training.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 
-def train(cfg: CfgNode, overwrite: bool, make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer],
-          schema: Schema = DEMO_SCHEMA) -> None:
+def train(
+    cfg: CfgNode,
+    overwrite: bool,
+    make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer],
+    schema: Schema = DEMO_SCHEMA,
+) -> None:
     """Start or resume the run of `cfg` in each of the processes.
 
     Nothing is written or replaced before the input has been checked. Raises `UserError`.
@@ -34,7 +39,9 @@ def train(cfg: CfgNode, overwrite: bool, make_trainer: Callable[[CfgNode, torch.
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():
                 mark_finished(resumed.path.parent)
-                print_lines(f"The run in {resumed.path.parent} is finished ({resumed.progress}); nothing is left to do.")
+                print_lines(
+                    f"The run in {resumed.path.parent} is finished ({resumed.progress}); nothing is left to do."
+                )
             return
         if resumed:
             restore_threads(resumed.path.parent)
@@ -73,7 +80,10 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
             yield output
             logger.info("the run is in %s", output)
     except Stopped as stopped:
-        logger.info("stopped by %s, the run is saved in %s; the same command with RESUME auto continues it",
-                    stopped.args[0] or "a signal to another process", output)
+        logger.info(
+            "stopped by %s, the run is saved in %s; the same command with RESUME auto continues it",
+            stopped.args[0] or "a signal to another process",
+            output,
+        )
         if stopped.args[0] == "SIGINT":
             raise KeyboardInterrupt from None

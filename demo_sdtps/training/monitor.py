@@ -1,4 +1,5 @@
 """Monitors of a training: epoch means, waiting time, and losses that are no longer finite."""
+
 import math
 import time
 from collections import deque
@@ -55,8 +56,12 @@ class Meter:
 
     def state(self) -> dict[str, object]:
         """The input of `from_state`."""
-        return {"totals": self.totals, "seen": self.seen, "waited": self.waited,
-                "seconds": time.perf_counter() - self.started}
+        return {
+            "totals": self.totals,
+            "seen": self.seen,
+            "waited": self.waited,
+            "seconds": time.perf_counter() - self.started,
+        }
 
     @classmethod
     def from_state(cls, state: Mapping, device: torch.device) -> "Meter":
@@ -93,6 +98,8 @@ class LossMonitor:
         loss = float(copy.wait())
         if not math.isfinite(loss):
             before = ", ".join(f"{finite:.4g}" for finite in self.recent) or "none"
-            raise UserError(f"The loss became {loss} in epoch {epoch}, step {step} (the finite losses before it: {before}); "
-                            "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off.")
+            raise UserError(
+                f"The loss became {loss} in epoch {epoch}, step {step} (the finite losses before it: {before}); "
+                "lower SOLVER.BASE_LR, set SOLVER.GRAD_CLIP, or set SOLVER.AMP to off."
+            )
         self.recent.append(loss)

@@ -1,4 +1,5 @@
 """Optimisers, parameter groups and the learning-rate schedule (docs/method.md)."""
+
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -33,20 +34,27 @@ def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups[rate_and_decay(name)].append(parameter)
-    return [{"params": parameters, "lr": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
+    return [
+        {"params": parameters, "lr": rate, "weight_decay": decay}
+        for (rate, decay), parameters in groups.items()
+    ]
 
 
 def make_optimizer(cfg: CfgNode, model: DeMo) -> torch.optim.Optimizer:
     """SOLVER.OPTIMIZER_NAME over `parameter_groups`."""
     # torch's fused SGD starts its momentum from uninitialised memory where a GradScaler skips the first step.
-    extra = {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {"fused": True}
+    extra = (
+        {"momentum": cfg.SOLVER.MOMENTUM} if cfg.SOLVER.OPTIMIZER_NAME == "SGD" else {"fused": True}
+    )
     return getattr(torch.optim, cfg.SOLVER.OPTIMIZER_NAME)(parameter_groups(cfg, model), **extra)
 
 
 def make_center_optimizer(cfg: CfgNode, center_losses: nn.ModuleList) -> torch.optim.Optimizer:
     """SGD without momentum over the centers at SOLVER.CENTER_LR."""
     # Centers follow the unweighted loss: dividing the learning rate undoes CENTER_LOSS_WEIGHT in the gradient.
-    return torch.optim.SGD(center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT)
+    return torch.optim.SGD(
+        center_losses.parameters(), lr=cfg.SOLVER.CENTER_LR / cfg.SOLVER.CENTER_LOSS_WEIGHT
+    )
 
 
 def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRScheduler:
@@ -57,7 +65,17 @@ def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRSc
     """
     solver = cfg.SOLVER
     return CosineLRScheduler(
-        optimizer, t_initial=solver.MAX_EPOCHS, lr_min=0.001 * solver.BASE_LR, warmup_t=solver.WARMUP_ITERS,
-        warmup_lr_init=0.1 * solver.BASE_LR, warmup_prefix=False, cycle_limit=1, t_in_epochs=True,
+        optimizer,
+        t_initial=solver.MAX_EPOCHS,
+        lr_min=0.001 * solver.BASE_LR,
+        warmup_t=solver.WARMUP_ITERS,
+        warmup_lr_init=0.1 * solver.BASE_LR,
+        warmup_prefix=False,
+        cycle_limit=1,
+        t_in_epochs=True,
         cycle_decay=0.5,  # of a second cycle, which there is not; timm warns of 1 where there is a single epoch
-        noise_range_t=(0, solver.MAX_EPOCHS), noise_pct=0.67, noise_std=1.0, noise_seed=42)
+        noise_range_t=(0, solver.MAX_EPOCHS),
+        noise_pct=0.67,
+        noise_std=1.0,
+        noise_seed=42,
+    )

@@ -1,4 +1,5 @@
 """The files of a run: their names, metrics.json, TensorBoard and, with SOLVER.WANDB, Weights & Biases in OUTPUT_DIR/wandb."""
+
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 def own_files(output: Path) -> list[Path]:
     """What is in the folder under the names of a run's files."""
-    return [path for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS))) if path.exists()]
+    return [
+        path
+        for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS)))
+        if path.exists()
+    ]
 
 
 def make_output(output: Path) -> None:
@@ -37,7 +42,9 @@ def make_output(output: Path) -> None:
         for file in sorted(own_files(output), key=lambda file: file.name == CONFIG):
             file.unlink()
     except OSError as error:
-        raise UserError(f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another.") from None
+        raise UserError(
+            f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another."
+        ) from None
 
 
 @contextmanager
@@ -49,7 +56,9 @@ def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Itera
     with ExitStack() as stack:
         boards = [stack.enter_context(_tensorboard(output, first))] if is_main() else []
         if boards and cfg.SOLVER.WANDB:
-            boards.append(stack.enter_context(_wandb(cfg, output, read_json(output / RECORD).get("id"))))
+            boards.append(
+                stack.enter_context(_wandb(cfg, output, read_json(output / RECORD).get("id")))
+            )
         yield boards
 
 
@@ -61,6 +70,7 @@ def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
     )
 
     with SummaryWriter(output, purge_step=first) as writer:
+
         def write(scalars: Mapping[str, float], epoch: int) -> None:
             for name, value in scalars.items():
                 writer.add_scalar(name, value, epoch)
@@ -88,10 +98,18 @@ def _wandb(cfg: CfgNode, output: Path, identifier: str | None) -> Iterator[Board
     import wandb
 
     with _starting():
-        run = wandb.init(project=cfg.SOLVER.WANDB, name=output.name, dir=output, resume="allow", id=identifier,
-                         config=yaml.safe_load(cfg.dump()),
-                         settings=wandb.Settings(console="off", disable_git=True, silent=True))
-    logger.info("Weights & Biases: %s", Path(run.dir).parent if run.offline else run.url or "disabled")
+        run = wandb.init(
+            project=cfg.SOLVER.WANDB,
+            name=output.name,
+            dir=output,
+            resume="allow",
+            id=identifier,
+            config=yaml.safe_load(cfg.dump()),
+            settings=wandb.Settings(console="off", disable_git=True, silent=True),
+        )
+    logger.info(
+        "Weights & Biases: %s", Path(run.dir).parent if run.offline else run.url or "disabled"
+    )
     exit_code = 1
     try:
         yield lambda scalars, epoch: run.log(dict(scalars), step=epoch)
@@ -108,5 +126,7 @@ def _starting() -> Iterator[None]:
     try:
         yield
     except (wandb.Error, ValueError, OSError) as error:
-        raise UserError(f"SOLVER.WANDB is set, but Weights & Biases cannot start ({' '.join(str(error).split())}); run 'wandb "
-                        "login', set WANDB_MODE=offline, or leave the key out.") from None
+        raise UserError(
+            f"SOLVER.WANDB is set, but Weights & Biases cannot start ({' '.join(str(error).split())}); run 'wandb "
+            "login', set WANDB_MODE=offline, or leave the key out."
+        ) from None

@@ -1,4 +1,5 @@
 """The record of a run, run.json: command, seed, commit, versions, machine, and how the run ended."""
+
 import hashlib
 import logging
 import platform
@@ -29,9 +30,32 @@ from demo_sdtps.training.stop import Stopped
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 COMPARED = {"versions": ("python", *PACKAGES, "cuda"), "machine": ("name", "cpu", "threads")}
-SOURCES = ("configs", "studies", *(f"demo_sdtps/{name}" for name in (
-    "config", "datasets", "evaluation", "modeling", "runtime", "synthetic", "training",
-    *(f"commands/{name}.py" for name in ("convert_checkpoint", "make_synthetic", "selection_quality", "test", "train")))))
+SOURCES = (
+    "configs",
+    "studies",
+    *(
+        f"demo_sdtps/{name}"
+        for name in (
+            "config",
+            "datasets",
+            "evaluation",
+            "modeling",
+            "runtime",
+            "synthetic",
+            "training",
+            *(
+                f"commands/{name}.py"
+                for name in (
+                    "convert_checkpoint",
+                    "make_synthetic",
+                    "selection_quality",
+                    "test",
+                    "train",
+                )
+            ),
+        )
+    ),
+)
 """The files of a checkout on which results depend, as pathspecs of git: what a run is made with."""
 FINISHED = "finished"
 STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
@@ -41,20 +65,31 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None = None) -> Iterator[None]:
+def track_run(
+    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None = None
+) -> Iterator[None]:
     """Write run.json in `output` at the start of the context, and status and seconds at its end.
 
     It is separate from metrics.json, which depends on the seed alone. The record of a resumed run stays as it was at the
     start, with an entry for every resumption.
     """
-    record = {"status": "running", "id": secrets.token_hex(8), "command": command(), "seed": cfg.SOLVER.SEED, **commit(),
-              "versions": versions(device), "machine": machine(device),
-              "started": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    record = {
+        "status": "running",
+        "id": secrets.token_hex(8),
+        "command": command(),
+        "seed": cfg.SOLVER.SEED,
+        **commit(),
+        "versions": versions(device),
+        "machine": machine(device),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
     if resumed:
         before = read_record(output)
         if changed := differences(before, record):
-            logger.warning("the run started with %s: its numbers may differ from those of an unbroken run",
-                           ", ".join(f"{name} {was} (now {now})" for name, (was, now) in changed.items()))
+            logger.warning(
+                "the run started with %s: its numbers may differ from those of an unbroken run",
+                ", ".join(f"{name} {was} (now {now})" for name, (was, now) in changed.items()),
+            )
         record = with_resumption(record, before, resumed)
     started = time.perf_counter()
     write_json(output / RECORD, record)
@@ -71,15 +106,30 @@ def track_run(output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
     """The record `before` of a resumed run, with an entry for this resumption; `record` fills in what `before` lacks."""
-    entry = {"epoch": resumed.state["epoch"], "step": resumed.state["step"], "checkpoint": resumed.path.name,
-             **{name: record[name] for name in ("command", "commit", "changed", "started", "versions", "machine")}}
+    entry = {
+        "epoch": resumed.state["epoch"],
+        "step": resumed.state["step"],
+        "checkpoint": resumed.path.name,
+        **{
+            name: record[name]
+            for name in ("command", "commit", "changed", "started", "versions", "machine")
+        },
+    }
     kept = {name: value for name, value in before.items() if name not in ("error", "seconds")}
-    return record | kept | {"status": "running", "resumptions": [*before.get("resumptions", []), entry]}
+    return (
+        record
+        | kept
+        | {"status": "running", "resumptions": [*before.get("resumptions", []), entry]}
+    )
 
 
 def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object]]:
     """Versions, and properties of the machine that affect rounding, that differ between two records: both values by name."""
-    held = [(name, before.get(part, {}).get(name), now[part].get(name)) for part, names in COMPARED.items() for name in names]
+    held = [
+        (name, before.get(part, {}).get(name), now[part].get(name))
+        for part, names in COMPARED.items()
+        for name in names
+    ]
     return {name: (was, has) for name, was, has in held if was is not None and was != has}
 
 
@@ -99,19 +149,34 @@ def mark_finished(output: Path) -> None:
 def command() -> str:
     """The command line of this process, quoted for a shell."""
     script, *words = sys.argv
-    return shlex.join([*(script.split() if script.startswith(f"{COMMAND} ") else ["python", script]), *words])
+    return shlex.join(
+        [*(script.split() if script.startswith(f"{COMMAND} ") else ["python", script]), *words]
+    )
 
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
     found = _git(root, ("rev-parse", "HEAD"), ("status", "--porcelain"))
-    return {"commit": found[0].strip(), "changed": bool(found[1].strip())} if found else {"commit": None, "changed": None}
+    return (
+        {"commit": found[0].strip(), "changed": bool(found[1].strip())}
+        if found
+        else {"commit": None, "changed": None}
+    )
 
 
 def source_tree(root: Path = ROOT) -> tuple[str | None, list[str]]:
     """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None without git or history; and their changes."""
-    found = _git(root, ("rev-parse", "HEAD"), ("ls-files", "-s", "--", *SOURCES), ("status", "--porcelain", "--", *SOURCES))
-    return (hashlib.sha1(found[1].encode()).hexdigest(), found[2].splitlines()) if found else (None, [])
+    found = _git(
+        root,
+        ("rev-parse", "HEAD"),
+        ("ls-files", "-s", "--", *SOURCES),
+        ("status", "--porcelain", "--", *SOURCES),
+    )
+    return (
+        (hashlib.sha1(found[1].encode()).hexdigest(), found[2].splitlines())
+        if found
+        else (None, [])
+    )
 
 
 def _git(root: Path, *commands: Sequence[str]) -> list[str]:
@@ -119,8 +184,12 @@ def _git(root: Path, *commands: Sequence[str]) -> list[str]:
     if not (root / ".git").exists():  # installed, perhaps inside the repository of another project
         return []
     try:
-        return [subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
-                for words in commands]
+        return [
+            subprocess.run(
+                ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+            ).stdout
+            for words in commands
+        ]
     except (OSError, subprocess.CalledProcessError):
         return []
 
@@ -128,14 +197,22 @@ def _git(root: Path, *commands: Sequence[str]) -> list[str]:
 def versions(device: torch.device) -> dict[str, str | None]:
     """Versions of Python and of the packages that affect the numbers."""
     cuda = {"cuda": torch.version.cuda} if device.type == "cuda" else {}
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}, **cuda}
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        **cuda,
+    }
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
     """The properties of the machine that affect rounding."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"device": str(device), "name": name, "cpu": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads()}
+    return {
+        "device": str(device),
+        "name": name,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 """Training of re-identification (docs/method.md)."""
+
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -34,14 +35,32 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 
     unit = "triplets"
 
-    def __init__(self, cfg: CfgNode, model: DeMo, loader: DataLoader, test_data: TestData, data: Mapping[str, str],
-                 notes: Sequence[tuple[int, str]] = ()):
+    def __init__(
+        self,
+        cfg: CfgNode,
+        model: DeMo,
+        loader: DataLoader,
+        test_data: TestData,
+        data: Mapping[str, str],
+        notes: Sequence[tuple[int, str]] = (),
+    ):
         optimizer = make_optimizer(cfg, model)
         self.centers = make_center_losses(cfg, model.num_class, list(model.widths.values()))
         self.centers.to(next(model.parameters()).device)
-        optimizers = [optimizer, *([make_center_optimizer(cfg, self.centers)] if self.centers else ())]
-        super().__init__(cfg, model, loader, optimizers, data, {"center_losses": self.centers},
-                         {"num_class": model.num_class, "camera_num": model.camera_num}, notes)
+        optimizers = [
+            optimizer,
+            *([make_center_optimizer(cfg, self.centers)] if self.centers else ()),
+        ]
+        super().__init__(
+            cfg,
+            model,
+            loader,
+            optimizers,
+            data,
+            {"center_losses": self.centers},
+            {"num_class": model.num_class, "camera_num": model.camera_num},
+            notes,
+        )
         self.network = wrap_ddp(model)
         self.test_data = test_data
         self.scheduler = make_scheduler(cfg, optimizer)
@@ -58,21 +77,48 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         with autocast(self.device, self.precision):
             output: TrainingOutput = self.network(images, cameras)
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
-            logits, features = ({name: all_gather(part) for name, part in parts.items()} for parts in output[:2])
-            auxiliary, labels = None if output.auxiliary is None else all_gather(output.auxiliary), all_gather(labels)
-            loss, parts = total_loss(self.cfg, TrainingOutput(logits, features, auxiliary), labels, self.model.head_weights,
-                                     self.centers)
+            logits, features = (
+                {name: all_gather(part) for name, part in parts.items()} for parts in output[:2]
+            )
+            auxiliary, labels = (
+                None if output.auxiliary is None else all_gather(output.auxiliary),
+                all_gather(labels),
+            )
+            loss, parts = total_loss(
+                self.cfg,
+                TrainingOutput(logits, features, auxiliary),
+                labels,
+                self.model.head_weights,
+                self.centers,
+            )
         sums = {f"{PART}{name}": part * len(labels) for name, part in parts.items()}
-        return loss, len(labels), {"accuracy": (next(iter(logits.values())).detach().argmax(dim=1) == labels).sum(), **sums}
+        return (
+            loss,
+            len(labels),
+            {
+                "accuracy": (next(iter(logits.values())).detach().argmax(dim=1) == labels).sum(),
+                **sums,
+            },
+        )
 
     def is_due(self, epoch: int) -> bool:
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
 
     def evaluate(self, epoch: int) -> Evaluation:
-        patterns = reid_record(evaluate_reid(self.cfg, self.model, self.test_data)[self.cfg.TEST.MISS])
-        scalars = {f"pattern_{pattern}/{name}": value for pattern, row in patterns.items() for name, value in row.items()}
-        return Evaluation({"patterns": patterns}, patterns[str(self.cfg.TEST.RETURN_PATTERN)]["mAP"], scalars,
-                          reid_table(patterns))
+        patterns = reid_record(
+            evaluate_reid(self.cfg, self.model, self.test_data)[self.cfg.TEST.MISS]
+        )
+        scalars = {
+            f"pattern_{pattern}/{name}": value
+            for pattern, row in patterns.items()
+            for name, value in row.items()
+        }
+        return Evaluation(
+            {"patterns": patterns},
+            patterns[str(self.cfg.TEST.RETURN_PATTERN)]["mAP"],
+            scalars,
+            reid_table(patterns),
+        )
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
@@ -82,24 +128,34 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     """Trainer of the data set, model and weights of `cfg`, on `device`. Raises `UserError` for data and weights that are
     missing or do not fit."""
     if not reader_of(cfg).labelled:
-        raise UserError(f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give Folder or CSV, "
-                        "which read labels (docs/own_data.md).")
+        raise UserError(
+            f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give Folder or CSV, "
+            "which read labels (docs/own_data.md)."
+        )
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:
         verify(path for sample in samples for path in sample.files)
     set_seed(cfg.SOLVER.SEED)
-    model = make_model(cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples))
+    model = make_model(
+        cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples)
+    )
     loader = train_loader(cfg, splits["train"])
     sampler_of(loader).shard = shard_for_rank
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
-    origin = f"the weights are those of {resumed.path}" if resumed else load_pretrained(
-        model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    origin = (
+        f"the weights are those of {resumed.path}"
+        if resumed
+        else load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
+    )
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()
     sizes = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
-    notes = [(logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"), (logging.INFO, origin),
-             *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched))]
+    notes = [
+        (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"),
+        (logging.INFO, origin),
+        *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched)),
+    ]
     data = digest_data(cfg.DATASETS.ROOT_DIR, data_files(cfg, splits))
     return ReIDTrainer(cfg, model.to(device), loader, test_data, data, notes)
 
@@ -111,6 +167,8 @@ def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str
         masks = existing_masks(cfg, samples) if split == "train" and reads_masks(cfg) else []
         modalities = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
         columns = zip(*triplet_files(samples, masks), strict=True)
-        found |= {f"{split} {name}": list(filter(None, files))
-                  for name, files in zip((*modalities, MASK), columns, strict=False)}
+        found |= {
+            f"{split} {name}": list(filter(None, files))
+            for name, files in zip((*modalities, MASK), columns, strict=False)
+        }
     return found

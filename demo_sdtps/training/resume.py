@@ -1,4 +1,5 @@
 """Whether a command starts or resumes a run (RESUME), from which checkpoint, and the state of a training in it."""
+
 import logging
 import os
 import random
@@ -19,16 +20,35 @@ from demo_sdtps.modeling.checkpoints.names import LOAD_ERRORS, load_file
 from demo_sdtps.training.output import CONFIG, LAST, PREVIOUS, own_files
 
 RESUMABLE_KEYS = (
-    "OUTPUT_DIR", "RESUME",  # the run's folder
+    "OUTPUT_DIR",
+    "RESUME",  # the run's folder
     "DATASETS.ROOT_DIR",  # the data's folder; `check_unchanged` compares what files are in it
-    "DATASETS.CACHE", "DATASETS.VERIFY", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT",  # how data are read
-    "SOLVER.LOG_PERIOD", "SOLVER.WANDB", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
-    "MODEL.DEVICE_ID", "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
+    "DATASETS.CACHE",
+    "DATASETS.VERIFY",
+    "DATALOADER.NUM_WORKERS",
+    "DATALOADER.TIMEOUT",  # how data are read
+    "SOLVER.LOG_PERIOD",
+    "SOLVER.WANDB",
+    "SOLVER.CHECKPOINT_PERIOD",
+    "SOLVER.CHECKPOINT_MINUTES",  # what is logged and saved
+    "MODEL.DEVICE_ID",
+    "MODEL.DIST_TRAIN",  # which of equal GPUs, and how many
     "SOLVER.MAX_EPOCHS",  # the learning rates follow it: the numbers are not those of a run that had it from the beginning
 )
 """Keys that may differ when a run is resumed. But for the last, no number depends on them."""
 
-STATE = ("model", "epoch", "config", "step", "best", "records", "meter", "optimizers", "scaler", "random")
+STATE = (
+    "model",
+    "epoch",
+    "config",
+    "step",
+    "best",
+    "records",
+    "meter",
+    "optimizers",
+    "scaler",
+    "random",
+)
 """Entries of last.pth that resuming needs: `epoch` epochs are done, and `step` steps of the next.
 
 Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
@@ -61,16 +81,22 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
         check_replaceable(output, overwrite)
         return None
     if overwrite:
-        raise UserError(f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out.")
+        raise UserError(
+            f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out."
+        )
     if not any((output / name).exists() for name in (LAST, PREVIOUS)):
         if cfg.RESUME == "yes":
-            raise UserError(f"RESUME is yes, but OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct "
-                            "OUTPUT_DIR, or set RESUME to auto or no to start one.")
+            raise UserError(
+                f"RESUME is yes, but OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct "
+                "OUTPUT_DIR, or set RESUME to auto or no to start one."
+            )
         # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
         is_same = _is_same(cfg, output / CONFIG, schema)
         check_replaceable(output, overwrite=is_same)
         if is_same:
-            logger.warning("The run in %s has no checkpoint yet: it starts from the beginning.", output)
+            logger.warning(
+                "The run in %s has no checkpoint yet: it starts from the beginning.", output
+            )
         return None
     found = read_last(output)
     check_config(cfg, found, schema)
@@ -82,8 +108,10 @@ def check_replaceable(output: Path, overwrite: bool) -> None:
     it."""
     found = own_files(output)
     if found and not overwrite:
-        raise UserError(f"OUTPUT_DIR {output} already holds a run ({found[0].name}); choose another OUTPUT_DIR, pass "
-                        "--overwrite to replace it, or RESUME yes to continue it.")
+        raise UserError(
+            f"OUTPUT_DIR {output} already holds a run ({found[0].name}); choose another OUTPUT_DIR, pass "
+            "--overwrite to replace it, or RESUME yes to continue it."
+        )
 
 
 def read_last(output: Path) -> Resumed:
@@ -95,8 +123,10 @@ def read_last(output: Path) -> Resumed:
         except UserError as error:
             problems.append(str(error))
             logger.warning("%s", error)
-    raise UserError(f"The run in OUTPUT_DIR {output} cannot be continued: {'; '.join(problems)}; start it again with "
-                    "--overwrite and without RESUME.")
+    raise UserError(
+        f"The run in OUTPUT_DIR {output} cannot be continued: {'; '.join(problems)}; start it again with "
+        "--overwrite and without RESUME."
+    )
 
 
 def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
@@ -107,11 +137,17 @@ def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> 
     if changed:
         key, (before, now) = next(iter(changed.items()))
         more = f" ({len(changed) - 1} more keys differ)" if len(changed) > 1 else ""
-        raise UserError(f"{key} is {now}, but the run in {found.path} was started with {before}{more}; to continue it, "
-                        "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR.")
+        raise UserError(
+            f"{key} is {now}, but the run in {found.path} was started with {before}{more}; to continue it, "
+            "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR."
+        )
     if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
-        logger.warning("SOLVER.MAX_EPOCHS is %d and was %d: the learning rates follow the new length, so the numbers are not "
-                       "those of an unbroken run.", cfg.SOLVER.MAX_EPOCHS, stored.SOLVER.MAX_EPOCHS)
+        logger.warning(
+            "SOLVER.MAX_EPOCHS is %d and was %d: the learning rates follow the new length, so the numbers are not "
+            "those of an unbroken run.",
+            cfg.SOLVER.MAX_EPOCHS,
+            stored.SOLVER.MAX_EPOCHS,
+        )
 
 
 def _read(path: Path) -> Mapping:
@@ -127,7 +163,9 @@ def _read(path: Path) -> Mapping:
     except PermissionError:
         raise
     except (OSError, *LOAD_ERRORS):
-        raise UserError(f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)") from None
+        raise UserError(
+            f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)"
+        ) from None
     held = state if isinstance(state, Mapping) else {}
     missing = [name for name in STATE if name not in held]
     if missing:
@@ -145,16 +183,24 @@ def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
 def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[str, str]]:
     """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
     before, now = flat(stored, schema), flat(cfg, schema)
-    return {key: (repr(before[key]), repr(value)) for key, value in sorted(now.items())
-            if key not in RESUMABLE_KEYS and before[key] != value}
+    return {
+        key: (repr(before[key]), repr(value))
+        for key, value in sorted(now.items())
+        if key not in RESUMABLE_KEYS and before[key] != value
+    }
 
 
-def digest_data(root: str, files: Mapping[str, Sequence[str]], texts: Mapping[str, Iterable[str]] | None = None,
-                ) -> dict[str, str]:
+def digest_data(
+    root: str,
+    files: Mapping[str, Sequence[str]],
+    texts: Mapping[str, Iterable[str]] | None = None,
+) -> dict[str, str]:
     """A digest of each part of the data, such as "query NI": of paths below `root` and their sizes, or of texts. Contents of
     images are not read."""
     entries: dict[str, Iterable[str]] = {
-        part: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths) for part, paths in files.items()}
+        part: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths)
+        for part, paths in files.items()
+    }
     found = {}
     for part, lines in (entries | dict(texts or {})).items():
         digest = blake2b(digest_size=16)
@@ -169,9 +215,11 @@ def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
     before = resumed.state.get(DIGEST, now)
     changed = [part for part in {**now, **before} if before.get(part) != now.get(part)]
     if changed:
-        raise UserError(f"The data are not those that the run in {resumed.path} started with: files of '{changed[0]}' were "
-                        "added, removed, renamed or changed in size, or its texts edited; put back what it had, or start "
-                        "another run in another OUTPUT_DIR.")
+        raise UserError(
+            f"The data are not those that the run in {resumed.path} started with: files of '{changed[0]}' were "
+            "added, removed, renamed or changed in size, or its texts edited; put back what it had, or start "
+            "another run in another OUTPUT_DIR."
+        )
 
 
 def random_states() -> dict[str, object]:
@@ -179,8 +227,12 @@ def random_states() -> dict[str, object]:
     version, words, gauss = random.getstate()
     # NumPy's type does not tell the tuple, which this call gives, from the dict of legacy=False.
     name, keys, *rest = cast(tuple, np.random.get_state())
-    return {"python": [version, list(words), gauss], "numpy": [name, keys.tolist(), *rest], "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [name, keys.tolist(), *rest],
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
 
 
 def set_random_states(states: Mapping) -> None:

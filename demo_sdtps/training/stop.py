@@ -1,11 +1,14 @@
 """Signals that ask a run to end: it finishes its step and saves a checkpoint."""
+
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]  # no SIGHUP on Windows
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)
+]  # no SIGHUP on Windows
 
 
 class Stopped(Exception):  # noqa: N818 (no error: the run is saved and can be resumed)
@@ -23,10 +26,16 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Inside, the first signal sets `signal`, and the second ends the process at once. A signal that is ignored (SIGHUP
         under nohup) remains so."""
-        if threading.current_thread() is not threading.main_thread():  # Python handles signals there only
+        if (
+            threading.current_thread() is not threading.main_thread()
+        ):  # Python handles signals there only
             yield
             return
-        before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+        before = {
+            number: handler
+            for number in SIGNALS
+            if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+        }
         # torchrun passes a signal on to processes that have received it themselves, and kills them after 30 s.
         second = signal.SIG_IGN if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIG_DFL
 

@@ -1,4 +1,5 @@
 """Times of models on random batches, in turns in one process."""
+
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -23,8 +24,12 @@ CLASSES, CAMERAS = 171, 4  # RGBNT201's
 ROUNDS = 10
 
 
-def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
-             device: str | torch.device = "cpu") -> dict[Case, float]:
+def in_turns(
+    what: str,
+    cases: Mapping[Case, Callable[[], object]],
+    rounds: int,
+    device: str | torch.device = "cpu",
+) -> dict[Case, float]:
     """Median seconds of each case; the first round is a warm-up.
 
     Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
@@ -41,17 +46,29 @@ def in_turns(what: str, cases: Mapping[Case, Callable[[], object]], rounds: int,
     return {name: statistics.median(found[1:]) for name, found in seconds.items()}
 
 
-def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+def random_batch(
+    cfg: CfgNode, batch: int, device: torch.device
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Random images by modality, cameras and labels."""
-    images = {modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for modality in cfg.MODEL.MODALITIES}
+    images = {
+        modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device)
+        for modality in cfg.MODEL.MODALITIES
+    }
     number = torch.arange(batch, device=device)
     return images, number % CAMERAS, number % max(2, batch // 2)
 
 
-def training_step(cfg: CfgNode, model: nn.Module, optimizer: torch.optim.Optimizer, cameras: torch.Tensor,
-                  labels: torch.Tensor, precision: torch.dtype | None,
-                  head_weights: dict[str, float]) -> Callable[[dict[str, torch.Tensor]], None]:
+def training_step(
+    cfg: CfgNode,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    cameras: torch.Tensor,
+    labels: torch.Tensor,
+    precision: torch.dtype | None,
+    head_weights: dict[str, float],
+) -> Callable[[dict[str, torch.Tensor]], None]:
     """A function of the images that does one step."""
+
     def step(images: dict[str, torch.Tensor]) -> None:
         with autocast(cameras.device, precision):
             outputs = model(images, cameras)
@@ -73,8 +90,15 @@ def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
         images, cameras, labels = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
         masks = {MASK: torch.ones(len(labels), 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
         works["inference"][name] = partial(infer, model, images, cameras)
-        step = training_step(cfg, model, make_optimizer(cfg, model), cameras, labels, choose_precision(cfg.SOLVER.AMP, device),
-                             model.head_weights)
+        step = training_step(
+            cfg,
+            model,
+            make_optimizer(cfg, model),
+            cameras,
+            labels,
+            choose_precision(cfg.SOLVER.AMP, device),
+            model.head_weights,
+        )
         works["training step"][name] = partial(step, images | (masks if reads_masks(cfg) else {}))
     found: dict[str, dict[str, float]] = {name: {} for name in variants}
     for what, cases in works.items():

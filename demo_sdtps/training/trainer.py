@@ -2,6 +2,7 @@
 
 A run that was interrupted resumes from last.pth and gives, to the last bit, the numbers of an uninterrupted one.
 """
+
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -36,7 +37,11 @@ logger = logging.getLogger(__name__)
 
 def group(values: Mapping[str, float], prefix: str) -> dict[str, float]:
     """Those of an epoch's values whose names begin with `prefix`, by their names without it."""
-    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }
 
 
 class Evaluation(NamedTuple):
@@ -58,16 +63,31 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     unit: str  # plural name of a sample, for the log
 
-    def __init__(self, cfg: CfgNode, model: Model, loader: DataLoader, optimizers: Sequence[torch.optim.Optimizer],
-                 data: Mapping[str, str], auxiliary: Mapping[str, nn.Module] | None = None,
-                 about: Mapping[str, object] | None = None, notes: Sequence[tuple[int, str]] = ()):
+    def __init__(
+        self,
+        cfg: CfgNode,
+        model: Model,
+        loader: DataLoader,
+        optimizers: Sequence[torch.optim.Optimizer],
+        data: Mapping[str, str],
+        auxiliary: Mapping[str, nn.Module] | None = None,
+        about: Mapping[str, object] | None = None,
+        notes: Sequence[tuple[int, str]] = (),
+    ):
         self.cfg, self.model, self.loader, self.notes = cfg, model, loader, notes
-        self.optimizers, self.data, self.auxiliary, self.about = optimizers, data, auxiliary or {}, about or {}
+        self.optimizers, self.data, self.auxiliary, self.about = (
+            optimizers,
+            data,
+            auxiliary or {},
+            about or {},
+        )
         self.stop = StopRequest()
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
         # Only the gradients of float16 underflow; with other types the scaler does nothing.
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision is torch.float16)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=self.precision is torch.float16
+        )
         self.monitor, self.meter = LossMonitor(), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.saved = time.monotonic()
@@ -98,7 +118,9 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     def is_due(self, epoch: int) -> bool:
         """Whether the model is evaluated after this epoch."""
-        return epoch > 0 and (epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS)
+        return epoch > 0 and (
+            epoch % self.cfg.SOLVER.EVAL_PERIOD == 0 or epoch == self.cfg.SOLVER.MAX_EPOCHS
+        )
 
     def run(self, output: Path, resumed: Resumed | None = None) -> list[dict]:
         """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
@@ -120,8 +142,12 @@ class Trainer(ABC, Generic[Model, Batch]):
 
     def _train(self) -> None:
         solver = self.cfg.SOLVER
-        logger.info("device %s, precision %s, threads: %d", self.device, self.precision or torch.float32,
-                    torch.get_num_threads())
+        logger.info(
+            "device %s, precision %s, threads: %d",
+            self.device,
+            self.precision or torch.float32,
+            torch.get_num_threads(),
+        )
         if not self.records and self.step == 0 and self.is_due(0):
             self._report(0, {}, self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
@@ -145,13 +171,25 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.begin_epoch(epoch)
         sampler_of(self.loader).begin(epoch, self.step)
         self.model.train()
-        bar = progress(self.meter.timed(self.batches()), f"epoch {epoch}/{solver.MAX_EPOCHS}", len(self.loader), unit="batch",
-                       initial=self.step)
+        bar = progress(
+            self.meter.timed(self.batches()),
+            f"epoch {epoch}/{solver.MAX_EPOCHS}",
+            len(self.loader),
+            unit="batch",
+            initial=self.step,
+        )
         for batch in bar:
             self._train_step(batch)
-            if self.step % solver.LOG_PERIOD == 0 and self.monitor.recent:  # what is read anyway: no wait for a GPU
-                bar.set_postfix_str(f"loss {self.monitor.recent[-1]:.3f}, {self.meter.speed()[0]:.0f} {self.unit}/s")
-            is_due = bool(solver.CHECKPOINT_MINUTES) and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
+            if (
+                self.step % solver.LOG_PERIOD == 0 and self.monitor.recent
+            ):  # what is read anyway: no wait for a GPU
+                bar.set_postfix_str(
+                    f"loss {self.monitor.recent[-1]:.3f}, {self.meter.speed()[0]:.0f} {self.unit}/s"
+                )
+            is_due = (
+                bool(solver.CHECKPOINT_MINUTES)
+                and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
+            )
             is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
             if is_stopped:
                 self._stop()
@@ -181,8 +219,16 @@ class Trainer(ABC, Generic[Model, Batch]):
         means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
         parts = "".join(f", {name} {value:.3f}" for name, value in group(means, PART).items())
-        logger.info("epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data", epoch, self.describe(means), parts, rate,
-                    speed, self.unit, 100 * waited)
+        logger.info(
+            "epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data",
+            epoch,
+            self.describe(means),
+            parts,
+            rate,
+            speed,
+            self.unit,
+            100 * waited,
+        )
         evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
         self._report(epoch, {**means, "lr": rate}, evaluation)
         self.epoch, self.step = epoch, 0
@@ -202,14 +248,27 @@ class Trainer(ABC, Generic[Model, Batch]):
             set_random_states(before)
             self._stop()
 
-    def _report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
+    def _report(
+        self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None
+    ) -> None:
         """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log."""
-        single, losses = {name: value for name, value in means.items() if "/" not in name}, group(means, PART)
-        self.records.append({"epoch": epoch, **single, **({"losses": losses} if losses else {}),
-                             **(evaluation.record if evaluation else {})})
+        single, losses = (
+            {name: value for name, value in means.items() if "/" not in name},
+            group(means, PART),
+        )
+        self.records.append(
+            {
+                "epoch": epoch,
+                **single,
+                **({"losses": losses} if losses else {}),
+                **(evaluation.record if evaluation else {}),
+            }
+        )
         if not is_main():
             return
-        scalars = {f"train/{name}": value for name, value in means.items()} | dict(evaluation.scalars if evaluation else {})
+        scalars = {f"train/{name}": value for name, value in means.items()} | dict(
+            evaluation.scalars if evaluation else {}
+        )
         write_json(self.output / METRICS, self.records)
         for write in self.boards:
             write(scalars, epoch)
@@ -229,11 +288,21 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.saved = time.monotonic()
         if not is_main():
             return
-        state = {**self.about, "step": self.step, "best": self.best, "records": self.records, "meter": self.meter.state(),
-                 "scaler": self.scaler.state_dict(), DIGEST: self.data, "random": states,
-                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-                 **{name: module.state_dict() for name, module in self.auxiliary.items()}}
-        save_checkpoint(self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state)
+        state = {
+            **self.about,
+            "step": self.step,
+            "best": self.best,
+            "records": self.records,
+            "meter": self.meter.state(),
+            "scaler": self.scaler.state_dict(),
+            DIGEST: self.data,
+            "random": states,
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            **{name: module.state_dict() for name, module in self.auxiliary.items()},
+        }
+        save_checkpoint(
+            self.output / LAST, self.cfg, self.model, self.epoch, self.output / PREVIOUS, state
+        )
 
     def _restore(self, resumed: Resumed) -> None:
         """Set the state that `_save` wrote. Raises `UserError` where the model has changed since."""
@@ -245,11 +314,16 @@ class Trainer(ABC, Generic[Model, Batch]):
             optimizer.load_state_dict(own)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.step, self.best, self.records = (state[name] for name in ("epoch", "step", "best", "records"))
+        self.epoch, self.step, self.best, self.records = (
+            state[name] for name in ("epoch", "step", "best", "records")
+        )
         self.meter = Meter.from_state(state["meter"], self.device)
         sampler_of(self.loader).begin(self.epoch + 1)
         states = state["random"]
         if len(states) != world_size():
-            logger.warning("the run had %d processes and is resumed with %d, so its random numbers differ from here on",
-                           len(states), world_size())
+            logger.warning(
+                "the run had %d processes and is resumed with %d, so its random numbers differ from here on",
+                len(states),
+                world_size(),
+            )
         set_random_states(states[rank() % len(states)])

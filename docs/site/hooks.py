@@ -1,4 +1,5 @@
 """Hooks of mkdocs: pages that lie outside docs/ or exist on the site alone, links between them, and formulas as MathML."""
+
 import html
 import re
 from pathlib import Path, PurePosixPath
@@ -11,7 +12,11 @@ from mkdocs.structure.pages import Page
 from tools.pages import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+OUTSIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 """Pages of the site by the file that they are made from."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^```.*?^```)", re.S | re.M)
@@ -20,17 +25,23 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in OUTSIDE.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     for name, members in REFERENCE.items():
         lines = [f"# {name}", *(f"::: demo_sdtps.{member}" for member in members)]
-        files.append(File.generated(config, f"reference/{name}.md", content="\n\n".join(lines) + "\n"))
+        files.append(
+            File.generated(config, f"reference/{name}.md", content="\n\n".join(lines) + "\n")
+        )
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     sources = {site: source for source, site in OUTSIDE.items()}
     source = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
-    parts = FENCE.split(markdown.replace('="docs/', '="'))  # the README's picture for light and dark is HTML
+    parts = FENCE.split(
+        markdown.replace('="docs/', '="')
+    )  # the README's picture for light and dark is HTML
     parts[::2] = [LINK.sub(lambda link: moved(link, source), part) for part in parts[::2]]
     return "".join(parts)
 
@@ -42,11 +53,15 @@ def moved(link: re.Match, source: PurePosixPath) -> str:
     if not path or ":" in path:
         return link[0]
     place = (ROOT / source.parent / path).resolve().relative_to(ROOT).as_posix()
-    found = OUTSIDE.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else None)
+    found = OUTSIDE.get(place) or (
+        place.removeprefix("docs/") if place.startswith("docs/") else None
+    )
     text = LINK.sub(lambda inner: moved(inner, source), text)
     return f"{mark}[{text}]({found}{'#' * bool(anchor)}{anchor})" if found else text
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     displays = {"(": "inline", "[": "block"}
-    return FORMULA.sub(lambda formula: convert(html.unescape(formula[3]), display=displays[formula[2]]), content)
+    return FORMULA.sub(
+        lambda formula: convert(html.unescape(formula[3]), display=displays[formula[2]]), content
+    )

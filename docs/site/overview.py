@@ -1,4 +1,5 @@
 """The README's figure, light and dark, from a trained model: python docs/site/overview.py --weight runs/demo/best.pth"""
+
 from pathlib import Path
 
 from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse, print_lines, run
@@ -10,10 +11,15 @@ HITS = 4
 
 
 def main() -> None:
-    parser = config_parser("Draw the project: the images of a triplet, the patches that slimming keeps, the backbone, "
-                           "the feature, and the ranked gallery, into docs/images.", checkpoint=WEIGHT)
+    parser = config_parser(
+        "Draw the project: the images of a triplet, the patches that slimming keeps, the backbone, "
+        "the feature, and the ranked gallery, into docs/images.",
+        checkpoint=WEIGHT,
+    )
     add_overwrite(parser)
-    parser.add_argument("--query", type=int, default=0, metavar="N", help="number of the query (default: 0)")
+    parser.add_argument(
+        "--query", type=int, default=0, metavar="N", help="number of the query (default: 0)"
+    )
     arguments, cfg = parse(parser)
     from matplotlib.patches import FancyArrowPatch, Rectangle
 
@@ -29,17 +35,24 @@ def main() -> None:
     from demo_sdtps.reports.tokens import covered, patch_grids
     from demo_sdtps.runtime.files import check_output_file
 
-    files = {name: check_output_file(IMAGES / name, ".png", arguments.overwrite) for name in COLOURS}
+    files = {
+        name: check_output_file(IMAGES / name, ".png", arguments.overwrite) for name in COLOURS
+    }
     check_selection(cfg)
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (features,) = extract_features(cfg, model, data.loader, [frozenset()])
     shown = data.query[[arguments.query]]
     number, sample = int(shown[0]), data.samples[int(shown[0])]
-    (hits,) = rank_lists(data, nearest_samples(*ranked(cfg, features[3], data), np.array([arguments.query]), HITS))
+    (hits,) = rank_lists(
+        data, nearest_samples(*ranked(cfg, features[3], data), np.array([arguments.query]), HITS)
+    )
     seen = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]
-    kept = [covered(image, grids[name][0, 0]) for name, image in zip(cfg.MODEL.MODALITIES, seen, strict=True)]
+    kept = [
+        covered(image, grids[name][0, 0])
+        for name, image in zip(cfg.MODEL.MODALITIES, seen, strict=True)
+    ]
     macs = count_macs(cfg, model)[""]
     model.slimming = None
     share = macs / count_macs(cfg, model)[""]
@@ -60,23 +73,40 @@ def main() -> None:
         def write(x, y, text, size=12, canvas=canvas, colour=colour, **more):
             canvas.text(x, y, text, color=colour, fontsize=size, ha="center", va="center", **more)
 
-        for row, (modality, image, covered_image) in enumerate(zip(cfg.MODEL.MODALITIES, seen, kept, strict=True)):
+        for row, (modality, image, covered_image) in enumerate(
+            zip(cfg.MODEL.MODALITIES, seen, kept, strict=True)
+        ):
             bottom = 2.5 - 1.15 * row
             show((0.75, bottom, 0.55, 1.1), image)
             write(0.4, bottom + 0.55, modality)
             show((2.25, bottom, 0.55, 1.1), covered_image)
-        canvas.add_patch(Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2))
+        canvas.add_patch(
+            Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2)
+        )
         write(4.7, 2.2, "Vision\nTransformer", 14, weight="bold")
         write(4.7, 1.35, f"{share:.0%} of the\noperations", 12)
         feature = features[3][number].numpy()
-        show((6.6, 0.45, 0.5, 2.9), feature[:feature.size // 16 * 16].reshape(-1, 16).clip(*np.quantile(feature, (0.02, 0.98))))
+        show(
+            (6.6, 0.45, 0.5, 2.9),
+            feature[: feature.size // 16 * 16]
+            .reshape(-1, 16)
+            .clip(*np.quantile(feature, (0.02, 0.98))),
+        )
         for place, (index, _, is_match) in enumerate(hits):
             stack = np.concatenate(images(cfg, data.samples[index]))
             show((8.05 + 1.2 * place, 0.3, 0.85, 3.2), stack, MATCH if is_match else WRONG)
             write(8.47 + 1.2 * place, 3.68, f"{place + 1} {'✓' if is_match else '✗'}")
         for x, wide in ((1.4, 0.75), (2.9, 0.75), (5.75, 0.75), (7.2, 0.75)):
-            canvas.add_patch(FancyArrowPatch((x, 1.9), (x + wide, 1.9), arrowstyle="-|>", mutation_scale=18, color=colour))
-        for x, text in ((1.02, "one person,\nthree images"), (2.52, "patches that\nmatter"), (6.85, "one feature")):
+            canvas.add_patch(
+                FancyArrowPatch(
+                    (x, 1.9), (x + wide, 1.9), arrowstyle="-|>", mutation_scale=18, color=colour
+                )
+            )
+        for x, text in (
+            (1.02, "one person,\nthree images"),
+            (2.52, "patches that\nmatter"),
+            (6.85, "one feature"),
+        ):
             write(x, 3.88, text, 11)
         write(4.7, 3.88, "DeMo, slimmed in the backbone", 11)
         write(10.3, 3.95, "the nearest of the gallery, other cameras", 11)

@@ -1,4 +1,5 @@
 """tools/app.py in a real browser: images are dropped, hits and kept patches are seen, and nothing is asked for elsewhere."""
+
 import csv
 import json
 import os
@@ -59,10 +60,15 @@ def served(place, *words):
     """The address that the command serves, in a process of its own."""
     given = [sys.executable, "-c", PROGRAM, "app", *words]
     with open(place / "said.txt", "w") as said:
-        process = subprocess.Popen(given, cwd=place, stdout=said, stderr=said, env=os.environ | {"MPLBACKEND": "Agg"})
+        process = subprocess.Popen(
+            given, cwd=place, stdout=said, stderr=said, env=os.environ | {"MPLBACKEND": "Agg"}
+        )
     try:
         end = time.monotonic() + 120
-        while " searches in " not in (text := (place / "said.txt").read_text()) and process.poll() is None:
+        while (
+            " searches in " not in (text := (place / "said.txt").read_text())
+            and process.poll() is None
+        ):
             assert time.monotonic() < end, text
             time.sleep(0.2)
         assert process.poll() is None, text
@@ -82,7 +88,11 @@ def until(found, seconds=30):
 def requested(driver):
     """Addresses that the pages asked for, but for those that are the data themselves."""
     events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
-    found = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    found = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
     return [url for url in found if not url.startswith(("data:", "blob:"))]
 
 
@@ -95,7 +105,10 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
     query = [place / "query" / name / shown.name for name in ("RGB", "TI")]
     shutil.rmtree(place / "query" / "NI")
     words = ("--weight", "last.pth", "--gallery", "gallery", "--index", "kept", "--top", 3)
-    with headless(log=True) as driver, served(place, *map(str, words), "--port", str(free_port())) as address:
+    with (
+        headless(log=True) as driver,
+        served(place, *map(str, words), "--port", str(free_port())) as address,
+    ):
         page = Page(driver, address)
         page.show(1400, "light")
         slots = until(lambda: driver.find_elements("css selector", "input[type=file]"))
@@ -106,7 +119,11 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         def titles():
             driver.switch_to.default_content()
             driver.switch_to.frame(driver.find_element("css selector", "iframe[title=hits]"))
-            found = page.texts("figcaption strong"), page.texts("figcaption .name"), page.texts("figure.query .missing")
+            found = (
+                page.texts("figcaption strong"),
+                page.texts("figcaption .name"),
+                page.texts("figure.query .missing"),
+            )
             return found if len(found[2]) == 1 else None
 
         numbers, names, _ = until(titles)
@@ -114,8 +131,12 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         page.click("li:nth-child(2) a.box")
         assert until(lambda: page.run("return document.querySelector('dialog img').naturalWidth"))
         driver.switch_to.default_content()
-        assert until(lambda: page.run("return [...document.images].some((one) => one.src.includes('/file=') && "
-                                      "one.naturalWidth > 400)"))  # the picture of the kept patches
+        assert until(
+            lambda: page.run(
+                "return [...document.images].some((one) => one.src.includes('/file=') && "
+                "one.naturalWidth > 400)"
+            )
+        )  # the picture of the kept patches
         for width in (1400, 400):
             page.show(width, "light")
             assert page.run("return document.documentElement.scrollWidth") <= width
@@ -126,8 +147,12 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
     assert code == 0, stderr
     with open("x.csv") as file:
         own = [row for row in csv.reader(file) if row[0] == f"query/RGB/{shown.name}"]
-    assert [name.strip() for name in names[1:]] == [os.path.splitext(os.path.basename(row[2]))[0] for row in own]
-    assert [float(title.split("= ")[1]) for title in numbers[1:]] == pytest.approx([float(row[3]) for row in own], abs=1e-3)
+    assert [name.strip() for name in names[1:]] == [
+        os.path.splitext(os.path.basename(row[2]))[0] for row in own
+    ]
+    assert [float(title.split("= ")[1]) for title in numbers[1:]] == pytest.approx(
+        [float(row[3]) for row in own], abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("port", ["taken", "70000"])
@@ -136,8 +161,14 @@ def test_a_port_that_cannot_be_served_is_one_sentence(place, command, port):
         pytest.skip("gradio is not installed (pip install -e '.[app]')")
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1] if port == "taken" else port
-        code, stdout, stderr = command(app.main, "--weight", "last.pth", "--gallery", "gallery", "--port", number)
-    assert code == 2 and stderr.startswith(f"{ONE_LINE}127.0.0.1:{number} cannot be served") and "--port" in stderr
+        code, stdout, stderr = command(
+            app.main, "--weight", "last.pth", "--gallery", "gallery", "--port", number
+        )
+    assert (
+        code == 2
+        and stderr.startswith(f"{ONE_LINE}127.0.0.1:{number} cannot be served")
+        and "--port" in stderr
+    )
     assert stderr.count("\n") == 1 and not stdout and not (place / "runs").exists()
 
 
@@ -145,5 +176,9 @@ def test_without_gradio_the_extra_is_named(place, command):
     if find_spec("gradio"):
         pytest.skip("gradio is installed")
     code, stdout, stderr = command(app.main, "--weight", "last.pth", "--gallery", "gallery")
-    assert code == 2 and stderr == f"{ONE_LINE}tools/app.py needs gradio; install them by pip install -e '.[app]'.\n"
+    assert (
+        code == 2
+        and stderr
+        == f"{ONE_LINE}tools/app.py needs gradio; install them by pip install -e '.[app]'.\n"
+    )
     assert not stdout

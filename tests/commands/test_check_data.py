@@ -1,4 +1,5 @@
 """tools/check_data.py: the counts of what is on disk, what differs from the expected, and everything that cannot be read."""
+
 import json
 from itertools import chain
 
@@ -18,8 +19,11 @@ SMALL = ("SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2")
 @pytest.fixture
 def checked(command, tmp_path):
     """Call the command with --json → its exit code, what it prints, and the content of the file."""
+
     def call(*words):
-        code, stdout, stderr = command(check_data.main, *words, "--json", tmp_path / "x.json", "--overwrite")
+        code, stdout, stderr = command(
+            check_data.main, *words, "--json", tmp_path / "x.json", "--overwrite"
+        )
         assert not stderr.strip(), stderr
         return code, stdout, json.loads((tmp_path / "x.json").read_text())
 
@@ -29,9 +33,14 @@ def checked(command, tmp_path):
 @pytest.fixture
 def refused(command):
     """Call the command, which must end with exit code 2 and print no table → what it says."""
+
     def call(*words):
         code, stdout, stderr = command(check_data.main, *words)
-        said = "\n".join(line for line in stderr.replace("\r", "\n").splitlines() if "%|" not in line and line.strip())
+        said = "\n".join(
+            line
+            for line in stderr.replace("\r", "\n").splitlines()
+            if "%|" not in line and line.strip()
+        )
         assert code == 2 and not stdout and said.startswith(ONE_LINE), stderr
         return said.removeprefix(ONE_LINE)
 
@@ -42,16 +51,32 @@ def refused(command):
 def test_counts_of_every_layout(checked, tmp_path, name):
     """Those of RGBNT201 are known, and a small copy of it differs from them."""
     splits = WRITERS[name](tmp_path / "data")
-    words = ("--config_file", ROOT / "configs" / name / "DeMo.yml", "DATASETS.ROOT_DIR", tmp_path / "data", *SMALL)
+    words = (
+        "--config_file",
+        ROOT / "configs" / name / "DeMo.yml",
+        "DATASETS.ROOT_DIR",
+        tmp_path / "data",
+        *SMALL,
+    )
     code, stdout, found = checked(*words)
     distinct = set(chain(*splits.values()))
     for split, samples in {**splits, "all": distinct}.items():
         identities = {"train": TRAIN, "all": TRAIN + TEST}.get(split, TEST)
-        expected = {"triplets": len(samples), "identities": len(identities), "cameras": len(CAMERAS), "masks": 0}
-        assert found["counts"][split] == expected | ({"scenes": len(SCENES)} if name == "MSVR310" else {})
+        expected = {
+            "triplets": len(samples),
+            "identities": len(identities),
+            "cameras": len(CAMERAS),
+            "masks": 0,
+        }
+        assert found["counts"][split] == expected | (
+            {"scenes": len(SCENES)} if name == "MSVR310" else {}
+        )
     assert (code, bool(found["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
     assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
-    assert "train has 30 triplets, but 3,951 are expected; 3,921 fewer: unpack or download" in stdout or code == 0
+    assert (
+        "train has 30 triplets, but 3,951 are expected; 3,921 fewer: unpack or download" in stdout
+        or code == 0
+    )
 
 
 def test_the_published_counts_are_those_of_the_document():
@@ -59,14 +84,21 @@ def test_the_published_counts_are_those_of_the_document():
     counts = READERS["RGBNT201"].published
     told = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
     told += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])
-    assert counts["query"] == counts["gallery"] and f"{told}{counts['all']['cameras']} cameras |" in text
+    assert (
+        counts["query"] == counts["gallery"]
+        and f"{told}{counts['all']['cameras']} cameras |" in text
+    )
     assert [name for name, reader in READERS.items() if reader.published] == ["RGBNT201"]
 
 
 def test_synthetic_data_are_compared_with_what_was_asked_for(checked, own_root):
     words = cli_args_for(own_root)
     code, stdout, found = checked(*words)
-    assert code == 0 and found["expected"]["train"] == {"triplets": 48, "identities": 6} and "can train on it" in stdout
+    assert (
+        code == 0
+        and found["expected"]["train"] == {"triplets": 48, "identities": 6}
+        and "can train on it" in stdout
+    )
     assert found["counts"]["train"]["masks"] == 48 and not found["decoded"]
     one = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
     for modality in ("RGB", "NI", "TI"):
@@ -83,7 +115,9 @@ def test_damaged_images_are_all_found_by_decoding(refused, checked, own_root):
         path.write_bytes(path.read_bytes()[:-200])
     assert checked(*cli_args_for(own_root))[0] == 0
     said = refused(*cli_args_for(own_root), "--decode")
-    assert said.startswith("2 of 240 images cannot be read") and all(said.count(str(path)) == 1 for path in cut)
+    assert said.startswith("2 of 240 images cannot be read") and all(
+        said.count(str(path)) == 1 for path in cut
+    )
 
 
 def test_captions(checked, refused, shapes_root, tmp_path):
@@ -91,8 +125,10 @@ def test_captions(checked, refused, shapes_root, tmp_path):
     code, stdout, found = checked(*words, "--decode")
     sizes, captions = seps_tiny.SIZES, seps_tiny.CAPTIONS
     assert code == 0 and found["decoded"] and "not known here" in stdout
-    assert found["counts"] == {split: {"images": count, "captions": captions * count, "long": count}
-                               for split, count in sizes.items()}
+    assert found["counts"] == {
+        split: {"images": count, "captions": captions * count, "long": count}
+        for split, count in sizes.items()
+    }
     assert "TEST.FOLDS is 3" in refused(*words, "TEST.FOLDS", "3")
     (tmp_path / "shapes").mkdir()
     assert "_caps.txt is missing" in refused(*words, "DATASETS.ROOT_DIR", tmp_path)

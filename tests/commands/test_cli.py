@@ -1,4 +1,5 @@
 """Help and keys: what the commands say without a run."""
+
 import json
 import os
 import runpy
@@ -12,8 +13,12 @@ from commands import ONE_LINE, ROOT, SCRIPTS, cli_args_for
 from demo_sdtps.commands import convert_checkpoint, profile_flops, search
 from demo_sdtps.commands import train as train_net
 
-EVERY = sorted(path.relative_to(ROOT).as_posix() for folder in (".", "tools", "benchmarks")
-               for path in (ROOT / folder).glob("*.py") if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8"))
+EVERY = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in (".", "tools", "benchmarks")
+    for path in (ROOT / folder).glob("*.py")
+    if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
+)
 CHECKOUT = {"study", "tables", "demo_figures"}
 """Scripts of tools/ that are run in a checkout alone."""
 DISPATCH = "from demo_sdtps.commands import main\nmain()"
@@ -29,7 +34,9 @@ def test_help(script, monkeypatch, capsys):
     assert ("--run" if script == "tools/draw_curves.py" else "--config_file") in shown.out
     # One flag, with one description in every command that writes a file; a run and masks are replaced in other ways.
     if "--json" in shown.out or "--output" in shown.out:
-        assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(shown.out.split())
+        assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(
+            shown.out.split()
+        )
 
 
 @pytest.mark.parametrize(("words", "is_chosen"), [(["--keys", "sdtps"], True), (["--keys"], False)])
@@ -58,26 +65,51 @@ for script, *words in [*([script, "--help"] for script in scripts), ["train_net.
     found[" ".join([script, *words])] = [len(said.getvalue()) > 100, "torch" in sys.modules]
 print(json.dumps(found))
 """)
-    done = subprocess.run([sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"WORLD_SIZE": "2", "RANK": "1"})
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"WORLD_SIZE": "2", "RANK": "1"},
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == len(EVERY) + 2 and all(told == [True, False] for told in found.values()), found
+    assert len(found) == len(EVERY) + 2 and all(told == [True, False] for told in found.values()), (
+        found
+    )
 
 
 def test_flags_have_either_stroke(command, tmp_path):
-    own, other = (command(profile_flops.main, *words) for words in (
-        ("--config_file", "Synthetic/Baseline.yml", "--num_class", 7, "--camera_num=2"),
-        ("--config-file", "Synthetic/Baseline.yml", "--num-class", 7, "--camera-num=2")))
+    own, other = (
+        command(profile_flops.main, *words)
+        for words in (
+            ("--config_file", "Synthetic/Baseline.yml", "--num_class", 7, "--camera_num=2"),
+            ("--config-file", "Synthetic/Baseline.yml", "--num-class", 7, "--camera-num=2"),
+        )
+    )
     assert own == other and own[0] == 0 and "7 classes, 2 cameras" in own[1]
-    _, _, stderr = command(search.main, "--weight=no-such.pth", "--gallery", "a-b", "--query", "c-d", "--index-type", "flat")
+    _, _, stderr = command(
+        search.main,
+        "--weight=no-such.pth",
+        "--gallery",
+        "a-b",
+        "--query",
+        "c-d",
+        "--index-type",
+        "flat",
+    )
     assert "no-such.pth do not exist" in stderr  # values keep theirs
-    _, _, stderr = command(convert_checkpoint.main, "no-such.pth", tmp_path / "x-y.pth", "--to", "ours")
+    _, _, stderr = command(
+        convert_checkpoint.main, "no-such.pth", tmp_path / "x-y.pth", "--to", "ours"
+    )
     assert "no-such.pth do not exist" in stderr
 
 
 def dispatched(*words):
-    return subprocess.run([sys.executable, "-c", DISPATCH, *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", DISPATCH, *words], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_the_command_of_an_installed_package_has_every_script():
@@ -85,12 +117,17 @@ def test_the_command_of_an_installed_package_has_every_script():
 
     modules = [module for module, _ in COMMANDS.values()]
     assert all(callable(import_module(f"demo_sdtps.commands.{module}").main) for module in modules)
-    scripts = {script.removesuffix(".py").removeprefix("tools/").removesuffix("_net") for script in EVERY
-               if not script.startswith("benchmarks/")}
+    scripts = {
+        script.removesuffix(".py").removeprefix("tools/").removesuffix("_net")
+        for script in EVERY
+        if not script.startswith("benchmarks/")
+    }
     assert scripts == {*modules} | CHECKOUT and len({*modules}) == len(modules)
     said = dispatched("--help")
     assert said.returncode == 0 and dispatched().stdout == said.stdout
-    assert [line[2:22].strip() for line in said.stdout.splitlines() if line.startswith("  ")] == [*COMMANDS]
+    assert [line[2:22].strip() for line in said.stdout.splitlines() if line.startswith("  ")] == [
+        *COMMANDS
+    ]
     group = dispatched("draw", "--help").stdout
     assert group.count("\n  draw ") == 5 and "search" not in group
 
@@ -98,8 +135,13 @@ def test_the_command_of_an_installed_package_has_every_script():
 def test_a_command_is_its_script(command, tmp_path):
     words = ("--config_file", "Synthetic/Baseline.yml", "--num_class", "7")
     assert dispatched("flops", *words).stdout == command(profile_flops.main, *words)[1]
-    assert dispatched("draw", "tokens", "--help").stdout.startswith("usage: demo-sdtps draw tokens [-h]")
-    for words, nearest in ((["serch", "--weight", "x"], "search"), (["draw", "tokns"], "draw tokens")):
+    assert dispatched("draw", "tokens", "--help").stdout.startswith(
+        "usage: demo-sdtps draw tokens [-h]"
+    )
+    for words, nearest in (
+        (["serch", "--weight", "x"], "search"),
+        (["draw", "tokns"], "draw tokens"),
+    ):
         done = dispatched(*words)
         assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
         assert done.stderr.startswith(ONE_LINE) and f"the nearest is {nearest!r}" in done.stderr

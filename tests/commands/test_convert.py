@@ -1,4 +1,5 @@
 """convert_checkpoint.py as the shell would call it: both ways, the features that the results give, and what it refuses."""
+
 import numpy as np
 import pytest
 import torch
@@ -32,8 +33,18 @@ def ours(words, tmp_path_factory):
         elif name.endswith("tracked"):
             tensor.fill_(11)
     path = tmp_path_factory.mktemp("ours") / "best.pth"
-    torch.save({"model": model.state_dict(), "num_class": 6, "camera_num": 4, "dataset": "RGBNT201", "epoch": 3,
-                "config": cfg.dump(), "optimizer": {"state": {}}}, path)
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "num_class": 6,
+            "camera_num": 4,
+            "dataset": "RGBNT201",
+            "epoch": 3,
+            "config": cfg.dump(),
+            "optimizer": {"state": {}},
+        },
+        path,
+    )
     return path
 
 
@@ -48,6 +59,7 @@ def demo(ours, tmp_path_factory):
 @pytest.fixture
 def convert(command):
     """Call the command, which must succeed: → what it wrote, and said."""
+
     def call(source, target, to, *flags):
         code, stdout, stderr = command(convert_checkpoint.main, source, target, "--to", to, *flags)
         assert code == 0 and not stderr, stderr
@@ -66,9 +78,14 @@ def assert_same(found, expected):
 def test_to_ours_and_back(convert, demo, tmp_path):
     expected = torch.load(demo, weights_only=True)
     content, said = convert(demo, tmp_path / "new" / "ours.pth", "ours")
-    assert content.keys() == {"model", "num_class", "camera_num"} and (content["num_class"], content["camera_num"]) == (6, 4)
-    assert said == (f"Wrote {len(content['model'])} tensors under our names to {tmp_path / 'new' / 'ours.pth'}: "
-                    "6 identities, 4 cameras\n")
+    assert content.keys() == {"model", "num_class", "camera_num"} and (
+        content["num_class"],
+        content["camera_num"],
+    ) == (6, 4)
+    assert said == (
+        f"Wrote {len(content['model'])} tensors under our names to {tmp_path / 'new' / 'ours.pth'}: "
+        "6 identities, 4 cameras\n"
+    )
     back, said = convert(tmp_path / "new" / "ours.pth", tmp_path / "back.pth", "demo")
     assert f"Wrote {len(expected)} tensors under DeMo's names" in said
     assert_same(back, expected)
@@ -82,15 +99,32 @@ def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_pa
     for source in (ours, demo):
         weights, said = convert(source, tmp_path / "backbone.pth", "backbone", "--overwrite")
         assert f"MODEL.PRETRAIN_PATH_T {tmp_path / 'backbone.pth'}" in said
-        model = make_model(load_cfg(CONFIG, [*words[2:], "MODEL.PRETRAIN_PATH_T", str(tmp_path / "backbone.pth")]), 3, 2)
-        assert "0 missing" in load_pretrained(model.backbone, "test_vit", str(tmp_path / "backbone.pth"))
+        model = make_model(
+            load_cfg(CONFIG, [*words[2:], "MODEL.PRETRAIN_PATH_T", str(tmp_path / "backbone.pth")]),
+            3,
+            2,
+        )
+        assert "0 missing" in load_pretrained(
+            model.backbone, "test_vit", str(tmp_path / "backbone.pth")
+        )
         expected = torch.load(ours, weights_only=True)["model"]
-        assert_same(model.backbone.vit.state_dict(), {name: expected[f"backbone.vit.{name}"] for name in weights})
+        assert_same(
+            model.backbone.vit.state_dict(),
+            {name: expected[f"backbone.vit.{name}"] for name in weights},
+        )
 
 
 def test_every_form_gives_the_same_features(command, convert, words, ours, demo, tmp_path):
-    paths = {"ours": ours, "DeMo's": demo} | {name: tmp_path / f"{name}.pth" for name in (
-        "prefixed", "contained", "converted to ours", "converted to DeMo's", "with other experts")}
+    paths = {"ours": ours, "DeMo's": demo} | {
+        name: tmp_path / f"{name}.pth"
+        for name in (
+            "prefixed",
+            "contained",
+            "converted to ours",
+            "converted to DeMo's",
+            "with other experts",
+        )
+    }
     weights = torch.load(demo, weights_only=True)
     prefixed = {f"module.{name}": tensor for name, tensor in weights.items()}
     torch.save(prefixed, paths["prefixed"])
@@ -102,7 +136,15 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
     torch.save(weights, paths["with other experts"])
     features = {}
     for name, path in paths.items():
-        code, _, stderr = command(export_features.main, *words, "--weight", path, "--overwrite", "--output", tmp_path / "x.npz")
+        code, _, stderr = command(
+            export_features.main,
+            *words,
+            "--weight",
+            path,
+            "--overwrite",
+            "--output",
+            tmp_path / "x.npz",
+        )
         assert code == 0, stderr
         with np.load(tmp_path / "x.npz") as found:
             features[name] = torch.from_numpy(found["features"])
@@ -110,10 +152,17 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
     assert all(torch.equal(found, expected) for found in features.values())
     original = 3 * BACKBONE_WIDTH
     assert torch.equal(others[:, :original], expected[:, :original])
-    assert relative_error(others[:, original:], expected[:, original:]) > 0.01, "a mistake in the experts would show"
+    assert relative_error(others[:, original:], expected[:, original:]) > 0.01, (
+        "a mistake in the experts would show"
+    )
 
 
 def test_refuses_where_there_is_nothing_to_convert(command, ours, demo, tmp_path):
     for source, to, other in ((ours, "ours", "demo"), (demo, "demo", "ours")):
         code, _, stderr = command(convert_checkpoint.main, source, tmp_path / "x.pth", "--to", to)
-        assert code == 2 and "nothing to convert" in stderr and f"--to {other}" in stderr and not list(tmp_path.iterdir())
+        assert (
+            code == 2
+            and "nothing to convert" in stderr
+            and f"--to {other}" in stderr
+            and not list(tmp_path.iterdir())
+        )

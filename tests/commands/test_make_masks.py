@@ -1,4 +1,5 @@
 """tools/make_masks.py: masks by torchvision's networks (of random weights that know the answer) and by a function."""
+
 import shutil
 from pathlib import Path
 
@@ -30,8 +31,19 @@ def half(image):
 
 
 def flags(root, *more, dataset="RGBNT201"):
-    return ["--config_file", str(CONFIG), *more, "DATASETS.ROOT_DIR", str(root), "DATASETS.NAMES", dataset, "MODEL.SIE_CAMERA",
-            "False", "MODEL.DEVICE", "cpu"]
+    return [
+        "--config_file",
+        str(CONFIG),
+        *more,
+        "DATASETS.ROOT_DIR",
+        str(root),
+        "DATASETS.NAMES",
+        dataset,
+        "MODEL.SIE_CAMERA",
+        "False",
+        "MODEL.DEVICE",
+        "cpu",
+    ]
 
 
 @pytest.fixture
@@ -59,7 +71,9 @@ def pixels(path):
 
 
 def test_a_function_gives_the_masks_and_the_loader_reads_them(command, bare_root, functions):
-    code, stdout, stderr = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright"))
+    code, stdout, stderr = command(
+        make_masks.main, *flags(bare_root, "--model", f"{functions}:bright")
+    )
     assert code == 0, stderr
     assert "Wrote 80 masks and kept 0 for RGBNT201" in stdout  # query and gallery are the same 32
     splits = read_splits(config(bare_root))
@@ -70,12 +84,26 @@ def test_a_function_gives_the_masks_and_the_loader_reads_them(command, bare_root
 
 
 def test_the_union_of_all_modalities(command, bare_root, functions):
-    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--modality", "TI", "--split", "query"))
+    command(
+        make_masks.main,
+        *flags(bare_root, "--model", f"{functions}:bright", "--modality", "TI", "--split", "query"),
+    )
     sample = read_splits(config(bare_root), ("query",))["query"][3]
     assert np.abs(mask_of(sample.paths[0]) - pixels(sample.paths[2]).mean(2)).max() <= 1
     assert not (bare_root / "RGBNT201" / "train_171" / "MASK").exists()
-    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--modality", "all", "--split",
-                                    "query", "--overwrite"))
+    command(
+        make_masks.main,
+        *flags(
+            bare_root,
+            "--model",
+            f"{functions}:bright",
+            "--modality",
+            "all",
+            "--split",
+            "query",
+            "--overwrite",
+        ),
+    )
     expected = np.max([pixels(path).mean(2) for path in sample.paths], axis=0)
     assert np.abs(mask_of(sample.paths[0]) - expected).max() <= 1
 
@@ -85,18 +113,25 @@ def test_masks_that_exist_are_kept_unless_overwritten(command, bare_root, functi
     before = contents(bare_root)
     gone = sorted((bare_root / "RGBNT201" / "train_171" / "MASK").iterdir())[7]
     gone.unlink()
-    code, stdout, _ = command(make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--split", "train"))
+    code, stdout, _ = command(
+        make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--split", "train")
+    )
     assert code == 0 and "Wrote 1 mask and kept 47" in stdout
     after = contents(bare_root)
     changed = [name for name in after if after[name] != before.get(name)]
     assert len(changed) == 1 and str(changed[0]).endswith(gone.name)
-    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:half", "--split", "train", "--overwrite"))
+    command(
+        make_masks.main,
+        *flags(bare_root, "--model", f"{functions}:half", "--split", "train", "--overwrite"),
+    )
     assert contents(bare_root) == before
 
 
 def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, functions):
     samples = WRITERS["RGBNT100"](tmp_path / "data")["query"]
-    words = flags(tmp_path / "data", "--model", f"{functions}:half", "--split", "query", dataset="RGBNT100")
+    words = flags(
+        tmp_path / "data", "--model", f"{functions}:half", "--split", "query", dataset="RGBNT100"
+    )
     assert command(make_masks.main, *words)[0] == 0
     image = Path(samples[0].paths[0])
     mask = np.asarray(Image.open(image.parent / "MASK" / f"{image.stem}.png"))
@@ -109,11 +144,15 @@ def test_deeplab_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(segmenters, "DEEPLAB_SIDE", 64)
     torch.manual_seed(0)
     network = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=True)
-    network.classifier[-1].bias.data[DeepLabV3_ResNet50_Weights.DEFAULT.meta["categories"].index("person")] = 1000
+    network.classifier[-1].bias.data[
+        DeepLabV3_ResNet50_Weights.DEFAULT.meta["categories"].index("person")
+    ] = 1000
     torch.save(network.state_dict(), tmp_path / "deeplab.pth")
     image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
     for classes, least in (("person", 0.9), ("vehicle", 0)):
-        mask = make_segmenter("deeplab", str(tmp_path / "deeplab.pth"), classes, torch.device("cpu"))(image)
+        mask = make_segmenter(
+            "deeplab", str(tmp_path / "deeplab.pth"), classes, torch.device("cpu")
+        )(image)
         assert mask.shape == (48, 20) and (mask.min() >= least if least else mask.max() == 0)
 
 
@@ -121,7 +160,11 @@ def test_of_the_instances_of_a_class_the_largest_is_the_mask():
     masks = torch.zeros(4, 1, 6, 6)
     for index, size in enumerate((2, 4, 6, 5)):
         masks[index, 0, :size, :size] = 0.9
-    found = {"masks": masks, "labels": torch.tensor([1, 1, 3, 1]), "scores": torch.tensor([0.9, 0.7, 0.9, 0.2])}
+    found = {
+        "masks": masks,
+        "labels": torch.tensor([1, 1, 3, 1]),
+        "scores": torch.tensor([0.9, 0.7, 0.9, 0.2]),
+    }
     assert torch.equal(largest_instance(found, [1]), masks[1, 0])
     assert torch.equal(largest_instance(found, [3, 6, 8]), masks[2, 0])
     assert largest_instance(found, [6]) is None
@@ -138,7 +181,9 @@ def test_maskrcnn_from_a_file(tmp_path, monkeypatch):
     path = tmp_path / "maskrcnn.pth"
     torch.save(network.state_dict(), path)
     image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
-    person_mask, vehicle_mask = (make_segmenter("maskrcnn", str(path), classes, torch.device("cpu"))(image)
-                                 for classes in ("person", "vehicle"))
+    person_mask, vehicle_mask = (
+        make_segmenter("maskrcnn", str(path), classes, torch.device("cpu"))(image)
+        for classes in ("person", "vehicle")
+    )
     assert person_mask.shape == vehicle_mask.shape == (48, 20)
     assert person_mask.max() > 0.9 and vehicle_mask.max() == 0

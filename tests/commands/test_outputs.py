@@ -1,4 +1,5 @@
 """What commands write: refused before any work where it would replace something."""
+
 import pytest
 import seps_tiny
 import yaml
@@ -25,25 +26,55 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from tools import study
 
-EVALUATIONS = {"test_net": (test_net.main, "--json", ".json"), "export_features": (export_features.main, "--output", ".npz"),
-               "draw_attention": (draw_attention.main, "--output", ".png"),
-               "draw_embedding": (draw_embedding.main, "--output", ".png"),
-               "draw_ranks": (draw_ranks.main, "--output", ".png"), "draw_tokens": (draw_tokens.main, "--output", ".png"),
-               "selection_quality": (selection_quality.main, "--json", ".json"),
-               "slim_curve": (slim_curve.main, "--json", ".json"), "slim_curve's image": (slim_curve.main, "--output", ".png"),
-               "analyse": (analyse.main, "--json", ".json"), "analyse's image": (analyse.main, "--output", ".png"),
-               "test_seps": (test_seps.main, "--json", ".json")}
-OTHERS = {"convert_checkpoint": (convert_checkpoint.main, "x.pth", lambda path: ["none.pth", path, "--to", "ours"]),
-          "draw_curves": (draw_curves.main, "x.png", lambda path: ["--run", "none", "--output", path]),
-          "draw_curves by default": (draw_curves.main, "curves.png", lambda path: ["--run", path.parent]),
-          "report": (report.main, "tokens.png", lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent]),
-          "report's page": (report.main, "x.html",
-                            lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent / "none", "--html", path]),
-          "search": (search.main, "x.csv", lambda path: ["--config_file", CONFIG, "--gallery", "g", "--query", "q", "--csv",
-                                                         path]),
-          "rank_features": (rank_features.main, "x.csv", lambda path: ["--query", "q", "--gallery", "g", "--csv", path]),
-          "benchmark": (benchmark.main, "x.json", lambda path: ["--json", path]),
-          "study": (study.main, "study.md", lambda path: [study_file(path.parent), "--output", path.parent])}
+EVALUATIONS = {
+    "test_net": (test_net.main, "--json", ".json"),
+    "export_features": (export_features.main, "--output", ".npz"),
+    "draw_attention": (draw_attention.main, "--output", ".png"),
+    "draw_embedding": (draw_embedding.main, "--output", ".png"),
+    "draw_ranks": (draw_ranks.main, "--output", ".png"),
+    "draw_tokens": (draw_tokens.main, "--output", ".png"),
+    "selection_quality": (selection_quality.main, "--json", ".json"),
+    "slim_curve": (slim_curve.main, "--json", ".json"),
+    "slim_curve's image": (slim_curve.main, "--output", ".png"),
+    "analyse": (analyse.main, "--json", ".json"),
+    "analyse's image": (analyse.main, "--output", ".png"),
+    "test_seps": (test_seps.main, "--json", ".json"),
+}
+OTHERS = {
+    "convert_checkpoint": (
+        convert_checkpoint.main,
+        "x.pth",
+        lambda path: ["none.pth", path, "--to", "ours"],
+    ),
+    "draw_curves": (draw_curves.main, "x.png", lambda path: ["--run", "none", "--output", path]),
+    "draw_curves by default": (draw_curves.main, "curves.png", lambda path: ["--run", path.parent]),
+    "report": (
+        report.main,
+        "tokens.png",
+        lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent],
+    ),
+    "report's page": (
+        report.main,
+        "x.html",
+        lambda path: ["--config_file", CONFIG, "OUTPUT_DIR", path.parent / "none", "--html", path],
+    ),
+    "search": (
+        search.main,
+        "x.csv",
+        lambda path: ["--config_file", CONFIG, "--gallery", "g", "--query", "q", "--csv", path],
+    ),
+    "rank_features": (
+        rank_features.main,
+        "x.csv",
+        lambda path: ["--query", "q", "--gallery", "g", "--csv", path],
+    ),
+    "benchmark": (benchmark.main, "x.json", lambda path: ["--json", path]),
+    "study": (
+        study.main,
+        "study.md",
+        lambda path: [study_file(path.parent), "--output", path.parent],
+    ),
+}
 
 
 def study_file(folder):
@@ -61,6 +92,7 @@ def evaluation(name, root, path):
 @pytest.fixture
 def refusal(command):
     """Call a command, which must end with one sentence before it has read or written anything: → that sentence."""
+
     def call(folder, main, words):
         before = contents(folder)
         code, stdout, stderr = command(main, *words)
@@ -84,7 +116,10 @@ def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, nam
         words = words_for(path)
     path.write_text("mine")
     said = refusal(tmp_path, main, words)
-    assert f"The output {path} already exists; choose another, or pass --overwrite to replace it." in said
+    assert (
+        f"The output {path} already exists; choose another, or pass --overwrite to replace it."
+        in said
+    )
 
 
 def test_overwrite_replaces_an_output(tiny_root, command, tmp_path):

@@ -1,4 +1,5 @@
 """One import name: what a user's environment sees of the project, in a checkout, installed, and beside other packages."""
+
 import ast
 import os
 import re
@@ -21,7 +22,18 @@ from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.training.record import commit
 
-ROOMS = ("runtime", "config", "datasets", "modeling", "evaluation", "retrieval", "training", "seps", "reports", "commands")
+ROOMS = (
+    "runtime",
+    "config",
+    "datasets",
+    "modeling",
+    "evaluation",
+    "retrieval",
+    "training",
+    "seps",
+    "reports",
+    "commands",
+)
 """Folders of the package; each imports only those before it."""
 LINKS = {"modeling", "config", "datasets"}
 """Names at the root of a checkout that lead into the package; nothing depends on them."""
@@ -32,8 +44,14 @@ SITE = Path(torch.__file__).resolve().parents[1]
 def python(*words, cwd, **environment):
     """Run a Python in which the project is not installed → the completed process."""
     path = os.pathsep.join(filter(None, [environment.pop("PYTHONPATH", ""), str(SITE)]))
-    return subprocess.run([sys.executable, "-S", *map(str, words)], cwd=cwd, capture_output=True, text=True, check=False,
-                          env=os.environ | environment | {"PYTHONPATH": path})
+    return subprocess.run(
+        [sys.executable, "-S", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment | {"PYTHONPATH": path},
+    )
 
 
 def test_the_project_is_not_installed_for_these_tests(tmp_path):
@@ -41,19 +59,24 @@ def test_the_project_is_not_installed_for_these_tests(tmp_path):
     assert "ModuleNotFoundError: No module named 'demo_sdtps'" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["train_net.py"], ["test_net.py"], ["-m", "tools.report"], ["-m", "tools.study"]],
-                         ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["train_net.py"], ["test_net.py"], ["-m", "tools.report"], ["-m", "tools.study"]],
+    ids=" ".join,
+)
 def test_a_checkout_that_is_not_installed_runs(words):
     done = python(*words, "--help", cwd=ROOT)
     assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
 
 
 def test_sdtps_needs_torch_alone(tmp_path):
-    program = ("import sys\nsys.path.insert(0, sys.argv[1])\n"
-               "for name in ('timm', 'yacs', 'torchvision', 'numpy', 'PIL', 'transformers'):\n    sys.modules[name] = None\n"
-               "from demo_sdtps.modeling.sdtps import MultiModalSDTPS\n"
-               "import demo_sdtps\nassert demo_sdtps.MultiModalSDTPS is MultiModalSDTPS\n"
-               "print(sum(p.numel() for p in MultiModalSDTPS().parameters()))")
+    program = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\n"
+        "for name in ('timm', 'yacs', 'torchvision', 'numpy', 'PIL', 'transformers'):\n    sys.modules[name] = None\n"
+        "from demo_sdtps.modeling.sdtps import MultiModalSDTPS\n"
+        "import demo_sdtps\nassert demo_sdtps.MultiModalSDTPS is MultiModalSDTPS\n"
+        "print(sum(p.numel() for p in MultiModalSDTPS().parameters()))"
+    )
     done = python("-c", program, ROOT, cwd=tmp_path)
     assert done.stdout.strip() == "365157", done.stderr
 
@@ -61,12 +84,26 @@ def test_sdtps_needs_torch_alone(tmp_path):
 @pytest.mark.slow
 def test_a_checkout_without_links_trains(tiny_root, tmp_path):
     """As where the system has no symbolic links, or in an archive: with text files in their place, as git writes them."""
-    files = subprocess.run(["git", "ls-files", "demo_sdtps", "configs", "train_net.py", *LINKS], cwd=ROOT, capture_output=True,
-                           text=True, check=True).stdout.splitlines()
+    files = subprocess.run(
+        ["git", "ls-files", "demo_sdtps", "configs", "train_net.py", *LINKS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(os.readlink(ROOT / name).encode() if name in LINKS else (ROOT / name).read_bytes())
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="configs/Synthetic/DeMo_SDTPS.yml")
+        (tmp_path / name).write_bytes(
+            os.readlink(ROOT / name).encode() if name in LINKS else (ROOT / name).read_bytes()
+        )
+    words = cli_args_for(
+        tiny_root,
+        "OUTPUT_DIR",
+        "run",
+        "SOLVER.MAX_EPOCHS",
+        "1",
+        config="configs/Synthetic/DeMo_SDTPS.yml",
+    )
     done = python("train_net.py", *words, cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "run" / "last.pth").exists(), done.stderr
 
@@ -77,20 +114,34 @@ def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monk
     for name in ("a.jpg", "b.jpg", "b.png", "c.jpg", "d.jpg", "a_ni.png", "query.jpg"):
         Image.new("RGB", (40, 90)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    page, extending, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("docs/api.md", "docs/extending.md",
-                                                                                      "README.md"))
-    names = [name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(demo_sdtps[\w.]*)", line)]
+    page, extending, readme = (
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("docs/api.md", "docs/extending.md", "README.md")
+    )
+    names = [
+        name
+        for line in page.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(demo_sdtps[\w.]*)", line)
+    ]
     assert len(names) > 12
     for name in names:
         assert exists(name), name
     found = {}
     for example in re.findall(r"```python\n(.*?)```", page + extending, re.S):
-        if "onnxruntime" not in example and re.search("^(from|import|\"\"\"Standard)", example):
+        if "onnxruntime" not in example and re.search('^(from|import|"""Standard)', example):
             exec(example, found)  # test_export_onnx.py runs that of ONNX Runtime
     exec(re.search(r"```python\n(import.*?)```", readme, re.S)[1], own := {})
-    assert own["rows"].shape == own["distances"].shape == (1, 2) and own["gallery"].shape == (2, own["reid"].widths[3])
+    assert own["rows"].shape == own["distances"].shape == (1, 2) and own["gallery"].shape == (
+        2,
+        own["reid"].widths[3],
+    )
     assert found["rows"].shape == (1, 2) and found["features"].shape == (1, found["reid"].widths[3])
-    assert found["model"].num_class == 60 and found["cfg"].SOLVER.SEED == 1 and issubclass(found["Contrast"], Score)
+    assert (
+        found["model"].num_class == 60
+        and found["cfg"].SOLVER.SEED == 1
+        and issubclass(found["Contrast"], Score)
+    )
 
 
 def exists(name):
@@ -118,8 +169,11 @@ PROGRAM = "from demo_sdtps.commands import main; main()"
 @pytest.mark.slow
 def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     """The wheel is built from the source archive, so that both are seen to be whole."""
+
     def built(*command):
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         (file,) = set(tmp_path.glob("demo_sdtps-*")) - before
         return file
@@ -127,11 +181,23 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     before = set()
     archive = built("setup.py", "--quiet", "sdist", "--dist-dir", tmp_path)
     before.add(archive)
-    file = built("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, archive)
+    file = built(
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        tmp_path,
+        archive,
+    )
     with zipfile.ZipFile(file) as content:
         content.extractall(tmp_path / "site")
     assert {path.name.partition("-")[0] for path in (tmp_path / "site").iterdir()} == {"demo_sdtps"}
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="Synthetic/DeMo_SDTPS.yml")
+    words = cli_args_for(
+        tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="Synthetic/DeMo_SDTPS.yml"
+    )
     done = python("-c", PROGRAM, "train", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
@@ -148,10 +214,14 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
 def test_loading_processes_that_are_spawned_find_the_package(tiny_root, tmp_path):
     """As on macOS and Windows: such a process imports the script again, without what the script had on its path."""
     program = tmp_path / "program.py"
-    program.write_text("import multiprocessing, runpy, sys\nif __name__ == '__main__':\n"
-                       "    multiprocessing.set_start_method('spawn')\n"
-                       "    sys.argv = sys.argv[1:]\n    runpy.run_path(sys.argv[0], run_name='__main__')\n")
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "1")
+    program.write_text(
+        "import multiprocessing, runpy, sys\nif __name__ == '__main__':\n"
+        "    multiprocessing.set_start_method('spawn')\n"
+        "    sys.argv = sys.argv[1:]\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    words = cli_args_for(
+        tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "1"
+    )
     done = python(program, ROOT / "train_net.py", *words, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
 
@@ -165,16 +235,23 @@ def test_imports_go_one_way():
     for room in ROOMS:
         for path in (ROOT / "demo_sdtps" / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                module = (getattr(node, "module", None) or "").split(".") if isinstance(node, ast.ImportFrom) else []
+                module = (
+                    (getattr(node, "module", None) or "").split(".")
+                    if isinstance(node, ast.ImportFrom)
+                    else []
+                )
                 if module[:1] == ["demo_sdtps"] and module[1:2] and module[1] in ROOMS:
                     assert ROOMS.index(module[1]) <= ROOMS.index(room), f"{path}:{node.lineno}"
                     assert (room, module[1]) != ("modeling", "datasets"), f"{path}:{node.lineno}"
 
 
 def test_features_of_own_images_need_no_command_line():
-    done = python("-c", """
+    done = python(
+        "-c",
+        """
 import sys
 from demo_sdtps import Extractor, load
 print([name for name, module in sys.modules.items() if name.startswith("demo_sdtps") and hasattr(module, "argparse")])""",
-                  cwd=ROOT)
+        cwd=ROOT,
+    )
     assert done.stdout.split() == ["[]"], done.stderr

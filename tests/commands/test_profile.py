@@ -1,4 +1,5 @@
 """profile_flops.py against the published figures, and its counts against other counters of the same products."""
+
 import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, cli_args_for
@@ -20,7 +21,9 @@ def rows_of(stdout):
     for line in stdout.splitlines()[2:]:
         words = line.split()
         numbers = [word for word in words if word.replace(",", "").replace(".", "").isdigit()]
-        rows[" ".join(words[:-len(numbers)])] = [float(number.replace(",", "")) for number in numbers]
+        rows[" ".join(words[: -len(numbers)])] = [
+            float(number.replace(",", "")) for number in numbers
+        ]
     return rows
 
 
@@ -32,20 +35,29 @@ def products(call, *inputs):
 
 
 def tokens_of(width, count):
-    return [{modality: torch.randn(1, *shape) for modality in MODALITIES} for shape in ((count, width), (width,))]
+    return [
+        {modality: torch.randn(1, *shape) for modality in MODALITIES}
+        for shape in ((count, width), (width,))
+    ]
 
 
 def test_profile_of_the_published_model(command):
     """Spec 10, where HDM's attentions are counted as seven plain ones."""
-    code, stdout, _ = command(profile_flops.main, "--config_file", ROOT / "configs" / "RGBNT201" / "DeMo.yml")
+    code, stdout, _ = command(
+        profile_flops.main, "--config_file", ROOT / "configs" / "RGBNT201" / "DeMo.yml"
+    )
     assert code == 0
     rows = rows_of(stdout)
-    plain = {what.removeprefix(PLAIN): rows.pop(what) for what in list(rows) if what.startswith(PLAIN)}
+    plain = {
+        what.removeprefix(PLAIN): rows.pop(what) for what in list(rows) if what.startswith(PLAIN)
+    }
     *parts, total = rows.values()
     assert list(rows)[-1] == "total" and total[0] == sum(part[0] for part in parts) == 98_792_960
     assert sum(part[1] for part in parts) == pytest.approx(total[1], abs=5e-4)
     assert plain["total"] == [total[0], pytest.approx(35.1, rel=0.003)]
-    assert plain["HDM"] == [pytest.approx(products(Fusion(512).eval().decouple, *tokens_of(512, 128)) / 1e9, abs=6e-5)]
+    assert plain["HDM"] == [
+        pytest.approx(products(Fusion(512).eval().decouple, *tokens_of(512, 128)) / 1e9, abs=6e-5)
+    ]
     assert plain["total"][1] - total[1] == pytest.approx(plain["HDM"][0] - rows["HDM"][1], abs=2e-4)
     assert rows["HDM"][1] < plain["HDM"][0] / 10
     # the products of the shortcut, and beside them softmax and biases
@@ -60,10 +72,14 @@ def test_plain_hdm_equals_seven_attentions(command, sdtps):
     assert code == 0
     model = make_model(load_cfg(CONFIG, opts), 6, 4).eval()
     with torch.no_grad():
-        context = model.encode({modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long())
+        context = model.encode(
+            {modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long()
+        )
         patches = context.tokens
         if sdtps:
-            patches = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
+            patches = {
+                modality: selection.tokens for modality, selection in model.sdtps(context).items()
+            }
     assert patches["TI"].shape == (1, 7 if sdtps else 32, BACKBONE_WIDTH)
     count = products(Fusion(BACKBONE_WIDTH).eval().decouple, patches, context.global_feats)
     assert operations.plain_hdm_macs(BACKBONE_WIDTH, operations.tokens_of_hdm(model)) == count
@@ -86,7 +102,9 @@ def test_fused_attention_keeps_its_matrix_products_in_the_count():
 
 def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    code, stdout, _ = command(profile_flops.main, *cli_args_for("nowhere"), "--num_class", "9", "--camera_num", "3")
+    code, stdout, _ = command(
+        profile_flops.main, *cli_args_for("nowhere"), "--num_class", "9", "--camera_num", "3"
+    )
     assert code == 0 and "32×16" in stdout and "9 classes, 3 cameras" in stdout
     model = make_model(load_cfg(CONFIG, SMALL), 9, 3)
     expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

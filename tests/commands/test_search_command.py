@@ -1,4 +1,5 @@
 """tools/search.py: hits as CSV, page and table, the index it keeps, and what it refuses."""
+
 import csv
 import re
 import shutil
@@ -44,8 +45,16 @@ def place(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for modality in MODALITIES:
         for number, path in enumerate(files[modality.lower()]):
-            copy(path, tmp_path / "gallery" / modality / f"photo {number}.jpg", unless=number == 1 and modality == "NI")
-            copy(path, tmp_path / "query" / modality / f"<i>&{number}.jpg", unless=number > 1 or modality == "NI")
+            copy(
+                path,
+                tmp_path / "gallery" / modality / f"photo {number}.jpg",
+                unless=number == 1 and modality == "NI",
+            )
+            copy(
+                path,
+                tmp_path / "query" / modality / f"<i>&{number}.jpg",
+                unless=number > 1 or modality == "NI",
+            )
     return tmp_path
 
 
@@ -58,8 +67,11 @@ def copy(path, to, unless=False):
 @pytest.fixture
 def searched(command, weights, place):
     """Call the command on `gallery` and `query`: → (exit code, stdout, stderr)."""
+
     def call(*words, query="query", gallery="gallery"):
-        return command(search.main, "--weight", weights, "--gallery", gallery, "--query", query, *words)
+        return command(
+            search.main, "--weight", weights, "--gallery", gallery, "--query", query, *words
+        )
 
     return call
 
@@ -75,8 +87,13 @@ def until(found, seconds=20):
 def triplets(folder):
     """Paths of RGB, NI and TI by name, None for a missing one; of a folder of JPEG files."""
     names = sorted({path.name for modality in MODALITIES for path in (folder / modality).glob("*")})
-    return {name: [path if path.exists() else None for path in (folder / modality / name for modality in MODALITIES)]
-            for name in names}
+    return {
+        name: [
+            path if path.exists() else None
+            for path in (folder / modality / name for modality in MODALITIES)
+        ]
+        for name in names
+    }
 
 
 def rows_of(path):
@@ -89,15 +106,22 @@ def test_hits_are_those_of_the_extractors_features(searched, weights, place, pat
     code, stdout, stderr = searched("--csv", "hits.csv", "--top", "4", "--return_pattern", pattern)
     assert code == 0, stderr
     assert stdout.splitlines()[0].endswith("5 triplets (5 new)") and stdout.splitlines()[1:] == [
-        "Wrote hits.csv, hits: 8"]
+        "Wrote hits.csv, hits: 8"
+    ]
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     sides = [triplets(place / side) for side in ("query", "gallery")]
-    features = [reid.features(*zip(*side.values(), strict=True), return_pattern=pattern).tolist() for side in sides]
+    features = [
+        reid.features(*zip(*side.values(), strict=True), return_pattern=pattern).tolist()
+        for side in sides
+    ]
     expected = reference.nearest(*features, [*sides[1]], 4)
     header, *rows = rows_of("hits.csv")
     assert header == ["query", "rank", "gallery", "distance"]
-    lines = [(f"query/RGB/{query}", str(rank), f"gallery/RGB/{name}", distance)
-             for query, hits in zip(sides[0], expected, strict=True) for rank, (distance, name) in enumerate(hits, start=1)]
+    lines = [
+        (f"query/RGB/{query}", str(rank), f"gallery/RGB/{name}", distance)
+        for query, hits in zip(sides[0], expected, strict=True)
+        for rank, (distance, name) in enumerate(hits, start=1)
+    ]
     assert_same_hits(rows, lines)
 
 
@@ -121,11 +145,19 @@ def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch
     code, stdout, stderr = searched("--output", "hits.html", "--top", "3")
     assert code == 0 and "queries: 2, hits of each: 3" in stdout, stderr
     page = (place / "hits.html").read_text(encoding="utf-8")
-    assert "&lt;i&gt;&amp;0" in page and "<i>" not in page and not re.search(r"src=\"(?!data:)|url\(|<script src|https?:", page)
+    assert (
+        "&lt;i&gt;&amp;0" in page
+        and "<i>" not in page
+        and not re.search(r"src=\"(?!data:)|url\(|<script src|https?:", page)
+    )
     links = {unquote(link) for link in re.findall(r'href="([^"#]+)"', page)}
-    assert len(links) >= 12 and all((place / link).is_file() and not Path(link).is_absolute() for link in links)
+    assert len(links) >= 12 and all(
+        (place / link).is_file() and not Path(link).is_absolute() for link in links
+    )
     assert page.count("<section>") == 2 and page.count("<figure") == 2 * (1 + 3)
-    assert page.count("data:image/jpeg;base64,") + page.count('class="box missing"') == 3 * 2 * (1 + 3)
+    assert page.count("data:image/jpeg;base64,") + page.count('class="box missing"') == 3 * 2 * (
+        1 + 3
+    )
     monkeypatch.setattr(search_page, "MOST_BYTES", 1)
     monkeypatch.setattr(search_page, "MOST_HITS", 2)
     told = searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
@@ -134,25 +166,43 @@ def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch
 
 @pytest.mark.slow
 def test_re_ranking_and_approximate_search_are_told(searched, place):
-    code, stdout, stderr = searched("--index_type", "hnsw", "--re_rank", "9", "--top", "2", "--csv", "x.csv",
-                                    "--output", "x.html")
+    code, stdout, stderr = searched(
+        "--index_type",
+        "hnsw",
+        "--re_rank",
+        "9",
+        "--top",
+        "2",
+        "--csv",
+        "x.csv",
+        "--output",
+        "x.html",
+    )
     told = "hnsw: recall@5 1.000 against exact search (queries: 2)"
     assert code == 0 and told in stdout, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
     assert all(0 <= float(row[3]) <= 1 for row in rows_of("x.csv")[1:])
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--gallery", "galery"], "folder galery is missing"),
-    (["--query", "query/RGB/x.txt"], "query/RGB/x.txt has a name that does not end like that of an image"),
-    (["--query", "query/RGB"], "has no image in RGB, NI, TI, but <i>&"),
-    (["--gallery", "query/RGB/x.txt"], "x.txt is a file"),
-    ])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gallery", "galery"], "folder galery is missing"),
+        (
+            ["--query", "query/RGB/x.txt"],
+            "query/RGB/x.txt has a name that does not end like that of an image",
+        ),
+        (["--query", "query/RGB"], "has no image in RGB, NI, TI, but <i>&"),
+        (["--gallery", "query/RGB/x.txt"], "x.txt is a file"),
+    ],
+)
 def test_bad_input_is_one_sentence_and_nothing_is_written(searched, place, words, said):
     (place / "query" / "RGB" / "x.txt").touch()
     before = contents(place)
     code, _, stderr = searched(*words)
-    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr, stderr
+    assert (
+        code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr
+    ), stderr
     assert contents(place) == before
 
 
@@ -161,18 +211,24 @@ def test_csv_and_page_are_written_both_or_neither(searched, place, monkeypatch):
     searched("--index", "kept")
     search_page.thumbnail.cache_clear()
     before = contents(place)
-    monkeypatch.setattr("demo_sdtps.retrieval.search.report",
-                        lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink() or "gone")
+    monkeypatch.setattr(
+        "demo_sdtps.retrieval.search.report",
+        lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink() or "gone",
+    )
     code, _, stderr = searched("--index", "kept", "--csv", "hits.csv", "--output", "hits.html")
     assert code == 2 and stderr.startswith(ONE_LINE)
     before.pop("gallery/TI/photo 0.jpg")
     assert contents(place) == before
 
 
-def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(searched, place, tiny_root):
+def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
+    searched, place, tiny_root
+):
     searched("--index", "kept", "--top", "2")
     before = contents(place)
-    other = checkpoint_file(place.parent / f"{place.name}.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]), classes=7)
+    other = checkpoint_file(
+        place.parent / f"{place.name}.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]), classes=7
+    )
     for words in (("--weight", other), ("INPUT.PIXEL_MEAN", "[0,0,0]")):
         code, _, stderr = searched("--index", "kept", *words)
         assert code == 2 and "--rebuild" in stderr and contents(place) == before
@@ -196,14 +252,22 @@ BOXES = """return [...document.querySelectorAll(".box")].map((box) => {
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1400])
 def test_a_browser_shows_images_of_any_size_in_boxes_of_one_height(searched, place, width):
-    for path, size in zip(sorted(place.glob("gallery/*/*")), [(600, 20), (20, 600), (900, 900), (3, 3)] * 9, strict=False):
+    for path, size in zip(
+        sorted(place.glob("gallery/*/*")),
+        [(600, 20), (20, 600), (900, 900), (3, 3)] * 9,
+        strict=False,
+    ):
         Image.open(path).resize(size).save(path)
     searched("--output", "pages/hits.html")
     with headless() as driver:
         page = Page(driver, place / "pages" / "hits.html")
         page.show(width, "dark")
-        assert page.run("return document.documentElement.scrollWidth") <= width and not page.errors()
-        assert page.run("return [...document.querySelectorAll('.box img')].every((image) => image.naturalWidth > 0)")
+        assert (
+            page.run("return document.documentElement.scrollWidth") <= width and not page.errors()
+        )
+        assert page.run(
+            "return [...document.querySelectorAll('.box img')].every((image) => image.naturalWidth > 0)"
+        )
         heights, contained = zip(*page.run(BOXES), strict=True)
         assert len(heights) == 36 and len(set(heights)) == 1 and all(contained)
         page.click("li:nth-child(2) a.box")
@@ -224,8 +288,12 @@ def hits_by_query(path):
     return found
 
 
-WAYS = {"exact": (), "re-ranked": ("--re_rank", 6), "re-ranked as a whole": ("TEST.RE_RANKING", "yes"),
-        "approximate": ("--index_type", "hnsw")}
+WAYS = {
+    "exact": (),
+    "re-ranked": ("--re_rank", 6),
+    "re-ranked as a whole": ("TEST.RE_RANKING", "yes"),
+    "approximate": ("--index_type", "hnsw"),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -233,13 +301,18 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(searched, place, way):
     """A copy is a hit, a link to the same file is none, and --keep_self has both."""
     copy(place / "gallery" / "TI" / "photo 2.jpg", place / "gallery" / "TI" / "sub" / "copy.jpg")
     (place / "linked" / "TI").mkdir(parents=True)
-    (place / "linked" / "TI" / "other name.jpg").symlink_to(place / "gallery" / "TI" / "sub" / "copy.jpg")
+    (place / "linked" / "TI" / "other name.jpg").symlink_to(
+        place / "gallery" / "TI" / "sub" / "copy.jpg"
+    )
     for query, own in (("gallery", lambda name: name), ("linked", lambda name: "copy.jpg")):
         words = ("--index", "kept", "--overwrite", *WAYS[way])
         for top in (6, 4):
             assert searched("--csv", "x.csv", "--top", top, *words, query=query)[0] == 0
             found = hits_by_query("x.csv")
-            assert all(len(hits) == len(set(hits)) == min(top, 5) and own(name) not in hits for name, hits in found.items())
+            assert all(
+                len(hits) == len(set(hits)) == min(top, 5) and own(name) not in hits
+                for name, hits in found.items()
+            )
         assert searched("--csv", "x.csv", "--top", 6, "--keep_self", *words, query=query)[0] == 0
         kept = hits_by_query("x.csv")
         assert all(own(name) in hits and len(hits) == 6 for name, hits in kept.items())
@@ -249,17 +322,22 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(searched, place, way):
 
 def test_unreadable_images_are_left_out_and_listed(searched, place):
     """One of a triplet, all of another, the query's, and one that breaks after it was indexed; replaced, they are read."""
-    broken = [place / "gallery" / name for name in ("RGB/photo 0.jpg", "RGB/photo 1.jpg", "TI/photo 1.jpg")]
+    broken = [
+        place / "gallery" / name
+        for name in ("RGB/photo 0.jpg", "RGB/photo 1.jpg", "TI/photo 1.jpg")
+    ]
     broken += [place / "query" / "RGB" / "<i>&0.jpg"]
     whole = {path: path.read_bytes() for path in broken}
     for path, content in whole.items():
-        path.write_bytes(content[:len(content) // 2])
+        path.write_bytes(content[: len(content) // 2])
     words = ("--csv", "x.csv", "--index", "kept", "--overwrite", "--top")
     code, _, stderr = searched(*words, 4)
     assert code == 2 and "cannot be read" in stderr
     for count in (4, 5):
         code, stdout, stderr = searched(*words, 4, "--skip_unreadable")
-        assert code == 0 and "4 triplets" in stdout and f"Left out, {count} images:" in stdout, stderr
+        assert code == 0 and "4 triplets" in stdout and f"Left out, {count} images:" in stdout, (
+            stderr
+        )
         assert all(str(path.relative_to(place)) in stdout.split("Left out")[1] for path in broken)
         hits = [row[2] for row in rows_of("x.csv")[1:]]
         assert "gallery/NI/photo 0.jpg" in hits and not [hit for hit in hits if "photo 1" in hit]
@@ -272,7 +350,9 @@ def test_unreadable_images_are_left_out_and_listed(searched, place):
     for path, content in whole.items():
         path.write_bytes(content)
     code, stdout, stderr = searched(*words, 5)
-    assert code == 0 and "Left out" not in stdout and "5 triplets (1 new, 2 changed)" in stdout, stderr
+    assert code == 0 and "Left out" not in stdout and "5 triplets (1 new, 2 changed)" in stdout, (
+        stderr
+    )
     again = rows_of("x.csv")
     assert searched("--csv", "y.csv", "--index", "anew", "--top", 5)[0] == 0
     assert_same_hits(rows_of("y.csv")[1:], again[1:])
@@ -290,15 +370,24 @@ def test_folders_of_one_modality_are_read_with_its_name(searched, place):
     assert searched("--csv", "x.csv", "--overwrite", query="query/TI/<i>&0.jpg")[0] == 0
     expected = [row[3] for row in rows_of("x.csv")[1:]]
     for number, query in enumerate(("one", "one/<i>&0.jpg", "query/TI/<i>&0.jpg")):
-        assert searched("--csv", f"{number}.csv", "--modality", "ti", gallery="flat", query=query)[0] == 0
+        assert (
+            searched("--csv", f"{number}.csv", "--modality", "ti", gallery="flat", query=query)[0]
+            == 0
+        )
         rows = rows_of(f"{number}.csv")[1:]
-        assert [float(row[3]) for row in rows] == pytest.approx([float(value) for value in expected], abs=1e-4)
-        assert {row[2] for row in rows} == {str(path.relative_to(place)) for path in (place / "flat").rglob("*.jpg")}
+        assert [float(row[3]) for row in rows] == pytest.approx(
+            [float(value) for value in expected], abs=1e-4
+        )
+        assert {row[2] for row in rows} == {
+            str(path.relative_to(place)) for path in (place / "flat").rglob("*.jpg")
+        }
     code, _, stderr = searched(gallery="flat", query="one")
     assert code == 2 and "--modality RGB" in stderr
 
 
-def test_a_gallery_that_is_too_large_to_be_re_ranked_as_a_whole_asks_for_re_rank(searched, monkeypatch):
+def test_a_gallery_that_is_too_large_to_be_re_ranked_as_a_whole_asks_for_re_rank(
+    searched, monkeypatch
+):
     monkeypatch.setattr(retrieval_search, "MOST_RERANKED", 4)
     code, _, stderr = searched("TEST.RE_RANKING", "yes")
     assert code == 2 and "--re_rank K" in stderr and stderr.count("\n") == 1

@@ -1,4 +1,5 @@
 """Every tool that draws a model: one run each on a small one, with slimming, SDTPS, HDM and ATMoE, which leaves its files."""
+
 import json
 from pathlib import Path
 
@@ -16,16 +17,40 @@ from demo_sdtps.commands import (
 )
 from demo_sdtps.config import MODALITIES, load_cfg
 
-MODEL = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]",
-         "INPUT.JOINT_AUGMENTATION", "True")
+MODEL = (
+    "MODEL.HDM",
+    "True",
+    "MODEL.ATM",
+    "True",
+    "MODEL.HEAD",
+    "4",
+    "MODEL.SLIM_BLOCKS",
+    "[1]",
+    "MODEL.SLIM_KEEP",
+    "[0.5]",
+    "INPUT.JOINT_AUGMENTATION",
+    "True",
+)
 WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
 TOOLS = {
-    "rollout": (draw_attention, (*WEIGHT, "--method", "rollout", "--samples", "1", "TEST.MISS", "t"), "x.png"),
-    "Grad-CAM": (draw_attention, (*WEIGHT, "--method", "gradcam", "--samples", "1", "--return_pattern", "1"), "x.png"),
+    "rollout": (
+        draw_attention,
+        (*WEIGHT, "--method", "rollout", "--samples", "1", "TEST.MISS", "t"),
+        "x.png",
+    ),
+    "Grad-CAM": (
+        draw_attention,
+        (*WEIGHT, "--method", "gradcam", "--samples", "1", "--return_pattern", "1"),
+        "x.png",
+    ),
     "scatter plot": (draw_embedding, (*WEIGHT, "--points", "9"), "x.png"),
     "rank lists": (draw_ranks, (*WEIGHT, "--queries", "1"), "x.png"),
     "kept patches": (draw_tokens, (*WEIGHT, "--samples", "1"), "x.png"),
-    "kept patches of two models": (draw_tokens, (*WEIGHT, "--weight", "run/last.pth", "--samples", "2"), "x.png"),
+    "kept patches of two models": (
+        draw_tokens,
+        (*WEIGHT, "--weight", "run/last.pth", "--samples", "2"),
+        "x.png",
+    ),
     "curves": (draw_curves, ("--run", "run"), "run/curves.png"),
     "report": (report, ("--run", "run", "--overwrite"), "run/tokens.png"),
 }
@@ -46,16 +71,23 @@ def test_a_tool_draws_own_images_without_labels(name, modalities, tmp_path, comm
     for number in range(6):
         for place, modality in enumerate(MODALITIES):
             if number % 3 != place:
-                save(tmp_path / "photos" / modality / f"{number}.png", pixels(number, number, modality, 16, 32))
+                save(
+                    tmp_path / "photos" / modality / f"{number}.png",
+                    pixels(number, number, modality, 16, 32),
+                )
     cfg = load_cfg(CONFIG, cli_args_for(tmp_path, *MODEL, "MODEL.MODALITIES", modalities)[2:])
     weight = checkpoint_file(tmp_path / "last.pth", cfg)
     monkeypatch.chdir(tmp_path)
     tool, words = OWN[name]
-    code, stdout, stderr = command(tool.main, "--weight", weight, "--images", "photos", "--output", "x.png", *words)
+    code, stdout, stderr = command(
+        tool.main, "--weight", weight, "--images", "photos", "--output", "x.png", *words
+    )
     assert code == 0 and "x.png" in stdout, stderr
     assert Path("x.png").stat().st_size > 1000
-    labelled = (draw_attention, "--method", "gradcam", "--images", "photos"), (draw_ranks, "DATASETS.NAMES", "Images",
-                                                                              "DATASETS.ROOT_DIR", "photos")
+    labelled = (
+        (draw_attention, "--method", "gradcam", "--images", "photos"),
+        (draw_ranks, "DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos"),
+    )
     for tool, *words in labelled:
         code, _, stderr = command(tool.main, "--weight", weight, "--output", "z.png", *words)
         assert code == 2 and "have no labels" in stderr and stderr.count("\n") == 1

@@ -2,6 +2,7 @@
 
 Those in configurations: tests/config/test_config_errors.py. Each reader and module has tests of what it refuses.
 """
+
 import json
 import os
 import subprocess
@@ -24,13 +25,18 @@ PROGRESS = ("reading images", "verifying images", "extracting features")
 @pytest.fixture
 def fails(command, monkeypatch, tmp_path):
     """Call a command, which must end with one sentence and leave every file as it was: → that sentence."""
+
     def call(main, *words):
         monkeypatch.chdir(tmp_path)
         before = contents(tmp_path)
         code, stdout, stderr = command(main, *words)
         assert code == 2 and not stdout and "Traceback" not in stderr, stderr
         # A progress bar that is wiped away leaves a carriage return and blanks before the line.
-        lines = [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and not line.startswith(PROGRESS)]
+        lines = [
+            line
+            for line in stderr.replace("\r", "\n").splitlines()
+            if line.strip() and not line.startswith(PROGRESS)
+        ]
         assert lines[0].startswith((ONE_LINE, "usage: ")), stderr
         assert contents(tmp_path) == before
         return "\n".join(lines)
@@ -77,10 +83,30 @@ FILE = ("--weight", "w.pth")
 TRAIN = ("OUTPUT_DIR", "run")
 EXAMPLES = {
     "an image that is missing": (train_net, no_image, TRAIN, "has no NI image"),
-    "a damaged image, by DATASETS.VERIFY": (train_net, empty_image, (*TRAIN, "DATASETS.VERIFY", "True"), "it is empty"),
-    "a damaged image, on the way": (export_features, empty_image, (*FILE, "--output", "x.npz"), "it is empty"),
-    "a missing folder": (train_net, nothing, (*TRAIN, "DATASETS.ROOT_DIR", "none"), "is not at none"),
-    "a GPU that is not there": (train_net, nothing, (*TRAIN, "MODEL.DEVICE", "cuda:99"), "The GPU cuda:99"),
+    "a damaged image, by DATASETS.VERIFY": (
+        train_net,
+        empty_image,
+        (*TRAIN, "DATASETS.VERIFY", "True"),
+        "it is empty",
+    ),
+    "a damaged image, on the way": (
+        export_features,
+        empty_image,
+        (*FILE, "--output", "x.npz"),
+        "it is empty",
+    ),
+    "a missing folder": (
+        train_net,
+        nothing,
+        (*TRAIN, "DATASETS.ROOT_DIR", "none"),
+        "is not at none",
+    ),
+    "a GPU that is not there": (
+        train_net,
+        nothing,
+        (*TRAIN, "MODEL.DEVICE", "cuda:99"),
+        "The GPU cuda:99",
+    ),
     "an output that is a file": (train_net, nothing, ("OUTPUT_DIR", "w.pth"), "w.pth"),
     "no match for any query": (test_net, one_camera, FILE, "has a match in the gallery"),
     "weights that are not there": (test_net, nothing, ("--weight", "none.pth"), "do not exist"),
@@ -98,8 +124,21 @@ def test_a_mistake_is_one_sentence(fails, own_root, weights, name):
 
 def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
     empty_image(own_root, None)
-    words = cli_args_for(own_root, "DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", tmp_path / "run")
-    done = subprocess.run([sys.executable, str(ROOT / "train_net.py"), *words], capture_output=True, text=True, timeout=300)
+    words = cli_args_for(
+        own_root,
+        "DATASETS.CACHE",
+        "no",
+        "DATALOADER.NUM_WORKERS",
+        "2",
+        "OUTPUT_DIR",
+        tmp_path / "run",
+    )
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train_net.py"), *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert last.startswith("error: The image ") and "it is empty" in last
@@ -107,18 +146,30 @@ def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
 
 def test_weights_of_another_configuration_are_told_by_their_tensors(fails, own_root, weights):
     said = fails(test_net.main, *cli_args_for(own_root, *FILE, config=BASELINE))
-    assert "do not fit" in said and said.count("is not part of the model") == 3 and "sdtps" in said and "and 36 more" in said
-    said = fails(test_net.main, *cli_args_for(own_root, *FILE, "INPUT.SIZE_TRAIN", "[64,16]", "INPUT.SIZE_TEST", "[64,16]"))
+    assert (
+        "do not fit" in said
+        and said.count("is not part of the model") == 3
+        and "sdtps" in said
+        and "and 36 more" in said
+    )
+    said = fails(
+        test_net.main,
+        *cli_args_for(own_root, *FILE, "INPUT.SIZE_TRAIN", "[64,16]", "INPUT.SIZE_TEST", "[64,16]"),
+    )
     assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in said
     weights_file(weights, load_cfg(BASELINE, cli_args_for(own_root)[2:]))
     said = fails(test_net.main, *cli_args_for(own_root, *FILE))
     assert said.count("is missing") == 3 and "sdtps." in said
 
 
-@pytest.mark.parametrize(("tool", "words", "said"), [
-    (train_seps, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
-    (test_seps, FILE, "do not fit the configuration"),
-], ids=["data", "weights of train_net.py"])
+@pytest.mark.parametrize(
+    ("tool", "words", "said"),
+    [
+        (train_seps, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
+        (test_seps, FILE, "do not fit the configuration"),
+    ],
+    ids=["data", "weights of train_net.py"],
+)
 def test_a_mistake_with_seps_is_one_sentence(fails, shapes_root, weights, tool, words, said):
     assert said in fails(tool.main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
 

@@ -1,4 +1,5 @@
 """The configuration: DeMo's keys and files, what overrides what."""
+
 import csv
 from ast import literal_eval
 from pathlib import Path
@@ -18,7 +19,9 @@ PUBLISHED = ("RGBNT201", "RGBNT100", "MSVR310")
 """Data sets that DeMo has a published file for: columns of the table."""
 
 with open(ROOT / "tests" / "golden" / "config_keys.tsv", encoding="utf-8") as table:
-    DEMO_KEYS = list(csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t"))
+    DEMO_KEYS = list(
+        csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t")
+    )
 
 
 def value_of(cfg, name):
@@ -49,7 +52,9 @@ def demo_file(dataset, every_key):
         if "." in name and (every_key or row[dataset]):
             values[name] = literal_eval(row[dataset] or row["default"])
             section, leaf = name.split(".")
-            sections.setdefault(section, []).append(f"  {leaf}: {in_demos_style(name, values[name])}")
+            sections.setdefault(section, []).append(
+                f"  {leaf}: {in_demos_style(name, values[name])}"
+            )
     text = "\n".join(f"{section}:\n" + "\n".join(lines) for section, lines in sections.items())
     return text + f"\nOUTPUT_DIR: '../{dataset}'\n", values
 
@@ -68,9 +73,22 @@ def test_demos_keys_have_demos_defaults():
 def test_the_defaults_of_seps_are_the_originals():
     cfg = load_cfg(None, (), SEPS_SCHEMA)
     solver = cfg.SOLVER
-    assert (cfg.MODEL.EMBED_SIZE, solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_EPOCHS) == (512, 128, 2e-4, 30)
-    assert (solver.STEPS, solver.GAMMA, solver.GRAD_CLIP, solver.ALL_NEGATIVES_EPOCHS) == ((9, 15, 20, 25), 0.3, 2.0, 1)
-    assert (DEMO_SCHEMA.by_name["SOLVER.MAX_EPOCHS"].default, DEMO_SCHEMA.by_name["MODEL.DROP_PATH"].default) == (120, 0.1)
+    assert (cfg.MODEL.EMBED_SIZE, solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_EPOCHS) == (
+        512,
+        128,
+        2e-4,
+        30,
+    )
+    assert (solver.STEPS, solver.GAMMA, solver.GRAD_CLIP, solver.ALL_NEGATIVES_EPOCHS) == (
+        (9, 15, 20, 25),
+        0.3,
+        2.0,
+        1,
+    )
+    assert (
+        DEMO_SCHEMA.by_name["SOLVER.MAX_EPOCHS"].default,
+        DEMO_SCHEMA.by_name["MODEL.DROP_PATH"].default,
+    ) == (120, 0.1)
 
 
 def test_get_cfg_is_fresh_each_time():
@@ -96,12 +114,18 @@ def test_every_key_is_described_once_and_allows_its_default():
 
 # Files
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yml")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "configs").rglob("*.yml")),
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
 def test_every_file_in_configs_loads(path):
     cfg = load_cfg(path, (), SEPS_SCHEMA if path.parent.name == "SEPS" else DEMO_SCHEMA)
     stated = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert (stated.pop("_BASE_", None) is None) == (path.parent.name == "SEPS" or (
-        path.stem == "Baseline" and path.parent.name != "WMVeID863"))
+    assert (stated.pop("_BASE_", None) is None) == (
+        path.parent.name == "SEPS" or (path.stem == "Baseline" and path.parent.name != "WMVeID863")
+    )
     for section, values in stated.items():
         for leaf, value in values.items():
             found = value_of(cfg, f"{section}.{leaf}")
@@ -122,48 +146,90 @@ def test_pretrained_weights_are_downloaded_for_real_data_and_random_ones_are_mea
 @pytest.mark.parametrize("dataset", PUBLISHED)
 def test_demos_own_files_load(tmp_path, dataset, every_key):
     text, values = demo_file(dataset, every_key)
-    assert len(values) == (len(DEMO_KEYS) if every_key else len([row for row in DEMO_KEYS if row[dataset]]) + 1)
+    assert len(values) == (
+        len(DEMO_KEYS) if every_key else len([row for row in DEMO_KEYS if row[dataset]]) + 1
+    )
     cfg, defaults = load_cfg(write(tmp_path, text)), get_cfg()
     for key in KEYS:
-        assert value_of(cfg, key.name) == values.get(key.name, value_of(defaults, key.name)), key.name
-    assert cfg.MODEL.HDM and cfg.MODEL.ATM and dataset == cfg.DATASETS.NAMES and cfg.SOLVER.STEPS == (40, 70)
+        assert value_of(cfg, key.name) == values.get(key.name, value_of(defaults, key.name)), (
+            key.name
+        )
+    assert (
+        cfg.MODEL.HDM
+        and cfg.MODEL.ATM
+        and dataset == cfg.DATASETS.NAMES
+        and cfg.SOLVER.STEPS == (40, 70)
+    )
 
 
-@pytest.mark.parametrize(("text", "name", "expected"), [
-    ("MODEL: {DEVICE_ID: ('0')}", "MODEL.DEVICE_ID", "0"),
-    ("SOLVER: {WEIGHT_DECAY: 1e-3}", "SOLVER.WEIGHT_DECAY", 0.001),
-    ("SOLVER: {BIAS_LR_FACTOR: 3}", "SOLVER.BIAS_LR_FACTOR", 3.0),
-    ("MODEL: {STRIDE_SIZE: '(12, 12)'}", "MODEL.STRIDE_SIZE", [12, 12]),
-    ("SOLVER: {STEPS: [40, 70]}", "SOLVER.STEPS", (40, 70)),
-    ("TEST: {MISS: None}", "TEST.MISS", "None"),
-    ("TEST: {MISS: n}", "TEST.MISS", "n"),
-    ("MODEL: {IF_LABELSMOOTH: off}", "MODEL.IF_LABELSMOOTH", "off"),
-    ("TEST: {FEAT_NORM: yes}", "TEST.FEAT_NORM", "yes"),
-    ("MODEL: {USE_SDTPS: yes}", "MODEL.USE_SDTPS", True),
-    ("SOLVER.MAX_EPOCHS: 3", "SOLVER.MAX_EPOCHS", 3),
-    ("\ufeffMODEL:\r\n  HEAD: 4\r\n", "MODEL.HEAD", 4),  # as an editor on Windows writes it
-    ("MODEL:\n  # HEAD: 2\nSOLVER:\n  SEED: 3", "SOLVER.SEED", 3),  # all of a section commented out
-])
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ("MODEL: {DEVICE_ID: ('0')}", "MODEL.DEVICE_ID", "0"),
+        ("SOLVER: {WEIGHT_DECAY: 1e-3}", "SOLVER.WEIGHT_DECAY", 0.001),
+        ("SOLVER: {BIAS_LR_FACTOR: 3}", "SOLVER.BIAS_LR_FACTOR", 3.0),
+        ("MODEL: {STRIDE_SIZE: '(12, 12)'}", "MODEL.STRIDE_SIZE", [12, 12]),
+        ("SOLVER: {STEPS: [40, 70]}", "SOLVER.STEPS", (40, 70)),
+        ("TEST: {MISS: None}", "TEST.MISS", "None"),
+        ("TEST: {MISS: n}", "TEST.MISS", "n"),
+        ("MODEL: {IF_LABELSMOOTH: off}", "MODEL.IF_LABELSMOOTH", "off"),
+        ("TEST: {FEAT_NORM: yes}", "TEST.FEAT_NORM", "yes"),
+        ("MODEL: {USE_SDTPS: yes}", "MODEL.USE_SDTPS", True),
+        ("SOLVER.MAX_EPOCHS: 3", "SOLVER.MAX_EPOCHS", 3),
+        ("\ufeffMODEL:\r\n  HEAD: 4\r\n", "MODEL.HEAD", 4),  # as an editor on Windows writes it
+        (
+            "MODEL:\n  # HEAD: 2\nSOLVER:\n  SEED: 3",
+            "SOLVER.SEED",
+            3,
+        ),  # all of a section commented out
+    ],
+)
 def test_a_value_takes_the_type_of_its_key(tmp_path, text, name, expected):
     found = value_of(load_cfg(write(tmp_path, text)), name)
     assert found == expected and type(found) is type(expected)
 
 
-@pytest.mark.parametrize("opts", [
-    ["SOLVER.MAX_EPOCHS", "7", "SOLVER.MAX_EPOCHS", "9"], ["SOLVER.MAX_EPOCHS=9"],
-    ["SOLVER.MAX_EPOCHS=7", "SOLVER.MAX_EPOCHS", 9]], ids=str)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ["SOLVER.MAX_EPOCHS", "7", "SOLVER.MAX_EPOCHS", "9"],
+        ["SOLVER.MAX_EPOCHS=9"],
+        ["SOLVER.MAX_EPOCHS=7", "SOLVER.MAX_EPOCHS", 9],
+    ],
+    ids=str,
+)
 def test_the_command_line_beats_the_file_and_the_last_word_wins(tmp_path, opts):
-    cfg = load_cfg(write(tmp_path, "SOLVER: {MAX_EPOCHS: 3, SEED: 5}"), [*opts, "OUTPUT_DIR=runs/lr=0.1"])
+    cfg = load_cfg(
+        write(tmp_path, "SOLVER: {MAX_EPOCHS: 3, SEED: 5}"), [*opts, "OUTPUT_DIR=runs/lr=0.1"]
+    )
     assert (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED, cfg.SOLVER.EVAL_PERIOD) == (9, 5, 1)
     assert cfg.OUTPUT_DIR == "runs/lr=0.1"
 
 
 def test_a_dumped_configuration_loads_back_equal(tmp_path):
-    opts = ["MODEL.IF_LABELSMOOTH", "off", "TEST.FEAT_NORM", "no", "TEST.MISS", "nt", "SOLVER.WEIGHT_DECAY", "1e-5",
-            "SOLVER.STEPS", "(40, 70)", "MODEL.DEVICE_ID", "3", "OUTPUT_DIR", "a b/ü"]
+    opts = [
+        "MODEL.IF_LABELSMOOTH",
+        "off",
+        "TEST.FEAT_NORM",
+        "no",
+        "TEST.MISS",
+        "nt",
+        "SOLVER.WEIGHT_DECAY",
+        "1e-5",
+        "SOLVER.STEPS",
+        "(40, 70)",
+        "MODEL.DEVICE_ID",
+        "3",
+        "OUTPUT_DIR",
+        "a b/ü",
+    ]
     cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml", opts)
     assert load_cfg(write(tmp_path, cfg.dump())) == cfg
-    seps = load_cfg(None, ["SOLVER.STEPS", "(1, 2)", "MODEL.TEXT_TOWER", "a b/ü", "OUTPUT_DIR", "x"], SEPS_SCHEMA)
+    seps = load_cfg(
+        None,
+        ["SOLVER.STEPS", "(1, 2)", "MODEL.TEXT_TOWER", "a b/ü", "OUTPUT_DIR", "x"],
+        SEPS_SCHEMA,
+    )
     assert load_cfg(write(tmp_path, seps.dump()), (), SEPS_SCHEMA) == seps
 
 
@@ -183,7 +249,17 @@ def test_a_loaded_configuration_is_frozen():
 
 def test_a_removed_key_is_ignored_at_its_old_default_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(load.REMOVED_KEYS, "MODEL.GONE", 0.5)
-    for config in (write(tmp_path, "MODEL: {GONE: 0.5}"), load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.5}")):
+    for config in (
+        write(tmp_path, "MODEL: {GONE: 0.5}"),
+        load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.5}"),
+    ):
         assert "GONE" not in load_cfg(config, ["MODEL.GONE", "0.5"]).MODEL
-    for message in (error(load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.4}")), error(None, ["MODEL.GONE", "0.4"])):
-        assert message.startswith("MODEL.GONE in ") and "default was 0.5" in message and load.LAST_COMMIT in message
+    for message in (
+        error(load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.4}")),
+        error(None, ["MODEL.GONE", "0.4"]),
+    ):
+        assert (
+            message.startswith("MODEL.GONE in ")
+            and "default was 0.5" in message
+            and load.LAST_COMMIT in message
+        )

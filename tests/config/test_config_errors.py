@@ -1,4 +1,5 @@
 """Configuration: a mistake is one sentence with the key, the value and where it comes from."""
+
 import pytest
 from commands import CONFIG, ONE_LINE
 from config_files import error, write
@@ -9,9 +10,14 @@ from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
-@pytest.mark.parametrize(("wrong", "right"), [
-    ("MODEL.SDTPS_SPARS_RATIO", "MODEL.SDTPS_SPARSE_RATIO"), ("solver.max_epochs", "SOLVER.MAX_EPOCHS"),
-    ("MAX_EPOCHS", "SOLVER.MAX_EPOCHS")])
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("MODEL.SDTPS_SPARS_RATIO", "MODEL.SDTPS_SPARSE_RATIO"),
+        ("solver.max_epochs", "SOLVER.MAX_EPOCHS"),
+        ("MAX_EPOCHS", "SOLVER.MAX_EPOCHS"),
+    ],
+)
 def test_an_unknown_key_is_reported_with_the_nearest(tmp_path, wrong, right):
     message = error(None, [wrong, "True"])
     assert repr(wrong) in message and message.endswith(f"the nearest valid key is {right}.")
@@ -27,10 +33,19 @@ MISTAKES = {
     "a range": ("MODEL.SDTPS_SPARSE_RATIO 1.5", ["1.5", "(0, 1]"]),
     "a choice": ("SOLVER.OPTIMIZER_NAME adam", ["'SGD' or 'Adam' or 'AdamW'", "nearest is 'Adam'"]),
     "two sizes": ("INPUT.SIZE_TRAIN [128,64]", ["INPUT.SIZE_TEST", "make them equal"]),
-    "no whole identities": ("SOLVER.IMS_PER_BATCH 100", ["DATALOADER.NUM_INSTANCE 16", "such as 96"]),
+    "no whole identities": (
+        "SOLVER.IMS_PER_BATCH 100",
+        ["DATALOADER.NUM_INSTANCE 16", "such as 96"],
+    ),
     "one identity a batch": ("SOLVER.IMS_PER_BATCH 16", ["both 16", "larger multiple"]),
-    "a module that needs another": ("MODEL.ATM True", ["MODEL.HDM False", "set MODEL.HDM to True or MODEL.ATM to False"]),
-    "patches that the backbone has not": ("MODEL.PATCH_SIZE 8 MODEL.TRANSFORMER_TYPE ViT-B-16", ["set it to 0"]),
+    "a module that needs another": (
+        "MODEL.ATM True",
+        ["MODEL.HDM False", "set MODEL.HDM to True or MODEL.ATM to False"],
+    ),
+    "patches that the backbone has not": (
+        "MODEL.PATCH_SIZE 8 MODEL.TRANSFORMER_TYPE ViT-B-16",
+        ["set it to 0"],
+    ),
     "a key without a value": ("SOLVER.SEED=", ["'SOLVER.SEED' has no value"]),
 }
 
@@ -48,9 +63,16 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
     assert "strictly increasing" in error(None, ["SOLVER.STEPS", "(5,3)"], SEPS_SCHEMA)
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ("SOLVER:\n  MAX_EPOCHS: many", "SOLVER.MAX_EPOCHS"), ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
-    ("- MODEL\n- SOLVER", "KEY: value"), ("OUTPUT_DIR: Läufe".encode("latin-1"), "cannot be read")], ids=str)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("SOLVER:\n  MAX_EPOCHS: many", "SOLVER.MAX_EPOCHS"),
+        ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
+        ("- MODEL\n- SOLVER", "KEY: value"),
+        ("OUTPUT_DIR: Läufe".encode("latin-1"), "cannot be read"),
+    ],
+    ids=str,
+)
 def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, said):
     path = tmp_path / "run.yml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -60,13 +82,22 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, said):
 @pytest.mark.parametrize("schema", [DEMO_SCHEMA, SEPS_SCHEMA], ids=["DeMo", "SEPS"])
 def test_a_missing_file_is_reported(tmp_path, schema):
     message = error(tmp_path / "none.yml", (), schema)
-    assert str(tmp_path / "none.yml") in message and "--config_file" in message and schema.example in message
+    assert (
+        str(tmp_path / "none.yml") in message
+        and "--config_file" in message
+        and schema.example in message
+    )
 
 
 @pytest.mark.parametrize("tool", [train_net, test_net], ids=lambda tool: tool.__name__)
 def test_commands_end_with_the_sentence_and_write_nothing(command, tmp_path, monkeypatch, tool):
     monkeypatch.chdir(tmp_path)
     code, stdout, stderr = command(tool.main, "--config_file", CONFIG, "SOLVER.SED=3")
-    assert code == 2 and not stdout and stderr == ONE_LINE + (
-        "Unknown key 'SOLVER.SED' in the command line; the nearest valid key is SOLVER.SEED.\n")
+    assert (
+        code == 2
+        and not stdout
+        and stderr
+        == ONE_LINE
+        + ("Unknown key 'SOLVER.SED' in the command line; the nearest valid key is SOLVER.SEED.\n")
+    )
     assert list(tmp_path.iterdir()) == []

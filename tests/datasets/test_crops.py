@@ -1,4 +1,5 @@
 """The images of image-text matching: random crops in training, resized in evaluation, beside torchvision's."""
+
 import random
 from collections import Counter
 
@@ -14,29 +15,57 @@ from demo_sdtps.seps.transforms import CROP_ASPECT, CropTransform, crop_box, res
 
 
 def config(*opts):
-    made = CfgNode({"INPUT": {"SIZE": [32, 32], "PROB": 0.5, "MIN_CROP": 0.5, "PIXEL_MEAN": [0.5] * 3, "PIXEL_STD": [0.5] * 3}})
+    made = CfgNode(
+        {
+            "INPUT": {
+                "SIZE": [32, 32],
+                "PROB": 0.5,
+                "MIN_CROP": 0.5,
+                "PIXEL_MEAN": [0.5] * 3,
+                "PIXEL_STD": [0.5] * 3,
+            }
+        }
+    )
     made.merge_from_list(list(opts))
     return made
 
 
 def test_evaluation_resizes_and_normalises():
-    cfg = config("INPUT.SIZE", [24, 40], "INPUT.PIXEL_MEAN", [0.1, 0.2, 0.3], "INPUT.PIXEL_STD", [1.0, 2.0, 4.0])
+    cfg = config(
+        "INPUT.SIZE",
+        [24, 40],
+        "INPUT.PIXEL_MEAN",
+        [0.1, 0.2, 0.3],
+        "INPUT.PIXEL_STD",
+        [1.0, 2.0, 4.0],
+    )
     image = random_image(48, 30)
-    plain = v2.Compose([v2.Resize((24, 40), interpolation=v2.InterpolationMode.BICUBIC), v2.ToDtype(torch.float32, scale=True),
-                        v2.Normalize([0.1, 0.2, 0.3], [1.0, 2.0, 4.0])])
+    plain = v2.Compose(
+        [
+            v2.Resize((24, 40), interpolation=v2.InterpolationMode.BICUBIC),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]),
+        ]
+    )
     assert torch.equal(resize_transform(cfg)(image), plain(image))
 
 
 def test_a_crop_is_a_part_of_the_image_resized():
     cfg = config("INPUT.PROB", 0.0, "INPUT.MIN_CROP", 0.3, "INPUT.SIZE", [16, 24])
-    image = random_image(48, 60) // 3 + 80  # no value is cut between the two passes of the bicubic filter
+    image = (
+        random_image(48, 60) // 3 + 80
+    )  # no value is cut between the two passes of the bicubic filter
     for seed in range(seeded(), seeded(20)):
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
-        part = image[None, :, top:top + rows, left:left + columns].double()
-        expected = F.interpolate(part, (16, 24), mode="bicubic", antialias=True, align_corners=False)[0].clamp(0, 255)
+        part = image[None, :, top : top + rows, left : left + columns].double()
+        expected = F.interpolate(
+            part, (16, 24), mode="bicubic", antialias=True, align_corners=False
+        )[0].clamp(0, 255)
         found = CropTransform(cfg)(image, random.Random(seed))
         assert found.shape == (3, 16, 24) and found.dtype == torch.float32
-        assert (found - normalised(expected)).abs().max() < 2.5 / 127.5  # whole grey levels on the way
+        assert (
+            found - normalised(expected)
+        ).abs().max() < 2.5 / 127.5  # whole grey levels on the way
 
 
 def test_crops_have_torchvisions_distribution():
@@ -46,14 +75,27 @@ def test_crops_have_torchvisions_distribution():
     torch.manual_seed(seeded())
     theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
     image = torch.zeros(3, 90, 120, dtype=torch.uint8)
-    theirs = torch.tensor([[params[name] for name in ("top", "left", "height", "width")] for params in (
-        theirs_transform.make_params([image]) for _ in range(count))]).double()
+    theirs = torch.tensor(
+        [
+            [params[name] for name in ("top", "left", "height", "width")]
+            for params in (theirs_transform.make_params([image]) for _ in range(count))
+        ]
+    ).double()
     for boxes in (ours, theirs):
-        assert ((boxes[:, :2] + boxes[:, 2:]) <= torch.tensor([90, 120])).all() and (boxes >= 0).all()
+        assert ((boxes[:, :2] + boxes[:, 2:]) <= torch.tensor([90, 120])).all() and (
+            boxes >= 0
+        ).all()
 
     def measures(boxes):
         top, left, rows, columns = boxes.T
-        return torch.stack([rows * columns / 10800, (columns / rows).log(), (top + rows / 2) / 90, (left + columns / 2) / 120])
+        return torch.stack(
+            [
+                rows * columns / 10800,
+                (columns / rows).log(),
+                (top + rows / 2) / 90,
+                (left + columns / 2) / 120,
+            ]
+        )
 
     for mine, other in zip(measures(ours), measures(theirs), strict=True):
         error = (mine.var() / count + other.var() / count).sqrt()
@@ -61,7 +103,9 @@ def test_crops_have_torchvisions_distribution():
         assert abs(mine.mean() - other.mean()) < 6 * error and 0.9 < mine.std() / other.std() < 1.1
 
 
-@pytest.mark.parametrize(("height", "width", "box"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))])
+@pytest.mark.parametrize(
+    ("height", "width", "box"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))]
+)
 def test_of_a_long_image_the_middle_is_taken(height, width, box):
     assert all(crop_box(height, width, 0.9, random.Random(seed)) == box for seed in range(20))
 

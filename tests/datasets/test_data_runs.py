@@ -1,4 +1,5 @@
 """Training, evaluation, export and images on a tiny copy of every data set, as a user types it."""
+
 import shutil
 
 import numpy as np
@@ -29,7 +30,9 @@ MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Syntheti
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     expected = WRITERS[name](tmp_path)
-    words = cli_args_for(tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1")
+    words = cli_args_for(
+        tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1"
+    )
     code, _, stderr = command(train_net.main, *words, "OUTPUT_DIR", tmp_path / "run")
     assert code == 0, stderr
     counts = ", ".join(f"{len(samples)} {split}" for split, samples in expected.items())
@@ -47,8 +50,16 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
 
     features = {}
     for split in SPLITS:
-        code, _, stderr = command(export_features.main, *words, "--split", split, "--normalise", "--overwrite", "--output",
-                                  tmp_path / "x.npz")
+        code, _, stderr = command(
+            export_features.main,
+            *words,
+            "--split",
+            split,
+            "--normalise",
+            "--overwrite",
+            "--output",
+            tmp_path / "x.npz",
+        )
         assert code == 0, stderr
         with np.load(tmp_path / "x.npz") as found:
             assert found["ids"].tolist() == [sample.identity for sample in expected[split]]
@@ -60,11 +71,18 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
             assert features[split].shape == (len(expected[split]), 6 * BACKBONE_WIDTH)
 
     def slow_score(place):
-        sides = [[[getattr(sample, what) for sample in expected[split]] for split in SPLITS] for what in ("identity", place)]
-        return ranking.evaluate(*(features[split].tolist() for split in SPLITS), *sides[0], *sides[1])
+        sides = [
+            [[getattr(sample, what) for sample in expected[split]] for split in SPLITS]
+            for what in ("identity", place)
+        ]
+        return ranking.evaluate(
+            *(features[split].tolist() for split in SPLITS), *sides[0], *sides[1]
+        )
 
     cmc, mean = slow_score("scene" if name == "MSVR310" else "camera")
-    (expected_row,) = near({"3": dict(zip(COLUMNS, (mean, cmc[0], cmc[4], cmc[9]), strict=True))}, *sides).values()
+    (expected_row,) = near(
+        {"3": dict(zip(COLUMNS, (mean, cmc[0], cmc[4], cmc[9]), strict=True))}, *sides
+    ).values()
     assert scores["3"] == expected_row
     if name == "MSVR310":
         assert slow_score("camera")[1] != expected_row["mAP"], "the other protocol would show"
@@ -72,9 +90,18 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
 
 def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path, command):
     """A person of training in the test, seen by one camera alone: no unseen identity, and a query without a match."""
+
     def warnings_of_a_run():
-        words = cli_args_for(own_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1", "--overwrite", "OUTPUT_DIR",
-                             tmp_path / "run")
+        words = cli_args_for(
+            own_root,
+            "SOLVER.EVAL_UNTRAINED",
+            "False",
+            "SOLVER.MAX_EPOCHS",
+            "1",
+            "--overwrite",
+            "OUTPUT_DIR",
+            tmp_path / "run",
+        )
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
         log = (tmp_path / "run" / "log.txt").read_text()
@@ -87,4 +114,6 @@ def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path,
     shared, unmatched = warnings_of_a_run()
     assert "1 identities are in training and test, the first 3" in shared
     assert "1 of 33 queries have no match in the gallery" in unmatched
-    assert all(0 < values["mAP"] <= 1 for values in records_of(tmp_path / "run")[-1]["patterns"].values())
+    assert all(
+        0 < values["mAP"] <= 1 for values in records_of(tmp_path / "run")[-1]["patterns"].values()
+    )

@@ -1,4 +1,5 @@
 """All data sets that we read: what is on disk, what is wrong there, and their configurations."""
+
 import csv
 import json
 import os
@@ -23,11 +24,17 @@ from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_sp
 from demo_sdtps.datasets.base import ENDINGS
 from demo_sdtps.datasets.images import FORMATS
 
-FOLDERS = {"RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
-           "RGBNT100": tuple(f"RGBNT100/rgbir/{name}" for name in ("bounding_box_train", "query", "bounding_box_test")),
-           "MSVR310": tuple(f"MSVR310/{name}" for name in ("bounding_box_train", "query3", "bounding_box_test")),
-           "WMVeID863": tuple(f"MSVWild863/{name}" for name in ("train", "query", "test")),
-           "Synthetic": tuple(f"synthetic/RGBNT201/{name}" for name in ("train_171", "test", "test"))}
+FOLDERS = {
+    "RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
+    "RGBNT100": tuple(
+        f"RGBNT100/rgbir/{name}" for name in ("bounding_box_train", "query", "bounding_box_test")
+    ),
+    "MSVR310": tuple(
+        f"MSVR310/{name}" for name in ("bounding_box_train", "query3", "bounding_box_test")
+    ),
+    "WMVeID863": tuple(f"MSVWild863/{name}" for name in ("train", "query", "test")),
+    "Synthetic": tuple(f"synthetic/RGBNT201/{name}" for name in ("train_171", "test", "test")),
+}
 """Where each data set has its splits (docs/data.md)."""
 SEPARATE = ("RGBNT201", "MSVR310", "WMVeID863")
 """Those with a folder for each modality."""
@@ -87,31 +94,47 @@ def test_other_files_are_not_read(tmp_path, name):
 def test_any_ending_of_an_image_is_read_in_the_same_order(tmp_path, name):
     """Also where the images of a triplet differ in it: the samples are those of .jpg."""
     expected = WRITERS[name](tmp_path)
-    files = sorted({path for samples in expected.values() for sample in samples for path in sample.paths})
+    files = sorted(
+        {path for samples in expected.values() for sample in samples for path in sample.paths}
+    )
     endings = cycle([*sorted(ENDINGS), ".JPG", ".Png"])
     names = {path: str(Path(path).with_suffix(next(endings))) for path in files}
     for path, new in names.items():
         os.rename(path, new)
-    assert read(tmp_path, name) == {split: [replace(sample, paths=tuple(names[path] for path in sample.paths))
-                                            for sample in samples] for split, samples in expected.items()}
+    assert read(tmp_path, name) == {
+        split: [
+            replace(sample, paths=tuple(names[path] for path in sample.paths)) for sample in samples
+        ]
+        for split, samples in expected.items()
+    }
 
 
 def test_two_images_of_one_name_are_refused(tmp_path, name):
     path = Path(WRITERS[name](tmp_path)["gallery"][3].paths[-1])
     shutil.copy(path, path.with_suffix(".PNG"))
-    assert f"The folder {path.parent} has both {path.stem}.PNG and {path.stem}.jpg, which" in complaint(tmp_path, name)
+    assert (
+        f"The folder {path.parent} has both {path.stem}.PNG and {path.stem}.jpg, which"
+        in complaint(tmp_path, name)
+    )
 
 
 def test_endings_are_those_of_the_formats_that_are_decoded():
-    assert set(ENDINGS) == {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
+    assert set(ENDINGS) == {
+        ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS
+    }
 
 
 def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
     message = complaint(tmp_path, name)
-    for part in (f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};", READERS[name].layout,
-                 "correct DATASETS.ROOT_DIR"):
+    for part in (
+        f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};",
+        READERS[name].layout,
+        "correct DATASETS.ROOT_DIR",
+    ):
         assert part in message
-    assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))  # the synthetic images have RGBNT201's layout
+    assert ("make demo" in message) == (
+        name in ("RGBNT201", "Synthetic")
+    )  # the synthetic images have RGBNT201's layout
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -123,7 +146,9 @@ def test_a_missing_split_and_one_without_images_are_reported(tmp_path, name, spl
     assert f"The folder {folder}" in message and "is missing" in message
     assert f"The {split} split of {name}" in message and READERS[name].layout in message
     for path in (tmp_path / "elsewhere").rglob("*"):
-        if path.is_dir() and name != "MSVR310":  # an empty identity folder has a sentence of its own
+        if (
+            path.is_dir() and name != "MSVR310"
+        ):  # an empty identity folder has a sentence of its own
             (folder / path.relative_to(tmp_path / "elsewhere")).mkdir(parents=True)
     folder.mkdir(parents=True, exist_ok=True)
     assert "is empty" in message_of(read, tmp_path, name, [split])
@@ -136,17 +161,32 @@ def test_a_missing_image_and_a_missing_folder_of_one_modality_are_reported(tmp_p
     Path(paths[number]).unlink()
     message = complaint(tmp_path, name)
     assert f"has no {('RGB', 'NI', 'TI')[number]} image: {paths[number]} is missing" in message
-    assert f"such as {paths[1 if number == 0 else 0]}" in message and f"The query split of {name}" in message
+    assert (
+        f"such as {paths[1 if number == 0 else 0]}" in message
+        and f"The query split of {name}" in message
+    )
     folder = Path(paths[number]).parent
     folder.rename(tmp_path / "elsewhere")
     assert f"The folder {folder} is missing" in complaint(tmp_path, name)
 
 
 WRONG_NAMES = {
-    "RGBNT201": ("000001_cam1_0_00.jpg", ["portrait.jpg", "00001_cam1_0_00.jpg", "000001_cam12_0_00.jpg"]),
-    "RGBNT100": ("0001_c1_001.jpg", ["portrait.jpg", "0001_c0_001.jpg", "0001_c12_001.jpg", "-2_c1_001.jpg"]),
-    "MSVR310": ("0001_s001_v1_001.jpg", ["portrait.jpg", "0001_s001_v8_001.jpg", "0001_s001_001.jpg", "001_s001_v1_001.jpg"]),
-    "WMVeID863": ("000001_cam1_0_00.jpg", ["portrait.jpg", "000001_cam0_0_00.jpg", "000001_c1_0_00.jpg"]),
+    "RGBNT201": (
+        "000001_cam1_0_00.jpg",
+        ["portrait.jpg", "00001_cam1_0_00.jpg", "000001_cam12_0_00.jpg"],
+    ),
+    "RGBNT100": (
+        "0001_c1_001.jpg",
+        ["portrait.jpg", "0001_c0_001.jpg", "0001_c12_001.jpg", "-2_c1_001.jpg"],
+    ),
+    "MSVR310": (
+        "0001_s001_v1_001.jpg",
+        ["portrait.jpg", "0001_s001_v8_001.jpg", "0001_s001_001.jpg", "001_s001_v1_001.jpg"],
+    ),
+    "WMVeID863": (
+        "000001_cam1_0_00.jpg",
+        ["portrait.jpg", "000001_cam0_0_00.jpg", "000001_c1_0_00.jpg"],
+    ),
 }
 
 
@@ -158,18 +198,26 @@ def test_a_name_that_says_no_identity_camera_or_scene_is_reported(tmp_path, name
         for path in paths:
             path.rename(path.with_name(wrong))
         message = complaint(tmp_path, name)
-        assert f"The image {paths[0].with_name(wrong)} does not follow" in message and f"such as {example}" in message
+        assert (
+            f"The image {paths[0].with_name(wrong)} does not follow" in message
+            and f"such as {example}" in message
+        )
         for path in paths:
             path.with_name(wrong).rename(path)
 
 
 # Configurations
 
+
 def values_of(path):
     """Every key of a configuration, by its full name."""
     sections = yaml.safe_load(load_cfg(path).dump())
-    return {f"{section}.{key}": value for section, keys in sections.items() if isinstance(keys, dict)
-            for key, value in keys.items()}
+    return {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        if isinstance(keys, dict)
+        for key, value in keys.items()
+    }
 
 
 @pytest.mark.parametrize("folder", NAMES)
@@ -179,18 +227,36 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     both = "DeMo_with_SDTPS"
     assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both} | slim
     found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
-    assert {values["DATASETS.NAMES"] for values in found.values()} == {"RGBNT201" if folder == "Synthetic" else folder}
+    assert {values["DATASETS.NAMES"] for values in found.values()} == {
+        "RGBNT201" if folder == "Synthetic" else folder
+    }
     on = {kind: {key for key in MODULES if values[key]} for kind, values in found.items()}
     fusion = {"MODEL.HDM", "MODEL.ATM"}
-    assert on == {"Baseline": set(), "DeMo": fusion, "DeMo_SDTPS": {"MODEL.USE_SDTPS"}, both: fusion | {"MODEL.USE_SDTPS"},
-                  **dict.fromkeys(slim, fusion)}
-    assert [found[both][f"MODEL.SDTPS_{key}"] for key in ("LOSS_WEIGHT", "FEEDS_HDM")] == [0.1, False]
-    apart = MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set())  # which only HDM's own uses there
+    assert on == {
+        "Baseline": set(),
+        "DeMo": fusion,
+        "DeMo_SDTPS": {"MODEL.USE_SDTPS"},
+        both: fusion | {"MODEL.USE_SDTPS"},
+        **dict.fromkeys(slim, fusion),
+    }
+    assert [found[both][f"MODEL.SDTPS_{key}"] for key in ("LOSS_WEIGHT", "FEEDS_HDM")] == [
+        0.1,
+        False,
+    ]
+    apart = MODULES | (
+        {"MODEL.HEAD"} if folder == "Synthetic" else set()
+    )  # which only HDM's own uses there
     slimming = {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
-    rest = [{key: value for key, value in values.items()
-             if key not in apart and not (kind in slim and (key in slimming or key.startswith("MODEL.SLIM_")))
-             and not (kind == both and key in ("MODEL.SDTPS_LOSS_WEIGHT", "MODEL.SDTPS_FEEDS_HDM"))}
-            for kind, values in found.items()]
+    rest = [
+        {
+            key: value
+            for key, value in values.items()
+            if key not in apart
+            and not (kind in slim and (key in slimming or key.startswith("MODEL.SLIM_")))
+            and not (kind == both and key in ("MODEL.SDTPS_LOSS_WEIGHT", "MODEL.SDTPS_FEEDS_HDM"))
+        }
+        for kind, values in found.items()
+    ]
     whole = rest[0]
     assert all(values == {key: whole[key] for key in values} for values in rest)
 
@@ -198,26 +264,45 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
 @pytest.mark.parametrize("name", ["RGBNT201", "RGBNT100", "MSVR310"])
 def test_demo_is_configured_as_published(name):
     with open(ROOT / "tests" / "golden" / "config_keys.tsv", encoding="utf-8") as table:
-        rows = list(csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t"))
+        rows = list(
+            csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t")
+        )
     ours = values_of(ROOT / "configs" / name / "DeMo.yml")
-    differ = {row["key"] for row in rows if "." in row["key"] and ours[row["key"]] != literal_eval(row[name] or row["default"])}
+    differ = {
+        row["key"]
+        for row in rows
+        if "." in row["key"] and ours[row["key"]] != literal_eval(row[name] or row["default"])
+    }
     # Weights and machine are the user's; 'None' and 'nothing' both say complete triplets; YAML makes a list of a tuple.
-    assert differ <= {"MODEL.PRETRAIN_PATH_T", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS", "TEST.MISS", "SOLVER.STEPS"}
+    assert differ <= {
+        "MODEL.PRETRAIN_PATH_T",
+        "MODEL.DEVICE",
+        "DATALOADER.NUM_WORKERS",
+        "TEST.MISS",
+        "SOLVER.STEPS",
+    }
     assert ours["TEST.MISS"] in ("None", "nothing") and len(rows) > 70
 
 
 @pytest.mark.parametrize("kind", ["Baseline", "DeMo", "DeMo_SDTPS", "DeMo_with_SDTPS"])
 def test_wmveid863_takes_the_values_of_msvr310(kind):
-    ours, theirs = (values_of(ROOT / "configs" / name / f"{kind}.yml") for name in ("WMVeID863", "MSVR310"))
+    ours, theirs = (
+        values_of(ROOT / "configs" / name / f"{kind}.yml") for name in ("WMVeID863", "MSVR310")
+    )
     assert ours == theirs | {"DATASETS.NAMES": "WMVeID863"}
 
 
 # The document
 
+
 def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
     """A copy of the packages with what docs/extending.md adds to them reads a data set as it describes."""
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    reader, line = (block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "Parking" in block)
+    reader, line = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        if "Parking" in block
+    )
     copied = tmp_path / "demo_sdtps"
     for package in ("", "config", "datasets", "runtime"):
         (copied / package).mkdir()
@@ -232,15 +317,38 @@ def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
 
     for split in ("learn", "ask", "park"):
         for number in (2, 1):
-            write_triplet(tmp_path / "Parking" / split, ("colour", "near", "thermal"), f"17-{number}-0001.jpg", 17, number)
-    program = ("import json\nfrom demo_sdtps.config import load_cfg\nfrom demo_sdtps.datasets import read_splits\n"
-               "cfg = load_cfg(None, ['DATASETS.NAMES', 'Parking', 'DATASETS.ROOT_DIR', '.'])\n"
-               "print(json.dumps({split: [[*s.paths, s.identity, s.camera] for s in samples]"
-               " for split, samples in read_splits(cfg).items()}))")
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+            write_triplet(
+                tmp_path / "Parking" / split,
+                ("colour", "near", "thermal"),
+                f"17-{number}-0001.jpg",
+                17,
+                number,
+            )
+    program = (
+        "import json\nfrom demo_sdtps.config import load_cfg\nfrom demo_sdtps.datasets import read_splits\n"
+        "cfg = load_cfg(None, ['DATASETS.NAMES', 'Parking', 'DATASETS.ROOT_DIR', '.'])\n"
+        "print(json.dumps({split: [[*s.paths, s.identity, s.camera] for s in samples]"
+        " for split, samples in read_splits(cfg).items()}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        split: [[*(f"Parking/{folder}/{modality}/17-{camera + 1}-0001.jpg" for modality in ("colour", "near", "thermal")),
-                 17, camera] for camera in (0, 1)]
-        for split, folder in (("train", "learn"), ("query", "ask"), ("gallery", "park"))}
+        split: [
+            [
+                *(
+                    f"Parking/{folder}/{modality}/17-{camera + 1}-0001.jpg"
+                    for modality in ("colour", "near", "thermal")
+                ),
+                17,
+                camera,
+            ]
+            for camera in (0, 1)
+        ]
+        for split, folder in (("train", "learn"), ("query", "ask"), ("gallery", "park"))
+    }

@@ -1,4 +1,5 @@
 """Decoding and verifying images: of every kind, the pixels are right, or it is refused (docs/data.md)."""
+
 import struct
 import warnings
 import zlib
@@ -36,23 +37,32 @@ def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeyp
         pytest.importorskip("simplejpeg")
     pixels = np.random.default_rng(0).integers(256, size=(41, 23, 3), dtype=np.uint8)
     path = tmp_path / "image.jpg"
-    kinds = [(mode, {"subsampling": subsampling, "progressive": progressive, "quality": quality})
-             for mode in ("RGB", "L") for subsampling in (0, 1, 2) for progressive in (False, True) for quality in (30, 95)]
+    kinds = [
+        (mode, {"subsampling": subsampling, "progressive": progressive, "quality": quality})
+        for mode in ("RGB", "L")
+        for subsampling in (0, 1, 2)
+        for progressive in (False, True)
+        for quality in (30, 95)
+    ]
     for size in ((41, 23), (1, 1), (16, 8), (3, 17)):
         for mode, how in [*kinds, ("RGB", {"keep_rgb": True}), ("CMYK", {})]:
-            Image.fromarray(pixels[:size[0], :size[1]]).convert(mode).save(path, **how)
+            Image.fromarray(pixels[: size[0], : size[1]]).convert(mode).save(path, **how)
             found = decode(str(path))
             assert found.dtype == torch.uint8 and found.shape == (3, *size)
-            assert np.array_equal(found.permute(1, 2, 0).numpy(), np.asarray(Image.open(path).convert("RGB"))), (mode, how)
+            assert np.array_equal(
+                found.permute(1, 2, 0).numpy(), np.asarray(Image.open(path).convert("RGB"))
+            ), (mode, how)
 
 
 def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
-    paths, expected = zip(*(image(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True)
+    paths, expected = zip(
+        *(image(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True
+    )
     for ours, theirs in zip(decode_triplet(paths), expected, strict=True):
         assert torch.equal(ours, theirs)
     path, whole = image(tmp_path / "whole.png", 12)
     for number, part in enumerate(decode_triplet((path,))):
-        assert torch.equal(part, whole[:, :, 4 * number:4 * number + 4])
+        assert torch.equal(part, whole[:, :, 4 * number : 4 * number + 4])
 
 
 def test_verify_lists_all_damaged_images_and_no_other(own_root):
@@ -61,7 +71,9 @@ def test_verify_lists_all_damaged_images_and_no_other(own_root):
     damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
     for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
         damage(path)
-    head, *lines = message_of(verify, [path for sample in samples for path in sample.paths]).splitlines()
+    head, *lines = message_of(
+        verify, [path for sample in samples for path in sample.paths]
+    ).splitlines()
     assert head.startswith("3 of 144 images") and "replace them or remove their triplets" in head
     assert len(lines) == 3
     assert all(any(str(path) in line for line in lines) for path in damaged)
@@ -88,8 +100,11 @@ def saved(pixels, format="PNG", **options):
 
 def png_of_16_bits(path):
     """In colours, which Pillow does not write."""
+
     def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     head = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 16, 2, 0, 0, 0)
     body = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in COLOURS_16))
@@ -130,18 +145,28 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
     write, expected = EXACT[name]
     write(tmp_path / "image.jpg")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # such as Pillow's of transparency, which would be one per image
+        warnings.simplefilter(
+            "error"
+        )  # such as Pillow's of transparency, which would be one per image
         found = decode(str(tmp_path / "image.jpg")).permute(1, 2, 0).numpy()
     assert found.dtype == np.uint8 and np.array_equal(found, expected)
 
 
 def postscript(path):
-    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file\n%%EOF\n")
+    path.write_text(
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file\n%%EOF\n"
+    )
 
 
-@pytest.mark.parametrize(("write", "said"), [
-    (saved(GREY_16.astype(np.int32), "TIFF"), "32 bits"), (saved(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
-    (postscript, "cannot identify")], ids=["32 bits", "floats", "PostScript, for which Pillow would run Ghostscript"])
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (saved(GREY_16.astype(np.int32), "TIFF"), "32 bits"),
+        (saved(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
+        (postscript, "cannot identify"),
+    ],
+    ids=["32 bits", "floats", "PostScript, for which Pillow would run Ghostscript"],
+)
 def test_what_has_no_pixels_is_refused(write, said, tmp_path):
     write(tmp_path / "image.jpg")
     assert said in message_of(decode, str(tmp_path / "image.jpg"))

@@ -1,4 +1,5 @@
 """Batches of triplets and of captions: the same for any number of processes, with the cache and without."""
+
 import os
 import random
 import signal
@@ -34,13 +35,22 @@ from demo_sdtps.seps.captions import CaptionBatch, caption_batches, caption_load
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
 
-MASKS = ("INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE",
-         "supervised")
+MASKS = (
+    "INPUT.JOINT_AUGMENTATION",
+    "True",
+    "MODEL.SLIM_BLOCKS",
+    "[2]",
+    "MODEL.SLIM_KEEP",
+    "[0.5]",
+    "MODEL.SLIM_SCORE",
+    "supervised",
+)
 
 
 @pytest.fixture(params=["triplets", "triplets with masks", "captions"])
 def make(request):
     """Of KEY, VALUE, … options: → a training loader and the function that gives its batches."""
+
     def triplets(*opts):
         masks = MASKS if "masks" in request.param else ()
         cfg = config(request.getfixturevalue("tiny_root"), "INPUT.RE_PROB", "0.5", *masks, *opts)
@@ -85,8 +95,15 @@ def test_loading_leaves_the_generators_of_training_alone(make, workers):
     assert np.random.get_state()[1].tolist() == before[2]
 
 
-@pytest.mark.parametrize("opts", [["DATALOADER.NUM_WORKERS", "2"], ["DATASETS.CACHE", "no"],
-                                  ["DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ["DATALOADER.NUM_WORKERS", "2"],
+        ["DATASETS.CACHE", "no"],
+        ["DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no"],
+    ],
+    ids=" ".join,
+)
 def test_neither_processes_nor_the_cache_change_a_bit(make, opts):
     torch.manual_seed(1)
     random.seed(1)
@@ -112,26 +129,40 @@ def test_epochs_of_one_loader_are_those_of_fresh_ones(make):
 
 def test_a_training_batch(tiny_root):
     cfg = config(tiny_root)
-    by_path = {decode(sample.paths[0]).numpy().tobytes(): sample for sample in read_splits(cfg, ("train",))["train"]}
+    by_path = {
+        decode(sample.paths[0]).numpy().tobytes(): sample
+        for sample in read_splits(cfg, ("train",))["train"]
+    }
     loader = train_loader(config(tiny_root, *PLAIN), read_splits(cfg, ("train",))["train"])
     for images, labels, cameras in batches(loader):
         assert [(images[modality].dtype, images[modality].shape) for modality in MODALITIES] == [
-            (torch.float32, (8, 3, 32, 16))] * 3
+            (torch.float32, (8, 3, 32, 16))
+        ] * 3
         assert sorted(Counter(labels.tolist()).values()) == [4, 4]
         for index in range(8):
-            sample = by_path[bytes(((images["RGB"][index] + 1) * 127.5).round().byte().numpy().tobytes())]
+            sample = by_path[
+                bytes(((images["RGB"][index] + 1) * 127.5).round().byte().numpy().tobytes())
+            ]
             assert (labels[index], cameras[index]) == (sample.identity - 1, sample.camera)
             for modality, path in zip(MODALITIES, sample.paths, strict=True):
                 assert_close(images[modality][index], normalised(decode(path)), *SCALED)
 
 
-@pytest.mark.parametrize("opts", [["INPUT.PROB", "0.5", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.0"],
-                                  ["INPUT.PROB", "0.0", "INPUT.PADDING", "4", "INPUT.RE_PROB", "0.0"],
-                                  ["INPUT.PROB", "0.0", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.5"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ["INPUT.PROB", "0.5", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.0"],
+        ["INPUT.PROB", "0.0", "INPUT.PADDING", "4", "INPUT.RE_PROB", "0.0"],
+        ["INPUT.PROB", "0.0", "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.5"],
+    ],
+    ids=" ".join,
+)
 def test_modalities_draw_each_for_itself(tiny_root, opts):
     """The same image three times comes out different, by flip, by crop and by erasing alone."""
     path = str(images_of(tiny_root) / FIRST)
-    dataset = ImageDataset([(path,) * 3], [(0, 0)], Each(TrainTransform(config(tiny_root, *opts))), cache=False)
+    dataset = ImageDataset(
+        [(path,) * 3], [(0, 0)], Each(TrainTransform(config(tiny_root, *opts))), cache=False
+    )
     triplets = [dataset[0, seed][0] for seed in range(30)]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         different = sum(not torch.equal(images[first], images[second]) for images in triplets)
@@ -144,16 +175,22 @@ def test_evaluation_takes_all_samples_in_order(tiny_root):
     samples = read_splits(cfg, ("query",))["query"]
     loaded = list(batches(test_loader(cfg, samples)))
     assert [len(labels) for _, labels, _ in loaded] == [5] * 6 + [2]
-    assert torch.cat([labels for _, labels, _ in loaded]).tolist() == [sample.identity for sample in samples]
-    assert torch.cat([cameras for *_, cameras in loaded]).tolist() == [sample.camera for sample in samples]
+    assert torch.cat([labels for _, labels, _ in loaded]).tolist() == [
+        sample.identity for sample in samples
+    ]
+    assert torch.cat([cameras for *_, cameras in loaded]).tolist() == [
+        sample.camera for sample in samples
+    ]
     for place, modality in enumerate(MODALITIES):
         images = torch.cat([images[modality] for images, *_ in loaded])
         expected = torch.stack([decode(sample.paths[place]) for sample in samples])
         assert_close(images, normalised(expected), *SCALED)
 
 
-@pytest.mark.parametrize(("make", "workers"), [(train_loader, "0"), (test_loader, "0"), (train_loader, "2"),
-                                               (test_loader, "2")])
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [(train_loader, "0"), (test_loader, "0"), (train_loader, "2"), (test_loader, "2")],
+)
 def test_a_damaged_image_is_one_clean_error(own_root, no_process_left, make, workers):
     cfg = config(own_root, "DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no")
     samples = read_splits(cfg, ("train",))["train"]
@@ -170,7 +207,9 @@ def loading(root, *opts):
     return train_loader(cfg, read_splits(cfg, ("train",))["train"])
 
 
-def test_loading_processes_live_for_the_next_epoch_and_end_with_the_loader(tiny_root, no_process_left):
+def test_loading_processes_live_for_the_next_epoch_and_end_with_the_loader(
+    tiny_root, no_process_left
+):
     loader, before = loading(tiny_root), set(active_children())
     list(batches(loader))
     workers = set(active_children()) - before
@@ -184,9 +223,24 @@ def test_loading_processes_live_for_the_next_epoch_and_end_with_the_loader(tiny_
 @pytest.mark.slow
 def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
     """At once, or after DATALOADER.TIMEOUT where Python swallows the error that torch raises in its signal handler."""
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no",
-                         "SOLVER.MAX_EPOCHS", "1000", "DATALOADER.TIMEOUT", "8")
-    run = subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *map(str, words)], stderr=subprocess.PIPE, text=True)
+    words = cli_args_for(
+        tiny_root,
+        "OUTPUT_DIR",
+        tmp_path / "run",
+        "DATALOADER.NUM_WORKERS",
+        "2",
+        "DATASETS.CACHE",
+        "no",
+        "SOLVER.MAX_EPOCHS",
+        "1000",
+        "DATALOADER.TIMEOUT",
+        "8",
+    )
+    run = subprocess.Popen(
+        [sys.executable, str(ROOT / "train_net.py"), *map(str, words)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for(run, tmp_path / "run" / "metrics.json")
     os.kill(children_of(run.pid)[0], signal.SIGKILL)
     *_, said = run.communicate(timeout=120)[1].strip().splitlines()
@@ -232,7 +286,9 @@ def test_auto_caches_what_fits(tiny_root, monkeypatch):
 def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     cfg = config(tiny_root, "INPUT.RE_PROB", "1.0")
     samples = read_splits(cfg, ("train",))["train"][:2]
-    dataset = ImageDataset([sample.paths for sample in samples], [(0, 0)] * 2, Each(TrainTransform(cfg)), cache=True)
+    dataset = ImageDataset(
+        [sample.paths for sample in samples], [(0, 0)] * 2, Each(TrainTransform(cfg)), cache=True
+    )
     for seed in range(10):
         dataset[1, seed]
     for cached, path in zip(dataset.images[1], samples[1].paths, strict=True):

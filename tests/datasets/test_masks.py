@@ -1,4 +1,5 @@
 """Foreground masks of a triplet, from their files to the batch, and flip and crop that are drawn once per triplet."""
+
 import random
 from pathlib import Path
 
@@ -36,14 +37,16 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
     """Flip, padding and cropping one after the other, by what the recorded seed draws."""
     images = [random_image(seed=seed) for seed in range(3)]
     mask = random_image(seed=3)[:1]
-    transform = JointTrainTransform(config(tiny_root, *JOINT, "INPUT.RE_PROB", "0.0", "INPUT.PADDING", "4"))
+    transform = JointTrainTransform(
+        config(tiny_root, *JOINT, "INPUT.RE_PROB", "0.0", "INPUT.PADDING", "4")
+    )
     for seed in range(seeded(), seeded(20)):
         draw = random.Random(seed)
         flip, down, right = draw.random() < 0.5, draw.randint(-4, 4), draw.randint(-4, 4)
 
         def slow(image, flip=flip, top=4 - down, left=4 - right):
             image = image.flip(2) if flip else image
-            return F.pad(image, (4,) * 4)[:, top:top + 32, left:left + 16]
+            return F.pad(image, (4,) * 4)[:, top : top + 32, left : left + 16]
 
         *found, found_mask = transform([*images, mask], random.Random(seed))
         for image, original in zip(found, images, strict=True):
@@ -53,7 +56,9 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
 
 def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
     transform = JointTrainTransform(config(tiny_root, *JOINT, *PLAIN[:-1], "1.0"))
-    white = [torch.full((3, 32, 16), 255, dtype=torch.uint8)] * 3 + [torch.full((1, 32, 16), 255, dtype=torch.uint8)]
+    white = [torch.full((3, 32, 16), 255, dtype=torch.uint8)] * 3 + [
+        torch.full((1, 32, 16), 255, dtype=torch.uint8)
+    ]
     *images, mask = transform(white, random.Random(0))
     erased = [(image != 1).any(0) for image in images]
     assert all(part.any() and not part.all() for part in erased)
@@ -71,11 +76,15 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
     cfg = config(tiny_root, *STILL)
     samples = samples_of(cfg)
     masks = masks_of(cfg, samples)
-    files = [Path(sample.paths[0].replace("/RGB/", "/MASK/")).with_suffix(".png") for sample in samples]
+    files = [
+        Path(sample.paths[0].replace("/RGB/", "/MASK/")).with_suffix(".png") for sample in samples
+    ]
     expected = np.stack([np.asarray(Image.open(file)) for file in files])
     assert masks.dtype == torch.float32 and masks.shape == (48, 1, 32, 16)
     assert_close(masks[:, 0], expected / 255, 1)
-    assert all([*images] == [*MODALITIES] for images, *_ in batches(test_loader(cfg, samples)))  # evaluation reads none
+    assert all(
+        [*images] == [*MODALITIES] for images, *_ in batches(test_loader(cfg, samples))
+    )  # evaluation reads none
     for images, *_ in epoch(tiny_root, *SUPERVISED):
         assert list(images) == [*MODALITIES, MASK] and images[MASK].shape == (8, 1, 32, 16)
         assert 0 < images[MASK].mean() < 1 and images[MASK].min() == 0 and images[MASK].max() == 1
@@ -87,7 +96,12 @@ def test_a_mask_of_another_size_is_resized_bilinearly(own_root):
     large = random_image(64, 48)[:1]
     for sample in samples:
         Image.fromarray(large[0].numpy()).save(mask_path(sample))
-    expected = F.interpolate(large[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False) / 255
+    expected = (
+        F.interpolate(
+            large[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False
+        )
+        / 255
+    )
     # Rounding to whole levels in each of the two passes is worth half a level.
     assert (masks_of(cfg, samples) - expected).abs().max() < 1.5 / 255
 

@@ -30,10 +30,18 @@ def keep(root, wanted):
 
 
 def test_identity_scene_and_camera_are_in_the_name(tmp_path):
-    names = ["0001_s001_v0_001.jpg", "0001_s001_v7_002.jpg", "0001_s012_v3_001.jpg", "0310_s000_v5_010.jpg"]
+    names = [
+        "0001_s001_v0_001.jpg",
+        "0001_s001_v7_002.jpg",
+        "0001_s012_v3_001.jpg",
+        "0310_s000_v5_010.jpg",
+    ]
     for name in names:
         for modality in MODALITY_FOLDERS:
-            save(split_folder(tmp_path, "query3") / name[:4] / modality / name, pixels(1, 1, "RGB", 8, 4))
+            save(
+                split_folder(tmp_path, "query3") / name[:4] / modality / name,
+                pixels(1, 1, "RGB", 8, 4),
+            )
     found = read_splits(config(tmp_path, *NAME), ("query",))["query"]
     said = [(sample.identity, sample.scene, sample.camera) for sample in found]
     assert said == [(1, 1, 0), (1, 1, 7), (1, 12, 3), (310, 0, 5)]
@@ -76,5 +84,9 @@ def test_the_number_of_queries_with_a_match(own):
     alone = splits["query"][0]
     gallery = [sample for sample in splits["gallery"] if sample.identity != alone.identity]
     data = make_test_data(cfg, splits["query"], gallery)
-    assert data.matched == sum(sample.identity != alone.identity for sample in splits["query"]) < len(data.query)
+    assert (
+        data.matched
+        == sum(sample.identity != alone.identity for sample in splits["query"])
+        < len(data.query)
+    )
     assert f"{len(data.query)} queries, {data.matched} with a match, " in reid_caption(cfg, data)

@@ -1,4 +1,5 @@
 """Own data without code: DATASETS.NAMES Folder and CSV, with images that are absent, and models of fewer modalities."""
+
 import csv
 import json
 import random
@@ -21,15 +22,40 @@ from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.fusion import SUBSETS, subsets_of
 
 SIZE = (16, 32)
-MARKET = ("DATASETS.FOLDERS", "[train=bounding_box_train, gallery=bounding_box_test, RGB=.]", "DATASETS.PATTERN",
-          r"(?P<identity>-1|\d{4})_c(?P<camera>\d)", "MODEL.MODALITIES", "[RGB]")
-TINY = ("MODEL.TRANSFORMER_TYPE", "test_vit", "MODEL.PATCH_SIZE", "8", "MODEL.STRIDE_SIZE", "[8, 8]", "INPUT.SIZE_TRAIN",
-        "[32, 16]", "INPUT.SIZE_TEST", "[32, 16]", "DATALOADER.NUM_INSTANCE", "2", "SOLVER.IMS_PER_BATCH", "4",
-        "DATALOADER.NUM_WORKERS", "0", "MODEL.PRETRAIN_PATH_T", "none")
+MARKET = (
+    "DATASETS.FOLDERS",
+    "[train=bounding_box_train, gallery=bounding_box_test, RGB=.]",
+    "DATASETS.PATTERN",
+    r"(?P<identity>-1|\d{4})_c(?P<camera>\d)",
+    "MODEL.MODALITIES",
+    "[RGB]",
+)
+TINY = (
+    "MODEL.TRANSFORMER_TYPE",
+    "test_vit",
+    "MODEL.PATCH_SIZE",
+    "8",
+    "MODEL.STRIDE_SIZE",
+    "[8, 8]",
+    "INPUT.SIZE_TRAIN",
+    "[32, 16]",
+    "INPUT.SIZE_TEST",
+    "[32, 16]",
+    "DATALOADER.NUM_INSTANCE",
+    "2",
+    "SOLVER.IMS_PER_BATCH",
+    "4",
+    "DATALOADER.NUM_WORKERS",
+    "0",
+    "MODEL.PRETRAIN_PATH_T",
+    "none",
+)
 
 
 def configuration(root, name="Folder", *opts):
-    return load_cfg(None, ["DATASETS.NAMES", name, "DATASETS.ROOT_DIR", str(root), *TINY, *map(str, opts)])
+    return load_cfg(
+        None, ["DATASETS.NAMES", name, "DATASETS.ROOT_DIR", str(root), *TINY, *map(str, opts)]
+    )
 
 
 def write_incomplete(root, identities=("0007", "0011", "0012", "0030"), junk=True):
@@ -37,16 +63,23 @@ def write_incomplete(root, identities=("0007", "0011", "0012", "0030"), junk=Tru
     reader must find, with labels as in the names."""
     draw, found = random.Random(seeded(1)), []
     for split in ("train", "query", "gallery"):
-        for number, (identity, camera) in enumerate([(i, c) for i in (*identities, *["-1"] * junk) for c in (2, 5, 9)]):
+        for number, (identity, camera) in enumerate(
+            [(i, c) for i in (*identities, *["-1"] * junk) for c in (2, 5, 9)]
+        ):
             nested = "more/" * (number % 3 == 0)
             name = f"{nested}{identity}_c{camera}_{number:03}"
             present = draw.sample(MODALITIES, draw.randint(1, 3))
-            paths = [root / split / modality / f"{name}.png" if modality in present else None for modality in MODALITIES]
+            paths = [
+                root / split / modality / f"{name}.png" if modality in present else None
+                for modality in MODALITIES
+            ]
             for modality, path in zip(MODALITIES, paths, strict=True):
                 if path:
                     save(path, pixels(abs(int(identity)), number, modality, *SIZE))
             if identity != "-1":
-                found.append((split, name, identity, camera, tuple(path and str(path) for path in paths)))
+                found.append(
+                    (split, name, identity, camera, tuple(path and str(path) for path in paths))
+                )
     return found
 
 
@@ -56,10 +89,18 @@ PATTERN = ("DATASETS.PATTERN", r"(?P<identity>-1|\d+)_c(?P<camera>\d)")
 def samples_of(found, split, modalities=MODALITIES):
     """Samples that a split must have: cameras by their order, 2, 5, 9 → 0, 1, 2."""
     rows = sorted(row[1:] for row in found if row[0] == split)
-    read = [tuple(path if modality in modalities else None for modality, path in zip(MODALITIES, paths, strict=True))
-            for *_, paths in rows]
-    return [Sample(paths, int(identity), {2: 0, 5: 1, 9: 2}[camera])
-            for (_, identity, camera, _), paths in zip(rows, read, strict=True) if any(paths)]
+    read = [
+        tuple(
+            path if modality in modalities else None
+            for modality, path in zip(MODALITIES, paths, strict=True)
+        )
+        for *_, paths in rows
+    ]
+    return [
+        Sample(paths, int(identity), {2: 0, 5: 1, 9: 2}[camera])
+        for (_, identity, camera, _), paths in zip(rows, read, strict=True)
+        if any(paths)
+    ]
 
 
 def write_table(path, found):
@@ -68,13 +109,23 @@ def write_table(path, found):
         writer.writerow(["identity", "camera", "split", "note", "rgb", "ni", "ti"])
         for split, _, identity, camera, paths in found:
             relative = [found and str(Path(found).relative_to(path.parent)) for found in paths]
-            writer.writerow([f"person {identity}", f"camera {camera}", split, "", *(name or "" for name in relative)])
+            writer.writerow(
+                [
+                    f"person {identity}",
+                    f"camera {camera}",
+                    split,
+                    "",
+                    *(name or "" for name in relative),
+                ]
+            )
 
 
 @pytest.mark.parametrize("modalities", [MODALITIES, ("NI", "TI"), ("RGB",)], ids="+".join)
 def test_folders_are_read_with_what_they_have(tmp_path, modalities):
     found = write_incomplete(tmp_path)
-    splits = read_splits(configuration(tmp_path, "Folder", *PATTERN, "MODEL.MODALITIES", list(modalities)))
+    splits = read_splits(
+        configuration(tmp_path, "Folder", *PATTERN, "MODEL.MODALITIES", list(modalities))
+    )
     for split, samples in splits.items():
         assert samples == samples_of(found, split, modalities)
         assert all(sample.files == tuple(filter(None, sample.paths)) for sample in samples)
@@ -86,15 +137,27 @@ def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_pat
     splits = read_splits(configuration(tmp_path / "persons.csv", "CSV"))
     numbers = {7: 0, 11: 1, 12: 2, 30: 3}
     for split, samples in splits.items():
-        expected = [Sample(sample.paths, numbers[sample.identity], sample.camera) for sample in samples_of(found, split)]
-        assert sorted(samples, key=lambda sample: sample.files) == sorted(expected, key=lambda sample: sample.files)
+        expected = [
+            Sample(sample.paths, numbers[sample.identity], sample.camera)
+            for sample in samples_of(found, split)
+        ]
+        assert sorted(samples, key=lambda sample: sample.files) == sorted(
+            expected, key=lambda sample: sample.files
+        )
 
 
 def test_identities_of_a_table_that_differ_in_zeros_are_others(tmp_path):
     found = write_incomplete(tmp_path, identities=("1", "001", "2"), junk=False)
     with open(tmp_path / "persons.csv", "w", newline="") as file:
-        rows = [[identity, camera, split, *(path and str(Path(path).relative_to(tmp_path)) for path in paths)]
-                for split, _, identity, camera, paths in found]
+        rows = [
+            [
+                identity,
+                camera,
+                split,
+                *(path and str(Path(path).relative_to(tmp_path)) for path in paths),
+            ]
+            for split, _, identity, camera, paths in found
+        ]
         csv.writer(file).writerows([["identity", "camera", "split", "rgb", "ni", "ti"], *rows])
     samples = read_splits(configuration(tmp_path / "persons.csv", "CSV"))["train"]
     assert len({sample.identity for sample in samples}) == 3
@@ -102,38 +165,54 @@ def test_identities_of_a_table_that_differ_in_zeros_are_others(tmp_path):
 
 def test_market_1501s_folders(tmp_path):
     """RGB alone, no folder of a modality, identity -1 left out."""
-    for split, names in {"bounding_box_train": ["0002_c1s1_000451_03.jpg", "0007_c3s3_077419_03.jpg"],
-                         "query": ["0001_c1s1_001051_00.jpg"], "bounding_box_test": ["-1_c1s1_000401_03.jpg",
-                                                                                     "0001_c2s1_009066_01.jpg"]}.items():
+    for split, names in {
+        "bounding_box_train": ["0002_c1s1_000451_03.jpg", "0007_c3s3_077419_03.jpg"],
+        "query": ["0001_c1s1_001051_00.jpg"],
+        "bounding_box_test": ["-1_c1s1_000401_03.jpg", "0001_c2s1_009066_01.jpg"],
+    }.items():
         for name in names:
             save(tmp_path / split / name, pixels(1, 2, "RGB", *SIZE))
     splits = read_splits(configuration(tmp_path, "Folder", *MARKET))
-    paths = {split: [(Path(sample.paths[0]).name, sample.paths[1:], sample.identity, sample.camera) for sample in samples]
-             for split, samples in splits.items()}
+    paths = {
+        split: [
+            (Path(sample.paths[0]).name, sample.paths[1:], sample.identity, sample.camera)
+            for sample in samples
+        ]
+        for split, samples in splits.items()
+    }
     none = (None, None)
-    assert paths == {"train": [("0002_c1s1_000451_03.jpg", none, 2, 0), ("0007_c3s3_077419_03.jpg", none, 7, 2)],
-                     "query": [("0001_c1s1_001051_00.jpg", none, 1, 0)], "gallery": [("0001_c2s1_009066_01.jpg", none, 1, 1)]}
+    assert paths == {
+        "train": [("0002_c1s1_000451_03.jpg", none, 2, 0), ("0007_c3s3_077419_03.jpg", none, 7, 2)],
+        "query": [("0001_c1s1_001051_00.jpg", none, 1, 0)],
+        "gallery": [("0001_c2s1_009066_01.jpg", none, 1, 1)],
+    }
 
 
 @pytest.mark.parametrize("is_joint", [True, False], ids=["joint", "separate"])
 def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
     """Zeros of the network's input, not black pixels; the images that are there are not."""
     found = write_incomplete(tmp_path)
-    cfg = configuration(tmp_path, "Folder", *PATTERN, "INPUT.JOINT_AUGMENTATION", is_joint, "INPUT.RE_PROB", 0)
+    cfg = configuration(
+        tmp_path, "Folder", *PATTERN, "INPUT.JOINT_AUGMENTATION", is_joint, "INPUT.RE_PROB", 0
+    )
     samples = read_splits(cfg)["gallery"]
     assert samples == samples_of(found, "gallery")
     start = 0
     for images, labels, _ in batches(test_loader(cfg, samples)):
         for place, modality in enumerate(MODALITIES):
             shown = images[modality].flatten(1).any(dim=1).tolist()
-            assert shown == [sample.paths[place] is not None for sample in samples[start:start + len(labels)]]
+            assert shown == [
+                sample.paths[place] is not None for sample in samples[start : start + len(labels)]
+            ]
         start += len(labels)
     assert start == len(samples)
     loader = train_loader(cfg, samples)
     loader.batch_sampler.begin(1)
     blanks = 0
     for images, _, _ in batches(loader):
-        seen = torch.stack([images[modality].flatten(1).any(dim=1) for modality in MODALITIES], dim=1)
+        seen = torch.stack(
+            [images[modality].flatten(1).any(dim=1) for modality in MODALITIES], dim=1
+        )
         assert seen.any(dim=1).all() and images["NI"].shape[1:] == (3, 32, 16)
         blanks += int((~seen).sum())
     assert blanks
@@ -141,14 +220,26 @@ def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
 
 MISTAKES = {
     "folder": (("DATASETS.FOLDERS", "[TI=thermal]"), "No split has a folder thermal of TI images"),
-    "entry": (("DATASETS.FOLDERS", "[test=x]"), "DATASETS.FOLDERS has 'test=x', but an entry is NAME=FOLDER"),
+    "entry": (
+        ("DATASETS.FOLDERS", "[test=x]"),
+        "DATASETS.FOLDERS has 'test=x', but an entry is NAME=FOLDER",
+    ),
     "no folder": (("DATASETS.FOLDERS", "[train]"), "DATASETS.FOLDERS has 'train'"),
     "group": (("DATASETS.PATTERN", r"(?P<identity>\d+)"), "has no group camera"),
     "expression": (("DATASETS.PATTERN", "(?P<identity"), "is no regular expression"),
-    "name": (("DATASETS.PATTERN", r"(?P<identity>\d{9})_c(?P<camera>\d)"), "does not follow DATASETS.PATTERN"),
+    "name": (
+        ("DATASETS.PATTERN", r"(?P<identity>\d{9})_c(?P<camera>\d)"),
+        "does not follow DATASETS.PATTERN",
+    ),
     "modalities": (("MODEL.MODALITIES", "[TI, RGB]"), "some of RGB, NI, TI, in this order"),
-    "missing": (("MODEL.MODALITIES", "[RGB]", "TEST.MISS", "r"), "leave out some of these and not all"),
-    "missing of another": (("MODEL.MODALITIES", "[RGB, NI]", "TEST.MISS", "rt"), "leave out some of these and not all"),
+    "missing": (
+        ("MODEL.MODALITIES", "[RGB]", "TEST.MISS", "r"),
+        "leave out some of these and not all",
+    ),
+    "missing of another": (
+        ("MODEL.MODALITIES", "[RGB, NI]", "TEST.MISS", "rt"),
+        "leave out some of these and not all",
+    ),
 }
 
 
@@ -156,14 +247,23 @@ MISTAKES = {
 def test_mistakes_in_folders_are_told(tmp_path, mistake):
     opts, expected = MISTAKES[mistake]
     write_incomplete(tmp_path)
-    with pytest.raises(UserError, match=expected.replace("(", r"\(").replace("[", r"\[").replace("?", r"\?")):
+    with pytest.raises(
+        UserError, match=expected.replace("(", r"\(").replace("[", r"\[").replace("?", r"\?")
+    ):
         read_splits(configuration(tmp_path, "Folder", *PATTERN, *opts))
 
 
-@pytest.mark.parametrize("line, expected", [
-    ("train,7,1,lost.png,,", "Line 2 of .* names .*lost.png, which is missing"),
-    ("learn,7,1,x.png,,", "Line 2 of .* needs a split"),
-    ("train,,1,x.png,,", "needs a split"), (None, "has no column 'ti'"), ("", "must be a table")], ids=str)
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("train,7,1,lost.png,,", "Line 2 of .* names .*lost.png, which is missing"),
+        ("learn,7,1,x.png,,", "Line 2 of .* needs a split"),
+        ("train,,1,x.png,,", "needs a split"),
+        (None, "has no column 'ti'"),
+        ("", "must be a table"),
+    ],
+    ids=str,
+)
 def test_mistakes_in_a_table_are_told(tmp_path, line, expected):
     save(tmp_path / "x.png", pixels(1, 1, "RGB", *SIZE))
     header = "split,identity,camera,rgb,ni" + (",ti" if line is not None else "")
@@ -176,34 +276,72 @@ def test_mistakes_in_a_table_are_told(tmp_path, line, expected):
 
 # Models of fewer modalities
 
+
 @pytest.mark.parametrize("modalities", [("RGB", "TI"), ("NI",)], ids="+".join)
 @torch.no_grad()
 def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
     """With the weights of the whole model: each modality's own columns, and HDM's of the subsets that have no other."""
     options = ("MODEL.HDM", "True", "MODEL.USE_SDTPS", "False")
-    whole, part = (tiny_model(*options, "MODEL.MODALITIES", list(names)).eval().double() for names in (MODALITIES, modalities))
+    whole, part = (
+        tiny_model(*options, "MODEL.MODALITIES", list(names)).eval().double()
+        for names in (MODALITIES, modalities)
+    )
     names = [*subsets_of(modalities)]
     rows = [list(SUBSETS).index(name) for name in names]
     given = whole.state_dict()
-    part.load_state_dict({name: given[name][rows] if name.startswith("hdm.") else given[name]
-                          for name in part.state_dict() if not name.startswith("heads.")}, strict=False)
+    part.load_state_dict(
+        {
+            name: given[name][rows] if name.startswith("hdm.") else given[name]
+            for name in part.state_dict()
+            if not name.startswith("heads.")
+        },
+        strict=False,
+    )
     images, cameras = random_images(2)
     images = {name: image.double() for name, image in images.items()}
-    expected, found = whole.patterns(images, cameras), part.patterns({name: images[name] for name in modalities}, cameras)
-    own = torch.cat([expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1)
+    expected, found = (
+        whole.patterns(images, cameras),
+        part.patterns({name: images[name] for name in modalities}, cameras),
+    )
+    own = torch.cat(
+        [expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1
+    )
     enhanced = torch.cat([expected[2].chunk(7, dim=1)[row] for row in rows], dim=1)
     assert_close(found[1], own, *ENCODER, *PIFE)
     assert_close(found[2], enhanced, *MODEL)
 
 
-@pytest.mark.parametrize("options", [
-    ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"), ("MODEL.USE_SDTPS", "True"), ("MODEL.DIRECT", "0"),
-    ("MODEL.SLIM_BLOCKS", "[0, 2]", "MODEL.SLIM_KEEP", "[0.5, 0.5]", "MODEL.SLIM_SCORE", "saliency"),
-    ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "sdtps"),
-    ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "self_supervised")], ids=lambda opts: opts[-1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"),
+        ("MODEL.USE_SDTPS", "True"),
+        ("MODEL.DIRECT", "0"),
+        (
+            "MODEL.SLIM_BLOCKS",
+            "[0, 2]",
+            "MODEL.SLIM_KEEP",
+            "[0.5, 0.5]",
+            "MODEL.SLIM_SCORE",
+            "saliency",
+        ),
+        ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "sdtps"),
+        (
+            "MODEL.SLIM_BLOCKS",
+            "[1]",
+            "MODEL.SLIM_KEEP",
+            "[0.5]",
+            "MODEL.SLIM_SCORE",
+            "self_supervised",
+        ),
+    ],
+    ids=lambda opts: opts[-1],
+)
 def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
-    one, three = (tiny_model("MODEL.MODALITIES", names, "INPUT.JOINT_AUGMENTATION", "True", *options)
-                  for names in ("[RGB]", "[RGB, NI, TI]"))
+    one, three = (
+        tiny_model("MODEL.MODALITIES", names, "INPUT.JOINT_AUGMENTATION", "True", *options)
+        for names in ("[RGB]", "[RGB, NI, TI]")
+    )
     macs = [count_macs(tiny_cfg(), model)[""] for model in (one, three)]
     assert 2.8 * macs[0] < macs[1]
     images, cameras = random_images(3)
@@ -216,6 +354,7 @@ def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
 
 # From zero
 
+
 @pytest.mark.parametrize("name", ["folders", "a table"])
 def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name):
     """As docs/own_data.md has them, on triplets that lack images, with a small model."""
@@ -224,15 +363,39 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name
     if name == "a table":
         write_table(tmp_path / "my_data" / "persons.csv", found)
     text = (ROOT / "docs" / "own_data.md").read_text()
-    commands = [shlex.split(line)[1:] for line in text.split("```bash\n")[1].split("```")[0].splitlines()]
-    tools = {"train_net.py": train_net.main, "test_net.py": test_net.main, "tools/search.py": search.main}
+    commands = [
+        shlex.split(line)[1:] for line in text.split("```bash\n")[1].split("```")[0].splitlines()
+    ]
+    tools = {
+        "train_net.py": train_net.main,
+        "test_net.py": test_net.main,
+        "tools/search.py": search.main,
+    }
     assert [script for script, *_ in commands] == list(tools)
     for script, *words in commands:
-        given = [*TINY, "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "SOLVER.MAX_EPOCHS", "1", *PATTERN] \
-            if script == "train_net.py" else []
-        given += ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", "my_data/persons.csv"] \
-            if name == "a table" and script == "train_net.py" else []
+        given = (
+            [
+                *TINY,
+                "MODEL.SLIM_BLOCKS",
+                "[1]",
+                "MODEL.SLIM_KEEP",
+                "[0.5]",
+                "SOLVER.MAX_EPOCHS",
+                "1",
+                *PATTERN,
+            ]
+            if script == "train_net.py"
+            else []
+        )
+        given += (
+            ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", "my_data/persons.csv"]
+            if name == "a table" and script == "train_net.py"
+            else []
+        )
         code, _, stderr = command(tools[script], *words, *given)
         assert code == 0, stderr
     assert (tmp_path / "hits.html").stat().st_size > 10_000
-    assert json.loads(Path("runs/Own/DeMo_Slim/metrics.json").read_text())[-1]["patterns"]["3"]["mAP"] > 0
+    assert (
+        json.loads(Path("runs/Own/DeMo_Slim/metrics.json").read_text())[-1]["patterns"]["3"]["mAP"]
+        > 0
+    )

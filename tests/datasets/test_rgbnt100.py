@@ -34,33 +34,57 @@ def parts_of(path):
     """The image's three parts as PIL and numpy see them, (256, 128) each."""
     with Image.open(path) as image:
         whole = np.asarray(image.convert("RGB"))
-    return [torch.from_numpy(whole[:, start:start + 256].copy()).permute(2, 0, 1) for start in (0, 256, 512)]
+    return [
+        torch.from_numpy(whole[:, start : start + 256].copy()).permute(2, 0, 1)
+        for start in (0, 256, 512)
+    ]
 
 
 def test_the_three_parts_of_an_image_are_its_modalities(root):
     samples = read_splits(config(root, *NAME), ("gallery",))["gallery"]
     for sample in samples:
         found = decode_triplet(sample.paths)
-        assert [(part.dtype, tuple(part.shape)) for part in found] == [(torch.uint8, (3, 128, 256))] * 3
-        assert all(torch.equal(part, expected) for part, expected in zip(found, parts_of(sample.paths[0]), strict=True))
+        assert [(part.dtype, tuple(part.shape)) for part in found] == [
+            (torch.uint8, (3, 128, 256))
+        ] * 3
+        assert all(
+            torch.equal(part, expected)
+            for part, expected in zip(found, parts_of(sample.paths[0]), strict=True)
+        )
     for number, part in enumerate(decode_triplet(samples[0].paths)):
-        written = torch.from_numpy(pixels(2, 201, ("RGB", "NI", "TI")[number], 256, 128)).permute(2, 0, 1)
+        written = torch.from_numpy(pixels(2, 201, ("RGB", "NI", "TI")[number], 256, 128)).permute(
+            2, 0, 1
+        )
         assert (part.int() - written.int()).abs().float().mean() < 3  # JPEG
     paths = [sample.paths for sample in samples]
-    assert all(torch.equal(ours, theirs) for triplet, (path,) in zip(decode_all(paths), paths, strict=True)
-               for ours, theirs in zip(triplet, parts_of(path), strict=True))
+    assert all(
+        torch.equal(ours, theirs)
+        for triplet, (path,) in zip(decode_all(paths), paths, strict=True)
+        for ours, theirs in zip(triplet, parts_of(path), strict=True)
+    )
 
 
 @pytest.mark.parametrize("cache", ["yes", "no"])
 def test_batches_hold_the_three_parts(root, cache):
-    cfg = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]", "DATASETS.CACHE", cache)
+    cfg = config(
+        root,
+        *NAME,
+        "INPUT.SIZE_TRAIN",
+        "[128, 256]",
+        "INPUT.SIZE_TEST",
+        "[128, 256]",
+        "DATASETS.CACHE",
+        cache,
+    )
     samples = read_splits(cfg, ("query",))["query"]
     images, labels, cameras = zip(*batches(test_loader(cfg, samples)), strict=True)
     assert torch.cat(labels).tolist() == [sample.identity for sample in samples]
     assert torch.cat(cameras).tolist() == [sample.camera for sample in samples]
     for number, modality in enumerate(("RGB", "NI", "TI")):
         expected = torch.stack([parts_of(sample.paths[0])[number] for sample in samples])
-        assert_close(torch.cat([image[modality] for image in images]), normalised(expected), *SCALED)
+        assert_close(
+            torch.cat([image[modality] for image in images]), normalised(expected), *SCALED
+        )
 
 
 def test_resizing_a_part_is_resizing_it_alone(root):
@@ -76,7 +100,9 @@ def test_resizing_a_part_is_resizing_it_alone(root):
 def test_an_image_that_is_not_three_side_by_side_is_reported(tmp_path, width):
     save(tmp_path / "0001_c1.jpg", np.zeros((128, width, 3), np.uint8))
     message = message_of(decode_triplet, (str(tmp_path / "0001_c1.jpg"),))
-    assert f"0001_c1.jpg is {width} pixels wide, but it must hold RGB, NI, TI side by side" in message
+    assert (
+        f"0001_c1.jpg is {width} pixels wide, but it must hold RGB, NI, TI side by side" in message
+    )
 
 
 def test_the_three_parts_are_drawn(root):

@@ -1,4 +1,5 @@
 """The reader of RGBNT201: what is on disk, and what is wrong there."""
+
 from pathlib import Path
 
 from triplets import FIRST, config, images_of, message_of
@@ -15,7 +16,9 @@ def test_samples_are_what_the_files_are(tiny_root):
         names = sorted(path.name for path in images_of(tiny_root, folder).iterdir())
         assert [Path(sample.paths[0]).name for sample in splits[split]] == names
         for sample, name in zip(splits[split], names, strict=True):
-            assert sample.paths == tuple(str(images_of(tiny_root, folder, modality) / name) for modality in MODALITIES)
+            assert sample.paths == tuple(
+                str(images_of(tiny_root, folder, modality) / name) for modality in MODALITIES
+            )
             assert (sample.identity, sample.camera) == (int(name[:6]), int(name[10]) - 1)
     assert len(splits["train"]) == 6 * 8 and len(splits["query"]) == 4 * 8
     assert {sample.identity for sample in splits["train"]} == {1, 2, 3, 4, 5, 6}
@@ -34,7 +37,8 @@ def test_what_is_no_image_of_a_modality_is_not_read(own_root):
 def test_a_name_may_go_on_as_it_likes_after_the_camera(own_root):
     for modality in MODALITIES:
         (images_of(own_root, modality=modality) / FIRST).rename(
-            images_of(own_root, modality=modality) / "000258_cam3_1_seq02_07.jpg")
+            images_of(own_root, modality=modality) / "000258_cam3_1_seq02_07.jpg"
+        )
     found = read_splits(config(own_root), ("train",))["train"]
     assert (found[-1].identity, found[-1].camera) == (258, 2)
     assert len(identity_labels(found)) == 7

@@ -1,4 +1,5 @@
 """Batches of identities, and shuffled ones."""
+
 from collections import Counter
 
 import pytest
@@ -23,16 +24,22 @@ def test_sampler_batches(batch_size, instances):
         for batch in found:
             assert len(batch) == batch_size
             indices = [index for index, _ in batch]
-            parts = [indices[start:start + instances] for start in range(0, batch_size, instances)]
+            parts = [
+                indices[start : start + instances] for start in range(0, batch_size, instances)
+            ]
             identities = [{LABELS[index] for index in part} for part in parts]
             assert all(len(identity) == 1 for identity in identities)
-            assert len(set().union(*identities)) == batch_size // instances  # no identity twice in a batch
+            assert (
+                len(set().union(*identities)) == batch_size // instances
+            )  # no identity twice in a batch
             used.update(indices)
             groups.update(identity.pop() for identity in identities)
         for label, count in COUNTS.items():
             # One full group for a short identity; the remainder of the others is dropped.
             assert groups[label] <= max(1, count // instances)
-        assert all(times == 1 for index, times in used.items() if COUNTS[LABELS[index]] >= instances)
+        assert all(
+            times == 1 for index, times in used.items() if COUNTS[LABELS[index]] >= instances
+        )
         # It stops only where fewer identities with a group left remain than a batch needs.
         left = sum(groups[label] < max(1, count // instances) for label, count in COUNTS.items())
         assert left < batch_size // instances
@@ -43,7 +50,10 @@ def test_a_short_identity_is_filled_with_its_own_samples():
     seen = set()
     for epoch in range(20):
         (batch,) = epoch_of(sampler, epoch)
-        by_identity = [sorted(index for index, _ in batch if (index == 3) == single) for single in (False, True)]
+        by_identity = [
+            sorted(index for index, _ in batch if (index == 3) == single)
+            for single in (False, True)
+        ]
         assert by_identity[1] == [3, 3, 3, 3]
         assert len(by_identity[0]) == 4 and set(by_identity[0]) <= {0, 1, 2}
         seen.add(tuple(by_identity[0]))
@@ -53,8 +63,10 @@ def test_a_short_identity_is_filled_with_its_own_samples():
 
 def test_the_remainder_is_another_one_every_epoch():
     sampler = IdentityBatchSampler([0] * 5 + [1] * 5, batch_size=8, instances=4, seed=0)
-    left_out = {frozenset(range(10)) - {index for batch in epoch_of(sampler, epoch) for index, _ in batch}
-                for epoch in range(30)}
+    left_out = {
+        frozenset(range(10)) - {index for batch in epoch_of(sampler, epoch) for index, _ in batch}
+        for epoch in range(30)
+    }
     assert all(len(left) == 2 for left in left_out)
     assert len(left_out) > 5
 
@@ -70,12 +82,17 @@ def test_epochs_differ_and_seed_and_epoch_decide():
 
 
 def test_every_sample_of_an_epoch_has_a_seed_of_its_own():
-    seeds = [seed for epoch in (1, 2) for batch in epoch_of(IdentityBatchSampler(LABELS, 8, 4, seed=3), epoch)
-             for _, seed in batch]
+    seeds = [
+        seed
+        for epoch in (1, 2)
+        for batch in epoch_of(IdentityBatchSampler(LABELS, 8, 4, seed=3), epoch)
+        for _, seed in batch
+    ]
     assert len(set(seeds)) == len(seeds) > 40
 
 
 # Shuffled batches
+
 
 @pytest.mark.parametrize(("count", "batch_size"), [(50, 8), (48, 8), (9, 4), (8, 8), (7, 2)])
 def test_shuffled_batches_take_each_sample_at_most_once(count, batch_size):
@@ -96,8 +113,13 @@ def test_shuffled_batches_take_each_sample_at_most_once(count, batch_size):
 def test_shuffled_batches_mix_the_samples():
     """Every sample comes in every place about as often."""
     sampler = ShuffledBatchSampler(6, 3, seed=0)
-    places = Counter((index, place) for epoch in range(600)
-                     for place, (index, _) in enumerate(item for batch in epoch_of(sampler, epoch) for item in batch))
+    places = Counter(
+        (index, place)
+        for epoch in range(600)
+        for place, (index, _) in enumerate(
+            item for batch in epoch_of(sampler, epoch) for item in batch
+        )
+    )
     assert len(places) == 36 and min(places.values()) > 60 and max(places.values()) < 150
 
 
@@ -132,10 +154,16 @@ def test_loader_of_shuffled_batches(tiny_root):
     loader.batch_sampler.epoch = 1
     loaded = list(batches(loader))
     assert len(loader) == len(loaded) == 6
-    assert all(images["TI"].shape == (7, 3, 32, 16) and len(labels) == len(cameras) == 7 for images, labels, cameras in loaded)
+    assert all(
+        images["TI"].shape == (7, 3, 32, 16) and len(labels) == len(cameras) == 7
+        for images, labels, cameras in loaded
+    )
     labels = Counter(torch.cat([labels for _, labels, _ in loaded]).tolist())
     assert set(labels) <= set(range(6)) and max(labels.values()) <= 8 and sum(labels.values()) == 42
-    expected = [[loader.dataset.targets[index][0] for index, _ in batch] for batch in epoch_of(loader.batch_sampler, 1)]
+    expected = [
+        [loader.dataset.targets[index][0] for index, _ in batch]
+        for batch in epoch_of(loader.batch_sampler, 1)
+    ]
     assert [labels.tolist() for _, labels, _ in loaded] == expected
 
 
@@ -146,21 +174,40 @@ def test_a_shuffled_batch_need_not_hold_an_identity_twice(tiny_root):
 
 def test_too_few_samples_for_a_shuffled_batch_are_reported(tiny_root):
     message = message_of(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
-    assert "has 48 triplets" in message and "SOLVER.IMS_PER_BATCH 49" in message and "lower SOLVER.IMS_PER_BATCH" in message
+    assert (
+        "has 48 triplets" in message
+        and "SOLVER.IMS_PER_BATCH 49" in message
+        and "lower SOLVER.IMS_PER_BATCH" in message
+    )
     assert len(softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "48")) == 1
 
 
-@pytest.mark.parametrize("opts", [("DATALOADER.NUM_INSTANCE", "2"), ("DATALOADER.SAMPLER", "softmax")])
+@pytest.mark.parametrize(
+    "opts", [("DATALOADER.NUM_INSTANCE", "2"), ("DATALOADER.SAMPLER", "softmax")]
+)
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_an_epoch_can_begin_at_any_batch(tiny_root, opts, workers, monkeypatch):
     """With the same batches as otherwise, and without loading those before."""
-    cfg = config(tiny_root, *opts, "SOLVER.IMS_PER_BATCH", "8", "INPUT.RE_PROB", "1.0", "DATALOADER.NUM_WORKERS", workers)
+    cfg = config(
+        tiny_root,
+        *opts,
+        "SOLVER.IMS_PER_BATCH",
+        "8",
+        "INPUT.RE_PROB",
+        "1.0",
+        "DATALOADER.NUM_WORKERS",
+        workers,
+    )
     loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
     loader.batch_sampler.begin(2)
     whole, items = list(batches(loader)), list(loader.batch_sampler)
     assert len(whole) == len(loader) > 3
     asked, original = [], type(loader.dataset).__getitem__
-    monkeypatch.setattr(type(loader.dataset), "__getitem__", lambda self, key: asked.append(key) or original(self, key))
+    monkeypatch.setattr(
+        type(loader.dataset),
+        "__getitem__",
+        lambda self, key: asked.append(key) or original(self, key),
+    )
     for start in (1, 3, len(whole)):
         loader.batch_sampler.begin(2, start)
         asked.clear()
@@ -169,6 +216,8 @@ def test_an_epoch_can_begin_at_any_batch(tiny_root, opts, workers, monkeypatch):
         if workers == "0":
             assert asked == [key for batch in items[start:] for key in batch]
         for (images, labels, _), (others, own, _) in zip(rest, whole[start:], strict=True):
-            assert torch.equal(labels, own) and all(torch.equal(images[name], others[name]) for name in images)
+            assert torch.equal(labels, own) and all(
+                torch.equal(images[name], others[name]) for name in images
+            )
     loader.batch_sampler.begin(3)
     assert list(loader.batch_sampler) != items  # from the first again

@@ -1,4 +1,5 @@
 """DATASETS.NAMES Synthetic: the drawn pedestrians beside a real RGBNT201, and weights trained on them under either name."""
+
 import shutil
 
 import pytest
@@ -26,7 +27,11 @@ def words(data, *more):
 def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data):
     write_rgbnt201(data)
     found = read_splits(config(data, "DATASETS.NAMES", "Synthetic"))
-    assert {split: len(samples) for split, samples in found.items()} == {"train": 48, "query": 32, "gallery": 32}
+    assert {split: len(samples) for split, samples in found.items()} == {
+        "train": 48,
+        "query": 32,
+        "gallery": 32,
+    }
     assert found == read_splits(config(data / "synthetic"))
     # As configs/Synthetic name the folder.
     assert found == read_splits(config(data / "synthetic", "DATASETS.NAMES", "Synthetic"))
@@ -42,4 +47,7 @@ def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path
     as_rgbnt201 = command(test_net.main, *cli_args_for(data / "synthetic", "--weight", weights))[1]
     assert table_of(stdout) == table_of(as_rgbnt201) and len(table_of(stdout)) == 3
     torch.save(torch.load(weights, weights_only=True) | {"dataset": "MSVR310"}, weights)
-    assert "were trained on MSVR310, but" in command(test_net.main, *words(data, "--weight", weights))[2]
+    assert (
+        "were trained on MSVR310, but"
+        in command(test_net.main, *words(data, "--weight", weights))[2]
+    )

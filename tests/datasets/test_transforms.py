@@ -1,4 +1,5 @@
 """Augmentation, and the normalised image that evaluation sees."""
+
 import math
 import random
 from itertools import product
@@ -17,7 +18,9 @@ from demo_sdtps.datasets.transforms import TrainTransform, erase, pad_and_crop, 
 
 def test_evaluation_resizes_bilinearly_first(tiny_root):
     image = random_image(48, 40)
-    resized = F.interpolate(image[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False)[0]
+    resized = F.interpolate(
+        image[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False
+    )[0]
     found = test_transform(config(tiny_root))(image)
     assert found.dtype == torch.float32 and found.shape == (3, 32, 16)
     # Rounding to whole grey levels on the way is worth half a level.
@@ -25,17 +28,26 @@ def test_evaluation_resizes_bilinearly_first(tiny_root):
 
 
 def test_mean_and_deviation_are_the_configurations(tiny_root):
-    cfg = config(tiny_root, "INPUT.PIXEL_MEAN", "[0.1, 0.2, 0.3]", "INPUT.PIXEL_STD", "[1.0, 2.0, 4.0]")
+    cfg = config(
+        tiny_root, "INPUT.PIXEL_MEAN", "[0.1, 0.2, 0.3]", "INPUT.PIXEL_STD", "[1.0, 2.0, 4.0]"
+    )
     image = random_image()
-    mean, std = (torch.tensor(values).double()[:, None, None] for values in ((0.1, 0.2, 0.3), (1, 2, 4)))
+    mean, std = (
+        torch.tensor(values).double()[:, None, None] for values in ((0.1, 0.2, 0.3), (1, 2, 4))
+    )
     assert_close(test_transform(cfg)(image), (image.double() / 255 - mean) / std, *SCALED)
 
 
 def test_half_the_images_are_flipped(tiny_root):
-    transform, image = TrainTransform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5")), random_image()
+    transform, image = (
+        TrainTransform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5")),
+        random_image(),
+    )
     random.seed(seeded())
     mirrored = normalised(image.flip(2))
-    flips = sum(bool((transform(image) - mirrored).abs().max() < tolerance(*SCALED)) for _ in range(200))
+    flips = sum(
+        bool((transform(image) - mirrored).abs().max() < tolerance(*SCALED)) for _ in range(200)
+    )
     assert abs(flips - 100) < 6 * 50**0.5  # standard errors
 
 
@@ -49,7 +61,7 @@ def test_certain_erasing_replaces_one_rectangle_by_noise(tiny_root):
         found = transform(image)
         erased = (found - plain).abs().amax(0) > tolerance(*SCALED)
         rows, columns = erased.any(1).nonzero()[:, 0], erased.any(0).nonzero()[:, 0]
-        box = erased[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
+        box = erased[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         assert box.all() and 0.01 < box.numel() / erased.numel() < 0.5
         noise = found[:, erased]
         assert noise.unique().numel() > 0.9 * noise.numel()  # per pixel, not one colour
@@ -60,7 +72,7 @@ def test_a_move_is_padding_and_a_crop():
     image = random_image()
     padded = F.pad(image, (60, 60, 60, 60)).float()
     for down, right in product((-40, -32, -5, 0, 3, 31, 50), (-17, -4, 0, 6, 16)):
-        expected = padded[:, 60 - down:92 - down, 60 - right:76 - right]
+        expected = padded[:, 60 - down : 92 - down, 60 - right : 76 - right]
         assert torch.equal(pad_and_crop(image, down, right), expected), (down, right)
 
 
@@ -74,9 +86,13 @@ def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
         found = transform(image)
         random.seed(seed)
         flipped, down, right = random.random() < 0.5, random.randint(-3, 3), random.randint(-3, 3)
-        resized = functional.resize(as_pillow, [32, 16], interpolation=functional.InterpolationMode.BICUBIC)
+        resized = functional.resize(
+            as_pillow, [32, 16], interpolation=functional.InterpolationMode.BICUBIC
+        )
         padded = functional.pad(functional.hflip(resized) if flipped else resized, [3])
-        expected = functional.to_tensor(functional.crop(padded, 3 - down, 3 - right, 32, 16)) * 2 - 1
+        expected = (
+            functional.to_tensor(functional.crop(padded, 3 - down, 3 - right, 32, 16)) * 2 - 1
+        )
         # Where an image is resized, rounding in each of the two passes may be worth a grey level.
         levels = 0 if size == (32, 16) else 2
         assert (found - expected).abs().max() < levels / 127.5 + tolerance(*SCALED, *SCALED)
@@ -102,7 +118,11 @@ def test_the_same_draws_erase_what_timm_erases(size):
     """timm draws one number before, for whether to erase, then the rectangle as Zhong et al. (2020) do."""
     theirs = RandomErasing(1.0, mode="pixel", max_count=1, device="cpu")
     for seed in range(seeded(), seeded(200)):
-        ours, expected, draw = torch.full((3, *size), -1.0), torch.full((3, *size), -1.0), random.Random(seed)
+        ours, expected, draw = (
+            torch.full((3, *size), -1.0),
+            torch.full((3, *size), -1.0),
+            random.Random(seed),
+        )
         draw.random()
         erase(ours, draw)
         random.seed(seed)
@@ -112,8 +132,19 @@ def test_the_same_draws_erase_what_timm_erases(size):
 
 def test_erasing_follows_its_law(tiny_root):
     """Half of the images; 2 % to a third of the area, aspect 0.3 to 3.3; noise of mean 0 and deviation 1."""
-    cfg = config(tiny_root, "INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]", "INPUT.PROB", "0.0",
-                 "INPUT.PADDING", "0", "INPUT.RE_PROB", "0.5")
+    cfg = config(
+        tiny_root,
+        "INPUT.SIZE_TRAIN",
+        "[64, 32]",
+        "INPUT.SIZE_TEST",
+        "[64, 32]",
+        "INPUT.PROB",
+        "0.0",
+        "INPUT.PADDING",
+        "0",
+        "INPUT.RE_PROB",
+        "0.5",
+    )
     transform, black = TrainTransform(cfg), torch.zeros(3, 64, 32, dtype=torch.uint8)
     random.seed(seeded())
     torch.manual_seed(seeded())
@@ -130,7 +161,9 @@ def test_erasing_follows_its_law(tiny_root):
     # Of six standard errors each.
     assert abs(len(shares) - 300) < 6 * 150**0.5
     assert 0.015 < min(shares) < 0.05 and 0.28 < max(shares) < 0.36
-    assert -1.4 < min(aspects) < -0.8 and 0.9 < max(aspects) < 1.4  # whole pixels; the widest do not fit
-    error, inner = 6 / len(noise)**0.5, math.erf(0.5**0.5)
+    assert (
+        -1.4 < min(aspects) < -0.8 and 0.9 < max(aspects) < 1.4
+    )  # whole pixels; the widest do not fit
+    error, inner = 6 / len(noise) ** 0.5, math.erf(0.5**0.5)
     assert abs(noise.mean()) < error and abs(noise.std() - 1) < error / 2**0.5
-    assert abs((noise.abs() < 1).double().mean() - inner) < error * (inner * (1 - inner))**0.5
+    assert abs((noise.abs() < 1).double().mean() - inner) < error * (inner * (1 - inner)) ** 0.5

@@ -1,4 +1,5 @@
 """The numbers of the page and of tools/analyse.py, against plain loops, on random distances."""
+
 import numpy as np
 import pytest
 import torch
@@ -25,15 +26,21 @@ class Case:
         self.cameras = [labels(queries, 3), 1 + labels(gallery, 4)]
         self.keys = self.cameras if by == "camera" else [labels(queries, 4), labels(gallery, 4)]
         self.distance = torch.randint(-2, 40, (queries, gallery), generator=draws) / 16
-        self.sides = [analysis.Labels(*side) for side in zip(self.ids, self.cameras, self.keys, strict=True)]
-        self.lists = [[part.tolist() for part in pair] for pair in (self.ids, self.cameras, self.keys)]
+        self.sides = [
+            analysis.Labels(*side) for side in zip(self.ids, self.cameras, self.keys, strict=True)
+        ]
+        self.lists = [
+            [part.tolist() for part in pair] for pair in (self.ids, self.cameras, self.keys)
+        ]
         self.rankings = plain.rankings(self.distance.tolist(), self.lists[0], self.lists[2])
 
     def rows(self, part):
         return self.distance[part]
 
 
-@pytest.fixture(params=[(by, parts) for by in ("camera", "scene") for parts in PARTS], ids=", ".join)
+@pytest.fixture(
+    params=[(by, parts) for by in ("camera", "scene") for parts in PARTS], ids=", ".join
+)
 def case(request, monkeypatch):
     by, parts = request.param
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", PARTS[parts])
@@ -68,7 +75,9 @@ def test_cameras(case):
 def test_identities(case):
     averages = analysis.score_queries(case.rows, *case.sides).average_precision
     found = analysis.score_identities(averages, case.ids[0])
-    wanted = plain.identity_scores([plain.average_precision(one) for one in case.rankings], case.lists[0][0])
+    wanted = plain.identity_scores(
+        [plain.average_precision(one) for one in case.rankings], case.lists[0][0]
+    )
     assert [(pytest.approx(score.mAP), score.identity, score.queries) for score in found] == wanted
     assert [score.mAP for score in found] == sorted(score.mAP for score in found)
 
@@ -77,7 +86,9 @@ def test_worst_queries(case):
     averages = analysis.score_queries(case.rows, *case.sides).average_precision
     wanted = sorted((value, query) for query, value in enumerate(averages) if not np.isnan(value))
     for count in (1, 5, len(averages) + 1):
-        assert analysis.worst_queries(averages, count).tolist() == [query for _, query in wanted[:count]]
+        assert analysis.worst_queries(averages, count).tolist() == [
+            query for _, query in wanted[:count]
+        ]
 
 
 def test_nearest(case):
@@ -85,7 +96,9 @@ def test_nearest(case):
     found = analysis.nearest_samples(case.rows, *case.sides, chosen, 10)
     for row, query in enumerate(chosen.tolist()):
         listed = zip(*(part[row].tolist() for part in found), strict=True)
-        assert [(distance, is_match, sample) for sample, distance, is_match in listed] == case.rankings[query][:10]
+        assert [
+            (distance, is_match, sample) for sample, distance, is_match in listed
+        ] == case.rankings[query][:10]
 
 
 def test_distances(case):
@@ -96,11 +109,17 @@ def test_distances(case):
     inside = Case(2)
     inside.distance = inside.distance + 1 / 77
     found = analysis.distance_histogram(inside.rows, *inside.sides, bins=13)
-    wanted = plain.histogram(inside.distance.tolist(), inside.lists[0], inside.lists[2], found.edges.tolist())
+    wanted = plain.histogram(
+        inside.distance.tolist(), inside.lists[0], inside.lists[2], found.edges.tolist()
+    )
     assert [found.positives.tolist(), found.negatives.tolist()] == wanted
 
 
 def test_distances_that_are_all_zero(case):
     case.distance = torch.zeros_like(case.distance)
     found = analysis.distance_histogram(case.rows, *case.sides)
-    assert found.edges[-1] == 1 and found.positives[0] == found.positives.sum() > 0 and found.negatives[1:].sum() == 0
+    assert (
+        found.edges[-1] == 1
+        and found.positives[0] == found.positives.sum() > 0
+        and found.negatives[1:].sum() == 0
+    )

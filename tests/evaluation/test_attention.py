@@ -1,4 +1,5 @@
 """Attention rollout, Grad-CAM and the weights of the fusion, against loops with explicit matrices; their command."""
+
 from itertools import count
 
 import pytest
@@ -18,15 +19,42 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.reports.attention import matches_of
 
 FUSED = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
-SLIM = ("MODEL.USE_SDTPS", "False", *FUSED, "INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_KEEP", "[0.5, 0.5]")
+SLIM = (
+    "MODEL.USE_SDTPS",
+    "False",
+    *FUSED,
+    "INPUT.JOINT_AUGMENTATION",
+    "True",
+    "MODEL.SLIM_KEEP",
+    "[0.5, 0.5]",
+)
 MODELS = {
     "whole": ("MODEL.USE_SDTPS", "False"),
     "selector and fusion": FUSED,
     "slimming": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]"),
-    "slimming the input, each modality apart": (*SLIM, "MODEL.SLIM_BLOCKS", "[0, 2]", "MODEL.SLIM_SHARED", "False"),
-    "slimming without extra tokens": (*SLIM, "MODEL.SLIM_BLOCKS", "[2, 5]", "MODEL.SLIM_MERGE", "False"),
-    "merging": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]", "MODEL.SLIM_SCORE", "studies.baselines:ToMe",
-                "MODEL.SLIM_SHARED", "False"),
+    "slimming the input, each modality apart": (
+        *SLIM,
+        "MODEL.SLIM_BLOCKS",
+        "[0, 2]",
+        "MODEL.SLIM_SHARED",
+        "False",
+    ),
+    "slimming without extra tokens": (
+        *SLIM,
+        "MODEL.SLIM_BLOCKS",
+        "[2, 5]",
+        "MODEL.SLIM_MERGE",
+        "False",
+    ),
+    "merging": (
+        *SLIM,
+        "MODEL.SLIM_BLOCKS",
+        "[1, 3]",
+        "MODEL.SLIM_SCORE",
+        "studies.baselines:ToMe",
+        "MODEL.SLIM_SHARED",
+        "False",
+    ),
 }
 GRID = (8, 4)
 SCORE = (PATCHES, WIDTH, WIDTH)
@@ -49,8 +77,13 @@ def steps_of(model, images, cameras):
     """Encode one triplet, watched by hooks of torch: → context, and for each modality the inputs of the blocks with the places
     and sizes of their tokens."""
     inputs = []
-    handles = [block.register_forward_pre_hook(lambda _, args, named: inputs.append((args[0], named.get("attn_mask"))),
-                                               with_kwargs=True) for block in model.backbone.vit.blocks]
+    handles = [
+        block.register_forward_pre_hook(
+            lambda _, args, named: inputs.append((args[0], named.get("attn_mask"))),
+            with_kwargs=True,
+        )
+        for block in model.backbone.vit.blocks
+    ]
     context = model.encode(images, cameras)
     for handle in handles:
         handle.remove()
@@ -59,8 +92,16 @@ def steps_of(model, images, cameras):
         found[modality] = []
         for index, (values, bias) in enumerate(inputs):
             stages = sum(block <= index for block in blocks)
-            places = context.stages[stages - 1].kept[modality][0].tolist() if stages else list(range(PATCHES))
-            sizes = torch.ones(values.shape[1], dtype=values.dtype) if bias is None else bias[number, 0, 0].exp()
+            places = (
+                context.stages[stages - 1].kept[modality][0].tolist()
+                if stages
+                else list(range(PATCHES))
+            )
+            sizes = (
+                torch.ones(values.shape[1], dtype=values.dtype)
+                if bias is None
+                else bias[number, 0, 0].exp()
+            )
             found[modality].append((values[number], places, sizes))
     return context, found, inputs[-1][0]
 
@@ -75,8 +116,15 @@ def test_rollout_is_the_product_of_the_blocks_attention(name):
             for modality in MODALITIES:
                 expected = reference.rollout(model, steps[modality], PATCHES)
                 # Of each block logits, softmax, the mean of the heads and a product.
-                assert_close(found.values[modality][place].flatten(), expected, *6 * (WIDTH, PATCHES, 2, PATCHES))
-                assert found.kept[modality][place].flatten().nonzero().flatten().tolist() == steps[modality][-1][1]
+                assert_close(
+                    found.values[modality][place].flatten(),
+                    expected,
+                    *6 * (WIDTH, PATCHES, 2, PATCHES),
+                )
+                assert (
+                    found.kept[modality][place].flatten().nonzero().flatten().tolist()
+                    == steps[modality][-1][1]
+                )
                 assert expected.count_nonzero() == len(steps[modality][-1][1])
 
 
@@ -84,7 +132,10 @@ def test_rollout_is_the_product_of_the_blocks_attention(name):
 def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
     model, (images, cameras) = made(name)
     features = torch.randn(2, model.patterns(images, cameras)[3].shape[1])
-    found, is_there = grad_cam(model, images, cameras, similarity_to(model, features, 3, "before")), False
+    found, is_there = (
+        grad_cam(model, images, cameras, similarity_to(model, features, 3, "before")),
+        False,
+    )
     for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
         context, steps, last = steps_of(model, own, camera)
         feature = model.patterns_of(context, "before")[3][0]
@@ -96,7 +147,13 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
             expected = reference.grad_cam(tokens.detach(), gradient[number], places, 1, PATCHES)
             largest = float(tokens.detach().abs().max() * gradient[number].abs().max())
             # What a selector and the cosine compute in float32, and its gradient.
-            assert_close(found.values[modality][place].flatten(), expected, *2 * (*SCORE, 3 * WIDTH), WIDTH, scale=largest)
+            assert_close(
+                found.values[modality][place].flatten(),
+                expected,
+                *2 * (*SCORE, 3 * WIDTH),
+                WIDTH,
+                scale=largest,
+            )
             is_there |= bool(expected.max() > 0)
     assert is_there
 
@@ -114,15 +171,25 @@ def test_every_backbone_is_looked_into(name):
     """Two blocks of each; without slimming the class token's row of a rollout is what is left of 1 by class token and
     registers."""
     patch, side = 14, 28
-    sizes = [part for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for part in (key, f"[{2 * side}, {side}]")]
-    cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", f"[{patch}, {patch}]", *sizes])
+    sizes = [
+        part
+        for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
+        for part in (key, f"[{2 * side}, {side}]")
+    ]
+    cfg = load_cfg(
+        None, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", f"[{patch}, {patch}]", *sizes]
+    )
     torch.manual_seed(seeded())
     model = make_model(cfg, 5, CAMERAS).eval()
     model.backbone.vit.blocks = model.backbone.vit.blocks[:2]
     images, cameras = random_images(seed=3, batch=1, size=(2 * side, side))
     found = rollout(model, images, cameras)
     for values in found.values.values():
-        assert values.shape == (1, 2 * side // patch, side // patch) and 0 < values.sum() < 1 and (values > 0).all()
+        assert (
+            values.shape == (1, 2 * side // patch, side // patch)
+            and 0 < values.sum() < 1
+            and (values > 0).all()
+        )
     features = torch.randn(1, 3 * model.backbone.width)
     heat = grad_cam(model, images, cameras, similarity_to(model, features, 1, "before"))
     assert all(values.isfinite().all() and values.min() >= 0 for values in heat.values.values())
@@ -133,7 +200,9 @@ def test_weights_of_the_fusion():
     with torch.no_grad():
         context = model.encode(images, cameras)
     weights = fusion_weights(model, context)
-    assert list(weights.hdm) == ["r", "n", "t", "rn", "rt", "nt", "rnt"] and list(weights.hdm["rt"]) == ["RGB", "TI"]
+    assert list(weights.hdm) == ["r", "n", "t", "rn", "rt", "nt", "rnt"] and list(
+        weights.hdm["rt"]
+    ) == ["RGB", "TI"]
     for shares in weights.hdm.values():
         assert_close(sum(shares.values()), torch.ones(2), 3 * PATCHES, 3 * PATCHES)
     assert weights.gates.shape == (2, 4, 7)
@@ -148,14 +217,34 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
     with torch.no_grad():
         context = model.encode(images, cameras)
         found, hdm = fusion_weights(model, context).hdm["rnt"], model.hdm
-        tokens = torch.cat([torch.cat([context.global_feats[name].unsqueeze(1), context.tokens[name]], dim=1)
-                            for name in MODALITIES], dim=1)
-        query, key, _ = (F.linear(part, weight, bias) for part, weight, bias in zip(
-            (hdm.query[6].expand(2, 1, -1), tokens, tokens), hdm.in_proj_weight[6].chunk(3), hdm.in_proj_bias[6].chunk(3),
-            strict=True))
-        heads = [(q @ k.mT / 8).softmax(dim=-1) for q, k in zip(query.split(64, dim=-1), key.split(64, dim=-1), strict=True)]
+        tokens = torch.cat(
+            [
+                torch.cat([context.global_feats[name].unsqueeze(1), context.tokens[name]], dim=1)
+                for name in MODALITIES
+            ],
+            dim=1,
+        )
+        query, key, _ = (
+            F.linear(part, weight, bias)
+            for part, weight, bias in zip(
+                (hdm.query[6].expand(2, 1, -1), tokens, tokens),
+                hdm.in_proj_weight[6].chunk(3),
+                hdm.in_proj_bias[6].chunk(3),
+                strict=True,
+            )
+        )
+        heads = [
+            (q @ k.mT / 8).softmax(dim=-1)
+            for q, k in zip(query.split(64, dim=-1), key.split(64, dim=-1), strict=True)
+        ]
         shares = torch.stack(heads).mean(dim=0).squeeze(1).unflatten(1, (3, -1)).sum(dim=-1)
-    path = (WIDTH, WIDTH, WIDTH, 3 * PATCHES, PATCHES)  # queries, keys, their products, softmax, sum
+    path = (
+        WIDTH,
+        WIDTH,
+        WIDTH,
+        3 * PATCHES,
+        PATCHES,
+    )  # queries, keys, their products, softmax, sum
     assert_close(torch.stack(list(found.values()), dim=1), shares, *path, dtype=torch.float64)
 
 
@@ -163,5 +252,7 @@ def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):
     cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
     splits = read_splits(cfg, ("query", "gallery"))
     found = matches_of(cfg, splits["query"][0], splits["gallery"])
-    assert len(found) == 6 and {sample.identity for sample in found} == {splits["query"][0].identity}
+    assert len(found) == 6 and {sample.identity for sample in found} == {
+        splits["query"][0].identity
+    }
     assert splits["query"][0].camera not in {sample.camera for sample in found}

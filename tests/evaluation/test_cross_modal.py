@@ -1,4 +1,5 @@
 """Any modality against any: distances between sets of modalities, and test_net.py --cross_modal (docs/method.md)."""
+
 import json
 from functools import partial
 from itertools import product
@@ -23,29 +24,52 @@ from demo_sdtps.modeling.fusion import SUBSETS
 
 SETS = sets_of(MODALITIES)
 
-PRESENT = {"R": {"RGB"}, "N": {"NI"}, "T": {"TI"}, "RN": {"RGB", "NI"}, "RT": {"RGB", "TI"}, "NT": {"NI", "TI"},
-           "RNT": {"RGB", "NI", "TI"}}
+PRESENT = {
+    "R": {"RGB"},
+    "N": {"NI"},
+    "T": {"TI"},
+    "RN": {"RGB", "NI"},
+    "RT": {"RGB", "TI"},
+    "NT": {"NI", "TI"},
+    "RNT": {"RGB", "NI", "TI"},
+}
 OWN = [("RGB",), ("NI",), ("TI",)]
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 WIDTH = 5
 
 
 def test_the_sets_are_named_by_what_is_present():
-    assert {name: set(MODALITIES) - CASES[case] for name, case in SETS.items()} == PRESENT and list(SETS) == list(PRESENT)
+    assert {name: set(MODALITIES) - CASES[case] for name, case in SETS.items()} == PRESENT and list(
+        SETS
+    ) == list(PRESENT)
 
 
-@pytest.mark.parametrize("sources", [OWN, [*SUBSETS.values()], [*OWN, *OWN, *SUBSETS.values()]], ids=["3C", "7C", "13C"])
+@pytest.mark.parametrize(
+    "sources", [OWN, [*SUBSETS.values()], [*OWN, *OWN, *SUBSETS.values()]], ids=["3C", "7C", "13C"]
+)
 @pytest.mark.parametrize("how", ["all", "shared", "pairs"])
 def test_distances_against_the_slow_version(how, sources):
     """In all 49 cells, of which 12 share nothing; what is not used may be anything, as a missing modality's columns."""
     draws, undefined = generator(len(sources)), 0
     for own, other in product(PRESENT.values(), repeat=2):
-        query, gallery = (torch.randn(count, len(sources), WIDTH, generator=draws) for count in (3, 4))
-        find = partial(set_distances, present=(own, other), sources=[frozenset(names) for names in sources], how=how,
-                       scale=partial(F.normalize, dim=1))
+        query, gallery = (
+            torch.randn(count, len(sources), WIDTH, generator=draws) for count in (3, 4)
+        )
+        find = partial(
+            set_distances,
+            present=(own, other),
+            sources=[frozenset(names) for names in sources],
+            how=how,
+            scale=partial(F.normalize, dim=1),
+        )
         found = find(query, gallery)
-        expected = [[plain.distance(one, two, sources, own, other, how) for two in gallery.double().tolist()]
-                    for one in query.double().tolist()]
+        expected = [
+            [
+                plain.distance(one, two, sources, own, other, how)
+                for two in gallery.double().tolist()
+            ]
+            for one in query.double().tolist()
+        ]
         if found is None:
             undefined += 1
             assert expected == [[None] * 4] * 3 and not own & other
@@ -59,9 +83,16 @@ def test_distances_against_the_slow_version(how, sources):
     assert undefined == (12 if how == "shared" else 0)
 
 
-@pytest.mark.parametrize("opts", [("MODEL.USE_SDTPS", "False"), ("MODEL.USE_SDTPS", "False", "MODEL.DIRECT", "0", *FUSION),
-                                  ("MODEL.SDTPS_BETA", "0.0"), ("MODEL.SDTPS_BETA", "0.0", "MODEL.HDM", "True")],
-                         ids=["baseline", "HDM, ATMoE", "SDTPS", "SDTPS, HDM"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ("MODEL.USE_SDTPS", "False"),
+        ("MODEL.USE_SDTPS", "False", "MODEL.DIRECT", "0", *FUSION),
+        ("MODEL.SDTPS_BETA", "0.0"),
+        ("MODEL.SDTPS_BETA", "0.0", "MODEL.HDM", "True"),
+    ],
+    ids=["baseline", "HDM, ATMoE", "SDTPS", "SDTPS, HDM"],
+)
 @pytest.mark.parametrize("changed", MODALITIES)
 @torch.no_grad()
 def test_the_columns_of_a_modality(changed, opts):
@@ -71,12 +102,18 @@ def test_the_columns_of_a_modality(changed, opts):
     heads, seen = (4, partial(F.normalize, dim=-1)) if model.atmoe else (1, torch.clone)
     images, cameras = random_images(1)
     others = images | {changed: random_images(2)[0][changed]}
-    before, after = (model.extract_features(each, cameras, [frozenset()])[0] for each in (images, others))
+    before, after = (
+        model.extract_features(each, cameras, [frozenset()])[0] for each in (images, others)
+    )
     for pattern, sources in model.sources.items():
-        parts = [found[pattern].unflatten(1, (len(sources), heads, -1)) for found in (before, after)]
+        parts = [
+            found[pattern].unflatten(1, (len(sources), heads, -1)) for found in (before, after)
+        ]
         for place, names in enumerate(sources):
             one, two = (seen(part[:, place]) for part in parts)
-            is_same = (one - two).abs().max() <= tolerance(*MODEL, *MODEL) * max(1, float(one.abs().max()))
+            is_same = (one - two).abs().max() <= tolerance(*MODEL, *MODEL) * max(
+                1, float(one.abs().max())
+            )
             assert is_same == (changed not in names), (pattern, names)
 
 
@@ -84,7 +121,9 @@ def test_the_columns_of_a_modality(changed, opts):
 def words(tiny_root, tmp_path_factory):
     """The command line of an untrained model with SDTPS, HDM and ATMoE."""
     words = cli_args_for(tiny_root, *FUSION)
-    path = weights_file(tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:]))
+    path = weights_file(
+        tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:])
+    )
     return [*words, "TEST.WEIGHT", str(path)]
 
 
@@ -92,46 +131,82 @@ def words(tiny_root, tmp_path_factory):
 def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
     """Equal sets as TEST.MISS all has them, to the last bit; unequal ones by the slow versions of distance and ranking."""
     words = [*words, "TEST.RETURN_PATTERN", pattern, "TEST.CROSS_MODAL_DISTANCE", how]
-    code, stdout, stderr = command(test_net.main, *words, "--cross_modal", "--json", tmp_path / "x.json", "--output",
-                                   tmp_path / "x.png")
+    code, stdout, stderr = command(
+        test_net.main,
+        *words,
+        "--cross_modal",
+        "--json",
+        tmp_path / "x.json",
+        "--output",
+        tmp_path / "x.png",
+    )
     assert code == 0, stderr
     written = json.loads((tmp_path / "x.json").read_text())
     assert (written["distance"], written["return_pattern"]) == (how, pattern)
     found = written["cross_modal"]
     assert (tmp_path / "x.png").stat().st_size > 10_000 and "x.png" in stdout
 
-    assert command(test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json")[0] == 0
+    assert (
+        command(test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json")[0] == 0
+    )
     table = cases_of(tmp_path / "all.json")
     for measure, rows in found.items():
         assert {SETS[name]: rows[name][name] for name in SETS} == {
-            case: record[str(pattern)][measure] for case, record in table.items()}
+            case: record[str(pattern)][measure] for case, record in table.items()
+        }
 
     cfg = load_cfg(CONFIG, list(map(str, words[2:])))
     model, _ = load_model_and_data(cfg)
     splits = read_splits(cfg, ("query", "gallery"))
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     used = 1 if how == "pairs" else pattern
-    features = dict(zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True))
+    features = dict(
+        zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True)
+    )
     sources = [*(OWN * (used != 2)), *(OWN * (used > 1)), *(SUBSETS.values() if used > 1 else ())]
-    labels = [data.labels(name, side).tolist() for name in ("identity", "camera") for side in (data.query, data.gallery)]
+    labels = [
+        data.labels(name, side).tolist()
+        for name in ("identity", "camera")
+        for side in (data.query, data.gallery)
+    ]
     for own, other in (("R", "NT"), ("RT", "T"), ("RNT", "RN")):
-        query, gallery = (features[SETS[name]][used][side].double().unflatten(1, (len(sources), -1)).tolist()
-                          for name, side in ((own, data.query), (other, data.gallery)))
-        distances = [[plain.distance(one, two, sources, PRESENT[own], PRESENT[other], how) for two in gallery] for one in query]
-        expected = None if distances[0][0] is None else ranking.evaluate_distances(distances, *labels)[1]
-        assert found["mAP"][own][other] == (expected and pytest.approx(expected, abs=1 / len(query) / 12))  # one exchange, of 6
+        query, gallery = (
+            features[SETS[name]][used][side].double().unflatten(1, (len(sources), -1)).tolist()
+            for name, side in ((own, data.query), (other, data.gallery))
+        )
+        distances = [
+            [
+                plain.distance(one, two, sources, PRESENT[own], PRESENT[other], how)
+                for two in gallery
+            ]
+            for one in query
+        ]
+        expected = (
+            None if distances[0][0] is None else ranking.evaluate_distances(distances, *labels)[1]
+        )
+        assert found["mAP"][own][other] == (
+            expected and pytest.approx(expected, abs=1 / len(query) / 12)
+        )  # one exchange, of 6
 
     tables = stdout.split("\n\n")[1:]
     for text, (measure, rows) in zip(tables, found.items(), strict=True):
         lines = [line.split() for line in text.splitlines()]
         assert lines[0] == [measure, *SETS]
-        assert [line[1:] for line in lines[1:8]] == [["-" if value is None else f"{100 * value:.1f}" for value in row.values()]
-                                                     for row in rows.values()]
+        assert [line[1:] for line in lines[1:8]] == [
+            ["-" if value is None else f"{100 * value:.1f}" for value in row.values()]
+            for row in rows.values()
+        ]
 
 
-@pytest.mark.parametrize("more, said", [(("--cross_modal", "TEST.RE_RANKING", "yes"), "without re-ranking"),
-                                        (("--cross_modal", "TEST.MISS", "rn"), "TEST.MISS"),
-                                        (("--output", "x.png"), "--cross_modal")], ids=" ".join)
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (("--cross_modal", "TEST.RE_RANKING", "yes"), "without re-ranking"),
+        (("--cross_modal", "TEST.MISS", "rn"), "TEST.MISS"),
+        (("--output", "x.png"), "--cross_modal"),
+    ],
+    ids=" ".join,
+)
 def test_what_does_not_go_together(more, said, words, command):
     code, _, stderr = command(test_net.main, *words, *more)
     assert code == 2 and said in stderr and stderr.count("\n") == 1

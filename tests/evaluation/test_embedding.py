@@ -16,7 +16,9 @@ def clusters(seed, each=12, width=20):
     draws = numpy_generator(seed)
     labels = np.arange(CLUSTERS).repeat(each)
     centres = 10 * draws.standard_normal((CLUSTERS, width))
-    return (centres[labels] + draws.standard_normal((len(labels), width))).astype(np.float32), labels
+    return (centres[labels] + draws.standard_normal((len(labels), width))).astype(
+        np.float32
+    ), labels
 
 
 @pytest.mark.parametrize("method", SLOW)

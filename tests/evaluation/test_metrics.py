@@ -1,4 +1,5 @@
 """The ranking evaluation against the reference system's numbers and against plain loops."""
+
 import pytest
 import torch
 from commands import distance_rounding
@@ -20,8 +21,14 @@ def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
     def labels(count, kinds):
         return torch.randint(kinds, (count,), generator=draws)
 
-    return (short(torch.randn(queries, dim, generator=draws)), short(torch.randn(gallery, dim, generator=draws)),
-            labels(queries, identities), labels(gallery, identities), labels(queries, places), labels(gallery, places))
+    return (
+        short(torch.randn(queries, dim, generator=draws)),
+        short(torch.randn(gallery, dim, generator=draws)),
+        labels(queries, identities),
+        labels(gallery, identities),
+        labels(queries, places),
+        labels(gallery, places),
+    )
 
 
 def short(features):
@@ -32,8 +39,12 @@ def short(features):
 def by_loops(case, places=None, max_rank=50):
     features, labels = case[:2], case[2:4]
     doubles = [side.double().tolist() for side in features]
-    return ranking.evaluate(*doubles, *(side.tolist() for side in labels),
-                            *(side.tolist() for side in places or case[4:6]), max_rank=max_rank)
+    return ranking.evaluate(
+        *doubles,
+        *(side.tolist() for side in labels),
+        *(side.tolist() for side in places or case[4:6]),
+        max_rank=max_rank,
+    )
 
 
 def assert_same(found, cmc, mean_average_precision):
@@ -43,7 +54,14 @@ def assert_same(found, cmc, mean_average_precision):
 
 def golden():
     arrays = load_case("evaluation").arrays
-    names = ("query_features", "gallery_features", "query_ids", "gallery_ids", "query_cams", "gallery_cams")
+    names = (
+        "query_features",
+        "gallery_features",
+        "query_ids",
+        "gallery_ids",
+        "query_cams",
+        "gallery_cams",
+    )
     return arrays, [arrays[name] for name in names]
 
 
@@ -54,7 +72,9 @@ def test_golden_market():
 
 def test_golden_msvr310():
     arrays, case = golden()
-    found = evaluate_ranking(*case, query_scenes=arrays["query_scenes"], gallery_scenes=arrays["gallery_scenes"])
+    found = evaluate_ranking(
+        *case, query_scenes=arrays["query_scenes"], gallery_scenes=arrays["gallery_scenes"]
+    )
     assert_same(found, arrays["msvr310_cmc"].tolist(), float(arrays["msvr310_map"]))
     assert abs(found.mAP - float(arrays["market_map"])) > 1e-3  # the scenes make a difference
 
@@ -81,14 +101,22 @@ def test_the_loops_agree_with_the_golden_case_too():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_cases_against_loops(seed):
-    case = random_case(seed, queries=10 + 7 * seed, gallery=60 + 20 * seed, identities=3 + 2 * seed, places=2 + seed % 3)
+    case = random_case(
+        seed,
+        queries=10 + 7 * seed,
+        gallery=60 + 20 * seed,
+        identities=3 + 2 * seed,
+        places=2 + seed % 3,
+    )
     assert_same(evaluate_ranking(*case), *by_loops(case))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_scenes_take_the_cameras_place(seed):
     case = random_case(seed)
-    scenes = tuple(torch.randint(5, (len(side),), generator=generator(seed + 50)) for side in case[:2])
+    scenes = tuple(
+        torch.randint(5, (len(side),), generator=generator(seed + 50)) for side in case[:2]
+    )
     found = evaluate_ranking(*case, query_scenes=scenes[0], gallery_scenes=scenes[1])
     assert_same(found, *by_loops(case, scenes))
     other_cameras = (*case[:4], torch.zeros_like(case[4]), torch.zeros_like(case[5]))
@@ -103,14 +131,19 @@ def test_given_distances_are_ranked_as_they_are(scenes):
     distance = torch.randn(40, 120, generator=generator(70))
     places = (case[4] % 3, case[5] % 3) if scenes else case[4:]
     given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
-    expected = ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in (*case[2:4], *places)), max_rank=9)
+    expected = ranking.evaluate_distances(
+        distance.tolist(), *(side.tolist() for side in (*case[2:4], *places)), max_rank=9
+    )
     assert_same(evaluate_distances(distance, *case[2:], **given, max_rank=9), *expected)
 
 
 def test_features_and_their_distances_rank_alike(monkeypatch):
     case = random_case(8)
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 500)
-    found, expected = evaluate_distances(squared_distances(*case[:2]), *case[2:]), evaluate_ranking(*case)
+    found, expected = (
+        evaluate_distances(squared_distances(*case[:2]), *case[2:]),
+        evaluate_ranking(*case),
+    )
     assert found.mAP == pytest.approx(expected.mAP, abs=1e-9)
     assert torch.equal(found.cmc, expected.cmc)
 
@@ -131,7 +164,11 @@ def test_a_gpu_counts_what_the_cpu_counts(monkeypatch, seed, dtype):
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 1000)
     monkeypatch.setattr(metrics, "counts_within", within)
     found = evaluate_distances(distance, *case[2:])
-    assert len(counted) > 1 and found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(found.cmc, expected.cmc)
+    assert (
+        len(counted) > 1
+        and found.mAP == pytest.approx(expected.mAP, abs=1e-12)
+        and torch.equal(found.cmc, expected.cmc)
+    )
 
 
 def test_distances_that_are_not_numbers_are_refused():
@@ -151,8 +188,15 @@ def test_gradients_are_not_needed():
 def test_a_ranking_worked_out_by_hand():
     """One query at 0 and a gallery at 1, 2, … 5: left out, miss, hit, miss, hit → ranks 2 and 4 of those that remain."""
     query, gallery = torch.zeros(1, 1), torch.arange(1.0, 6.0)[:, None]
-    found = evaluate_ranking(query, gallery, torch.tensor([7]), torch.tensor([7, 8, 7, 9, 7]), torch.tensor([0]),
-                             torch.tensor([0, 0, 1, 0, 2]), max_rank=6)
+    found = evaluate_ranking(
+        query,
+        gallery,
+        torch.tensor([7]),
+        torch.tensor([7, 8, 7, 9, 7]),
+        torch.tensor([0]),
+        torch.tensor([0, 0, 1, 0, 2]),
+        max_rank=6,
+    )
     assert found.mAP == pytest.approx((1 / 2 + 2 / 4) / 2)
     assert found.cmc.tolist() == [0, 1, 1, 1, 1, 1]
     assert [found.rank(k) for k in (1, 2, 5)] == [0, 1, 1]
@@ -160,22 +204,36 @@ def test_a_ranking_worked_out_by_hand():
 
 def test_same_camera_of_others_and_other_cameras_of_ours_stay_in():
     query, gallery = torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [3.0]])
-    found = evaluate_ranking(query, gallery, torch.tensor([1]), torch.tensor([2, 2, 1]), torch.tensor([0]),
-                             torch.tensor([0, 0, 1]))
+    found = evaluate_ranking(
+        query,
+        gallery,
+        torch.tensor([1]),
+        torch.tensor([2, 2, 1]),
+        torch.tensor([0]),
+        torch.tensor([0, 0, 1]),
+    )
     assert found.mAP == pytest.approx(1 / 3)
 
 
 def test_queries_without_a_match_are_left_out_of_the_means():
     case = random_case(3)
     lonely = short(torch.randn(5, 8, generator=generator(9)))
-    more = (torch.cat([lonely, case[0]]), case[1], torch.cat([torch.full((5,), 99), case[2]]), case[3],
-            torch.cat([torch.zeros(5, dtype=torch.long), case[4]]), case[5])
+    more = (
+        torch.cat([lonely, case[0]]),
+        case[1],
+        torch.cat([torch.full((5,), 99), case[2]]),
+        case[3],
+        torch.cat([torch.zeros(5, dtype=torch.long), case[4]]),
+        case[5],
+    )
     found, expected = evaluate_ranking(*more), evaluate_ranking(*case)
     assert found.mAP == pytest.approx(expected.mAP, abs=1e-12)
     assert torch.equal(found.cmc, expected.cmc)
 
 
-@pytest.mark.parametrize("same", ["identities differ", "cameras are the same", "no queries", "no gallery"])
+@pytest.mark.parametrize(
+    "same", ["identities differ", "cameras are the same", "no queries", "no gallery"]
+)
 def test_no_query_with_a_match_is_reported(same):
     case = list(random_case(0, queries=6, gallery=10, places=2))
     if same == "identities differ":

@@ -1,4 +1,5 @@
 """Ranks without sorting the gallery: large galleries, ties, pieces and types, against whole matrices and plain loops."""
+
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,10 +15,14 @@ from demo_sdtps.evaluation.metrics import evaluate_distances
 
 
 def by_whole_matrices(distance, ids, places, max_rank=50):
-    return demo_ranking.evaluate_distances(distance.numpy(), *(side.numpy() for side in (*ids, *places)), max_rank=max_rank)
+    return demo_ranking.evaluate_distances(
+        distance.numpy(), *(side.numpy() for side in (*ids, *places)), max_rank=max_rank
+    )
 
 
-@pytest.mark.parametrize(("seed", "queries", "gallery", "identities"), [(20, 12, 30, 4), (21, 30, 90, 6), (22, 5, 60, 2)])
+@pytest.mark.parametrize(
+    ("seed", "queries", "gallery", "identities"), [(20, 12, 30, 4), (21, 30, 90, 6), (22, 5, 60, 2)]
+)
 def test_whole_matrices_agree_with_the_loops(seed, queries, gallery, identities):
     case = random_case(seed, queries, gallery, identities)
     distance = torch.rand(queries, gallery, generator=generator(seed), dtype=torch.double)
@@ -27,8 +32,10 @@ def test_whole_matrices_agree_with_the_loops(seed, queries, gallery, identities)
     assert mean == pytest.approx(expected[1], abs=1e-12)
 
 
-@pytest.mark.parametrize(("seed", "gallery", "identities"), [(30, 3000, 400), (31, 3000, 20), (32, 40_000, 1500),
-                                                             (33, 40_000, 90)])
+@pytest.mark.parametrize(
+    ("seed", "gallery", "identities"),
+    [(30, 3000, 400), (31, 3000, 20), (32, 40_000, 1500), (33, 40_000, 90)],
+)
 @pytest.mark.parametrize("nearness", [0.0, 3.0])
 @pytest.mark.parametrize("scenes", [False, True])
 def test_large_galleries_against_whole_matrices(seed, gallery, identities, nearness, scenes):
@@ -38,7 +45,10 @@ def test_large_galleries_against_whole_matrices(seed, gallery, identities, nearn
     distance = noise - nearness * (case[2][:, None] == case[3])
     places = (case[4] % 2, case[5] % 2) if scenes else case[4:]
     given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
-    assert_same(evaluate_distances(distance, *case[2:], **given), *by_whole_matrices(distance, case[2:4], places))
+    assert_same(
+        evaluate_distances(distance, *case[2:], **given),
+        *by_whole_matrices(distance, case[2:4], places),
+    )
 
 
 @pytest.mark.parametrize("seed", range(40, 44))
@@ -48,7 +58,9 @@ def test_matches_rank_behind_others_as_far(seed, levels):
     case = random_case(seed, identities=5)
     distance = torch.randint(levels, (40, 120), generator=generator(seed)).float()
     found = evaluate_distances(distance, *case[2:])
-    assert_same(found, *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:])))
+    assert_same(
+        found, *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:]))
+    )
     order = torch.randperm(120, generator=generator(seed))
     again = evaluate_distances(distance[:, order], case[2], case[3][order], case[4], case[5][order])
     assert again.mAP == found.mAP
@@ -62,10 +74,17 @@ def test_counts_of_several_threads(seed, levels):
     draws = numpy_generator(seed + levels)
     distance = draws.integers(0, levels, (40, 120)).astype(np.float32)
     matches = draws.integers(0, 6, 40) * draws.integers(0, 2, 40)
-    limits = [np.sort(draws.integers(0, levels // (1 + query % 9) + 1, count)) for query, count in enumerate(matches)]
+    limits = [
+        np.sort(draws.integers(0, levels // (1 + query % 9) + 1, count))
+        for query, count in enumerate(matches)
+    ]
     with ThreadPoolExecutor(2) as pool:
-        found = metrics.counts_within(distance, np.concatenate(limits).astype(np.float32), matches, pool)
-    assert found.tolist() == [(row <= limit).sum() for row, own in zip(distance, limits, strict=True) for limit in own]
+        found = metrics.counts_within(
+            distance, np.concatenate(limits).astype(np.float32), matches, pool
+        )
+    assert found.tolist() == [
+        (row <= limit).sum() for row, own in zip(distance, limits, strict=True) for limit in own
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32])
@@ -75,4 +94,6 @@ def test_given_distances_of_other_types_stay_as_they_are(dtype):
     copy = distance.clone()
     found = evaluate_distances(distance, *case[2:])
     assert torch.equal(distance, copy)
-    assert_same(found, *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:])))
+    assert_same(
+        found, *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:]))
+    )

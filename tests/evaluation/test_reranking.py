@@ -1,4 +1,5 @@
 """k-reciprocal re-ranking against the reference system's numbers and against plain loops."""
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,9 @@ def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ran
     own = torch.randint(identities, (queries + gallery,), generator=draws)
     features = centres[own] + spread * torch.randn(queries + gallery, dim, generator=draws)
     while (again := undecided(features, ranks)).any():
-        features[again] = centres[own[again]] + spread * torch.randn(int(again.sum()), dim, generator=draws)
+        features[again] = centres[own[again]] + spread * torch.randn(
+            int(again.sum()), dim, generator=draws
+        )
     return features[:queries], features[queries:]
 
 
@@ -39,7 +42,10 @@ def cosine_error(dim):
 
 
 def by_loops(query, gallery, *settings):
-    return torch.tensor(plain.k_reciprocal(query.double().tolist(), gallery.double().tolist(), *settings), dtype=torch.double)
+    return torch.tensor(
+        plain.k_reciprocal(query.double().tolist(), gallery.double().tolist(), *settings),
+        dtype=torch.double,
+    )
 
 
 def roundings(query, gallery):
@@ -63,14 +69,19 @@ def golden():
 
 
 def golden_error(found, arrays):
-    return float((found - arrays["rerank_distance"]).abs().max() / arrays["rerank_distance"].abs().max())
+    return float(
+        (found - arrays["rerank_distance"]).abs().max() / arrays["rerank_distance"].abs().max()
+    )
 
 
 def test_golden():
     arrays, settings = golden()
     found = k_reciprocal(arrays["query_features"], arrays["gallery_features"], *settings)
     assert golden_error(found, arrays) < 5e-3
-    ranking = evaluate_distances(found, *(arrays[name] for name in ("query_ids", "gallery_ids", "query_cams", "gallery_cams")))
+    ranking = evaluate_distances(
+        found,
+        *(arrays[name] for name in ("query_ids", "gallery_ids", "query_cams", "gallery_cams")),
+    )
     assert ranking.mAP == pytest.approx(float(arrays["rerank_map"]), abs=1e-3)
     scored = 56  # queries with a match: the curves move in such steps, and float16 may cost the reference one
     assert (ranking.cmc - arrays["rerank_cmc"].cpu()).abs().max() < 1.5 / scored
@@ -84,19 +95,37 @@ def test_the_loops_agree_with_the_golden_case_too():
     assert_same(k_reciprocal(*sides, *settings), expected, sides)
 
 
-@pytest.mark.parametrize(("queries", "gallery", "settings"), [
-    (20, 60, (10, 4, 0.3)), (20, 60, (11, 6, 0.5)), (20, 60, (10, 1, 0.3)), (20, 60, (1, 1, 0.3)), (20, 60, (1, 4, 0.3)),
-    (20, 60, (2, 3, 0.0)), (20, 60, (7, 2, 0.3)), (20, 60, (3, 2, 1.0)), (20, 60, (5, 9, 0.1)), (20, 60, (80, 80, 0.3)),
-    (40, 30, (20, 6, 0.3)), (1, 50, (6, 3, 0.3)), (30, 1, (6, 3, 0.3)), (1, 1, (50, 15, 0.3)), (1, 2, (1, 1, 0.3)),
-    (3, 9, (50, 15, 0.3)), (30, 90, ()),
-])
+@pytest.mark.parametrize(
+    ("queries", "gallery", "settings"),
+    [
+        (20, 60, (10, 4, 0.3)),
+        (20, 60, (11, 6, 0.5)),
+        (20, 60, (10, 1, 0.3)),
+        (20, 60, (1, 1, 0.3)),
+        (20, 60, (1, 4, 0.3)),
+        (20, 60, (2, 3, 0.0)),
+        (20, 60, (7, 2, 0.3)),
+        (20, 60, (3, 2, 1.0)),
+        (20, 60, (5, 9, 0.1)),
+        (20, 60, (80, 80, 0.3)),
+        (40, 30, (20, 6, 0.3)),
+        (1, 50, (6, 3, 0.3)),
+        (30, 1, (6, 3, 0.3)),
+        (1, 1, (50, 15, 0.3)),
+        (1, 2, (1, 1, 0.3)),
+        (3, 9, (50, 15, 0.3)),
+        (30, 90, ()),
+    ],
+)
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_random_features_against_loops(queries, gallery, settings, spread):
     sides = clustered(queries + gallery + len(settings), queries, gallery, spread=spread)
     assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings), sides)
 
 
-@pytest.mark.parametrize(("queries", "gallery", "settings"), [(7, 30, (5, 3, 0.3)), (20, 60, (10, 1, 0.0)), (25, 40, ())])
+@pytest.mark.parametrize(
+    ("queries", "gallery", "settings"), [(7, 30, (5, 3, 0.3)), (20, 60, (10, 1, 0.0)), (25, 40, ())]
+)
 def test_whole_matrices_agree_with_the_loops(queries, gallery, settings):
     sides = [F.normalize(side, dim=1) for side in clustered(queries + 100, queries, gallery)]
     expected, (lengths, scale) = by_loops(*sides, *settings), roundings(*sides)
@@ -106,13 +135,24 @@ def test_whole_matrices_agree_with_the_loops(queries, gallery, settings):
         assert_close(found, expected, *lengths, dtype=dtype, scale=scale)
 
 
-@pytest.mark.parametrize(("queries", "gallery", "settings"), [(100, 300, ()), (60, 200, (20, 6, 0.3)), (150, 150, (9, 4, 0.1))])
+@pytest.mark.parametrize(
+    ("queries", "gallery", "settings"),
+    [(100, 300, ()), (60, 200, (20, 6, 0.3)), (150, 150, (9, 4, 0.1))],
+)
 def test_many_features_against_whole_matrices(queries, gallery, settings):
     k1, k2, _ = settings or (50, 15, 0.3)
-    sides = clustered(queries + gallery, queries, gallery, identities=15, dim=64, ranks=[k1, round(k1 / 2), k2 - 1])
+    sides = clustered(
+        queries + gallery,
+        queries,
+        gallery,
+        identities=15,
+        dim=64,
+        ranks=[k1, round(k1 / 2), k2 - 1],
+    )
     # In float64, but for its distances, which are rounded to float32 once more.
-    expected = demo_ranking.k_reciprocal(*(F.normalize(side.double(), dim=1).numpy() for side in sides), *settings,
-                                         dtype=np.float64)
+    expected = demo_ranking.k_reciprocal(
+        *(F.normalize(side.double(), dim=1).numpy() for side in sides), *settings, dtype=np.float64
+    )
     assert_same(k_reciprocal(*sides, *settings), expected, sides)
 
 
@@ -121,9 +161,15 @@ def test_neighbourhoods_that_are_expanded(seed):
     k1 = 8 + seed
     sides = clustered(seed, 30, 60, identities=6, spread=0.6)
     features = F.normalize(torch.cat(sides).double(), dim=1).tolist()
-    order = [plain.neighbours(place, plain.relative_distances(one, features)) for place, one in enumerate(features)]
+    order = [
+        plain.neighbours(place, plain.relative_distances(one, features))
+        for place, one in enumerate(features)
+    ]
     originals = [plain.reciprocal_set(place, k1, order) for place in range(len(features))]
-    grown = sum(after > before for after, before in zip(plain.expanded_sets(order, k1), originals, strict=True))
+    grown = sum(
+        after > before
+        for after, before in zip(plain.expanded_sets(order, k1), originals, strict=True)
+    )
     assert grown > len(features) / 4
     assert_same(k_reciprocal(*sides, k1, 4, 0.2), by_loops(*sides, k1, 4, 0.2), sides)
 
@@ -132,7 +178,11 @@ def test_neighbourhoods_that_are_expanded(seed):
 def test_the_same_images_in_query_and_gallery(settings):
     """As in RGBNT201; every image has a twin at distance 0 and equal distances to all the others."""
     samples = torch.cat(clustered(5, 10, 25))
-    for sides in ((samples, samples), (samples, samples.flip(0)), (samples[:9], samples.repeat(2, 1))):
+    for sides in (
+        (samples, samples),
+        (samples, samples.flip(0)),
+        (samples[:9], samples.repeat(2, 1)),
+    ):
         assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings), sides)
 
 
@@ -152,7 +202,7 @@ def test_twins_are_exactly_as_far(monkeypatch, kept):
     features = F.normalize(torch.cat(clustered(6, 40, 60, dim=517, ranks=[])), dim=1)
     distances = reranking.Distances(features.repeat(3, 1))
     assert len(distances.distinct) == 100
-    distance = torch.cat([distances[start:start + 7] for start in range(0, 300, 7)])
+    distance = torch.cat([distances[start : start + 7] for start in range(0, 300, 7)])
     assert (distance.diagonal() == 0).all()
     assert torch.equal(distance, distance[:, :100].repeat(1, 3))
     assert (distance[:100, :100] - squared_distances(features)).abs().max() < cosine_error(517)
@@ -211,7 +261,9 @@ def test_all_pairs_are_never_there_at_once(monkeypatch):
 def test_the_order_of_the_gallery_does_not_matter():
     query, gallery = clustered(10)
     order = torch.randperm(len(gallery), generator=generator(1))
-    assert_same(k_reciprocal(query, gallery[order]), by_loops(query, gallery)[:, order], (query, gallery))
+    assert_same(
+        k_reciprocal(query, gallery[order]), by_loops(query, gallery)[:, order], (query, gallery)
+    )
 
 
 def test_features_are_normalised_and_left_as_they_are():
@@ -237,15 +289,36 @@ def test_gradients_are_not_kept():
     assert not k_reciprocal(query.requires_grad_(), gallery, 9, 4).requires_grad
 
 
-@pytest.mark.parametrize("wrong", [{"k1": 0}, {"k2": 0}, {"k1": -3}, {"lambda_value": -0.1}, {"lambda_value": 1.1},
-                                   {"lambda_value": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"k1": 0},
+        {"k2": 0},
+        {"k1": -3},
+        {"lambda_value": -0.1},
+        {"lambda_value": 1.1},
+        {"lambda_value": float("nan")},
+    ],
+)
 def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"k1 .* k2 .* at least 1, lambda_value .* between 0 and 1"):
+    with pytest.raises(
+        ValueError, match=r"k1 .* k2 .* at least 1, lambda_value .* between 0 and 1"
+    ):
         k_reciprocal(*clustered(14), **wrong)
 
 
-@pytest.mark.parametrize(("query", "gallery"), [((5, 4), (9, 3)), ((0, 4), (9, 4)), ((5, 4), (0, 4)), ((5, 0), (9, 0)),
-                                                ((4,), (9, 4)), ((5, 4), (4,)), ((5, 4, 1), (9, 4, 1))])
+@pytest.mark.parametrize(
+    ("query", "gallery"),
+    [
+        ((5, 4), (9, 3)),
+        ((0, 4), (9, 4)),
+        ((5, 4), (0, 4)),
+        ((5, 0), (9, 0)),
+        ((4,), (9, 4)),
+        ((5, 4), (4,)),
+        ((5, 4, 1), (9, 4, 1)),
+    ],
+)
 def test_features_that_do_not_fit_are_refused(query, gallery):
     with pytest.raises(ValueError, match=r"Features must be \(Q, D\) and \(G, D\)"):
         k_reciprocal(torch.ones(query), torch.ones(gallery))

@@ -1,4 +1,5 @@
 """Where the patches that SDTPS and slimming keep lie: tools/selection_quality.py against a slow version of it."""
+
 import json
 import shutil
 from itertools import combinations
@@ -32,8 +33,13 @@ RELEVANT = 8
 @pytest.fixture(scope="module")
 def few(tiny_root, tmp_path_factory):
     """Two identities to train on and two to test, one triplet of each from every camera."""
+
     def others(_, names):
-        return [name for name in names if name.endswith((".jpg", ".png")) and not (name[:6] in IDENTITIES and "_00." in name)]
+        return [
+            name
+            for name in names
+            if name.endswith((".jpg", ".png")) and not (name[:6] in IDENTITIES and "_00." in name)
+        ]
 
     return shutil.copytree(tiny_root, tmp_path_factory.mktemp("few") / "data", ignore=others)
 
@@ -62,7 +68,9 @@ def save_weights(words, path):
 def measured(command, words, *more):
     """What the command writes to its --json file, and prints."""
     output = Path(words[-1]).with_name("measured.json")
-    code, stdout, stderr = command(selection_quality.main, *words, "--overwrite", "--json", output, *more)
+    code, stdout, stderr = command(
+        selection_quality.main, *words, "--overwrite", "--json", output, *more
+    )
     assert code == 0 and not stderr, stderr
     return json.loads(output.read_text()), stdout
 
@@ -79,8 +87,12 @@ def mask_of(sample):
 
 
 def images_of(cfg, *samples):
-    dataset = ImageDataset([sample.paths for sample in samples], [(0, sample.camera) for sample in samples],
-                           Each(test_transform(cfg)), cache=False)
+    dataset = ImageDataset(
+        [sample.paths for sample in samples],
+        [(0, sample.camera) for sample in samples],
+        Each(test_transform(cfg)),
+        cache=False,
+    )
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     return images, cameras
 
@@ -88,16 +100,32 @@ def images_of(cfg, *samples):
 @torch.no_grad()
 def slow_measures(cfg, model, samples):
     """{case: {modality: {what: share}}}: zeros pass the backbone for what is missing; scored image by image."""
-    relevant = [reference.foreground(mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE)
-                for sample in samples]
+    relevant = [
+        reference.foreground(
+            mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
+        )
+        for sample in samples
+    ]
     images, cameras = images_of(cfg, *samples)
     found = {}
     for case in CASES:
         missing = missing_modalities(case)
-        context = model.encode({m: image * (m not in missing) for m, image in images.items()}, cameras)
-        found[case] = {modality: slow_row(cfg, model, context.tokens[modality], context.global_feats, modality, missing,
-                                           relevant)
-                       for modality in MODALITIES if modality not in missing}
+        context = model.encode(
+            {m: image * (m not in missing) for m, image in images.items()}, cameras
+        )
+        found[case] = {
+            modality: slow_row(
+                cfg,
+                model,
+                context.tokens[modality],
+                context.global_feats,
+                modality,
+                missing,
+                relevant,
+            )
+            for modality in MODALITIES
+            if modality not in missing
+        }
     return found
 
 
@@ -108,12 +136,25 @@ def slow_row(cfg, model, patches, global_feats, modality, missing, relevant):
     row = {}
     for place, here in enumerate(relevant):
         parts = reference.detectors(
-            weights, patches[place].double().numpy(), {m: guide[place].double().numpy() for m, guide in global_feats.items()},
-            modality, missing, cfg.MODEL.SDTPS_BETA, cfg.MODEL.SDTPS_GUIDE_MISSING)
+            weights,
+            patches[place].double().numpy(),
+            {m: guide[place].double().numpy() for m, guide in global_feats.items()},
+            modality,
+            missing,
+            cfg.MODEL.SDTPS_BETA,
+            cfg.MODEL.SDTPS_GUIDE_MISSING,
+        )
         kept = reference.kept(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
-        shares = {"base_rate": sum(here) / len(here), "kept": sum(here[patch] for patch in kept) / len(kept)}
+        shares = {
+            "base_rate": sum(here) / len(here),
+            "kept": sum(here[patch] for patch in kept) / len(kept),
+        }
         shares["recall"] = sum(here[patch] for patch in kept) / sum(here) if any(here) else None
-        precisions = {name: reference.average_precision(scores, here) for name, scores in parts.items() if name not in missing}
+        precisions = {
+            name: reference.average_precision(scores, here)
+            for name, scores in parts.items()
+            if name not in missing
+        }
         for name, value in (shares | precisions).items():
             row.setdefault(name, []).append(value)
     return {name: mean(values) for name, values in row.items()}
@@ -124,7 +165,10 @@ def near(row, images, keep):
     two patches whose scores differ by rounding alone may change places. That is worth one of the kept patches, one of those on
     the person, and at most 1/(2 · RELEVANT) of its AP."""
     worth = {"base_rate": 1e-9, "kept": 1.001 / keep, "recall": 1.001 / RELEVANT}
-    return {name: pytest.approx(value, abs=worth.get(name, 0.501 / RELEVANT) / images) for name, value in row.items()}
+    return {
+        name: pytest.approx(value, abs=worth.get(name, 0.501 / RELEVANT) / images)
+        for name, value in row.items()
+    }
 
 
 def mean(values):
@@ -132,24 +176,53 @@ def mean(values):
     return sum(values) / len(values)
 
 
-@pytest.mark.parametrize("opts", [
-    ("TEST.IMS_PER_BATCH", "3"),
-    ("MODEL.STRIDE_SIZE", "[3,2]", "MODEL.SDTPS_GUIDE_MISSING", "False"),
-    ("INPUT.SIZE_TRAIN", "[40,20]", "INPUT.SIZE_TEST", "[40,20]", "MODEL.SDTPS_SPARSE_RATIO", "0.3", "MODEL.SDTPS_BETA", "0.4"),
-], ids=["odd batches", "overlapping patches, not guided by what is missing", "other size and share"])
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ("TEST.IMS_PER_BATCH", "3"),
+        ("MODEL.STRIDE_SIZE", "[3,2]", "MODEL.SDTPS_GUIDE_MISSING", "False"),
+        (
+            "INPUT.SIZE_TRAIN",
+            "[40,20]",
+            "INPUT.SIZE_TEST",
+            "[40,20]",
+            "MODEL.SDTPS_SPARSE_RATIO",
+            "0.3",
+            "MODEL.SDTPS_BETA",
+            "0.4",
+        ),
+    ],
+    ids=[
+        "odd batches",
+        "overlapping patches, not guided by what is missing",
+        "other size and share",
+    ],
+)
 def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command, opts):
     words = cli_args_for(few, *opts)
     words += ["--weight", save_weights(words, tmp_path / "weights.pth")]
     found, _ = measured(command, words)
     cfg, model, samples = model_and_samples(words)
     expected = slow_measures(cfg, model, samples)
-    assert (found["images"], found["left_out"], found["split"], found["weight"]) == (8, 0, "query", str(words[-1]))
+    assert (found["images"], found["left_out"], found["split"], found["weight"]) == (
+        8,
+        0,
+        "query",
+        str(words[-1]),
+    )
     assert list(found["cases"]) == list(expected) == list(CASES)
     for case, by_modality in expected.items():
-        assert list(found["cases"][case]) == list(by_modality) == [m for m in MODALITIES if m not in missing_modalities(case)]
+        assert (
+            list(found["cases"][case])
+            == list(by_modality)
+            == [m for m in MODALITIES if m not in missing_modalities(case)]
+        )
         for modality, row in by_modality.items():
             assert row.keys() == {"base_rate", "kept", "recall", "score", "MLP", *by_modality}
-            assert found["cases"][case][modality] == near(row, len(samples), model.sdtps.keep), (case, modality)
+            assert found["cases"][case][modality] == near(row, len(samples), model.sdtps.keep), (
+                case,
+                modality,
+            )
 
 
 @torch.no_grad()
@@ -159,9 +232,13 @@ def test_how_alike_the_globals_of_two_images_are(words, command):
     global_feats = model.encode(*images_of(cfg, *samples)).global_feats
     found, _ = measured(command, words, "TEST.IMS_PER_BATCH", "3")
     for modality in MODALITIES:
-        pairs = [float(torch.cosine_similarity(one, other, dim=0))
-                 for one, other in combinations(global_feats[modality].double(), 2)]
-        allowed = tolerance(*2 * ENCODER, WIDTH, WIDTH, len(pairs))  # batches of another size have other roundings
+        pairs = [
+            float(torch.cosine_similarity(one, other, dim=0))
+            for one, other in combinations(global_feats[modality].double(), 2)
+        ]
+        allowed = tolerance(
+            *2 * ENCODER, WIDTH, WIDTH, len(pairs)
+        )  # batches of another size have other roundings
         cosine = found["mean_global_cosine"][modality]
         assert cosine == pytest.approx(mean(pairs), rel=0, abs=allowed) and 0 < cosine < 1
 
@@ -171,9 +248,14 @@ def test_table_and_file_tell_the_same(words, command):
     _, header, *rows, _, _ = stdout.splitlines()
     columns = ("base_rate", "kept", "recall", "score", "MLP", *MODALITIES)
     of_light = [found["lights"][light]["SDTPS"] for light in ("day", "night")]
-    expected = [[modality, *(f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)]
-                for by_modality in (*found["cases"].values(), *of_light) for modality, row in by_modality.items()]
-    assert [row.split()[-len(columns) - 1:] for row in rows] == expected and {len(row) for row in rows} == {len(header)}
+    expected = [
+        [modality, *(f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)]
+        for by_modality in (*found["cases"].values(), *of_light)
+        for modality, row in by_modality.items()
+    ]
+    assert [row.split()[-len(columns) - 1 :] for row in rows] == expected and {
+        len(row) for row in rows
+    } == {len(header)}
 
 
 # Slimming
@@ -184,14 +266,22 @@ LIGHTS = {"0": "day", "1": "night"}
 
 def slim_words(root, folder, *opts):
     words = cli_args_for(root, *SLIM, *opts, config=BASELINE)
-    return [*words, "--weight", str(weights_file(folder / "weights.pth", load_cfg(BASELINE, words[2:])))]
+    return [
+        *words,
+        "--weight",
+        str(weights_file(folder / "weights.pth", load_cfg(BASELINE, words[2:]))),
+    ]
 
 
 def slow_stage(places, scores, kept, relevant):
     """One image: the patches' places on the grid, their scores, the set of the kept places, relevant [N booleans]."""
     here, hits = [relevant[place] for place in places], sum(relevant[place] for place in kept)
-    return {"base_rate": sum(here) / len(here), "kept": hits / len(kept), "recall": hits / sum(relevant),
-            "score": reference.average_precision(scores, here)}
+    return {
+        "base_rate": sum(here) / len(here),
+        "kept": hits / len(kept),
+        "recall": hits / sum(relevant),
+        "score": reference.average_precision(scores, here),
+    }
 
 
 @torch.no_grad()
@@ -199,14 +289,25 @@ def slow_stages(cfg, model, samples, case):
     """A row for each sample, by stage and modality: every triplet alone."""
     missing, found = missing_modalities(case), {}
     for sample in samples:
-        relevant = reference.foreground(mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE)
+        relevant = reference.foreground(
+            mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
+        )
         images, cameras = images_of(cfg, sample)
-        context = model.encode({m: image * (m not in missing) for m, image in images.items()}, cameras)
+        context = model.encode(
+            {m: image * (m not in missing) for m, image in images.items()}, cameras
+        )
         for number, stage in enumerate(context.stages):
             for modality in MODALITIES:
                 if modality not in missing:
-                    found.setdefault((number, modality), []).append(slow_stage(*(
-                        part[modality][0].tolist() for part in (stage.scored, stage.score, stage.kept)), relevant))
+                    found.setdefault((number, modality), []).append(
+                        slow_stage(
+                            *(
+                                part[modality][0].tolist()
+                                for part in (stage.scored, stage.score, stage.kept)
+                            ),
+                            relevant,
+                        )
+                    )
     return found
 
 
@@ -226,9 +327,15 @@ def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, sh
     for case in CASES:
         slow = slow_stages(cfg, model, samples, case)
         by_stage = [stage[case] for stage in found["stages"].values()]
-        assert list(slow) == [(number, modality) for number, rows in enumerate(by_stage) for modality in rows]
+        assert list(slow) == [
+            (number, modality) for number, rows in enumerate(by_stage) for modality in rows
+        ]
         for (number, modality), rows in slow.items():
-            assert by_stage[number][modality] == near(means(rows), len(samples), counts[number]), (number, case, modality)
+            assert by_stage[number][modality] == near(means(rows), len(samples), counts[number]), (
+                number,
+                case,
+                modality,
+            )
             for light in LIGHTS.values() if case == "nothing" else ():
                 those = [row for row, one in zip(rows, lights, strict=True) if one == light]
                 by_light = found["lights"][light][f"stage {number + 1}"][modality]
@@ -238,7 +345,11 @@ def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, sh
 def test_sdtps_behind_slimming_is_measured_among_what_is_left(few, tmp_path, command):
     words = slim_words(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "1.0")
     found, stdout = measured(command, words)
-    assert [line for line in stdout.splitlines() if line.endswith(":")] == ["stage 1:", "stage 2:", "SDTPS:"]
+    assert [line for line in stdout.splitlines() if line.endswith(":")] == [
+        "stage 1:",
+        "stage 2:",
+        "SDTPS:",
+    ]
     for case, by_modality in found["cases"].items():
         for modality, row in by_modality.items():
             last = found["stages"]["stage 2"][case][modality]
@@ -250,13 +361,27 @@ def test_sdtps_behind_slimming_is_measured_among_what_is_left(few, tmp_path, com
 @pytest.mark.parametrize("score", ["distinctness", "saliency"])
 def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):
     """32 patches, of which the stages keep 16 and 8, and SDTPS 4 of these."""
-    words = slim_words(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "0.5", "MODEL.SLIM_SCORE", score,
-                      "INPUT.JOINT_AUGMENTATION", "True")
+    words = slim_words(
+        few,
+        tmp_path,
+        "MODEL.USE_SDTPS",
+        "True",
+        "MODEL.SDTPS_SPARSE_RATIO",
+        "0.5",
+        "MODEL.SLIM_SCORE",
+        score,
+        "INPUT.JOINT_AUGMENTATION",
+        "True",
+    )
     cfg, model, samples = model_and_samples(words)
     grids = tokens.patch_grids(cfg, model, samples)
-    masks = {title: {modality: both[:, 0] for modality, both in own.items()} for title, own in grids.items()}
-    assert {title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks} == {
-        "stage 1": {16}, "stage 2": {8}, "SDTPS": {4}}
+    masks = {
+        title: {modality: both[:, 0] for modality, both in own.items()}
+        for title, own in grids.items()
+    }
+    assert {
+        title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks
+    } == {"stage 1": {16}, "stage 2": {8}, "SDTPS": {4}}
     for modality in MODALITIES:
         first, second, last = (mask[modality] for mask in masks.values())
         assert first.shape == (len(samples), *model.backbone.grid_size)

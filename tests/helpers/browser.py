@@ -1,25 +1,33 @@
 """A page of a report in a headless browser."""
+
 import json
 import shutil
 from contextlib import contextmanager
 
 import pytest
 
-BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+BROWSER, DRIVER = (
+    shutil.which("chromium") or shutil.which("google-chrome"),
+    shutil.which("chromedriver"),
+)
 
 
 @contextmanager
 def headless(log=False):
     """A driver of the system's Chromium, which with `log` notes its requests too; skips the test where there is none."""
     if not (BROWSER and DRIVER):
-        pytest.skip("chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)")
+        pytest.skip(
+            "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
+        )
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"} | ({"performance": "ALL"} if log else {}))
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL"} | ({"performance": "ALL"} if log else {})
+    )
     driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
     try:
         yield driver
@@ -36,18 +44,28 @@ class Page:
 
     def show(self, width, scheme):
         """Open the page anew in a window of this width, on a system of this colour scheme."""
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                    {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
-                                    {"features": [{"name": "prefers-color-scheme", "value": scheme},
-                                                  {"name": "prefers-reduced-motion", "value": "reduce"}]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        )
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {
+                "features": [
+                    {"name": "prefers-color-scheme", "value": scheme},
+                    {"name": "prefers-reduced-motion", "value": "reduce"},
+                ]
+            },
+        )
         self.driver.get(self.path if isinstance(self.path, str) else self.path.as_uri())
 
     def run(self, script):
         return self.driver.execute_script(script)
 
     def texts(self, css):
-        return self.run(f"return [...document.querySelectorAll({json.dumps(css)})].map((one) => one.textContent)")
+        return self.run(
+            f"return [...document.querySelectorAll({json.dumps(css)})].map((one) => one.textContent)"
+        )
 
     def click(self, css):
         self.driver.find_element("css selector", css).click()

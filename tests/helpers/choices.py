@@ -1,5 +1,6 @@
 """How clear a choice of patches is. Between scores that differ by less than their roundings any of two patches may be chosen,
 and whatever follows differs by more than roundings."""
+
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
@@ -17,7 +18,11 @@ def margins():
     def noting(score, keep, *more, **named):
         ordered = score.detach().double().sort(dim=-1, descending=True).values
         if keep < ordered.shape[-1]:
-            found.extend(((ordered[..., keep - 1] - ordered[..., keep]) / ordered.abs().max()).flatten().tolist())
+            found.extend(
+                ((ordered[..., keep - 1] - ordered[..., keep]) / ordered.abs().max())
+                .flatten()
+                .tolist()
+            )
         return select(score, keep, *more, **named)
 
     with ExitStack() as changes:

@@ -1,4 +1,5 @@
 """What the tests of the commands share: their words, their processes, and what they leave behind."""
+
 import json
 import subprocess
 import sys
@@ -16,25 +17,72 @@ from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 BASELINE = ROOT / "configs" / "Synthetic" / "Baseline.yml"
-SMALL = ("INPUT.SIZE_TRAIN", "[32,16]", "INPUT.SIZE_TEST", "[32,16]", "MODEL.PATCH_SIZE", "4", "MODEL.STRIDE_SIZE", "[4,4]",
-         "SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2", "SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_PERIOD", "1",
-         "DATALOADER.NUM_WORKERS", "0", "MODEL.DEVICE", "cpu")
+SMALL = (
+    "INPUT.SIZE_TRAIN",
+    "[32,16]",
+    "INPUT.SIZE_TEST",
+    "[32,16]",
+    "MODEL.PATCH_SIZE",
+    "4",
+    "MODEL.STRIDE_SIZE",
+    "[4,4]",
+    "SOLVER.IMS_PER_BATCH",
+    "8",
+    "DATALOADER.NUM_INSTANCE",
+    "2",
+    "SOLVER.MAX_EPOCHS",
+    "2",
+    "SOLVER.EVAL_PERIOD",
+    "1",
+    "DATALOADER.NUM_WORKERS",
+    "0",
+    "MODEL.DEVICE",
+    "cpu",
+)
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
 BACKBONE_WIDTH = 64
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
 """SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tests/helpers/choices.py): for
 tests that compare features in batches of different sizes."""
-SCRIPTS = ("train_net.py", "test_net.py", "tools/check_data.py", "tools/export_features.py", "tools/profile_flops.py",
-           "tools/draw_attention.py", "tools/draw_curves.py", "tools/draw_embedding.py", "tools/draw_ranks.py",
-           "tools/draw_tokens.py", "tools/make_masks.py", "tools/report.py", "tools/search.py", "tools/selection_quality.py",
-           "tools/slim_curve.py", "tools/analyse.py", "train_seps.py", "test_seps.py")
+SCRIPTS = (
+    "train_net.py",
+    "test_net.py",
+    "tools/check_data.py",
+    "tools/export_features.py",
+    "tools/profile_flops.py",
+    "tools/draw_attention.py",
+    "tools/draw_curves.py",
+    "tools/draw_embedding.py",
+    "tools/draw_ranks.py",
+    "tools/draw_tokens.py",
+    "tools/make_masks.py",
+    "tools/report.py",
+    "tools/search.py",
+    "tools/selection_quality.py",
+    "tools/slim_curve.py",
+    "tools/analyse.py",
+    "train_seps.py",
+    "test_seps.py",
+)
 ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
 """In the test split of `tiny_root`: images, and those of the same person from other cameras."""
-RUN = {"status": "finished", "versions": {"torch": "2"}, "machine": {"device": "cpu", "name": "x", "cpu": "y", "threads": 1},
-       "commit": None, "changed": None, "seconds": 3.0}
-EPOCH = {"epoch": 1, "loss": 2.0, "accuracy": 0.5, "patterns": {
-    pattern: dict.fromkeys(("mAP", "Rank-1", "Rank-5", "Rank-10"), 0.5) for pattern in "123"}}
+RUN = {
+    "status": "finished",
+    "versions": {"torch": "2"},
+    "machine": {"device": "cpu", "name": "x", "cpu": "y", "threads": 1},
+    "commit": None,
+    "changed": None,
+    "seconds": 3.0,
+}
+EPOCH = {
+    "epoch": 1,
+    "loss": 2.0,
+    "accuracy": 0.5,
+    "patterns": {
+        pattern: dict.fromkeys(("mAP", "Rank-1", "Rank-5", "Rank-10"), 0.5) for pattern in "123"
+    },
+}
 """The least that run.json of a finished run and a record of metrics.json have."""
 
 SHOWN = 5  # triplets of the fixture `files`
@@ -51,9 +99,12 @@ def cli_args_for(root, *more, config=CONFIG, small=SMALL):
 
 def processes(folder, *commands):
     """Run (script, word, …) commands in `folder`, two at a time; all must succeed. → their completed processes."""
+
     def one(command):
         script, *words = map(str, command)
-        done = subprocess.run([sys.executable, str(ROOT / script), *words], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, str(ROOT / script), *words], cwd=folder, capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done
 
@@ -62,7 +113,11 @@ def processes(folder, *commands):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def records_of(folder):
@@ -74,8 +129,15 @@ def near(record, queries=QUERIES, matches=MATCHES, printed=0.0, exchanges=1):
     size or in another process: two images whose distances to a query differ by rounding alone may change places. That is
     worth at most 1/(2 · matches) of the query's AP, and all of its hit at a rank. `printed` is the rounding in a table."""
     step = 1.001 * exchanges / queries
-    return {pattern: {column: pytest.approx(value, abs=printed + step / (2 * matches if column == "mAP" else 1))
-                      for column, value in row.items()} for pattern, row in record.items()}
+    return {
+        pattern: {
+            column: pytest.approx(
+                value, abs=printed + step / (2 * matches if column == "mAP" else 1)
+            )
+            for column, value in row.items()
+        }
+        for pattern, row in record.items()
+    }
 
 
 def squared_distances(features):
@@ -85,7 +147,9 @@ def squared_distances(features):
 
 def distance_rounding(features):
     """What roundings change of a squared distance in float32: three sums of D terms, as large as twice the squared lengths."""
-    return tolerance(*3 * features.shape[1:], 2) * 2 * float(features.double().square().sum(1).max())
+    return (
+        tolerance(*3 * features.shape[1:], 2) * 2 * float(features.double().square().sum(1).max())
+    )
 
 
 def assert_same_hits(found, expected):
@@ -116,7 +180,9 @@ def scores_of(path):
 
 def printed(record):
     """The rows of a record as a table prints them, by pattern."""
-    return {pattern: [f"{100 * value:.1f}" for value in row.values()] for pattern, row in record.items()}
+    return {
+        pattern: [f"{100 * value:.1f}" for value in row.values()] for pattern, row in record.items()
+    }
 
 
 def table_of(text):
@@ -136,5 +202,7 @@ def checkpoint_file(path, cfg, classes=6, cameras=4):
 
 def weights_file(path, cfg, dataset="RGBNT201"):
     torch.manual_seed(seeded())
-    torch.save({"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path)
+    torch.save(
+        {"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path
+    )
     return path

@@ -1,8 +1,11 @@
 """What tests/modeling/test_fast_model.py runs in processes of other processors: compiled features are those in float64.
 
-    python tests/helpers/compiled.py
+python tests/helpers/compiled.py
 """
-if not __package__:  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+
+if (
+    not __package__
+):  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
     import sys
     from pathlib import Path
 
@@ -23,7 +26,9 @@ def main() -> None:
     model, (images, cameras) = tiny_model(), random_images(6)
     reference, exact_images = exact(model.eval(), images)
     with torch.no_grad():
-        expected = reference(exact_images, cameras, 1)  # a rounding may change which patches SDTPS keeps
+        expected = reference(
+            exact_images, cameras, 1
+        )  # a rounding may change which patches SDTPS keeps
     model.backbone.compile_blocks()
     with inference(model, None):
         assert_close(model(images, cameras, 1), expected, *ENCODER, *PIFE)

@@ -1,4 +1,5 @@
 """Configuration files that tests write, and the sentences that loading them raises."""
+
 import pytest
 
 from demo_sdtps.config import UserError, load_cfg

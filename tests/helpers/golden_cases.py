@@ -3,6 +3,7 @@
 A case is NAME.npz (inputs, expected outputs) with NAME.json (settings; names and shapes of its weights). Weights are not
 stored: their values follow from the case's seed and their names alone.
 """
+
 import json
 import zlib
 from pathlib import Path
@@ -21,8 +22,10 @@ def load_case(name: str) -> SimpleNamespace:
     settings = description["settings"]
     with np.load(FOLDER / f"{name}.npz") as file:
         arrays = {key: torch.from_numpy(file[key]).to(DEVICE) for key in file.files}
-    weights = {key: torch.from_numpy(weight(key, tuple(shape), settings["seed"])).to(DEVICE)
-               for key, shape in description.get("shapes", {}).items()}
+    weights = {
+        key: torch.from_numpy(weight(key, tuple(shape), settings["seed"])).to(DEVICE)
+        for key, shape in description.get("shapes", {}).items()
+    }
     return SimpleNamespace(settings=settings, arrays=arrays, weights=weights)
 
 
@@ -49,7 +52,9 @@ def weight(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 def seeded_input(seed: int, *shape: int) -> torch.Tensor:
     """The standard-normal input of a case that names a seed in place of the numbers."""
-    return torch.from_numpy(np.random.RandomState(seed).standard_normal(shape).astype(np.float32)).to(DEVICE)
+    return torch.from_numpy(
+        np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
+    ).to(DEVICE)
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 Writes FOLDER/figures.json. Runs in a process of its own, as the checkout's modules have common names.
 """
+
 import copy
 import json
 import sys
@@ -18,7 +19,14 @@ from demo_sdtps.plug_in.fast import FastFusion
 CLASSES, CAMERAS, SMALL = 171, 4, [128, 64]
 SIZES = [word for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST") for word in (key, SMALL)]
 OFF, ON = ["MODEL.HDM", False, "MODEL.ATM", False], ["MODEL.USE_SDTPS", True]
-IMAGENET = ["MODEL.TRANSFORMER_TYPE", "vit_base_patch16_224", "MODEL.DIRECT", 0, "MODEL.GLOBAL_LOCAL", False]
+IMAGENET = [
+    "MODEL.TRANSFORMER_TYPE",
+    "vit_base_patch16_224",
+    "MODEL.DIRECT",
+    0,
+    "MODEL.GLOBAL_LOCAL",
+    False,
+]
 MISSING = ["MODEL.ATM", False, "MODEL.STRIDE_SIZE", [12, 12], "TEST.MISS", "n"]
 STAGES = ["MODEL.SLIM_BLOCKS", [4, 8], "MODEL.SLIM_KEEP", [0.5, 0.5]]
 OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]
@@ -74,18 +82,29 @@ def compare(make, checkout, folder, opts):
     found = dict.fromkeys(("ours", "copy", "fast"), 0.0)
     for batch in (2, 3):
         torch.manual_seed(batch)
-        given, cameras = {name: torch.randn(batch, 3, *SMALL) for name in ("RGB", "NI", "TI")}, torch.arange(batch) % CAMERAS
+        given, cameras = (
+            {name: torch.randn(batch, 3, *SMALL) for name in ("RGB", "NI", "TI")},
+            torch.arange(batch) % CAMERAS,
+        )
         with torch.no_grad():
-            (expected,) = ours.extract_features(given, cameras, [missing_modalities(ours_cfg.TEST.MISS)])
+            (expected,) = ours.extract_features(
+                given, cameras, [missing_modalities(ours_cfg.TEST.MISS)]
+            )
             for pattern in (1, 2, 3):
                 feature = model.eval()(given, cam_label=cameras, return_pattern=pattern)
                 found["ours"] = max(found["ours"], relative(feature, expected[pattern]))
                 for name, other in others.items():
-                    feature_of_other = other.eval()(given, cam_label=cameras, return_pattern=pattern)
+                    feature_of_other = other.eval()(
+                        given, cam_label=cameras, return_pattern=pattern
+                    )
                     found[name] = max(found[name], relative(feature_of_other, feature))
     output = model.train()(given, cam_label=cameras)
     sum(part.float().square().mean() for part in output if torch.is_tensor(part)).backward()
-    finite = all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    finite = all(
+        parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    )
     return found | {"pair": [list(part.shape) for part in output[:2]], "finite": bool(finite)}
 
 

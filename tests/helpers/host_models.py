@@ -5,6 +5,7 @@
 Nothing of a host is here but the names that its own training script calls, and what its loop does with the outputs. A process
 builds one: the hosts' modules have common names.
 """
+
 import importlib.util
 import runpy
 import sys
@@ -20,8 +21,15 @@ from torch import Tensor, nn
 
 sys.dont_write_bytecode = True  # checkouts stay as they are
 PERSONS, VEHICLES, BATCH = 171, 50, 4  # RGBNT201
-IDENTITIES, CAMERAS = torch.tensor([3, 3, 7, 7]), torch.arange(BATCH)  # the triplet loss needs two images of each of two people
-LABELS = {"label": IDENTITIES, "cam_label": CAMERAS, "view_label": torch.zeros(BATCH, dtype=torch.long)}
+IDENTITIES, CAMERAS = (
+    torch.tensor([3, 3, 7, 7]),
+    torch.arange(BATCH),
+)  # the triplet loss needs two images of each of two people
+LABELS = {
+    "label": IDENTITIES,
+    "cam_label": CAMERAS,
+    "view_label": torch.zeros(BATCH, dtype=torch.long),
+}
 UNLABELLED = {name: LABELS[name] for name in ("cam_label", "view_label")}
 SCAN = "mamba_ssm.ops.selective_scan_interface"
 FILES = [f"00000{place}_cam1_0_00.jpg" for place in range(BATCH)]
@@ -31,7 +39,9 @@ class Run(NamedTuple):
     model: nn.Module
     cfg: Any
     images: dict[str, Tensor]
-    train: Callable[[nn.Module], Tensor]  # model → the loss of a step, as the host's loop adds it up
+    train: Callable[
+        [nn.Module], Tensor
+    ]  # model → the loss of a step, as the host's loop adds it up
     evaluate: Callable[[nn.Module, dict], Tensor]  # model, images → features
 
 
@@ -44,10 +54,15 @@ def enter(checkout):
         owner.cuda = lambda self, *args, **kwargs: self
         owner.to = moved_less(owner.to)
     torch.cuda.synchronize = lambda *args: None
-    torch.jit.load = lambda *args, **kwargs: SimpleNamespace(eval=lambda: SimpleNamespace(state_dict=random_clip))
-    for name, attributes in {"cv2": {}, "tutel": {"moe": SimpleNamespace(moe_layer=Experts)}, SCAN: {
-            "selective_scan_fn": selective_scan, "selective_scan_ref": selective_scan},
-            "pkg_resources": {"resource_stream": None}}.items():  # of setuptools below 82; EDITOR's wavelets name it
+    torch.jit.load = lambda *args, **kwargs: SimpleNamespace(
+        eval=lambda: SimpleNamespace(state_dict=random_clip)
+    )
+    for name, attributes in {
+        "cv2": {},
+        "tutel": {"moe": SimpleNamespace(moe_layer=Experts)},
+        SCAN: {"selective_scan_fn": selective_scan, "selective_scan_ref": selective_scan},
+        "pkg_resources": {"resource_stream": None},
+    }.items():  # of setuptools below 82; EDITOR's wavelets name it
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             stub(name, **attributes)
     sys.path.insert(0, str(checkout))
@@ -55,7 +70,11 @@ def enter(checkout):
 
 def moved_less(to):
     def move(self, *args, **kwargs):
-        return self if args and (type(args[0]) is int or str(args[0]).startswith("cuda")) else to(self, *args, **kwargs)
+        return (
+            self
+            if args and (type(args[0]) is int or str(args[0]).startswith("cuda"))
+            else to(self, *args, **kwargs)
+        )
 
     return move
 
@@ -68,9 +87,15 @@ def stub(name, **attributes):
 
 def random_clip():
     """The entries of CLIP's ViT-B/16 from which `build_model` reads sizes; it leaves the others at its own random start."""
-    shapes = {"visual.conv1.weight": (768, 3, 16, 16), "visual.positional_embedding": (197, 768), "visual.proj": (768, 512),
-              "positional_embedding": (77, 512), "token_embedding.weight": (49408, 512), "ln_final.weight": (512,),
-              "text_projection": (512, 512)}
+    shapes = {
+        "visual.conv1.weight": (768, 3, 16, 16),
+        "visual.positional_embedding": (197, 768),
+        "visual.proj": (768, 512),
+        "positional_embedding": (77, 512),
+        "token_embedding.weight": (49408, 512),
+        "ln_final.weight": (512,),
+        "text_projection": (512, 512),
+    }
     for block in range(12):
         shapes[f"visual.transformer.resblocks.{block}.attn.in_proj_weight"] = (2304, 768)
         shapes[f"transformer.resblocks.{block}.attn.in_proj_weight"] = (1536, 512)
@@ -83,14 +108,18 @@ class Experts(nn.Module):
     def __init__(self, experts, model_dim, **options):
         super().__init__()
         self.gate = nn.Linear(model_dim, experts["count_per_node"])
-        self.experts = experts["module"](model_dim, experts["count_per_node"], 1, experts["my_config"])
+        self.experts = experts["module"](
+            model_dim, experts["count_per_node"], 1, experts["my_config"]
+        )
         self.sharded_count, self.l_aux = 1, None
 
     def forward(self, x):
         gates = self.gate(x).softmax(-1)
         score, chosen = gates.max(-1)
         share = F.one_hot(chosen, gates.shape[-1]).to(x.dtype)
-        self.l_aux = gates.shape[-1] * (gates.flatten(0, -2).mean(0) * share.flatten(0, -2).mean(0)).sum()
+        self.l_aux = (
+            gates.shape[-1] * (gates.flatten(0, -2).mean(0) * share.flatten(0, -2).mean(0)).sum()
+        )
         return self.experts(x, self) * score[..., None]
 
 
@@ -118,16 +147,30 @@ def factory(module="modeling", name="make_model"):
 
 def pairs(output, loss_fn):
     """The sum over (logits, feature), (logits, feature), …, to which an odd last element does not belong."""
-    return sum(loss_fn(score=score, feat=feature, target=IDENTITIES, target_cam=CAMERAS)
-               for score, feature in zip(output[::2], output[1::2], strict=False))
+    return sum(
+        loss_fn(score=score, feat=feature, target=IDENTITIES, target_cam=CAMERAS)
+        for score, feature in zip(output[::2], output[1::2], strict=False)
+    )
 
 
 def tail(factor=1.0):
     """The loop of most: the pairs, and a loss of the model's own where the number is odd."""
-    return lambda model, output, loss_fn: pairs(output, loss_fn) + (factor * output[-1] if len(output) % 2 else 0)
+    return lambda model, output, loss_fn: (
+        pairs(output, loss_fn) + (factor * output[-1] if len(output) % 2 else 0)
+    )
 
 
-def run(cfg, make, loss=None, features=None, images=("RGB", "NI", "TI"), classes=PERSONS, named=False, views=1, **inputs):
+def run(
+    cfg,
+    make,
+    loss=None,
+    features=None,
+    images=("RGB", "NI", "TI"),
+    classes=PERSONS,
+    named=False,
+    views=1,
+    **inputs,
+):
     """`make` is the factory. `loss(model, output, loss_fn)` is of a training forward, `features(output)` are of one in
     evaluation; `inputs` are the forward's further arguments, "training" and "evaluation" those of one alone."""
     from layers.make_loss import make_loss
@@ -153,8 +196,16 @@ def run(cfg, make, loss=None, features=None, images=("RGB", "NI", "TI"), classes
 
 
 def texts(tokenize, begin):
-    return {f"{modality}_text": tokenize([f"{begin} {spectrum} spectrum: someone with {i} bags" for i in range(BATCH)])
-            for modality, spectrum in {"rgb": "visible", "ni": "near infrared", "ti": "thermal infrared"}.items()}
+    return {
+        f"{modality}_text": tokenize(
+            [f"{begin} {spectrum} spectrum: someone with {i} bags" for i in range(BATCH)]
+        )
+        for modality, spectrum in {
+            "rgb": "visible",
+            "ni": "near infrared",
+            "ti": "thermal infrared",
+        }.items()
+    }
 
 
 # The hosts
@@ -162,15 +213,25 @@ def texts(tokenize, begin):
 
 def signal(checkout):
     cfg = configuration("RGBNT201/Signal.yml")
-    factors = [cfg.MODEL.Gram_Loss_weight, cfg.MODEL.PAT_Loss_weight][: 1 if cfg.MODEL.stageName == "CLS" else 2]
+    factors = [cfg.MODEL.Gram_Loss_weight, cfg.MODEL.PAT_Loss_weight][
+        : 1 if cfg.MODEL.stageName == "CLS" else 2
+    ]
 
     def loss(model, output, loss_fn):
         sign, *output = output
         end = len(output) - (len(factors) if sign == 3 else 0)
-        return pairs(output[:end], loss_fn) + sum(f * own for f, own in zip(factors, output[end:], strict=False))
+        return pairs(output[:end], loss_fn) + sum(
+            f * own for f, own in zip(factors, output[end:], strict=False)
+        )
 
-    return run(cfg, factory(name="make_frame"), loss, sge=cfg.MODEL.stageName, training={"training": True},
-               evaluation={"training": False})
+    return run(
+        cfg,
+        factory(name="make_frame"),
+        loss,
+        sge=cfg.MODEL.stageName,
+        training={"training": True},
+        evaluation={"training": False},
+    )
 
 
 def mdreid(checkout):
@@ -191,7 +252,9 @@ def mdreid(checkout):
             value = value + 1.5 * loop.orthonomal_loss(loop.CoRefine(six, six)) / len(six)
         if cfg.MODEL.ADD_ELOSS:
             joint = torch.cat(output[9:14:2], -1)
-            value = value + 5.25 * EnhancedTripletLoss(cfg.SOLVER.MARGIN)(joint, own, shared, IDENTITIES)
+            value = value + 5.25 * EnhancedTripletLoss(cfg.SOLVER.MARGIN)(
+                joint, own, shared, IDENTITIES
+            )
         return value
 
     return run(cfg, factory(), loss, img_path=FILES)
@@ -200,17 +263,31 @@ def mdreid(checkout):
 def idea(checkout):
     """With MODEL.INVERSE, as published. The learnt prompts stand on the X, which must be tokens 5 and on."""
     cfg = configuration("RGBNT201/IDEA.yml")
-    text = texts(factory("modeling.clip.clip", "tokenize"),
-                 "An image of a " + "X " * cfg.MODEL.TEXT_PROMPT + "person in the")
+    text = texts(
+        factory("modeling.clip.clip", "tokenize"),
+        "An image of a " + "X " * cfg.MODEL.TEXT_PROMPT + "person in the",
+    )
     names = ("V_RGB", "V_NIR", "V_TIR", "T_RGB", "T_NIR", "T_TIR", "LOCAL")
-    return run(cfg, factory(), features=lambda found: torch.cat([found[name] for name in names], -1), named=True, text=text,
-               img_path=FILES, training={"writer": None, "epoch": 1})
+    return run(
+        cfg,
+        factory(),
+        features=lambda found: torch.cat([found[name] for name in names], -1),
+        named=True,
+        text=text,
+        img_path=FILES,
+        training={"writer": None, "epoch": 1},
+    )
 
 
 def stmi(checkout):
     """The mask has a number in float64 for each patch, 1 where at least half of its pixels show the person."""
-    found = run(configuration("RGBNT201/STMI.yml"), factory(), features=lambda found: found["LOCAL"], named=True,
-                text=texts(factory("modeling.clip.clip", "tokenize"), "a person in the"))
+    found = run(
+        configuration("RGBNT201/STMI.yml"),
+        factory(),
+        features=lambda found: found["LOCAL"],
+        named=True,
+        text=texts(factory("modeling.clip.clip", "tokenize"), "a person in the"),
+    )
     mask = torch.zeros(BATCH, 16, 8, dtype=torch.float64)
     mask[:, 2:14, 2:6] = 1
     found.images["mask"] = mask
@@ -221,26 +298,36 @@ def from_imagenet():
     for name in ("vit_pytorch.Trans", "t2t.T2T_ViT"):
         module, _, owner = name.partition(".")
         if importlib.util.find_spec(f"modeling.backbones.{module}"):
-            getattr(importlib.import_module(f"modeling.backbones.{module}"), owner).load_param = lambda self, path: None
+            getattr(importlib.import_module(f"modeling.backbones.{module}"), owner).load_param = (
+                lambda self, path: None
+            )
     return factory()
 
 
 def hape(checkout):
     """Published without config/__init__.py and modeling/__init__.py, and with a layer 6 from which no forward runs, as the mean
     over all layers is of None for those before."""
-    return run(configuration("RGBNT201/HAPE.yml", ["MODEL.CPE_START_LAYER", 0], "config.defaults", "_C"),
-               factory("modeling.make_model"))
+    return run(
+        configuration("RGBNT201/HAPE.yml", ["MODEL.CPE_START_LAYER", 0], "config.defaults", "_C"),
+        factory("modeling.make_model"),
+    )
 
 
 def upcl(checkout):
     """Modules that are missing as published get stubs; of what is imported from them, two functions alone are called."""
-    vits = dict.fromkeys(["vit_base_patch16_224", "vit_small_patch16_224", "deit_small_patch16_224"])
+    vits = dict.fromkeys(
+        ["vit_base_patch16_224", "vit_small_patch16_224", "deit_small_patch16_224"]
+    )
     stub("modeling.backbones.vit_pytorch", **vits, trunc_normal_=nn.init.trunc_normal_)
     stub("modeling.backbones.t2t", t2t_vit_t_14=None, t2t_vit_t_24=None)
     stub("modeling.backbones.basic_cnn_params.flops", give_supported_ops=None)
     stub("modeling.moe.AttnMOE", GeneralFusion=None, QuickGELU=None)
-    stub("modeling.make_model_clipreid", load_clip_to_cpu=lambda cfg, name, *sizes: factory(
-        "modeling.clip.clip", "build_model")(cfg, random_clip(), *sizes))
+    stub(
+        "modeling.make_model_clipreid",
+        load_clip_to_cpu=lambda cfg, name, *sizes: factory("modeling.clip.clip", "build_model")(
+            cfg, random_clip(), *sizes
+        ),
+    )
     from layers.itc_loss import compute_itc
     from utils.finch import FINCH, cluster_proto
 
@@ -249,22 +336,41 @@ def upcl(checkout):
 
     def prototypes(memory, kind):
         features = memory.features[list(kind)].numpy()
-        return torch.stack(cluster_proto(FINCH(features, distance="cosine", verbose=False)[0], features)).mean(0)
+        return torch.stack(
+            cluster_proto(FINCH(features, distance="cosine", verbose=False)[0], features)
+        ).mean(0)
 
     def loss(model, output, loss_fn):
         output, (feature, logits) = output
         rgb, nir, tir = features = output[1:6:2]
         # The host's loop gives the features as the scores and the scores as the features.
-        total = pairs(output, loss_fn) + loss_fn(score=feature, feat=logits, target=IDENTITIES.repeat(4),
-                                                 target_cam=CAMERAS.repeat(4))
-        total = total + sum(memory(own, IDENTITIES) for memory, own in zip(
-            (model.memory_RGB, model.memory_NI, model.memory_TI), features, strict=True))
-        total = total + keys.CROSS_COE * sum(compute_itc(*two, keys.TEMP) for two in ((rgb, nir), (rgb, tir), (nir, tir)))
+        total = pairs(output, loss_fn) + loss_fn(
+            score=feature, feat=logits, target=IDENTITIES.repeat(4), target_cam=CAMERAS.repeat(4)
+        )
+        total = total + sum(
+            memory(own, IDENTITIES)
+            for memory, own in zip(
+                (model.memory_RGB, model.memory_NI, model.memory_TI), features, strict=True
+            )
+        )
+        total = total + keys.CROSS_COE * sum(
+            compute_itc(*two, keys.TEMP) for two in ((rgb, nir), (rgb, tir), (nir, tir))
+        )
         total = total + keys.UNBIASED_COE * model.memory_unbiased((rgb + nir + tir) / 3, IDENTITIES)
-        target = torch.cat([prototypes(model.memory_unbiased, kind) for kind in kinds])[LABELS["view_label"]]
+        target = torch.cat([prototypes(model.memory_unbiased, kind) for kind in kinds])[
+            LABELS["view_label"]
+        ]
         return total + keys.FINCH_COE * sum(F.mse_loss(own, target) for own in features)
 
-    found = run(cfg, factory(), loss, lambda output: output[3], ("RGB", "RGB1", "NI", "TI"), PERSONS + VEHICLES, views=2)
+    found = run(
+        cfg,
+        factory(),
+        loss,
+        lambda output: output[3],
+        ("RGB", "RGB1", "NI", "TI"),
+        PERSONS + VEHICLES,
+        views=2,
+    )
     for name, memory in found.model.named_children():
         if name.startswith("memory"):  # before the first epoch: the mean feature of each identity
             memory.features = F.normalize(torch.randn_like(memory.features), dim=1)
@@ -272,17 +378,31 @@ def upcl(checkout):
 
 
 def editor(checkout):
-    return run(configuration("RGBNT201/EDITOR.yml"), from_imagenet(), views=0, img_path=FILES, training={
-        "writer": SimpleNamespace(add_scalar=lambda *args: None), "epoch": 1})
+    return run(
+        configuration("RGBNT201/EDITOR.yml"),
+        from_imagenet(),
+        views=0,
+        img_path=FILES,
+        training={"writer": SimpleNamespace(add_scalar=lambda *args: None), "epoch": 1},
+    )
 
 
 HOSTS = {
     "DeMo": lambda checkout: run(configuration("RGBNT201/DeMo.yml"), factory(), img_path=FILES),
-    "UGG-ReID": lambda checkout: run(configuration("RGBNT201/UGG.yml"), factory("modeling.make_model_ugg"), tail(0.1)),
+    "UGG-ReID": lambda checkout: run(
+        configuration("RGBNT201/UGG.yml"), factory("modeling.make_model_ugg"), tail(0.1)
+    ),
     "MFRNet": lambda checkout: run(configuration("RGBNT201/MFRNet.yml"), factory(), img_path=FILES),
     "TOP-ReID": lambda checkout: run(configuration("RGBNT201/TOP-ReID.yml"), from_imagenet()),
     "MambaPro": lambda checkout: run(configuration("RGBNT201/MambaPro.yml"), from_imagenet()),
-    "Signal": signal, "MDReID": mdreid, "IDEA": idea, "STMI": stmi, "HAPE": hape, "UPCL": upcl, "EDITOR": editor}
+    "Signal": signal,
+    "MDReID": mdreid,
+    "IDEA": idea,
+    "STMI": stmi,
+    "HAPE": hape,
+    "UPCL": upcl,
+    "EDITOR": editor,
+}
 
 if __name__ == "__main__":
     checkout, *words = sys.argv[1:]

@@ -4,6 +4,7 @@
 
 NAME is one of host_models.HOSTS. Accuracy needs CLIP's weights and the data; this needs neither.
 """
+
 import contextlib
 import copy
 import json
@@ -23,11 +24,20 @@ from demo_sdtps.modeling.slimming.slim import slimming_of
 from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.training.timing import in_turns
 
-COMMITS = {"DeMo": "924973292/DeMo b4f323a", "UGG-ReID": "wanxixi11/UGG-ReID eaf1e8e", "Signal": "010129/Signal 18a162d",
-           "MFRNet": "stone96123/MFRNet ec54a13", "MDReID": "stone96123/MDReID f2026e8", "IDEA": "924973292/IDEA 4e65520",
-           "STMI": "young6man/STMI 27a74bb", "TOP-ReID": "924973292/TOP-ReID 921dd7c",
-           "MambaPro": "924973292/MambaPro 6dc4cb7", "HAPE": "xiaozhou-alt/HAPE e8d505c",
-           "UPCL": "ZhouZhongao/UPCL c2c01c2", "EDITOR": "924973292/EDITOR 473cab6"}
+COMMITS = {
+    "DeMo": "924973292/DeMo b4f323a",
+    "UGG-ReID": "wanxixi11/UGG-ReID eaf1e8e",
+    "Signal": "010129/Signal 18a162d",
+    "MFRNet": "stone96123/MFRNet ec54a13",
+    "MDReID": "stone96123/MDReID f2026e8",
+    "IDEA": "924973292/IDEA 4e65520",
+    "STMI": "young6man/STMI 27a74bb",
+    "TOP-ReID": "924973292/TOP-ReID 921dd7c",
+    "MambaPro": "924973292/MambaPro 6dc4cb7",
+    "HAPE": "xiaozhou-alt/HAPE e8d505c",
+    "UPCL": "ZhouZhongao/UPCL c2c01c2",
+    "EDITOR": "924973292/EDITOR 473cab6",
+}
 """Repository and commit for which the plug-in was made."""
 SLIMMED = {"SLIM_BLOCKS": [2, 5], "SLIM_KEEP": [0.5, 0.5], "SLIM_SCORE": "saliency"}
 IMAGES_PER_TRIPLET, ROUNDS = 3, 3
@@ -89,11 +99,19 @@ def slimmed(run):
     found["training"] = step(run, model)
     model.load_state_dict(before)
     models = {"before": run.model, "after": model}
-    found["images_per_second"] = {what: IMAGES_PER_TRIPLET * host_models.BATCH / seconds for what, seconds in in_turns(
-        "", {what: lambda model=each: features(run, model) for what, each in models.items()}, ROUNDS).items()}
+    found["images_per_second"] = {
+        what: IMAGES_PER_TRIPLET * host_models.BATCH / seconds
+        for what, seconds in in_turns(
+            "",
+            {what: lambda model=each: features(run, model) for what, each in models.items()},
+            ROUNDS,
+        ).items()
+    }
     torch.backends.mha.set_fastpath_enabled(False)  # one operator that fvcore has no rule for
-    found["macs"] = {what: total_macs(Evaluation(run, each), (run.images,)) // host_models.BATCH
-                     for what, each in models.items()}
+    found["macs"] = {
+        what: total_macs(Evaluation(run, each), (run.images,)) // host_models.BATCH
+        for what, each in models.items()
+    }
     torch.backends.mha.set_fastpath_enabled(True)
     return found | {"unslimmed": difference(features(run, demo_sdtps.unslim(model)), dense)}
 
@@ -105,8 +123,11 @@ def with_sdtps(run):
         patched(run, model, USE_SDTPS=True)
     except UserError as error:
         return {"refused": str(error)}
-    return {"width": [width, features(run, model).shape[1]], "training": step(run, model),
-            "gradient": float(model.classifier_sdtps.weight.grad.abs().max())}
+    return {
+        "width": [width, features(run, model).shape[1]],
+        "training": step(run, model),
+        "gradient": float(model.classifier_sdtps.weight.grad.abs().max()),
+    }
 
 
 def step(run, model):
@@ -114,8 +135,12 @@ def step(run, model):
     loss = run.train(model)
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return {"loss": float(loss), "gradients": len(gradients),
-            "finite": bool(loss.isfinite().all()) and all(bool(gradient.isfinite().all()) for gradient in gradients)}
+    return {
+        "loss": float(loss),
+        "gradients": len(gradients),
+        "finite": bool(loss.isfinite().all())
+        and all(bool(gradient.isfinite().all()) for gradient in gradients),
+    }
 
 
 def difference(one, other):

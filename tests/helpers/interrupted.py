@@ -1,4 +1,5 @@
 """Trainings in this process that are interrupted at a given place, and whether two runs are the same."""
+
 import os
 import signal
 import sys
@@ -11,16 +12,37 @@ from commands import SMALL
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config.cli import run
 
-RANDOM = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True", "MODEL.DROP_PATH", "0.2",
-          "MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.GRAD_CLIP", "5")
+RANDOM = (
+    "MODEL.SDTPS_USE_GUMBEL",
+    "True",
+    "MODEL.SDTPS_GUMBEL_SELECT",
+    "True",
+    "MODEL.DROP_PATH",
+    "0.2",
+    "MODEL.METRIC_LOSS_TYPE",
+    "triplet_center",
+    "SOLVER.GRAD_CLIP",
+    "5",
+)
 """Everything random that the model has, and everything that has a state."""
 EVERY_STEP = ("SOLVER.CHECKPOINT_MINUTES", "1e-6")
 
 
 def cli_args_for(root, *more):
     """A command's words: three epochs of five or six steps, each evaluated."""
-    return ["--config_file", "configs/Synthetic/DeMo_SDTPS.yml", "DATASETS.ROOT_DIR", root, *SMALL, "SOLVER.MAX_EPOCHS", "3",
-            "SOLVER.EVAL_UNTRAINED", "False", *RANDOM, *more]
+    return [
+        "--config_file",
+        "configs/Synthetic/DeMo_SDTPS.yml",
+        "DATASETS.ROOT_DIR",
+        root,
+        *SMALL,
+        "SOLVER.MAX_EPOCHS",
+        "3",
+        "SOLVER.EVAL_UNTRAINED",
+        "False",
+        *RANDOM,
+        *more,
+    ]
 
 
 def call(words, main=train_net.main):
@@ -58,16 +80,27 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-DURATIONS_AND_PATHS = ("/meter/waited", "/meter/seconds", "/config")  # in last.pth, which differ between equal runs
+DURATIONS_AND_PATHS = (
+    "/meter/waited",
+    "/meter/seconds",
+    "/config",
+)  # in last.pth, which differ between equal runs
 
 
 def assert_same(reference, output):
     """Weights, optimisers, random states, metrics: all to the last bit."""
     assert (reference / "metrics.json").read_bytes() == (output / "metrics.json").read_bytes()
     for name in ("last.pth", "best.pth"):
-        one, other = (dict(leaves(torch.load(folder / name, weights_only=True))) for folder in (reference, output))
+        one, other = (
+            dict(leaves(torch.load(folder / name, weights_only=True)))
+            for folder in (reference, output)
+        )
         assert one.keys() == other.keys()
-        assert not [key for key, value in one.items() if key not in DURATIONS_AND_PATHS and not equal(value, other[key])], name
+        assert not [
+            key
+            for key, value in one.items()
+            if key not in DURATIONS_AND_PATHS and not equal(value, other[key])
+        ], name
 
 
 def leaves(content, name=""):

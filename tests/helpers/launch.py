@@ -1,4 +1,5 @@
 """Starts scripts of the project's by torchrun."""
+
 import os
 import signal
 import socket
@@ -16,8 +17,15 @@ def torchrun(script, *words):
 
 
 def command_of(script, *words):
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / script),
-            *map(str, words)]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(ROOT / script),
+        *map(str, words),
+    ]
 
 
 def free_port():
@@ -28,7 +36,9 @@ def free_port():
 
 def kill_one_of_two(file, script, *words):
     """Run a script in two processes and kill one when `file` is there; that must end the other."""
-    starter = subprocess.Popen(command_of(script, *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    starter = subprocess.Popen(
+        command_of(script, *words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_for(starter, file)
         workers = children_of(starter.pid)
@@ -47,4 +57,8 @@ def wait_for(process, file):
 
 
 def children_of(process):
-    return [int(child) for task in Path(f"/proc/{process}/task").iterdir() for child in (task / "children").read_text().split()]
+    return [
+        int(child)
+        for task in Path(f"/proc/{process}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]

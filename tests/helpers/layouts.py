@@ -3,6 +3,7 @@
 Every `write_<data set>(root)` writes under the DATASETS.ROOT_DIR `root` and returns what its reader must find there: samples
 by split. All hold the same: each identity of TRAIN and TEST, seen by every camera in every scene.
 """
+
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +20,9 @@ SIDE_BY_SIDE, SMALL = (768, 128), (32, 16)
 
 
 def write_rgbnt201(root: Path) -> dict[str, list[Sample]]:
-    found = _write_three_folders(Path(root) / "RGBNT201", {"train": "train_171", "gallery": "test"}, ("RGB", "NI", "TI"))
+    found = _write_three_folders(
+        Path(root) / "RGBNT201", {"train": "train_171", "gallery": "test"}, ("RGB", "NI", "TI")
+    )
     return {"train": found["train"], "query": found["gallery"], "gallery": found["gallery"]}
 
 
@@ -35,12 +38,19 @@ def write_wmveid863(root: Path) -> dict[str, list[Sample]]:
 def write_rgbnt100(root: Path) -> dict[str, list[Sample]]:
     """With an image of junk in the gallery, which the reader must leave out."""
     found = {}
-    for split, name in (("train", "bounding_box_train"), ("query", "query"), ("gallery", "bounding_box_test")):
+    for split, name in (
+        ("train", "bounding_box_train"),
+        ("query", "query"),
+        ("gallery", "bounding_box_test"),
+    ):
         folder = Path(root) / "RGBNT100" / "rgbir" / name
         found[split] = []
         for number, identity, camera, _ in plan(split):
             path = folder / f"{identity:04d}_c{camera + 1}_{number:04d}.jpg"
-            parts = [pixels(identity, number, modality, SIDE_BY_SIDE[0] // 3, SIDE_BY_SIDE[1]) for modality in MODALITIES]
+            parts = [
+                pixels(identity, number, modality, SIDE_BY_SIDE[0] // 3, SIDE_BY_SIDE[1])
+                for modality in MODALITIES
+            ]
             save(path, np.concatenate(parts, axis=1))
             found[split].append(Sample((str(path),), identity, camera))
     save(folder / "-1_c3_0001.jpg", pixels(99, 1, "RGB", *SIDE_BY_SIDE))
@@ -49,7 +59,11 @@ def write_rgbnt100(root: Path) -> dict[str, list[Sample]]:
 
 def write_msvr310(root: Path) -> dict[str, list[Sample]]:
     found = {}
-    for split, name in (("train", "bounding_box_train"), ("query", "query3"), ("gallery", "bounding_box_test")):
+    for split, name in (
+        ("train", "bounding_box_train"),
+        ("query", "query3"),
+        ("gallery", "bounding_box_test"),
+    ):
         found[split] = []
         for number, identity, camera, scene in plan(split):
             folder = Path(root) / "MSVR310" / name / f"{identity:04d}"
@@ -60,15 +74,22 @@ def write_msvr310(root: Path) -> dict[str, list[Sample]]:
     return found
 
 
-WRITERS = {"RGBNT201": write_rgbnt201, "RGBNT100": write_rgbnt100, "MSVR310": write_msvr310, "WMVeID863": write_wmveid863,
-           "Synthetic": write_synthetic}
+WRITERS = {
+    "RGBNT201": write_rgbnt201,
+    "RGBNT100": write_rgbnt100,
+    "MSVR310": write_msvr310,
+    "WMVeID863": write_wmveid863,
+    "Synthetic": write_synthetic,
+}
 
 
 def plan(split: str) -> list[tuple[int, int, int, int]]:
     """(number, identity, camera from 0, scene) of a split's triplets; the query has one scene of each camera."""
     seen = product(TRAIN if split == "train" else TEST, CAMERAS, SCENES)
     if split == "query":
-        seen = ((identity, camera, scene) for identity, camera, scene in seen if scene == 1 + camera % 2)
+        seen = (
+            (identity, camera, scene) for identity, camera, scene in seen if scene == 1 + camera % 2
+        )
     return [(number, *one) for number, one in enumerate(seen, start=1 + 100 * SPLITS.index(split))]
 
 
@@ -77,7 +98,10 @@ def pixels(identity: int, number: int, modality: str, width: int, height: int) -
     place = MODALITIES.index(modality)
     colour = np.random.default_rng((identity, place)).integers(90, 166, size=3)
     own = np.random.default_rng((identity, place, number))
-    light, noise = own.integers(-60, 61, size=3), own.integers(-30, 31, size=(height // 4, width // 4, 1))
+    light, noise = (
+        own.integers(-60, 61, size=3),
+        own.integers(-30, 31, size=(height // 4, width // 4, 1)),
+    )
     return (colour + light + noise.repeat(4, axis=0).repeat(4, axis=1)).astype(np.uint8)
 
 
@@ -86,7 +110,9 @@ def save(path: Path, image: np.ndarray) -> None:
     Image.fromarray(image).save(path, quality=95)
 
 
-def write_triplet(folder: Path, modality_folders: tuple[str, ...], name: str, identity: int, number: int) -> tuple[str, ...]:
+def write_triplet(
+    folder: Path, modality_folders: tuple[str, ...], name: str, identity: int, number: int
+) -> tuple[str, ...]:
     """Three images of one name in `folder`, one per modality: their paths."""
     paths = [folder / modality_folder / name for modality_folder in modality_folders]
     for modality, path in zip(MODALITIES, paths, strict=True):

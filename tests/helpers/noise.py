@@ -1,4 +1,5 @@
 """A score from outside the project, whose numbers depend on the modality alone: MODEL.SLIM_SCORE noise:Noise."""
+
 import torch
 from numeric import generator
 

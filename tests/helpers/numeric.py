@@ -5,6 +5,7 @@ roundings. Each is at most half a unit in the last place and has any sign, so n 
 that unit, rarely more (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019). A test states the
 lengths of the sums between input and output, and `tolerance` follows from them; no tolerance is tried.
 """
+
 import os
 
 import numpy as np
@@ -16,7 +17,12 @@ TEST_SEED = int(os.environ.get("TEST_SEED", 0))
 MARGINS = os.environ.get("TEST_MARGINS")
 """File to which every comparison appends its share of the tolerance; see tests/helpers/seeds.py."""
 
-UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+UNIT = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
 """The largest relative error of one rounding."""
 
 FACTOR = 8
@@ -48,7 +54,9 @@ def tolerance(*lengths: int, dtype: torch.dtype = torch.float32) -> float:
     return FACTOR * sum(lengths) ** 0.5 * UNIT[dtype]
 
 
-def assert_close(found, expected, *lengths: int, dtype: torch.dtype = torch.float32, scale: float | None = None) -> None:
+def assert_close(
+    found, expected, *lengths: int, dtype: torch.dtype = torch.float32, scale: float | None = None
+) -> None:
     """Every element of `found` is within `tolerance(*lengths)` · `scale` of `expected`; NaN and infinities are equal.
 
     Tensors, arrays, lists or numbers of one shape; `scale` is the largest absolute value of `expected` by default.
@@ -74,5 +82,7 @@ def assert_order(order, values, allowed: float) -> None:
     most; each index is there once, and no other value is smaller than the last one of K by more than that."""
     order, values = torch.as_tensor(order), torch.as_tensor(values).double()
     assert all(len(set(row)) == len(row) for row in order.reshape(-1, order.shape[-1]).tolist())
-    sorted_values = values.sort(dim=-1).values[..., :order.shape[-1]]
-    assert ((values.gather(-1, order) - sorted_values).abs() <= allowed).all(), "an order that roundings do not explain"
+    sorted_values = values.sort(dim=-1).values[..., : order.shape[-1]]
+    assert ((values.gather(-1, order) - sorted_values).abs() <= allowed).all(), (
+        "an order that roundings do not explain"
+    )

@@ -1,4 +1,5 @@
 """What the tests of the plug-in share: inputs and features of models of the miniature (reference/demo_host)."""
+
 import torch
 from numeric import seeded
 from tiny import BLOCK, ROOT
@@ -9,8 +10,17 @@ WIDTH, CLASSES = 64, 5
 SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)
 """Lengths of the sums (numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores and the softmax of those dropped;
 norm, MLP, softmax and means of those kept."""
-PATH = (3 * 16 * 16, *6 * BLOCK, WIDTH, WIDTH, 2 * WIDTH, *SDTPS_PATH, 40, *2 * (WIDTH, WIDTH, WIDTH, 3 * 41, 3 * 41, WIDTH),
-        7 * WIDTH)
+PATH = (
+    3 * 16 * 16,
+    *6 * BLOCK,
+    WIDTH,
+    WIDTH,
+    2 * WIDTH,
+    *SDTPS_PATH,
+    40,
+    *2 * (WIDTH, WIDTH, WIDTH, 3 * 41, 3 * 41, WIDTH),
+    7 * WIDTH,
+)
 """… and from images to features: patches, six blocks, norm and projection, PIFE, SDTPS and its means, HDM and ATMoE."""
 
 
@@ -21,8 +31,14 @@ def images(batch, seed=0):
 
 def features(model, given):
     with torch.no_grad():
-        return [model.eval()(given, cam_label=torch.zeros(len(given["RGB"]), dtype=torch.long), return_pattern=pattern)
-                for pattern in (1, 2, 3)]
+        return [
+            model.eval()(
+                given,
+                cam_label=torch.zeros(len(given["RGB"]), dtype=torch.long),
+                return_pattern=pattern,
+            )
+            for pattern in (1, 2, 3)
+        ]
 
 
 def equal(features, others):

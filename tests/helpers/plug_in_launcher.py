@@ -1,4 +1,5 @@
 """`python -m demo_sdtps` in a process that has torch loaded already: forked from one that a test module starts once."""
+
 import multiprocessing
 import os
 import runpy
@@ -18,13 +19,17 @@ def launch(checkout, *words, **environment):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     outputs = [Path(checkout).parent / name for name in ("stdout.txt", "stderr.txt")]
-    process = context.Process(target=_run, args=(str(checkout), [str(word) for word in words], environment, outputs))
+    process = context.Process(
+        target=_run, args=(str(checkout), [str(word) for word in words], environment, outputs)
+    )
     process.start()
     process.join(LONGEST)
     code = process.exitcode
     process.kill()
     process.join()
-    return SimpleNamespace(returncode=code, stdout=outputs[0].read_text(), stderr=outputs[1].read_text())
+    return SimpleNamespace(
+        returncode=code, stdout=outputs[0].read_text(), stderr=outputs[1].read_text()
+    )
 
 
 def _run(checkout, words, environment, outputs):

@@ -2,6 +2,7 @@
 
 Prints a table: how many tests passed and failed, and the largest share of its tolerance that a comparison used.
 """
+
 import argparse
 import json
 import os
@@ -16,22 +17,46 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.record import commit
 from tools.pages import seeds
 
-SETTINGS = {"as it is": {}, "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-            "no vectors in torch, MKL with AVX2": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}}
+SETTINGS = {
+    "as it is": {},
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "no vectors in torch, MKL with AVX2": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)), metavar="N", help="values of TEST_SEED")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=list(range(5)),
+        metavar="N",
+        help="values of TEST_SEED",
+    )
     parser.add_argument("--json", type=Path, metavar="X.json", help="write the table there too")
-    parser.add_argument("--log", type=Path, default=Path("runs/seeds.log"), metavar="FILE", help="what pytest prints")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        default=Path("runs/seeds.log"),
+        metavar="FILE",
+        help="what pytest prints",
+    )
     arguments = parser.parse_args()
     arguments.log.parent.mkdir(parents=True, exist_ok=True)
     cases = [(setting, seed) for setting in SETTINGS for seed in arguments.seeds]
     with open(arguments.log, "w", encoding="utf-8") as log:
-        rows = [numeric_tests(setting, seed, log) for setting, seed in progress(cases, "numeric tests", unit="run")]
+        rows = [
+            numeric_tests(setting, seed, log)
+            for setting, seed in progress(cases, "numeric tests", unit="run")
+        ]
     if arguments.json:
-        arguments.json.write_text(json.dumps({**commit(), "processor": processor(), "rows": rows}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({**commit(), "processor": processor(), "rows": rows}, indent=1) + "\n"
+        )
     print(seeds(rows))
     return int(any(row["failed"] for row in rows))
 
@@ -48,16 +73,44 @@ def numeric_tests(setting: str, seed: int, log) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         margins = Path(folder, "margins")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "8", "-m", "numeric and not slow"],
-            env=os.environ | SETTINGS[setting] | {"TEST_SEED": str(seed), "TEST_MARGINS": str(margins)}, stdout=subprocess.PIPE,
-            text=True, check=False)
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "auto",
+                "--maxprocesses",
+                "8",
+                "-m",
+                "numeric and not slow",
+            ],
+            env=os.environ
+            | SETTINGS[setting]
+            | {"TEST_SEED": str(seed), "TEST_MARGINS": str(margins)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         log.write(f"{setting}, TEST_SEED={seed}\n{done.stdout}\n")
         log.flush()
-        shares = [float(line.split()[0]) for line in margins.read_text().splitlines()] if margins.exists() else []
-    counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])}
+        shares = (
+            [float(line.split()[0]) for line in margins.read_text().splitlines()]
+            if margins.exists()
+            else []
+        )
+    counts = {
+        name: int(number)
+        for number, name in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])
+    }
     failed = counts.get("failed", 0) + counts.get("error", 0) + (done.returncode > 1)
-    return {"setting": setting, "seed": seed, "passed": counts.get("passed", 0), "failed": failed,
-            "share": max(shares, default=0.0)}
+    return {
+        "setting": setting,
+        "seed": seed,
+        "passed": counts.get("passed", 0),
+        "failed": failed,
+        "share": max(shares, default=0.0),
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Tiny Vision Transformers of every library with random weights, and a host of three images, for the tests of slimming."""
+
 import copy
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,7 +21,18 @@ import demo_sdtps
 WIDTH, HEADS, DEPTH, GRID = 32, 2, 3, (4, 2)
 SMALL = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "num_classes": 5}
 WORDS = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 49]])
-PATH = (3 * 16 * 16, 3, 16, WIDTH, 16, 16, *DEPTH * sums_of_a_block(WIDTH, HEADS, 24), WIDTH, WIDTH, WIDTH)
+PATH = (
+    3 * 16 * 16,
+    3,
+    16,
+    WIDTH,
+    16,
+    16,
+    *DEPTH * sums_of_a_block(WIDTH, HEADS, 24),
+    WIDTH,
+    WIDTH,
+    WIDTH,
+)
 """Lengths of the sums (tests/helpers/numeric.py) behind scores and means of dropped patches, which are float32, to outputs."""
 
 
@@ -34,33 +46,59 @@ def timm_model(name, **changes):
 def open_clip_model():
     from open_clip.model import CLIP
 
-    vision = {"layers": DEPTH, "width": WIDTH, "head_width": WIDTH // HEADS, "patch_size": 16, "image_size": (64, 32)}
-    return CLIP(WIDTH, vision, {"width": 32, "heads": 2, "layers": 2, "vocab_size": 50, "context_length": 8})
+    vision = {
+        "layers": DEPTH,
+        "width": WIDTH,
+        "head_width": WIDTH // HEADS,
+        "patch_size": 16,
+        "image_size": (64, 32),
+    }
+    return CLIP(
+        WIDTH, vision, {"width": 32, "heads": 2, "layers": 2, "vocab_size": 50, "context_length": 8}
+    )
 
 
 def torchvision_model():
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(image_size=64, patch_size=16, num_layers=DEPTH, num_heads=HEADS, hidden_dim=WIDTH, mlp_dim=64,
-                             num_classes=5)
+    return VisionTransformer(
+        image_size=64,
+        patch_size=16,
+        num_layers=DEPTH,
+        num_heads=HEADS,
+        hidden_dim=WIDTH,
+        mlp_dim=64,
+        num_classes=5,
+    )
 
 
 def transformers_model(name, **changes):
     import transformers
 
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 64,
+    }
     vision = sizes | {"image_size": 64, "patch_size": 16} | changes
     if name == "CLIPModel":
         text = sizes | {"vocab_size": 50, "max_position_embeddings": 8, "eos_token_id": 49}
-        return transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH))
-    return getattr(transformers, name)(getattr(transformers, name.replace("Model", "Config"))(**vision))
+        return transformers.CLIPModel(
+            transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH)
+        )
+    return getattr(transformers, name)(
+        getattr(transformers, name.replace("Model", "Config"))(**vision)
+    )
 
 
 def openai_clip():
     """The miniature's, whose blocks see (tokens, batch, width) and are called by index with further arguments."""
     from modeling.clip import Tower
 
-    cfg = SimpleNamespace(MODEL=SimpleNamespace(STRIDE_SIZE=[16, 16]), INPUT=SimpleNamespace(SIZE_TRAIN=[64, 32]))
+    cfg = SimpleNamespace(
+        MODEL=SimpleNamespace(STRIDE_SIZE=[16, 16]), INPUT=SimpleNamespace(SIZE_TRAIN=[64, 32])
+    )
     return Tower(cfg, WIDTH, DEPTH, HEADS)
 
 
@@ -98,16 +136,35 @@ CASES = {
     "timm, rotary by block": Case(partial(timm_model, MIXED), "blocks"),
     "timm, DINOv3": Case(partial(timm_model, DINOV3), "blocks", 5),
     "OpenAI's CLIP": Case(openai_clip, "transformer.resblocks", tokens_first=True),
-    "open_clip": Case(open_clip_model, "visual.transformer.resblocks",
-                      call=lambda model, images: torch.cat(model(images, WORDS)[:2])),
+    "open_clip": Case(
+        open_clip_model,
+        "visual.transformer.resblocks",
+        call=lambda model, images: torch.cat(model(images, WORDS)[:2]),
+    ),
     "torchvision": Case(torchvision_model, "encoder.layers", grid=SQUARE),
     "ViT": Case(partial(transformers_model, "ViTModel"), "layers", grid=SQUARE, call=tokens_of),
-    "CLIP's vision": Case(partial(transformers_model, "CLIPVisionModel"), "encoder.layers", grid=SQUARE, call=tokens_of),
-    "CLIP": Case(partial(transformers_model, "CLIPModel"), "vision_model.encoder.layers", grid=SQUARE,
-                 call=lambda model, images: model(WORDS, images).logits_per_image),
-    "DINOv2": Case(partial(transformers_model, "Dinov2Model"), "encoder.layer", grid=SQUARE, call=tokens_of),
-    "DINOv2, registers": Case(partial(transformers_model, "Dinov2WithRegistersModel"), "encoder.layer", 5, grid=SQUARE,
-                              call=tokens_of),
+    "CLIP's vision": Case(
+        partial(transformers_model, "CLIPVisionModel"),
+        "encoder.layers",
+        grid=SQUARE,
+        call=tokens_of,
+    ),
+    "CLIP": Case(
+        partial(transformers_model, "CLIPModel"),
+        "vision_model.encoder.layers",
+        grid=SQUARE,
+        call=lambda model, images: model(WORDS, images).logits_per_image,
+    ),
+    "DINOv2": Case(
+        partial(transformers_model, "Dinov2Model"), "encoder.layer", grid=SQUARE, call=tokens_of
+    ),
+    "DINOv2, registers": Case(
+        partial(transformers_model, "Dinov2WithRegistersModel"),
+        "encoder.layer",
+        5,
+        grid=SQUARE,
+        call=tokens_of,
+    ),
 }
 
 
@@ -131,7 +188,10 @@ def saliency(images, case):
     size = (case.patch, case.patch)
 
     def score(call, row, index, layer, image):
-        found = [cues.saliency(each[row % len(each)].detach(), case.grid, size, size) for each in images(call)]
+        found = [
+            cues.saliency(each[row % len(each)].detach(), case.grid, size, size)
+            for each in images(call)
+        ]
         return [float(sum(values[place] for values in found)) for place in image.patches]
 
     return score
@@ -143,11 +203,15 @@ def by_saliency(case):
 
 
 def distinctness(call, row, index, layer, image):
-    return [float(value) for value in cues.distinctness([patch.detach() for patch in image.patches.values()])]
+    return [
+        float(value)
+        for value in cues.distinctness([patch.detach() for patch in image.patches.values()])
+    ]
 
 
 def attention(call, row, index, layer, image):
     """What the block itself computes, in its plain form."""
+
     def all_weights(part, args, kwargs):
         return args, kwargs | {"need_weights": True, "average_attn_weights": False}
 
@@ -157,7 +221,11 @@ def attention(call, row, index, layer, image):
             handles.append(part.register_forward_pre_hook(all_weights, with_kwargs=True))
         elif hasattr(part, "fused_attn"):  # timm's
             part.fused_attn = False
-            handles.append(part.attn_drop.register_forward_pre_hook(lambda _, args: seen.append((None, args[0]))))
+            handles.append(
+                part.attn_drop.register_forward_pre_hook(
+                    lambda _, args: seen.append((None, args[0]))
+                )
+            )
         elif hasattr(part, "config"):  # transformers'
             part.config._attn_implementation = "eager"
         handles.append(part.register_forward_hook(lambda _, args, output: seen.append(output)))
@@ -165,30 +233,54 @@ def attention(call, row, index, layer, image):
         layer(torch.stack(image.tokens)[None], image)
     for handle in handles:
         handle.remove()
-    (weights,) = {id(output[1]): output[1] for output in seen if isinstance(output, tuple) and output[1] is not None}.values()
+    (weights,) = {
+        id(output[1]): output[1]
+        for output in seen
+        if isinstance(output, tuple) and output[1] is not None
+    }.values()
     first = len(image.prefix)
-    return [float(value) for value in cues.mean_attention(weights[0, :, 0, first:first + len(image.patches)])]
+    return [
+        float(value)
+        for value in cues.mean_attention(weights[0, :, 0, first : first + len(image.patches)])
+    ]
 
 
 def supervised(model):
     """Slow score by the weights of a slimmed model."""
+
     def score(call, row, index, layer, image):
         stage = model.slimming.blocks.index(index)
-        return [model.slimming.scores[stage].heads["image"](patch).squeeze() for patch in image.patches.values()]
+        return [
+            model.slimming.scores[stage].heads["image"](patch).squeeze()
+            for patch in image.patches.values()
+        ]
 
     return score
 
 
-def slow(case, dense, images, steps, blocks, keep, score, merge=True, restore=False, suffix=0, **settings):
+def slow(
+    case, dense, images, steps, blocks, keep, score, merge=True, restore=False, suffix=0, **settings
+):
     """The output of the slow version; of scores that are equal but for roundings it takes those that `steps` kept."""
+
     def nudge(call, row, index, place):
         stage = steps[blocks.index(index)][call].stage
         (kept,), (scores,) = stage.kept.values(), stage.score.values()
         return tolerance(*PATH) * float(scores[row].detach().abs().max()) * (place in kept[row])
 
     stages = {index: (share, score) for index, share in zip(blocks, keep, strict=True)}
-    return reference.run(dense, case.blocks, partial(case.call, images=images), stages, case.prefix, suffix, case.tokens_first,
-                         merge, restore, nudge)
+    return reference.run(
+        dense,
+        case.blocks,
+        partial(case.call, images=images),
+        stages,
+        case.prefix,
+        suffix,
+        case.tokens_first,
+        merge,
+        restore,
+        nudge,
+    )
 
 
 def compare(case, score, blocks, keep, slow_score, images=None, **settings):
@@ -200,8 +292,13 @@ def compare(case, score, blocks, keep, slow_score, images=None, **settings):
     expected = slow(case, dense, images, steps, blocks, keep, slow_score(model, images), **settings)
     assert_close(found, expected, *PATH)
     added = {f"slimming.{name}": parameter for name, parameter in model.slimming.named_parameters()}
-    ours, theirs = (gradients_of(output, named | added | {"images": images}) for output, named in (
-        (found, dict(model.named_parameters())), (expected, dict(dense.named_parameters()))))
+    ours, theirs = (
+        gradients_of(output, named | added | {"images": images})
+        for output, named in (
+            (found, dict(model.named_parameters())),
+            (expected, dict(dense.named_parameters())),
+        )
+    )
     assert_gradients_equal(ours, theirs, (*PATH, *PATH))
     return any(ours[name] is not None and ours[name].abs().max() > 0 for name in added)
 
@@ -209,9 +306,17 @@ def compare(case, score, blocks, keep, slow_score, images=None, **settings):
 def gradients_of(output, named):
     """By name, of a random sum of an output."""
     probe = torch.randn(output.shape, generator=generator(7), dtype=output.dtype)
-    return dict(zip(named, torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True), strict=True))
+    return dict(
+        zip(
+            named,
+            torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True),
+            strict=True,
+        )
+    )
 
 
 def hooks_of(model):
     """The number of hooks on a model and its modules."""
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
+    )

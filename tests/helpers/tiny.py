@@ -1,4 +1,5 @@
 """Small models and inputs, quick enough for a CPU, and how far roundings go in them."""
+
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ def sums_of_a_block(width, heads, tokens):
 
 def sums_of_a_backbone(width, heads, tokens, depth, patch):
     """… from images to tokens: patches, blocks and the last norm."""
-    return 3 * patch ** 2, *depth * sums_of_a_block(width, heads, tokens), width
+    return 3 * patch**2, *depth * sums_of_a_block(width, heads, tokens), width
 
 
 BLOCK = sums_of_a_block(WIDTH, 2, 1 + PATCHES)
@@ -88,7 +89,11 @@ def exact(module, images=None):
     module = copy.deepcopy(module).double()
     if hasattr(module, "heads"):
         module.heads.float()
-    return module if images is None else (module, {modality: image.double() for modality, image in images.items()})
+    return (
+        module
+        if images is None
+        else (module, {modality: image.double() for modality, image in images.items()})
+    )
 
 
 @torch.no_grad()
@@ -117,9 +122,18 @@ def amplified(module) -> Iterator[list[float]]:
     """How many times as large each BatchNorm of a training forward inside makes roundings: the largest value over the least
     deviation in the batch, which it is divided by."""
     found = []
-    hooks = [norm.register_forward_pre_hook(lambda _, inputs: found.append(float(
-        inputs[0].detach().abs().max() / inputs[0].detach().std(dim=0, correction=0).min())))
-        for norm in module.modules() if isinstance(norm, torch.nn.BatchNorm1d)]
+    hooks = [
+        norm.register_forward_pre_hook(
+            lambda _, inputs: found.append(
+                float(
+                    inputs[0].detach().abs().max()
+                    / inputs[0].detach().std(dim=0, correction=0).min()
+                )
+            )
+        )
+        for norm in module.modules()
+        if isinstance(norm, torch.nn.BatchNorm1d)
+    ]
     yield found
     for hook in hooks:
         hook.remove()
@@ -137,9 +151,15 @@ def assert_logits(logits, head, features):
 
 def pairs(output):
     """[logits, features, logits, features, …] of a training forward, head by head."""
-    return [part for name, logits in output.logits.items() for part in (logits, output.features[name])]
+    return [
+        part for name, logits in output.logits.items() for part in (logits, output.features[name])
+    ]
 
 
 def output_of(parts, heads, auxiliary=None):
     """The training output with these [logits, features, …] of `heads`, in their order."""
-    return TrainingOutput(dict(zip(heads, parts[::2], strict=True)), dict(zip(heads, parts[1::2], strict=True)), auxiliary)
+    return TrainingOutput(
+        dict(zip(heads, parts[::2], strict=True)),
+        dict(zip(heads, parts[1::2], strict=True)),
+        auxiliary,
+    )

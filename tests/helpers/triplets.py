@@ -1,4 +1,5 @@
 """What the tests of the data share: the tiny data set, its configuration and ways to damage it."""
+
 import random
 from pathlib import Path
 
@@ -14,8 +15,21 @@ FIRST = "000001_cam1_0_00.jpg"
 
 
 def config(root, *opts):
-    return load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(root), *SIZE, "MODEL.STRIDE_SIZE", "[4, 4]", "SOLVER.IMS_PER_BATCH", "8",
-                             "DATALOADER.NUM_WORKERS", "0", *opts])
+    return load_cfg(
+        CONFIG,
+        [
+            "DATASETS.ROOT_DIR",
+            str(root),
+            *SIZE,
+            "MODEL.STRIDE_SIZE",
+            "[4, 4]",
+            "SOLVER.IMS_PER_BATCH",
+            "8",
+            "DATALOADER.NUM_WORKERS",
+            "0",
+            *opts,
+        ],
+    )
 
 
 def message_of(call, *arguments):

@@ -1,7 +1,8 @@
 """What tests/training/test_distributed.py runs under torchrun: the whole model's step in shares, one file for each process.
 
-    torchrun --nproc_per_node=2 tests/helpers/two_processes.py OUTPUT CONFIG_FILE,CONFIG_FILE KEY VALUE …
+torchrun --nproc_per_node=2 tests/helpers/two_processes.py OUTPUT CONFIG_FILE,CONFIG_FILE KEY VALUE …
 """
+
 import sys
 from pathlib import Path
 
@@ -22,7 +23,10 @@ def main() -> None:
     output, config_files, *opts = sys.argv[1:]
     with distributed.init_distributed():
         for config_file in map(Path, config_files.split(",")):
-            torch.save(steps(load_cfg(config_file, opts)), Path(output) / f"{config_file.stem}_{distributed.rank()}.pth")
+            torch.save(
+                steps(load_cfg(config_file, opts)),
+                Path(output) / f"{config_file.stem}_{distributed.rank()}.pth",
+            )
 
 
 def own(rows: torch.Tensor) -> torch.Tensor:
@@ -46,22 +50,33 @@ def steps(cfg) -> dict:
     losses = []
     for _ in range(STEPS):
         output = network({modality: own(image) for modality, image in images.items()}, own(cameras))
-        logits, features = ({name: distributed.all_gather(part) for name, part in parts.items()} for parts in output[:2])
+        logits, features = (
+            {name: distributed.all_gather(part) for name, part in parts.items()}
+            for parts in output[:2]
+        )
         auxiliary = None if output.auxiliary is None else distributed.all_gather(output.auxiliary)
-        loss, _ = total_loss(cfg, TrainingOutput(logits, features, auxiliary), distributed.all_gather(own(labels)),
-                             model.head_weights)
+        loss, _ = total_loss(
+            cfg,
+            TrainingOutput(logits, features, auxiliary),
+            distributed.all_gather(own(labels)),
+            model.head_weights,
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     rows = torch.arange(5.0).unsqueeze(1)
-    return {"losses": losses, "state": model.state_dict(), "shared": distributed.shard_for_rank(range(5)),
-            "of batch": distributed.shard_for_rank(range(8)),
-            "rows": distributed.all_gather_rows(own(rows), len(rows)),
-            "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
-            "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),
-            "of all": distributed.all_gather_object(distributed.rank()),
-            "is equal": [is_equal("the same"), is_equal(distributed.rank())]}
+    return {
+        "losses": losses,
+        "state": model.state_dict(),
+        "shared": distributed.shard_for_rank(range(5)),
+        "of batch": distributed.shard_for_rank(range(8)),
+        "rows": distributed.all_gather_rows(own(rows), len(rows)),
+        "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
+        "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),
+        "of all": distributed.all_gather_object(distributed.rank()),
+        "is equal": [is_equal("the same"), is_equal(distributed.rank())],
+    }
 
 
 def is_equal(thing) -> bool:

@@ -3,6 +3,7 @@ process.
 
     torchrun --nproc_per_node=2 tests/helpers/two_seps_processes.py OUTPUT ROOT
 """
+
 import sys
 from pathlib import Path
 
@@ -23,8 +24,11 @@ from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.seps.training import SEPSTrainer
 
-VERSIONS = {"paper": (), "open": ("MODEL.PAPER_VERSION", "False", "DATASETS.LONG_CAPTIONS", "no"),
-            "bf16": ("SOLVER.AMP", "bf16")}
+VERSIONS = {
+    "paper": (),
+    "open": ("MODEL.PAPER_VERSION", "False", "DATASETS.LONG_CAPTIONS", "no"),
+    "bf16": ("SOLVER.AMP", "bf16"),
+}
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
 """The choice of patches would hang on roundings here and there, and the losses and all that follows on the choice."""
 EPOCHS = (1, 2)
@@ -47,9 +51,14 @@ def steps(root, version) -> dict:
     start = {name: value.clone() for name, value in model.state_dict().items()}
     loader = caption_loader(cfg, splits["train"], tokenizer)
     sampler_of(loader).shard = distributed.shard_for_rank
-    dev, test = (make_retrieval_data(cfg, splits[name], tokenizer, folds) for name, folds in (("dev", 1), ("test", 2)))
+    dev, test = (
+        make_retrieval_data(cfg, splits[name], tokenizer, folds)
+        for name, folds in (("dev", 1), ("test", 2))
+    )
     trainer = SEPSTrainer(cfg, model.train(), loader, dev, test, {})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)  # AdamW's first steps are the signs of gradients
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.002
+    )  # AdamW's first steps are the signs of gradients
     losses, parts = [], []
     for epoch in EPOCHS:
         trainer.begin_epoch(epoch)
@@ -60,11 +69,22 @@ def steps(root, version) -> dict:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            parts.append({"own": len(batch.images), "count": count, "hardest": trainer.losses.align.max_violation}
-                         | {name: float(total) for name, total in sums.items()})
-    return {"losses": losses, "parts": parts, "start": start, "state": model.state_dict(),
-            "similarities": [similarities(model, data) for data in (dev, test)],
-            "recalls": [evaluate_retrieval(model, data) for data in (dev, test)]}
+            parts.append(
+                {
+                    "own": len(batch.images),
+                    "count": count,
+                    "hardest": trainer.losses.align.max_violation,
+                }
+                | {name: float(total) for name, total in sums.items()}
+            )
+    return {
+        "losses": losses,
+        "parts": parts,
+        "start": start,
+        "state": model.state_dict(),
+        "similarities": [similarities(model, data) for data in (dev, test)],
+        "recalls": [evaluate_retrieval(model, data) for data in (dev, test)],
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """What tests/modeling/slimming/test_slim_training.py runs under torchrun: steps of a slimmed model, one file of weights each.
 
-    torchrun --nproc_per_node=2 tests/helpers/two_slim_processes.py OUTPUT
+torchrun --nproc_per_node=2 tests/helpers/two_slim_processes.py OUTPUT
 """
+
 import os
 import sys
 from pathlib import Path
@@ -20,7 +21,10 @@ BATCH, STEPS = 4, 3
 def main() -> None:
     dist.init_process_group("gloo")
     try:
-        torch.save(train(dist.get_rank(), dist.get_world_size()), Path(sys.argv[1]) / f"{os.environ['RANK']}.pth")
+        torch.save(
+            train(dist.get_rank(), dist.get_world_size()),
+            Path(sys.argv[1]) / f"{os.environ['RANK']}.pth",
+        )
     finally:
         dist.destroy_process_group()
 
@@ -30,10 +34,15 @@ def train(rank: int, world: int) -> dict:
     case = CASES["timm"]
     model = demo_sdtps.slim(case.model(), (1, 2), (0.6, 0.5), "supervised").train()
     network = DistributedDataParallel(model) if world > 1 else model
-    optimizer, (height, width) = torch.optim.SGD(model.parameters(), lr=1e-3), case.draw(1).shape[2:]
+    optimizer, (height, width) = (
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        case.draw(1).shape[2:],
+    )
     for number in range(STEPS):
         images = case.draw(BATCH, number).chunk(world)[rank]
-        masks = torch.rand(BATCH, 1, height, width, generator=generator(number), dtype=images.dtype).chunk(world)[rank]
+        masks = torch.rand(
+            BATCH, 1, height, width, generator=generator(number), dtype=images.dtype
+        ).chunk(world)[rank]
         output = network(images, foreground=masks)
         optimizer.zero_grad()
         (output.square().mean() + demo_sdtps.slim_loss(model)).backward()

@@ -1,4 +1,5 @@
 """Files of pretrained weights as they are published, with random numbers."""
+
 import math
 import re
 
@@ -48,19 +49,26 @@ def save_archive(weights, path):
 
 
 def save_safetensors(weights, path):
-    safetensors.torch.save_file({name: tensor.contiguous().clone() for name, tensor in weights.items()}, path)
+    safetensors.torch.save_file(
+        {name: tensor.contiguous().clone() for name, tensor in weights.items()}, path
+    )
 
 
 def random_tensors(shapes, seed, dtype=torch.float32):
     """Overlapping stretches of the same numbers: each tensor is another, and the file is small."""
     numbers = (torch.rand(2_400_000, generator=torch.Generator().manual_seed(seed)) - 0.5).to(dtype)
-    return {name: numbers[offset:offset + math.prod(shape)].view(shape) for offset, (name, shape) in enumerate(shapes.items())}
+    return {
+        name: numbers[offset : offset + math.prod(shape)].view(shape)
+        for offset, (name, shape) in enumerate(shapes.items())
+    }
 
 
 def timm_weights(name, seed, dtype=torch.float32):
     """A model of timm's as it is published, with its own head, for images of 224×224."""
     with torch.device("meta"):
-        shapes = {key: tuple(tensor.shape) for key, tensor in timm.create_model(name).state_dict().items()}
+        shapes = {
+            key: tuple(tensor.shape) for key, tensor in timm.create_model(name).state_dict().items()
+        }
     return random_tensors(shapes, seed, dtype)
 
 

@@ -1,4 +1,5 @@
 """The backbone: timm's own forward, the camera embedding, overlapping patches, and what is refused."""
+
 from contextlib import contextmanager
 
 import pytest
@@ -31,15 +32,22 @@ def draw(seed, size, batch=3):
 def sums_of(backbone):
     """Lengths of the sums from images to tokens."""
     vit = backbone.vit
-    return sums_of_a_backbone(vit.embed_dim, vit.blocks[0].attn.num_heads, 1 + backbone.num_patches, len(vit.blocks),
-                              vit.patch_embed.patch_size[0])
+    return sums_of_a_backbone(
+        vit.embed_dim,
+        vit.blocks[0].attn.num_heads,
+        1 + backbone.num_patches,
+        len(vit.blocks),
+        vit.patch_embed.patch_size[0],
+    )
 
 
 def unfold_patches(vit, images, stride):
     """The patch embedding in float64 as a matrix product over every window, row by row."""
     weight, bias = vit.patch_embed.proj.weight.double(), vit.patch_embed.proj.bias
     side = weight.shape[-1]
-    windows = images.double().unfold(2, side, stride[0]).unfold(3, side, stride[1])  # (B, 3, rows, columns, side, side)
+    windows = (
+        images.double().unfold(2, side, stride[0]).unfold(3, side, stride[1])
+    )  # (B, 3, rows, columns, side, side)
     grid = windows.shape[2:4]
     patches = windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2) @ weight.flatten(1).T
     return patches if bias is None else patches + bias, tuple(grid)
@@ -68,10 +76,19 @@ def without_blocks(backbone):
     return replaced(backbone.vit, blocks=nn.Sequential())
 
 
-@pytest.mark.parametrize("size, stride", [((64, 32), (8, 8)), ((64, 32), (5, 7)), ((37, 50), (8, 8))], ids=str)
+@pytest.mark.parametrize(
+    "size, stride", [((64, 32), (8, 8)), ((64, 32), (5, 7)), ((37, 50), (8, 8))], ids=str
+)
 def test_equals_timm(size, stride):
-    backbone = build("INPUT.SIZE_TRAIN", list(size), "INPUT.SIZE_TEST", list(size), "MODEL.STRIDE_SIZE", list(stride),
-                     *NO_CAMERA)
+    backbone = build(
+        "INPUT.SIZE_TRAIN",
+        list(size),
+        "INPUT.SIZE_TEST",
+        list(size),
+        "MODEL.STRIDE_SIZE",
+        list(stride),
+        *NO_CAMERA,
+    )
     images = draw(1, size)
     with torch.no_grad():
         patches, class_token = backbone(images, torch.tensor([0, 1, 2]))
@@ -90,15 +107,24 @@ def test_clip_equals_timm_and_its_projection():
         vit = exact(backbone.vit)
         expected = vit.forward_features(images.double()) @ vit.head.weight.T
     assert patches.shape == (1, 128, 512)
-    assert_close(torch.cat([class_token[:, None], patches], dim=1), expected, *sums_of(backbone), 768)
+    assert_close(
+        torch.cat([class_token[:, None], patches], dim=1), expected, *sums_of(backbone), 768
+    )
 
 
 @pytest.mark.parametrize("stride", [(8, 8), (4, 4), (5, 7), (8, 3)], ids=str)
 @pytest.mark.parametrize("size", [(64, 32), (32, 64), (37, 50)], ids=str)
 @torch.no_grad()
 def test_grid_and_tokens_of_overlapping_patches(size, stride):
-    backbone = build("INPUT.SIZE_TRAIN", list(size), "INPUT.SIZE_TEST", list(size), "MODEL.STRIDE_SIZE", list(stride),
-                     *NO_CAMERA)
+    backbone = build(
+        "INPUT.SIZE_TRAIN",
+        list(size),
+        "INPUT.SIZE_TEST",
+        list(size),
+        "MODEL.STRIDE_SIZE",
+        list(stride),
+        *NO_CAMERA,
+    )
     rows, columns = (size[0] - 8) // stride[0] + 1, (size[1] - 8) // stride[1] + 1
     assert tuple(backbone.grid_size) == (rows, columns)
     assert backbone.num_patches == rows * columns
@@ -106,11 +132,11 @@ def test_grid_and_tokens_of_overlapping_patches(size, stride):
     images = draw(3, size)
     embedded, grid = unfold_patches(backbone.vit, images, stride)
     assert grid == (rows, columns)
-    assert_close(backbone.vit.patch_embed(images), embedded, 3 * 8 ** 2)
+    assert_close(backbone.vit.patch_embed(images), embedded, 3 * 8**2)
     with without_blocks(backbone):
         patches, _ = backbone(images, torch.zeros(3, dtype=torch.long))
     expected = normed(embedded + backbone.vit.pos_embed[:, 1:], backbone.vit.norm, 1e-6)
-    assert_close(patches, expected, 3 * 8 ** 2, backbone.width)
+    assert_close(patches, expected, 3 * 8**2, backbone.width)
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
@@ -123,10 +149,15 @@ def test_camera_reaches_all_tokens(weight):
     assert backbone.camera_embedding.shape == (CAMERAS, 1, backbone.width)
 
     vit = backbone.vit
-    tokens = torch.cat([vit.cls_token.expand(3, -1, -1), unfold_patches(vit, images, (8, 8))[0]], dim=1) + vit.pos_embed
+    tokens = (
+        torch.cat([vit.cls_token.expand(3, -1, -1), unfold_patches(vit, images, (8, 8))[0]], dim=1)
+        + vit.pos_embed
+    )
     camera = torch.stack([backbone.camera_embedding[camera, 0] for camera in cameras.tolist()])
     expected = normed(tokens + weight * camera[:, None].double(), vit.norm, 1e-6)
-    assert_close(torch.cat([class_token[:, None], patches], dim=1), expected, 3 * 8 ** 2, backbone.width)
+    assert_close(
+        torch.cat([class_token[:, None], patches], dim=1), expected, 3 * 8**2, backbone.width
+    )
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
@@ -139,7 +170,11 @@ def test_camera_reaches_clips_class_token_only(weight):
     assert not torch.allclose(class_token[0], class_token[1])
 
     vit = backbone.vit
-    start = vit.cls_token[0].double() + vit.pos_embed[0, :1] + weight * backbone.camera_embedding[cameras, 0].double()
+    start = (
+        vit.cls_token[0].double()
+        + vit.pos_embed[0, :1]
+        + weight * backbone.camera_embedding[cameras, 0].double()
+    )
     tokens = unfold_patches(vit, images, (16, 16))[0] + vit.pos_embed[:, 1:]
     for found, expected in ((class_token, start), (patches, tokens)):
         for norm in (vit.norm_pre, vit.norm):
@@ -165,8 +200,14 @@ def test_camera_embedding_starts_small():
 
 
 def drop_rates(backbone):
-    return [rate for block in backbone.vit.blocks
-            for rate in (getattr(block.drop_path1, "drop_prob", 0.0), getattr(block.drop_path2, "drop_prob", 0.0))]
+    return [
+        rate
+        for block in backbone.vit.blocks
+        for rate in (
+            getattr(block.drop_path1, "drop_prob", 0.0),
+            getattr(block.drop_path2, "drop_prob", 0.0),
+        )
+    ]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.4])
@@ -192,12 +233,25 @@ def test_clips_tower():
     assert (backbone.width, backbone.num_patches, tuple(backbone.grid_size)) == (512, 128, (16, 8))
 
 
-@pytest.mark.parametrize("name", ["test_vit2", "test_vit3", "vit_base_patch16_siglip_224", "deit_tiny_distilled_patch16_224",
-                                  "vit_medium_patch16_rope_reg1_gap_256"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_vit2",
+        "test_vit3",
+        "vit_base_patch16_siglip_224",
+        "deit_tiny_distilled_patch16_224",
+        "vit_medium_patch16_rope_reg1_gap_256",
+    ],
+)
 def test_models_without_the_needed_tokens_are_refused(name):
-    with pytest.raises(UserError, match=f"MODEL.TRANSFORMER_TYPE is '{name}'") as caught, torch.device("meta"):
+    with (
+        pytest.raises(UserError, match=f"MODEL.TRANSFORMER_TYPE is '{name}'") as caught,
+        torch.device("meta"),
+    ):
         make_backbone(tiny_cfg("MODEL.TRANSFORMER_TYPE", name), CAMERAS)
-    assert "'vit_base_patch14_reg4_dinov2'" in str(caught.value) and "'vit_base_patch16_dinov3'" in str(caught.value)
+    assert "'vit_base_patch14_reg4_dinov2'" in str(
+        caught.value
+    ) and "'vit_base_patch16_dinov3'" in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [[7, 64], [64, 7]])
@@ -213,7 +267,17 @@ def test_stride_larger_than_the_patch(stride):
 
 
 def small_images(name):
-    return load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, "INPUT.SIZE_TRAIN", "[32, 16]", "INPUT.SIZE_TEST", "[32, 16]"])
+    return load_cfg(
+        None,
+        [
+            "MODEL.TRANSFORMER_TYPE",
+            name,
+            "INPUT.SIZE_TRAIN",
+            "[32, 16]",
+            "INPUT.SIZE_TEST",
+            "[32, 16]",
+        ],
+    )
 
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "vit_small_patch16_18x2_224"])
@@ -221,5 +285,10 @@ def test_other_vision_transformers_run(name):
     """DeiT has a module of its own in timm; the blocks of the other have their attention deeper inside."""
     backbone = make_backbone(small_images(name), 2)
     tokens, class_token = backbone(draw(0, (32, 16)), torch.tensor([0, 1, 0]))
-    assert tokens.shape == (3, 2, backbone.vit.embed_dim) and class_token.shape == (3, backbone.vit.embed_dim)
-    assert {module.fused_attn for module in backbone.modules() if hasattr(module, "fused_attn")} == {True}
+    assert tokens.shape == (3, 2, backbone.vit.embed_dim) and class_token.shape == (
+        3,
+        backbone.vit.embed_dim,
+    )
+    assert {
+        module.fused_attn for module in backbone.modules() if hasattr(module, "fused_attn")
+    } == {True}

@@ -1,4 +1,5 @@
 """Backbones with registers, without a position of the class token, and with rotary positions, beside timm's own forward."""
+
 import shutil
 
 import pytest
@@ -34,9 +35,21 @@ def cfg_of(name, *opts, stride=None):
     """Images of 3 rows and 2 columns of patches that do not overlap."""
     side = side_of(name)
     size, stride = [3 * side, 2 * side], stride or [side, side]
-    return load_cfg(CONFIG, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", str(list(stride)),
-                             "MODEL.DROP_PATH", "0", *(part for split in ("TRAIN", "TEST")
-                                                       for part in (f"INPUT.SIZE_{split}", str(size))), *opts])
+    return load_cfg(
+        CONFIG,
+        [
+            "MODEL.TRANSFORMER_TYPE",
+            name,
+            "MODEL.PATCH_SIZE",
+            "0",
+            "MODEL.STRIDE_SIZE",
+            str(list(stride)),
+            "MODEL.DROP_PATH",
+            "0",
+            *(part for split in ("TRAIN", "TEST") for part in (f"INPUT.SIZE_{split}", str(size))),
+            *opts,
+        ],
+    )
 
 
 def disturb(module):
@@ -61,8 +74,13 @@ def sums_of(backbone):
     """Lengths of the sums from images to tokens."""
     vit = backbone.vit
     tokens = vit.num_prefix_tokens + backbone.num_patches
-    return sums_of_a_backbone(vit.embed_dim, vit.blocks[0].attn.num_heads, tokens, len(vit.blocks),
-                              vit.patch_embed.patch_size[0])
+    return sums_of_a_backbone(
+        vit.embed_dim,
+        vit.blocks[0].attn.num_heads,
+        tokens,
+        len(vit.blocks),
+        vit.patch_embed.patch_size[0],
+    )
 
 
 def without_registers(tokens, count):
@@ -79,8 +97,10 @@ def test_values_and_gradients_are_timms(name):
     expected = without_registers(vit.forward_features(images.double()), PREFIX[name])
     assert_close(found, expected, *sums_of(backbone))
     probe = torch.randn_like(expected)
-    gradients = [torch.autograd.grad((tokens * probe.to(tokens.dtype)).sum(), list(module.parameters()))
-                 for tokens, module in ((found, backbone.vit), (expected, vit))]
+    gradients = [
+        torch.autograd.grad((tokens * probe.to(tokens.dtype)).sum(), list(module.parameters()))
+        for tokens, module in ((found, backbone.vit), (expected, vit))
+    ]
     for (key, _), ours, theirs in zip(vit.named_parameters(), *gradients, strict=True):
         assert theirs.abs().max() > 0, key
         assert_close(ours, theirs, *sums_of(backbone), *sums_of(backbone), len(found.flatten(0, 1)))
@@ -90,12 +110,25 @@ def test_values_and_gradients_are_timms(name):
 @pytest.mark.parametrize("name", [REGISTERS, EVA02, DINOV3, MIXED])
 def test_overlapping_patches_are_timms_of_an_image_that_holds_them_side_by_side(name, stride):
     """Patches and their positions, rotary ones too: rows and columns of the grid, whatever the stride."""
-    backbone, images, side = build(name, "MODEL.SIE_CAMERA", "False", stride=stride).eval(), draw(name), side_of(name)
-    windows = images.unfold(2, side, stride[0]).unfold(3, side, stride[1])  # (B, 3, rows, columns, side, side)
+    backbone, images, side = (
+        build(name, "MODEL.SIE_CAMERA", "False", stride=stride).eval(),
+        draw(name),
+        side_of(name),
+    )
+    windows = images.unfold(2, side, stride[0]).unfold(
+        3, side, stride[1]
+    )  # (B, 3, rows, columns, side, side)
     rows, columns = windows.shape[2:4]
-    assert backbone.grid_size == (rows, columns) == (2 * side // stride[0] + 1, side // stride[1] + 1)
-    reference = timm.create_model(name, num_classes=0, global_pool="", img_size=(rows * side, columns * side),
-                                  dynamic_img_size=False).eval()
+    assert (
+        backbone.grid_size == (rows, columns) == (2 * side // stride[0] + 1, side // stride[1] + 1)
+    )
+    reference = timm.create_model(
+        name,
+        num_classes=0,
+        global_pool="",
+        img_size=(rows * side, columns * side),
+        dynamic_img_size=False,
+    ).eval()
     reference.load_state_dict(backbone.vit.state_dict())
     reference.double()
     with torch.no_grad():
@@ -108,7 +141,11 @@ def test_overlapping_patches_are_timms_of_an_image_that_holds_them_side_by_side(
 @torch.no_grad()
 @pytest.mark.parametrize("name", [DINOV2, REGISTERS, EVA02, DINOV3])
 def test_camera_reaches_all_tokens_registers_too(name):
-    backbone, images, cameras = build(name, "MODEL.SIE_COE", "2.0"), draw(name), torch.tensor([3, 1])
+    backbone, images, cameras = (
+        build(name, "MODEL.SIE_COE", "2.0"),
+        draw(name),
+        torch.tensor([3, 1]),
+    )
     seen = []
     backbone.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     backbone(images, cameras)
@@ -116,14 +153,26 @@ def test_camera_reaches_all_tokens_registers_too(name):
     backbone.camera_embedding = None
     backbone(images, cameras)
     assert found.shape == (2, PREFIX[name] + 6, backbone.vit.embed_dim)
-    assert_close(found - seen[1], (2 * camera[cameras].double()).expand_as(found), *4 * (1,), scale=float(found.abs().max()))
+    assert_close(
+        found - seen[1],
+        (2 * camera[cameras].double()).expand_as(found),
+        *4 * (1,),
+        scale=float(found.abs().max()),
+    )
 
 
 @pytest.mark.parametrize("name", [DINOV2, EVA02])
 @pytest.mark.parametrize("slim", [False, True], ids=["dense", "slim"])
 def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, slim):
     """It takes no mask, one dtype, contiguous heads of a multiple of 8 channels, at most 256."""
-    slimming = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "MODEL.USE_SDTPS", "False")
+    slimming = (
+        "MODEL.SLIM_BLOCKS",
+        "[1,3]",
+        "MODEL.SLIM_KEEP",
+        "[0.5,0.5]",
+        "MODEL.USE_SDTPS",
+        "False",
+    )
     seen, attention = [], torch.nn.functional.scaled_dot_product_attention
 
     def watched(query, key, value, *, attn_mask=None, **options):
@@ -152,14 +201,25 @@ def test_a_training_step_and_an_evaluation(name):
     model = make_model(cfg, CLASSES, CAMERAS)
     before = {key: parameter.clone() for key, parameter in model.named_parameters()}
     images, cameras = random_images(1, size=tuple(cfg.INPUT.SIZE_TRAIN))
-    loss, parts = total_loss(cfg, model.train()(images, cameras), torch.tensor([0, 0, 1, 1]), model.head_weights)
-    assert parts.keys() == {f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
+    loss, parts = total_loss(
+        cfg, model.train()(images, cameras), torch.tensor([0, 0, 1, 1]), model.head_weights
+    )
+    assert parts.keys() == {
+        f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")
+    }
     loss.backward()
     optimizer = make_optimizer(cfg, model)
     optimizer.step()
     for key, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[key]) != parameter.requires_grad and parameter.isfinite().all(), key
-    rate = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+        assert (
+            torch.equal(parameter, before[key]) != parameter.requires_grad
+            and parameter.isfinite().all()
+        ), key
+    rate = {
+        id(parameter): group["lr"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     assert rate[id(model.backbone.vit.reg_token)] == pytest.approx(0.8 * cfg.SOLVER.BASE_LR)
     features = {}
     for precision in (None, torch.float32, torch.bfloat16):
@@ -197,8 +257,10 @@ def test_products_are_counted(name):
 
 @pytest.mark.parametrize("name", [DINOV2, EVA02, DINOV3])
 def test_images_smaller_than_a_patch_and_strides_beyond_it_are_refused(name):
-    for key, opts in {"INPUT.SIZE_TRAIN": ("INPUT.SIZE_TRAIN", "[9, 64]", "INPUT.SIZE_TEST", "[9, 64]"),
-                      "MODEL.STRIDE_SIZE": ("MODEL.STRIDE_SIZE", "[16, 17]")}.items():
+    for key, opts in {
+        "INPUT.SIZE_TRAIN": ("INPUT.SIZE_TRAIN", "[9, 64]", "INPUT.SIZE_TEST", "[9, 64]"),
+        "MODEL.STRIDE_SIZE": ("MODEL.STRIDE_SIZE", "[16, 17]"),
+    }.items():
         with pytest.raises(UserError, match=f"^{key}.* patch of {name} "):
             make_backbone(cfg_of(name, *opts), CAMERAS)
 
@@ -210,7 +272,9 @@ def published(name, grid=4, **kwargs):
     """Random weights for square images, under timm's names, as its hub holds them."""
     torch.manual_seed(5)
     side = side_of(name)
-    model = timm.create_model(name, img_size=grid * side, dynamic_img_size=False, num_classes=7, **kwargs)
+    model = timm.create_model(
+        name, img_size=grid * side, dynamic_img_size=False, num_classes=7, **kwargs
+    )
     return {key: torch.randn_like(tensor) for key, tensor in model.state_dict().items()}
 
 
@@ -227,19 +291,28 @@ def test_weights_under_timms_names(name, tmp_path):
     weights = published(name)
     state, report = load(name, weights, tmp_path)
     for key, tensor in state.items():
-        expected = weights[key.replace("norm.", "fc_norm.") if key.startswith("norm.") and key not in weights else key]
+        expected = weights[
+            key.replace("norm.", "fc_norm.")
+            if key.startswith("norm.") and key not in weights
+            else key
+        ]
         if key == "pos_embed":
             expected = resize_position(expected, (3, 2), expected.shape[1] - 16)
         assert torch.equal(tensor, expected), key
     resized = "1 resized (pos_embed)" if "pos_embed" in state else "0 resized"
-    assert report.endswith(f"w.pth: {len(state)} of {len(state)} tensors loaded, {resized}, 0 missing")
+    assert report.endswith(
+        f"w.pth: {len(state)} of {len(state)} tensors loaded, {resized}, 0 missing"
+    )
 
 
 def test_dinov2_as_its_authors_publish_it(tmp_path):
     """With a position for the class token, which timm adds to it, and with the mask of pretraining."""
     weights = published(REGISTERS)
-    theirs = weights | {"register_tokens": weights["reg_token"], "mask_token": torch.zeros(1, 384),
-                        "pos_embed": torch.randn(1, 1 + 16, 384)}
+    theirs = weights | {
+        "register_tokens": weights["reg_token"],
+        "mask_token": torch.zeros(1, 384),
+        "pos_embed": torch.randn(1, 1 + 16, 384),
+    }
     del theirs["reg_token"]
     state, report = load(REGISTERS, theirs, tmp_path)
     assert torch.equal(state["reg_token"], weights["reg_token"])
@@ -250,4 +323,6 @@ def test_dinov2_as_its_authors_publish_it(tmp_path):
 
 def test_weights_with_other_prefix_tokens_are_reported(tmp_path):
     _, report = load(REGISTERS, published(DINOV2), tmp_path)
-    assert report.startswith("WARNING: incomplete") and report.endswith("1 of another shape (pos_embed)")
+    assert report.startswith("WARNING: incomplete") and report.endswith(
+        "1 of another shape (pos_embed)"
+    )

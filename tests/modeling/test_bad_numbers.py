@@ -1,4 +1,5 @@
 """Losses that are no longer finite end a run and are never saved (training/monitor.py)."""
+
 import math
 from unittest import mock
 
@@ -15,12 +16,16 @@ from demo_sdtps.seps.training import SEPSTrainer
 from demo_sdtps.training.monitor import LAG, LossMonitor
 from demo_sdtps.training.reid import ReIDTrainer
 
-COMMANDS = {"train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"),
-            "train_seps": (train_seps.main, SEPSTrainer, seps_cli_args_for, "shapes_root")}
+COMMANDS = {
+    "train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"),
+    "train_seps": (train_seps.main, SEPSTrainer, seps_cli_args_for, "shapes_root"),
+}
 
 
 @pytest.mark.parametrize(("name", "value"), [("train_net", math.nan), ("train_seps", math.inf)])
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(request, command, tmp_path, monkeypatch, name, value):
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(
+    request, command, tmp_path, monkeypatch, name, value
+):
     """Step 2 of the first epoch; the step before was saved, and stays as it was."""
     main, kind, words, root = COMMANDS[name]
     monkeypatch.chdir(train_net.__file__.rsplit("/", 1)[0])
@@ -32,11 +37,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(request, comm
         return (loss * value if len(calls) == 2 else loss), count, sums
 
     with mock.patch.object(kind, "loss", loss_of):
-        code, _, stderr = command(main, *words(request.getfixturevalue(root), "OUTPUT_DIR", tmp_path / "run", *EVERY_STEP))
+        code, _, stderr = command(
+            main, *words(request.getfixturevalue(root), "OUTPUT_DIR", tmp_path / "run", *EVERY_STEP)
+        )
     said = stderr.strip().splitlines()[-1]
     assert code == 2 and said.startswith(f"{ONE_LINE}The loss became {value} in epoch 1, step 2 (")
     last = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
-    assert (last["epoch"], last["step"]) == (0, 1) and all(tensor.isfinite().all() for tensor in last["model"].values())
+    assert (last["epoch"], last["step"]) == (0, 1) and all(
+        tensor.isfinite().all() for tensor in last["model"].values()
+    )
 
 
 def test_a_loss_is_read_a_few_steps_later_and_before_saving():
@@ -46,7 +55,10 @@ def test_a_loss_is_read_a_few_steps_later_and_before_saving():
     monitor.add(2, 1, torch.tensor(math.nan))
     for step in range(2, LAG + 1):
         monitor.add(2, step, torch.tensor(1.0))
-    with pytest.raises(UserError, match=r"epoch 2, step 1 \(the finite losses before it: 3, 4, 5, 6, 7\); lower SOLVER"):
+    with pytest.raises(
+        UserError,
+        match=r"epoch 2, step 1 \(the finite losses before it: 3, 4, 5, 6, 7\); lower SOLVER",
+    ):
         monitor.add(2, LAG + 1, torch.tensor(1.0))
     monitor = LossMonitor()
     monitor.add(2, 1, torch.tensor(-math.inf))

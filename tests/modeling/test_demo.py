@@ -1,4 +1,5 @@
 """The model: its outputs in training and evaluation, PIFE, what the fusion is given, and where gradients go."""
+
 from itertools import product
 
 import pytest
@@ -33,25 +34,40 @@ from demo_sdtps.modeling.checkpoints.names import to_demo
 
 B, C = 16, WIDTH
 KEPT_TOKENS = 6 + 1
-FUSION = {"none": {}, "HDM": {"MODEL.HDM": True}, "ATM": {"MODEL.HDM": True, "MODEL.ATM": True, "MODEL.HEAD": 4}}
+FUSION = {
+    "none": {},
+    "HDM": {"MODEL.HDM": True},
+    "ATM": {"MODEL.HDM": True, "MODEL.ATM": True, "MODEL.HEAD": 4},
+}
 BOTH = ("MODEL.USE_SDTPS", True, "MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
-SWITCHES = [{"MODEL.DIRECT": direct, "MODEL.USE_SDTPS": sdtps, "MODEL.GLOBAL_LOCAL": pife} | FUSION[fusion]
-            for direct, sdtps, pife, fusion in product((0, 1), (False, True), (False, True), FUSION)]
+SWITCHES = [
+    {"MODEL.DIRECT": direct, "MODEL.USE_SDTPS": sdtps, "MODEL.GLOBAL_LOCAL": pife} | FUSION[fusion]
+    for direct, sdtps, pife, fusion in product((0, 1), (False, True), (False, True), FUSION)
+]
 
 
-@pytest.fixture(scope="module", params=SWITCHES, ids=lambda switches: "-".join(map(str, switches.values())))
+@pytest.fixture(
+    scope="module", params=SWITCHES, ids=lambda switches: "-".join(map(str, switches.values()))
+)
 def switched(request):
     """(switches, a model with them): every combination; HDM without dropout, whose masks nothing here could follow."""
     switches = request.param
-    model = randomised(tiny_model(*(part for item in switches.items() for part in item), "MODEL.SDTPS_LOSS_WEIGHT", "0.7"))
+    model = randomised(
+        tiny_model(
+            *(part for item in switches.items() for part in item), "MODEL.SDTPS_LOSS_WEIGHT", "0.7"
+        )
+    )
     if model.hdm:
         model.hdm.dropout = 0.0
     return switches, model
 
 
 def head_names(switches):
-    return (["sdtps"] * switches["MODEL.USE_SDTPS"] + ["moe"] * ("MODEL.HDM" in switches)
-            + (["original"] if switches["MODEL.DIRECT"] else list(MODALITIES)))
+    return (
+        ["sdtps"] * switches["MODEL.USE_SDTPS"]
+        + ["moe"] * ("MODEL.HDM" in switches)
+        + (["original"] if switches["MODEL.DIRECT"] else list(MODALITIES))
+    )
 
 
 def width_of(head):
@@ -83,7 +99,9 @@ def by_hand(model, images, cameras):
         if model.pife:
             norm, linear, _ = model.pife.reduce[modality]
             mixed = torch.cat([class_token, patches[modality].sum(dim=1) / PATCHES], dim=1)
-            mixed = (mixed - mixed.mean(1, keepdim=True)) / (mixed.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+            mixed = (mixed - mixed.mean(1, keepdim=True)) / (
+                mixed.var(1, unbiased=False, keepdim=True) + 1e-5
+            ).sqrt()
             hidden = (mixed * norm.weight + norm.bias) @ linear.weight.T + linear.bias
             global_feats[modality] = hidden * torch.sigmoid(1.702 * hidden)
     return patches, global_feats
@@ -92,8 +110,13 @@ def by_hand(model, images, cameras):
 def plain_fusion(model):
     """The model's HDM and ATMoE in float64, as seven attentions and an expert after the other."""
     plain = Fusion(C, model.atmoe.heads if model.atmoe else None, dropout=0.0)
-    plain.load_state_dict({name.removeprefix("generalFusion."): tensor for name, tensor in to_demo(model.state_dict()).items()
-                           if name.startswith("generalFusion.")})
+    plain.load_state_dict(
+        {
+            name.removeprefix("generalFusion."): tensor
+            for name, tensor in to_demo(model.state_dict()).items()
+            if name.startswith("generalFusion.")
+        }
+    )
     return plain.double().train(model.training)
 
 
@@ -109,14 +132,22 @@ def expected_features(model, images, cameras):
         patches = dict(zip(MODALITIES, slimmed, strict=True))
     if model.hdm:
         features.append(plain_fusion(model)(patches, global_feats))
-    return features + ([torch.cat(list(global_feats.values()), dim=1)] if model.one_head else list(global_feats.values()))
+    return features + (
+        [torch.cat(list(global_feats.values()), dim=1)]
+        if model.one_head
+        else list(global_feats.values())
+    )
 
 
 def expected_patterns(model, images, cameras):
     """The return patterns in float64."""
     features, count = expected_features(model, images, cameras), len(model.enhanced)
     enhanced, original = features[:count], torch.cat(features[count:], dim=1)
-    return {1: original, 2: torch.cat(enhanced or [original], dim=1), 3: torch.cat([original, *enhanced], dim=1)}
+    return {
+        1: original,
+        2: torch.cat(enhanced or [original], dim=1),
+        3: torch.cat([original, *enhanced], dim=1),
+    }
 
 
 @torch.no_grad()
@@ -133,7 +164,12 @@ def test_training_pairs(switched):
         scores, feature = output.logits[name], output.features[name]
         assert scores.shape == (B, CLASSES)
         assert feature.shape == (B, width_of(name))
-        assert_close(feature, wanted, *MODEL, scale=float(wanted.abs().max()) * max([1, *amplification * (name == "moe")]))
+        assert_close(
+            feature,
+            wanted,
+            *MODEL,
+            scale=float(wanted.abs().max()) * max([1, *amplification * (name == "moe")]),
+        )
         assert_logits(scores, model.heads[name], feature)
     assert list(model.heads) == heads
 
@@ -152,7 +188,10 @@ def test_patterns(switched):
     assert torch.equal(model(images, cameras), patterns[3])
     for pattern in (1, 2):
         found = model(images, cameras, return_pattern=pattern)
-        assert torch.equal(found, patterns[pattern]) and found.untyped_storage().nbytes() == found.nbytes
+        assert (
+            torch.equal(found, patterns[pattern])
+            and found.untyped_storage().nbytes() == found.nbytes
+        )
 
 
 @torch.no_grad()
@@ -161,9 +200,13 @@ def test_hdm_sees_the_slimmed_tokens():
     model = randomised(tiny_model(*BOTH)).eval()
     images, cameras = random_images(10)
     context = model.encode(images, cameras)
-    global_feats = {modality: feature.double() for modality, feature in context.global_feats.items()}
+    global_feats = {
+        modality: feature.double() for modality, feature in context.global_feats.items()
+    }
     patches = {modality: tokens.double() for modality, tokens in context.tokens.items()}
-    slimmed = {modality: selection.tokens.double() for modality, selection in model.sdtps(context).items()}
+    slimmed = {
+        modality: selection.tokens.double() for modality, selection in model.sdtps(context).items()
+    }
     plain, found = plain_fusion(model), model.features(context)["moe"]
     assert_close(found, plain(slimmed, global_feats), *sums_of_the_fusion(WIDTH, PATCHES))
     assert relative_error(found, plain(patches, global_feats)) > 0.01
@@ -184,10 +227,19 @@ def test_features_after_the_neck(direct):
     for name, feature in features.items():
         norm = model.heads[name].bottleneck
         assert norm.num_batches_tracked == 1 and norm.bias.eq(0).all()
-        features[name] = (feature.double() - norm.running_mean) / (norm.running_var.double() + norm.eps).sqrt() * norm.weight
-    original = torch.cat([features["original"]] if direct else [features[modality] for modality in MODALITIES], dim=1)
-    expected = {1: original, 2: torch.cat([features["sdtps"], features["moe"]], dim=1),
-                3: torch.cat([original, features["sdtps"], features["moe"]], dim=1)}
+        features[name] = (
+            (feature.double() - norm.running_mean)
+            / (norm.running_var.double() + norm.eps).sqrt()
+            * norm.weight
+        )
+    original = torch.cat(
+        [features["original"]] if direct else [features[modality] for modality in MODALITIES], dim=1
+    )
+    expected = {
+        1: original,
+        2: torch.cat([features["sdtps"], features["moe"]], dim=1),
+        3: torch.cat([original, features["sdtps"], features["moe"]], dim=1),
+    }
     for pattern, wanted in expected.items():
         assert_close(found[pattern], wanted, *6 * (1,))
         assert relative_error(found[pattern], before[pattern]) > 0.05
@@ -213,7 +265,9 @@ def test_order_of_the_images_does_not_matter_but_their_names_do():
     model = randomised(tiny_model()).eval()
     images, cameras = random_images(4)
     expected = model(images, cameras)
-    assert torch.equal(model({modality: images[modality] for modality in reversed(MODALITIES)}, cameras), expected)
+    assert torch.equal(
+        model({modality: images[modality] for modality in reversed(MODALITIES)}, cameras), expected
+    )
     swapped = {**images, "NI": images["TI"], "TI": images["NI"]}
     assert not torch.allclose(model(swapped, cameras), expected)
 
@@ -231,10 +285,16 @@ def without_gradient(model, seed=8):
     draws = generator(seed)
     outputs = pairs(model.train()(images, cameras))
     model.zero_grad()
-    sum((output * torch.randn(output.shape, generator=draws)).sum() for output in outputs).backward()
+    sum(
+        (output * torch.randn(output.shape, generator=draws)).sum() for output in outputs
+    ).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
-    return {name for name, parameter in model.named_parameters() if parameter.grad is None or parameter.grad.eq(0).all()}
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or parameter.grad.eq(0).all()
+    }
 
 
 def fixed(model):
@@ -243,8 +303,12 @@ def fixed(model):
 
 # A softmax over the selected tokens does not feel a bias that they share: its gradient is zero but for rounding.
 UNFELT = {f"sdtps.{name}_aggr.weight.3.bias" for name in ("rgb", "nir", "tir")}
-SCORERS = {f"sdtps.{name}_sparse.score_predictor.{layer}.{part}"
-           for name in ("rgb", "nir", "tir") for layer in (0, 2) for part in ("weight", "bias")}
+SCORERS = {
+    f"sdtps.{name}_sparse.score_predictor.{layer}.{part}"
+    for name in ("rgb", "nir", "tir")
+    for layer in (0, 2)
+    for part in ("weight", "bias")
+}
 
 
 def test_a_backward_reaches_every_parameter(switched):
@@ -253,12 +317,16 @@ def test_a_backward_reaches_every_parameter(switched):
     assert without_gradient(model) - UNFELT == fixed(model)
 
 
-@pytest.mark.parametrize("opts, expected", [
-    (["MODEL.SDTPS_SPARSE_RATIO", "1.0"], SCORERS),
-    (["MODEL.SDTPS_SPARSE_RATIO", "1.0", "MODEL.SDTPS_USE_GUMBEL", "True"], set()),
-    (["MODEL.SDTPS_USE_GUMBEL", "True"], set()),
-    (["MODEL.SDTPS_BETA", "0.5"], SCORERS),
-], ids=["nothing is dropped", "nothing is dropped, Gumbel", "Gumbel", "guidance alone"])
+@pytest.mark.parametrize(
+    "opts, expected",
+    [
+        (["MODEL.SDTPS_SPARSE_RATIO", "1.0"], SCORERS),
+        (["MODEL.SDTPS_SPARSE_RATIO", "1.0", "MODEL.SDTPS_USE_GUMBEL", "True"], set()),
+        (["MODEL.SDTPS_USE_GUMBEL", "True"], set()),
+        (["MODEL.SDTPS_BETA", "0.5"], SCORERS),
+    ],
+    ids=["nothing is dropped", "nothing is dropped, Gumbel", "Gumbel", "guidance alone"],
+)
 def test_score_mlp_is_reached_only_where_the_score_matters(opts, expected):
     """By the extra token's weights where something is dropped, by Gumbel's mask; not where guidance alone decides."""
     model = randomised(tiny_model(*opts))
@@ -280,7 +348,9 @@ def test_heads_start():
     for head in model.heads.values():
         assert head.classifier.bias is None and head.bottleneck.bias.eq(0).all()
         weight = head.classifier.weight.detach()
-        assert float(weight.std()) == pytest.approx(0.001, rel=6 / (2 * weight.numel()) ** 0.5)  # six standard errors
+        assert float(weight.std()) == pytest.approx(
+            0.001, rel=6 / (2 * weight.numel()) ** 0.5
+        )  # six standard errors
         assert head.bottleneck.weight.eq(1).all()
 
 
@@ -291,7 +361,11 @@ def test_pairs_weights_and_widths(switched):
     assert list(model.widths.items()) == [(name, width_of(name)) for name in heads]
 
 
-@pytest.mark.parametrize("opts, near", [(BOTH, (1,)), ((*BOTH, "MODEL.USE_SDTPS", False), (1, 2, 3))], ids=["SDTPS", "DeMo"])
+@pytest.mark.parametrize(
+    "opts, near",
+    [(BOTH, (1,)), ((*BOTH, "MODEL.USE_SDTPS", False), (1, 2, 3))],
+    ids=["SDTPS", "DeMo"],
+)
 @torch.no_grad()
 def test_autocast_leaves_features_in_float32_and_near(opts, near):
     """Where SDTPS chooses patches, a rounding may choose others: only the original feature is near."""

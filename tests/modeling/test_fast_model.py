@@ -1,4 +1,5 @@
 """What makes the model fast changes nothing: beside DeMo's plain formulation, in half precision, in chunks and compiled."""
+
 import os
 import re
 import shutil
@@ -38,8 +39,14 @@ from demo_sdtps.runtime.device import autocast
 from demo_sdtps.training.optim import make_optimizer
 
 SIZE = (48, 32)
-DEMO = (*sums_of_a_backbone(plain.WIDTH, plain.HEADS, 1 + 6, plain.DEPTH, plain.PATCH), plain.WIDTH,
-        6, 2 * plain.OUT_WIDTH, 2 * plain.OUT_WIDTH, *sums_of_the_fusion(plain.OUT_WIDTH, 1 + 6))
+DEMO = (
+    *sums_of_a_backbone(plain.WIDTH, plain.HEADS, 1 + 6, plain.DEPTH, plain.PATCH),
+    plain.WIDTH,
+    6,
+    2 * plain.OUT_WIDTH,
+    2 * plain.OUT_WIDTH,
+    *sums_of_the_fusion(plain.OUT_WIDTH, 1 + 6),
+)
 """Lengths of the sums from images of six patches to a feature: CLIP's backbone and projection, PIFE, HDM and ATMoE."""
 CPU = torch.device("cpu")
 LEAF = re.compile("(weight|bias)$")
@@ -60,8 +67,10 @@ def both():
         for name, buffer in reference.named_buffers():
             if "running" in name:
                 buffer.add_(torch.rand_like(buffer))
-    cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo.yml", ["INPUT.SIZE_TRAIN", str(list(SIZE)), "INPUT.SIZE_TEST",
-                                                                str(list(SIZE))])
+    cfg = load_cfg(
+        ROOT / "configs" / "RGBNT201" / "DeMo.yml",
+        ["INPUT.SIZE_TRAIN", str(list(SIZE)), "INPUT.SIZE_TEST", str(list(SIZE))],
+    )
     ours = make_model(cfg, CLASSES, CAMERAS)
     ours.load_state_dict(from_demo(reference.state_dict()))
     ours.hdm.dropout = 0.0
@@ -88,21 +97,39 @@ def test_a_training_pass_is_that_of_the_plain_model_with_its_gradients(both):
         expected = reference.train()(doubled(images), cameras)
     found = ours.train()(images, cameras)
     assert found.auxiliary is None and list(found.features) == list(expected.features)
-    for (name, theirs), factor in zip(expected.features.items(), (max(amplification), 1.0), strict=True):
-        assert_close(found.features[name], theirs, *DEMO, scale=factor * float(theirs.detach().abs().max()))
+    for (name, theirs), factor in zip(
+        expected.features.items(), (max(amplification), 1.0), strict=True
+    ):
+        assert_close(
+            found.features[name], theirs, *DEMO, scale=factor * float(theirs.detach().abs().max())
+        )
         assert_logits(found.logits[name], ours.heads[name], found.features[name])
     probes = [torch.randn_like(output) for output in pairs(found)]
     for outputs in (found, expected):
-        sum((output * probe).sum() for output, probe in zip(pairs(outputs), probes, strict=True)).backward()
-    gradients = {name: parameter.grad for name, parameter in reference.named_parameters() if parameter.requires_grad}
+        sum(
+            (output * probe).sum() for output, probe in zip(pairs(outputs), probes, strict=True)
+        ).backward()
+    gradients = {
+        name: parameter.grad
+        for name, parameter in reference.named_parameters()
+        if parameter.requires_grad
+    }
     expected = from_demo(reference.state_dict() | gradients)
-    found = {name: parameter.grad for name, parameter in ours.named_parameters() if parameter.requires_grad}
+    found = {
+        name: parameter.grad
+        for name, parameter in ours.named_parameters()
+        if parameter.requires_grad
+    }
     assert found.keys() <= expected.keys() and len(found) > 180
     largest = defaultdict(float)  # of a layer: a bias may have no effect but for roundings
     for name in found:
-        largest[LEAF.sub("", name)] = max(largest[LEAF.sub("", name)], float(expected[name].abs().max()))
+        largest[LEAF.sub("", name)] = max(
+            largest[LEAF.sub("", name)], float(expected[name].abs().max())
+        )
     for name, gradient in found.items():
-        assert_close(gradient, expected[name], *DEMO, *DEMO, 8 * 3 * 7, scale=largest[LEAF.sub("", name)])
+        assert_close(
+            gradient, expected[name], *DEMO, *DEMO, 8 * 3 * 7, scale=largest[LEAF.sub("", name)]
+        )
     for model in both:
         model.zero_grad()
 
@@ -113,8 +140,10 @@ def test_a_step_of_the_plain_models_optimiser_is_ours(both):
     cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo.yml", decays)
     reference, ours = both
     before = {name: value.clone() for name, value in reference.float().state_dict().items()}
-    for model, optimizer in ((reference, plain.make_optimizer(reference, cfg.SOLVER.BASE_LR, 0.01)),
-                             (ours, make_optimizer(cfg, ours))):
+    for model, optimizer in (
+        (reference, plain.make_optimizer(reference, cfg.SOLVER.BASE_LR, 0.01)),
+        (ours, make_optimizer(cfg, ours)),
+    ):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
         optimizer.step()
@@ -140,9 +169,14 @@ def test_quick_gelu_between_scaled_weights(seed):
     expected = fast.fc2(hidden / (1 + torch.exp(-1.702 * hidden)))
     forward = 2 * (6, 8, 24)  # the products and the activation, of either
     assert_close(found, expected, *forward, dtype=torch.double)
-    for ours, theirs in zip(torch.autograd.grad((found * probe).sum(), inputs),
-                            torch.autograd.grad((expected * probe).sum(), inputs), strict=True):
-        assert_close(ours, theirs, *2 * forward, 10, 10, dtype=torch.double)  # weights sum over the tokens
+    for ours, theirs in zip(
+        torch.autograd.grad((found * probe).sum(), inputs),
+        torch.autograd.grad((expected * probe).sum(), inputs),
+        strict=True,
+    ):
+        assert_close(
+            ours, theirs, *2 * forward, 10, 10, dtype=torch.double
+        )  # weights sum over the tokens
     with torch.no_grad():
         assert_close(fast.fold()(tokens), expected, *forward, dtype=torch.double)
 
@@ -185,7 +219,9 @@ def test_chunks_are_the_batch(monkeypatch, count):
     assert whole[0].requires_grad
     with torch.no_grad():
         parts = backbone(images["NI"], cameras)
-    for *both, expected in zip(whole, parts, exact(backbone)(images["NI"].double(), cameras), strict=True):
+    for *both, expected in zip(
+        whole, parts, exact(backbone)(images["NI"].double(), cameras), strict=True
+    ):
         for found in both:
             assert_close(found, expected, *ENCODER)
 
@@ -208,8 +244,12 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
     """Of one folder of compiled code, as machines with a common disk have it, each takes what is of its vectors' width."""
     own = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
     for capability in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}):
-        done = subprocess.run([sys.executable, str(ROOT / "tests" / "compiled.py")], capture_output=True, text=True,
-                              env=own | capability | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "tests" / "compiled.py")],
+            capture_output=True,
+            text=True,
+            env=own | capability | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -218,7 +258,12 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
 @COMPILES
 def test_compiled_equals_eager_in_training_and_evaluation():
     """Also once the weights have changed, of which evaluation in half precision makes a compiled copy."""
-    opts = ("MODEL.USE_SDTPS", False, "MODEL.HDM", True)  # SDTPS chooses patches, others where a rounding is another
+    opts = (
+        "MODEL.USE_SDTPS",
+        False,
+        "MODEL.HDM",
+        True,
+    )  # SDTPS chooses patches, others where a rounding is another
     eager, compiled = tiny_model(*opts), tiny_model(*opts)
     compiled.backbone.compile_blocks()
     assert to_demo(compiled.state_dict()).keys() == to_demo(eager.state_dict()).keys()
@@ -227,15 +272,19 @@ def test_compiled_equals_eager_in_training_and_evaluation():
         for model in (eager, compiled):
             model.hdm.dropout = 0.0
         reference, exact_images = exact(eager.train(), images)
-        expected, found = (list(output.features.values())
-                           for output in (reference(exact_images, cameras), compiled.train()(images, cameras)))
+        expected, found = (
+            list(output.features.values())
+            for output in (reference(exact_images, cameras), compiled.train()(images, cameras))
+        )
         for theirs, own in zip(expected, found, strict=True):
             assert_close(own, theirs, *MODEL)
         for features in (expected, found):
             sum(part.square().mean() for part in features).backward()
         for theirs, own in zip(reference.parameters(), compiled.parameters(), strict=True):
             if theirs.grad is not None:
-                assert_close(own.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES)
+                assert_close(
+                    own.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES
+                )
         features = []
         for model in (eager, compiled):
             model.zero_grad()

@@ -1,4 +1,5 @@
 """HDM and ATMoE: their shortcuts against seven real attentions and an expert after the other."""
+
 import copy
 from itertools import cycle
 
@@ -14,8 +15,11 @@ from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 
 GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")
 # width, HEAD (None: HDM alone), patches per modality, batch
-SHAPES = pytest.mark.parametrize("shape", [(64, 4, 5, 4), (128, 8, 1, 2), (192, 3, 7, 3), (128, None, 4, 1), (64, 1, 12, 5)],
-                                 ids=str)
+SHAPES = pytest.mark.parametrize(
+    "shape",
+    [(64, 4, 5, 4), (128, 8, 1, 2), (192, 3, 7, 3), (128, None, 4, 1), (64, 1, 12, 5)],
+    ids=str,
+)
 
 
 def under_our_names(tensors):
@@ -43,8 +47,12 @@ def run(modules, patches, global_feats):
 def random_plain(width, heads, seed=0, dropout=0.1):
     """A plain fusion in float64, all of whose weights, norms and running statistics are far from their start."""
     plain = Fusion(width, heads, dropout)
-    plain.load_state_dict({name: torch.from_numpy(weight(name, tuple(tensor.shape), seeded(seed)))
-                           for name, tensor in plain.state_dict().items()})
+    plain.load_state_dict(
+        {
+            name: torch.from_numpy(weight(name, tuple(tensor.shape), seeded(seed)))
+            for name, tensor in plain.state_dict().items()
+        }
+    )
     return plain.double()
 
 
@@ -53,7 +61,10 @@ def random_tokens(width, count, batch, seed=1, dtype=torch.float64):
     draws = generator(seed)
 
     def draw(*shape):
-        return {modality: torch.randn(*shape, generator=draws, dtype=dtype).requires_grad_() for modality in MODALITIES}
+        return {
+            modality: torch.randn(*shape, generator=draws, dtype=dtype).requires_grad_()
+            for modality in MODALITIES
+        }
 
     return draw(batch, count, width), draw(batch, width)
 
@@ -64,11 +75,16 @@ def random_tokens(width, count, batch, seed=1, dtype=torch.float64):
 def test_golden(name, mode):
     case = load_case(name)
     settings = case.settings
-    plain = Fusion(settings["feat_dim"], settings["head"] if settings["ATM"] else None, settings["dropout"])
+    plain = Fusion(
+        settings["feat_dim"], settings["head"] if settings["ATM"] else None, settings["dropout"]
+    )
     assert list(plain.state_dict()) == list(case.weights)
     plain.load_state_dict(case.weights)
     ours = ours_of(plain.train(mode == "train"), settings["dropout"])
-    tokens = [{modality: case.arrays[f"{modality}_{part}"] for modality in MODALITIES} for part in ("cash", "global")]
+    tokens = [
+        {modality: case.arrays[f"{modality}_{part}"] for modality in MODALITIES}
+        for part in ("cash", "global")
+    ]
     expected = case.arrays[f"{mode}_output"]
     for found in (run(ours, *tokens), plain(*tokens)):
         assert found.shape == expected.shape
@@ -81,14 +97,19 @@ def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, o
     for output in (plain_output, our_output):
         (output * probe).sum().backward()
     # The buffers, which have no gradient, make the names a whole checkpoint's.
-    expected = under_our_names({**plain.state_dict(), **{name: weight.grad for name, weight in plain.named_parameters()}})
+    expected = under_our_names(
+        {**plain.state_dict(), **{name: weight.grad for name, weight in plain.named_parameters()}}
+    )
     found = {name: parameter.grad for name, parameter in ours.named_parameters()}
     assert found.keys() == expected.keys() - {name for name, _ in ours.named_buffers()}
     for name, gradient in found.items():
         assert relative_error(gradient, expected[name]) < 1e-9, name
     for part, (theirs, own) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
         for modality in MODALITIES:
-            assert relative_error(own[modality].grad, theirs[modality].grad) < 1e-9, (part, modality)
+            assert relative_error(own[modality].grad, theirs[modality].grad) < 1e-9, (
+                part,
+                modality,
+            )
 
 
 @SHAPES
@@ -114,11 +135,16 @@ def test_equals_the_plain_version(shape, mode):
 @pytest.fixture
 def same_dropout(monkeypatch):
     """Make ours and the plain version drop the same attention weights: a mask (B, 7, heads, 3L) of zeros and ones."""
+
     def share(mask):
         length = mask.shape[-1] // len(MODALITIES)
         parts = dict(zip(MODALITIES, mask.split(length, dim=-1), strict=True))
-        masks = cycle([torch.cat([parts[modality][:, place] for modality in modalities], dim=-1)
-                       for place, modalities in enumerate(MODALITIES_OF.values())])
+        masks = cycle(
+            [
+                torch.cat([parts[modality][:, place] for modality in modalities], dim=-1)
+                for place, modalities in enumerate(MODALITIES_OF.values())
+            ]
+        )
 
         def dropout(weights, p=0.5, training=True, inplace=False):
             assert (p, training) == (0.1, True)
@@ -172,8 +198,10 @@ def test_dropout_acts_in_training_alone():
     def attention():
         """→ {subset: (B, heads, tokens of its modalities)}."""
         weights = hdm.attention(patches, global_feats, keys)
-        return {subset: torch.cat([weights.pop((subset, modality)) for modality in modalities], dim=-1)
-                for subset, modalities in SUBSETS.items()} | weights
+        return {
+            subset: torch.cat([weights.pop((subset, modality)) for modality in modalities], dim=-1)
+            for subset, modalities in SUBSETS.items()
+        } | weights
 
     hdm.eval()
     whole = attention()
@@ -188,7 +216,9 @@ def test_dropout_acts_in_training_alone():
     for subset, kept in left.items():
         dropped = kept == 0
         assert whole[subset].gt(0).all()
-        assert dropped.double().mean() == pytest.approx(0.1, abs=6 * (0.1 * 0.9 / dropped.numel()) ** 0.5)  # standard errors
+        assert dropped.double().mean() == pytest.approx(
+            0.1, abs=6 * (0.1 * 0.9 / dropped.numel()) ** 0.5
+        )  # standard errors
         assert_close(kept[~dropped], whole[subset][~dropped].double() / 0.9, 1, 1)
         assert not torch.equal(kept, others[subset])
         draws += dropped[..., :129].flatten(0, 1)
@@ -202,13 +232,22 @@ def test_absent_modalities_do_not_reach_a_subsets_feature():
     expected = hdm(patches, global_feats)
     for absent in MODALITIES:
         with torch.no_grad():
-            found = hdm(patches | {absent: 5 * patches[absent].flip(0)}, global_feats | {absent: global_feats[absent] - 7})
+            found = hdm(
+                patches | {absent: 5 * patches[absent].flip(0)},
+                global_feats | {absent: global_feats[absent] - 7},
+            )
         for place, (subset, modalities) in enumerate(SUBSETS.items()):
-            assert torch.equal(found[:, place], expected[:, place]) == (absent not in modalities), (absent, subset)
+            assert torch.equal(found[:, place], expected[:, place]) == (absent not in modalities), (
+                absent,
+                subset,
+            )
 
     for place, modalities in enumerate(SUBSETS.values()):
-        gradients = torch.autograd.grad(expected[:, place].square().sum(), [*patches.values(), *global_feats.values()],
-                                        retain_graph=True)
+        gradients = torch.autograd.grad(
+            expected[:, place].square().sum(),
+            [*patches.values(), *global_feats.values()],
+            retain_graph=True,
+        )
         for modality, gradient in zip((*MODALITIES, *MODALITIES), gradients, strict=True):
             assert gradient.ne(0).any() == (modality in modalities)
 
@@ -230,7 +269,12 @@ def test_gates(heads):
     gates = ours_of(plain)["atmoe"].gates(features)
     assert gates.shape == (5, heads, 7) and gates.gt(0).all()
     assert torch.allclose(gates.sum(dim=-1), torch.ones(5, heads, dtype=torch.float64))
-    assert relative_error(gates, torch.stack(plain.moe.gating_network.gate(list(features.unbind(1))), dim=1)) < 1e-10
+    assert (
+        relative_error(
+            gates, torch.stack(plain.moe.gating_network.gate(list(features.unbind(1))), dim=1)
+        )
+        < 1e-10
+    )
 
 
 def test_parameters_start_as_torchs_layers_do():
@@ -247,7 +291,9 @@ def test_parameters_start_as_torchs_layers_do():
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert tensor.shape == theirs[name].shape, name
-        if theirs[name].numel() == 1 or theirs[name].unique().numel() == 1:  # a bias of zeros, the norms
+        if (
+            theirs[name].numel() == 1 or theirs[name].unique().numel() == 1
+        ):  # a bias of zeros, the norms
             assert torch.equal(tensor, theirs[name]), name
             continue
         layers = tensor.unbind() if tensor.ndim == 3 else [tensor]
@@ -255,13 +301,21 @@ def test_parameters_start_as_torchs_layers_do():
         assert len({layer.sum().item() for layer in layers}) == len(layers), name
         for layer, their_layer in zip(layers, their_layers, strict=True):
             size = layer.numel()
-            assert abs(layer.mean()) < 6 / size ** 0.5 * layer.std(), name
-            assert float(layer.std()) == pytest.approx(float(their_layer.std()), rel=6 / size ** 0.5), name
+            assert abs(layer.mean()) < 6 / size**0.5 * layer.std(), name
+            assert float(layer.std()) == pytest.approx(
+                float(their_layer.std()), rel=6 / size**0.5
+            ), name
             if name != "hdm.query":  # uniform: the bounds are the same
-                assert float(layer.abs().max()) == pytest.approx(float(their_layer.abs().max()), rel=20 / size), name
-    assert float(hdm.query.detach().std()) == pytest.approx(256 ** -0.5, rel=6 / (2 * hdm.query.numel()) ** 0.5)
+                assert float(layer.abs().max()) == pytest.approx(
+                    float(their_layer.abs().max()), rel=20 / size
+                ), name
+    assert float(hdm.query.detach().std()) == pytest.approx(
+        256**-0.5, rel=6 / (2 * hdm.query.numel()) ** 0.5
+    )
     # Xavier's bound of one attention, not of all seven stacked
-    assert float(hdm.in_proj_weight.detach().abs().max()) == pytest.approx((6 / (256 + 3 * 256)) ** 0.5, rel=0.01)
+    assert float(hdm.in_proj_weight.detach().abs().max()) == pytest.approx(
+        (6 / (256 + 3 * 256)) ** 0.5, rel=0.01
+    )
 
 
 def test_widths_that_do_not_fit():
@@ -269,7 +323,10 @@ def test_widths_that_do_not_fit():
     with pytest.raises(UserError, match=message) as caught:
         HDM(96)
     assert "MODEL.TRANSFORMER_TYPE" in str(caught.value)
-    with pytest.raises(UserError, match=r"^MODEL\.HEAD is 12, which does not divide the backbone's width 64; .* such as 8\.$"):
+    with pytest.raises(
+        UserError,
+        match=r"^MODEL\.HEAD is 12, which does not divide the backbone's width 64; .* such as 8\.$",
+    ):
         ATMoE(64, 12)
 
 
@@ -284,7 +341,9 @@ def test_mixed_precision_is_near(mode, precision):
     ours = ours_of(plain, dropout=0.0)
     tokens = random_tokens(128, 8, 16, dtype=torch.float32)
     with torch.no_grad():
-        expected = plain.double()(*({modality: part.double() for modality, part in parts.items()} for parts in tokens))
+        expected = plain.double()(
+            *({modality: part.double() for modality, part in parts.items()} for parts in tokens)
+        )
     with torch.autocast("cpu", precision):
         found = run(ours, *tokens)
     # Inputs, weights and results of some ten products are rounded, sums are in float32.

@@ -1,4 +1,5 @@
 """Modules and whole models against the reference systems' numbers (modules 1e-5, whole models 1e-4)."""
+
 import pytest
 import torch
 from golden_cases import load_case, relative_error, seeded_input
@@ -9,12 +10,22 @@ from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 from demo_sdtps.modeling.checkpoints.pretrained import resize_position
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
-INPUTS = [f"{modality}_cash" for modality in MODALITIES] + [f"{modality}_global" for modality in MODALITIES]
+INPUTS = [f"{modality}_cash" for modality in MODALITIES] + [
+    f"{modality}_global" for modality in MODALITIES
+]
 OUTPUTS = ["RGB_enhanced", "NI_enhanced", "TI_enhanced", "rgb_mask", "nir_mask", "tir_mask"]
 
 
 def build_sdtps(case):
-    names = ("embed_dim", "num_patches", "sparse_ratio", "aggr_ratio", "beta", "use_gumbel", "dim_ratio")
+    names = (
+        "embed_dim",
+        "num_patches",
+        "sparse_ratio",
+        "aggr_ratio",
+        "beta",
+        "use_gumbel",
+        "dim_ratio",
+    )
     module = MultiModalSDTPS(**{name: case.settings[name] for name in names})
     module.load_state_dict(case.weights)  # strict: the names are the interface
     return module
@@ -29,21 +40,36 @@ def test_sdtps_small(mode):
     for name, output in zip(OUTPUTS, outputs, strict=True):
         assert relative_error(output, case.arrays[name]) < 1e-5, name
 
-    sum((output * case.arrays[f"probe_{modality}"]).sum()
-        for modality, output in zip(MODALITIES, outputs[:3], strict=True)).backward()
+    sum(
+        (output * case.arrays[f"probe_{modality}"]).sum()
+        for modality, output in zip(MODALITIES, outputs[:3], strict=True)
+    ).backward()
     for name, tensor in zip(INPUTS[:3], inputs[:3], strict=True):
         assert relative_error(tensor.grad, case.arrays[f"grad_{name}"]) < 1e-5, name
     assert all(tensor.grad is None for tensor in inputs[3:]), "no gradient reaches the globals"
-    assert relative_error(module.rgb_sparse.score_predictor[0].weight.grad, case.arrays["grad_rgb_predictor"]) < 1e-5
-    assert relative_error(module.tir_aggr.weight[1].weight.grad, case.arrays["grad_tir_aggr"]) < 1e-5
+    assert (
+        relative_error(
+            module.rgb_sparse.score_predictor[0].weight.grad, case.arrays["grad_rgb_predictor"]
+        )
+        < 1e-5
+    )
+    assert (
+        relative_error(module.tir_aggr.weight[1].weight.grad, case.arrays["grad_tir_aggr"]) < 1e-5
+    )
 
 
 def test_sdtps_default():
     case = load_case("sdtps_default")
     module = build_sdtps(case)
-    batch, width, patches = case.settings["batch"], case.settings["embed_dim"], case.settings["num_patches"]
-    inputs = [seeded_input(seed, batch, *((patches, width) if name.endswith("cash") else (width,)))
-              for name, seed in case.settings["input_seeds"].items()]
+    batch, width, patches = (
+        case.settings["batch"],
+        case.settings["embed_dim"],
+        case.settings["num_patches"],
+    )
+    inputs = [
+        seeded_input(seed, batch, *((patches, width) if name.endswith("cash") else (width,)))
+        for name, seed in case.settings["input_seeds"].items()
+    ]
     with torch.no_grad():
         outputs = module(*inputs)
     for name, output in zip(OUTPUTS, outputs, strict=True):
@@ -70,9 +96,15 @@ def test_whole_model(name):
     model = make_model(cfg, settings["num_class"], settings["camera_num"])
     ours = from_demo(case.weights)
     model.load_state_dict(ours)
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == settings["trainable_parameters"]
+    assert (
+        sum(p.numel() for p in model.parameters() if p.requires_grad)
+        == settings["trainable_parameters"]
+    )
 
-    images = {modality: seeded_input(seed, *settings["image_shape"]) for modality, seed in settings["image_seeds"].items()}
+    images = {
+        modality: seeded_input(seed, *settings["image_shape"])
+        for modality, seed in settings["image_seeds"].items()
+    }
     with torch.no_grad():
         patterns = model.eval().patterns(images, case.arrays["cam_label"])
     assert list(patterns) == list(RETURN_PATTERNS)

@@ -1,4 +1,5 @@
 """SDTPS's Gumbel noise: what it leaves alone, the size and value of its straight-through gradient, and choosing by it."""
+
 import math
 from itertools import product
 from unittest import mock
@@ -32,12 +33,16 @@ def test_values_and_gradients_with_gumbel(shape, select, missing):
 def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
     """To the last bit, in half precision too, under autocast and with the weights and tokens in that type; and gradients
     stay finite there."""
-    plain, gumbel = (build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True))
+    plain, gumbel = (
+        build(11, 16, 20, 0.5, 0.4, 0.25, use_gumbel, tau) for use_gumbel in (False, True)
+    )
     tokens, global_feats = draw(12, 3, 16, 20)
     if is_cast:
         plain, gumbel = plain.to(precision), gumbel.to(precision)
-        tokens, global_feats = ([tensor.detach().to(precision).requires_grad_() for tensor in part]
-                                for part in (tokens, global_feats))
+        tokens, global_feats = (
+            [tensor.detach().to(precision).requires_grad_() for tensor in part]
+            for part in (tokens, global_feats)
+        )
     with torch.autocast("cpu", precision, enabled=precision != torch.float32 and not is_cast):
         expected, found = plain(*tokens, *global_feats), gumbel(*tokens, *global_feats)
     for one, other in zip(expected, found, strict=True):
@@ -74,7 +79,11 @@ def gradient_norms(size, *gumbel):
         torch.manual_seed(seeded(seed + 200))
         loss(seed + 300, module(*tokens, *global_feats)[:3]).backward()
         at_tokens += [tensor.grad for tensor in tokens]
-        at_scorers += [parameter.grad for name, parameter in module.named_parameters() if "score_predictor" in name]
+        at_scorers += [
+            parameter.grad
+            for name, parameter in module.named_parameters()
+            if "score_predictor" in name
+        ]
     return flat(at_tokens).norm(), flat(at_scorers).norm()
 
 
@@ -99,7 +108,9 @@ def test_gumbel_gradients_keep_their_size(size, select, tau):
     Of several batches, as at tau 0.1 the softmax is almost one patch, which may be one that matters, and its gradient has the
     factor 1 / tau.
     """
-    assert all(0.1 < ratio < 10 * max(1, 1 / tau) for ratio in growth(size, tau, select, sdtps.aggregate))
+    assert all(
+        0.1 < ratio < 10 * max(1, 1 / tau) for ratio in growth(size, tau, select, sdtps.aggregate)
+    )
     assert all(1e5 < ratio < 1e12 for ratio in growth(size, tau, select, aggregate_1e10))
 
 
@@ -118,7 +129,11 @@ def test_only_gumbel_reaches_the_scores_where_nothing_is_dropped():
         module = build(18, 16, 20, 1.0, 0.4, 0.25, use_gumbel)
         tokens, global_feats = draw(19, 3, 16, 20)
         probed(21, module(*tokens, *global_feats)[:3]).backward()
-        return [parameter.grad for name, parameter in module.named_parameters() if "score_predictor" in name]
+        return [
+            parameter.grad
+            for name, parameter in module.named_parameters()
+            if "score_predictor" in name
+        ]
 
     assert all(gradient.eq(0).all() for gradient in gradients(use_gumbel=False))
     assert all(gradient.norm() > 1e-6 for gradient in gradients(use_gumbel=True))
@@ -131,7 +146,9 @@ STEP = 1e-6
 def central_differences(function, point):
     """The derivatives of `function` at `point` (N,), stacked: two values for each of its numbers."""
     step = STEP * torch.eye(len(point), dtype=point.dtype)
-    return torch.stack([(function(point + move) - function(point - move)) / (2 * STEP) for move in step])
+    return torch.stack(
+        [(function(point + move) - function(point - move)) / (2 * STEP) for move in step]
+    )
 
 
 @TAUS
@@ -146,8 +163,12 @@ def test_mask_gradient_by_finite_differences(tau):
     mask = straight_through_mask(leaf + noise, hard, tau)
     (mask * probe).sum().backward()
     assert torch.equal(mask.detach(), hard)
-    expected = central_differences(lambda moved: torch.stack(reference.soft_decision(moved, noise[0], tau)) @ probe, score)
-    assert_close(leaf.grad[0], expected, 7, 7, dtype=torch.float64, scale=float(probe.abs().max()) / STEP)
+    expected = central_differences(
+        lambda moved: torch.stack(reference.soft_decision(moved, noise[0], tau)) @ probe, score
+    )
+    assert_close(
+        leaf.grad[0], expected, 7, 7, dtype=torch.float64, scale=float(probe.abs().max()) / STEP
+    )
 
 
 def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
@@ -169,10 +190,14 @@ def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
 @SELECTS
 def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     """The whole way from the scores through mask and aggregation, in float64."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # the module computes its softmaxes in float32
+    monkeypatch.setattr(
+        torch.Tensor, "float", torch.Tensor.double
+    )  # the module computes its softmaxes in float32
     batch, patches, width, sparse_ratio = 2, 9, 20, 0.5
     module = build(51, patches, width, sparse_ratio, 0.7, 0.25, True, tau, select).double()
-    tokens, global_feats = ([tensor.detach().double() for tensor in part] for part in draw(52, batch, patches, width))
+    tokens, global_feats = (
+        [tensor.detach().double() for tensor in part] for part in draw(52, batch, patches, width)
+    )
     scores = [torch.rand(batch, patches, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     waiting = iter(scores)
     monkeypatch.setattr(TokenSparse, "score", lambda *_: next(waiting))
@@ -184,19 +209,34 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
 
     found, expected = {"kept": [], "dropped": []}, {"kept": [], "dropped": []}
     for index, sample in product(range(3), range(batch)):
-        score, noise, probe = scores[index][sample].detach(), noises[index][sample], probes[index][sample]
+        score, noise, probe = (
+            scores[index][sample].detach(),
+            noises[index][sample],
+            probes[index][sample],
+        )
         kept, dropped = reference.choose(score + noise if select else score, sparse_ratio)
         own = reference.weights_of(module.state_dict(), reference.STATE_NAMES[index])
-        slimmed = continuous(own, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1)
+        slimmed = continuous(
+            own, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1
+        )
         assert_close(outputs[index][sample], slimmed(score), *PATH, dtype=torch.float64)
         by_differences = (central_differences(slimmed, score) * probe).sum(dim=(1, 2))
         for part, places in (("kept", kept), ("dropped", dropped)):
             found[part].append(scores[index].grad[sample][places])
             expected[part].append(by_differences[places])
-    terms = max(float(probe.abs().max() * part.abs().max()) for probe, part in zip(probes, tokens, strict=True))
+    terms = max(
+        float(probe.abs().max() * part.abs().max())
+        for probe, part in zip(probes, tokens, strict=True)
+    )
     for part in found:
-        assert_close(flat(found[part]), flat(expected[part]), *PATH, probes[0][0].numel(), dtype=torch.float64,
-                     scale=terms / STEP)
+        assert_close(
+            flat(found[part]),
+            flat(expected[part]),
+            *PATH,
+            probes[0][0].numel(),
+            dtype=torch.float64,
+            scale=terms / STEP,
+        )
 
 
 def test_selection_differs_between_draws_and_keeps_the_count():
@@ -220,17 +260,23 @@ def test_selection_is_sampling_without_replacement():
     module = build(64, patches, 20, 0.4, 0.5, 0.45, True, select=True)
     tokens, global_feats = draw(65, 1, patches, 20)
     guides, weights = torch.stack(global_feats), (1.0, 1.0, 2.0)
-    chances = reference.plackett_luce(module.rgb_sparse.score(tokens[0], guides, weights)[0].tolist(), keep)
+    chances = reference.plackett_luce(
+        module.rgb_sparse.score(tokens[0], guides, weights)[0].tolist(), keep
+    )
     assert len(chances) == 20 and sum(chances.values()) == pytest.approx(1)
 
     def is_near(count, chance):
         return abs(count - draws * chance) < 6 * math.sqrt(draws * chance * (1 - chance))
 
-    assert not all(is_near(draws / 20, chance) for chance in chances.values()), "uniform draws are another distribution"
+    assert not all(is_near(draws / 20, chance) for chance in chances.values()), (
+        "uniform draws are another distribution"
+    )
 
     torch.manual_seed(seeded(66))
     with torch.no_grad():
-        selected, _, masks, _ = module.rgb_sparse(tokens[0].expand(draws, -1, -1), guides.expand(-1, draws, -1), weights)
+        selected, _, masks, _ = module.rgb_sparse(
+            tokens[0].expand(draws, -1, -1), guides.expand(-1, draws, -1), weights
+        )
     places = (selected[:, :, None] == tokens[0][:, None]).all(dim=-1).int().argmax(dim=-1)
     found = {choice: int((places == torch.tensor(choice)).all(dim=1).sum()) for choice in chances}
     assert sum(found.values()) == draws
@@ -244,7 +290,9 @@ def test_selection_is_sampling_without_replacement():
 
 @SELECTS
 def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
-    plain, gumbel = (build(26, 16, 20, 0.5, 0.4, 0.25, *more).eval() for more in ((), (True, 1.0, select)))
+    plain, gumbel = (
+        build(26, 16, 20, 0.5, 0.4, 0.25, *more).eval() for more in ((), (True, 1.0, select))
+    )
     tokens, global_feats = draw(27, 2, 16, 20)
     torch.manual_seed(seeded(28))
     state = torch.get_rng_state()
@@ -264,23 +312,31 @@ def test_the_noise_follows_from_the_runs_seed(select):
         """→ the masks' gradient at the score MLP, and the masks."""
         torch.manual_seed(seeded(seed))
         masks = torch.stack(module(*tokens, *global_feats)[3:])
-        return torch.autograd.grad((masks * torch.arange(16)).sum(), module.rgb_sparse.score_predictor[0].weight)[0], masks
+        return torch.autograd.grad(
+            (masks * torch.arange(16)).sum(), module.rgb_sparse.score_predictor[0].weight
+        )[0], masks
 
-    (gradient, masks), (same_gradient, same_masks), (other_gradient, other_masks) = map(drawn, (1, 1, 2))
+    (gradient, masks), (same_gradient, same_masks), (other_gradient, other_masks) = map(
+        drawn, (1, 1, 2)
+    )
     assert torch.equal(gradient, same_gradient) and torch.equal(masks, same_masks)
     assert not torch.equal(gradient, other_gradient)
-    assert torch.equal(masks, other_masks) != select, "without select the noise is in the gradient alone"
+    assert torch.equal(masks, other_masks) != select, (
+        "without select the noise is in the gradient alone"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_moments_of_the_noise(dtype):
     """Euler's constant and π²/6; the fourth moment, 27/5 of the squared variance, gives the error of the second."""
     torch.manual_seed(seeded(67))
-    count, variance = 1_000_000, math.pi ** 2 / 6
+    count, variance = 1_000_000, math.pi**2 / 6
     noise = gumbel_noise(torch.empty(1000, count // 1000, dtype=dtype))
     assert noise.shape == (1000, 1000) and noise.dtype == dtype
     assert abs(float(noise.double().mean()) - 0.5772156649) < 6 * math.sqrt(variance / count)
-    assert abs(float(noise.double().var()) - variance) < 6 * variance * math.sqrt((27 / 5 - 1) / count)
+    assert abs(float(noise.double().var()) - variance) < 6 * variance * math.sqrt(
+        (27 / 5 - 1) / count
+    )
 
 
 @pytest.mark.parametrize("zeros", ["one", "all"])

@@ -1,4 +1,5 @@
 """Identity, triplet and center losses against the reference system's numbers and slow versions of themselves."""
+
 import math
 
 import pytest
@@ -36,7 +37,9 @@ def with_gradient(loss, tensor):
 def draw(seed, identities=4, instances=3, width=10, classes=7):
     """Features close enough together that some gaps are above a margin and some below; labels in random order."""
     draws = generator(seed)
-    labels = torch.arange(identities).repeat(instances)[torch.randperm(identities * instances, generator=draws)]
+    labels = torch.arange(identities).repeat(instances)[
+        torch.randperm(identities * instances, generator=draws)
+    ]
     centres = torch.randn(identities, width, generator=draws)
     features = centres[labels] + 0.7 * torch.randn(len(labels), width, generator=draws)
     return features, 3 * torch.randn(len(labels), classes, generator=draws), labels
@@ -58,8 +61,14 @@ def test_golden(name):
     labels = case.arrays["labels"]
     loss, source = {
         "soft_triplet": (lambda features: batch_hard_triplet_loss(features, labels), "features"),
-        "margin_triplet": (lambda features: batch_hard_triplet_loss(features, labels, case.settings["margin"]), "features"),
-        "label_smooth_ce": (lambda logits: identity_loss(logits, labels, case.settings["label_smoothing"]), "scores"),
+        "margin_triplet": (
+            lambda features: batch_hard_triplet_loss(features, labels, case.settings["margin"]),
+            "features",
+        ),
+        "label_smooth_ce": (
+            lambda logits: identity_loss(logits, labels, case.settings["label_smoothing"]),
+            "scores",
+        ),
     }[name]
     value, gradient = with_gradient(loss, case.arrays[source])
     assert relative_error(value, case.arrays[name]) < 1e-5
@@ -70,11 +79,21 @@ def test_golden(name):
 @SEEDS
 def test_triplet(seed, margin):
     features, _, labels = draw(seed)
-    value, gradient = with_gradient(lambda leaf: batch_hard_triplet_loss(leaf, labels, margin), features)
-    expected = with_gradient(lambda leaf: reference.batch_hard_triplet_loss(leaf, labels, margin), features.double())
+    value, gradient = with_gradient(
+        lambda leaf: batch_hard_triplet_loss(leaf, labels, margin), features
+    )
+    expected = with_gradient(
+        lambda leaf: reference.batch_hard_triplet_loss(leaf, labels, margin), features.double()
+    )
     distances = torch.pdist(features)
     assert_close(value, expected[0], *SUMS, scale=float(distances.max()) * cancelled(features))
-    assert_close(gradient, expected[1], *SUMS, *SUMS, scale=float(expected[1].abs().max()) * cancelled(features))
+    assert_close(
+        gradient,
+        expected[1],
+        *SUMS,
+        *SUMS,
+        scale=float(expected[1].abs().max()) * cancelled(features),
+    )
 
 
 def test_triplet_by_hand():
@@ -87,7 +106,9 @@ def test_triplet_by_hand():
 
 
 def test_triplet_of_equal_features_has_a_finite_gradient():
-    value, gradient = with_gradient(lambda leaf: batch_hard_triplet_loss(leaf, torch.tensor([0, 0, 1, 1])), torch.ones(4, 3))
+    value, gradient = with_gradient(
+        lambda leaf: batch_hard_triplet_loss(leaf, torch.tensor([0, 0, 1, 1])), torch.ones(4, 3)
+    )
     assert_close(value, math.log(2), 4)
     assert gradient.isfinite().all()
 
@@ -95,7 +116,12 @@ def test_triplet_of_equal_features_has_a_finite_gradient():
 def test_distance_is_never_zero():
     """Its square is clamped at 1e-12, so that the root has a derivative."""
     distance = euclidean_distance(torch.tensor([[1.0, 1.0], [1.0, 1.0], [4.0, 5.0]]))
-    assert_close(distance / torch.tensor([[1e-6, 1e-6, 5], [1e-6, 1e-6, 5], [5, 5, 1e-6]]), torch.ones(3, 3), 2, 1)
+    assert_close(
+        distance / torch.tensor([[1e-6, 1e-6, 5], [1e-6, 1e-6, 5], [5, 5, 1e-6]]),
+        torch.ones(3, 3),
+        2,
+        1,
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
@@ -103,7 +129,10 @@ def test_distance_is_never_zero():
 def test_identity(seed, smoothing):
     _, logits, labels = draw(seed)
     value, gradient = with_gradient(lambda leaf: identity_loss(leaf, labels, smoothing), logits)
-    expected = with_gradient(lambda leaf: reference.label_smoothed_cross_entropy(leaf, labels, smoothing), logits.double())
+    expected = with_gradient(
+        lambda leaf: reference.label_smoothed_cross_entropy(leaf, labels, smoothing),
+        logits.double(),
+    )
     assert_close(value, expected[0], *SUMS, scale=float(logits.abs().max()))
     assert_close(gradient, expected[1], *SUMS)
 
@@ -111,21 +140,33 @@ def test_identity(seed, smoothing):
 def test_losses_are_computed_in_float32_under_autocast():
     features, logits, labels = draw(4)
     outputs = (logits.bfloat16(), features.bfloat16())
-    expected, _ = total_loss(tiny_cfg(), output_of([part.float() for part in outputs], ONE), labels, ONE)
+    expected, _ = total_loss(
+        tiny_cfg(), output_of([part.float() for part in outputs], ONE), labels, ONE
+    )
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = total_loss(tiny_cfg(), output_of(outputs, ONE), labels, ONE)
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("opts, id_weight, triplet_weight, smoothing, margin", [
-    ([], 1.0, 1.0, 0.1, None),
-    (["MODEL.ID_LOSS_WEIGHT", "0.25"], 0.25, 1.0, 0.1, None),
-    (["MODEL.TRIPLET_LOSS_WEIGHT", "3"], 1.0, 3.0, 0.1, None),
-    (["MODEL.IF_LABELSMOOTH", "off"], 1.0, 1.0, 0.0, None),
-    (["MODEL.NO_MARGIN", "False"], 1.0, 1.0, 0.1, 0.3),
-    (["MODEL.NO_MARGIN", "False", "SOLVER.MARGIN", "0.8", "MODEL.ID_LOSS_WEIGHT", "0"], 0.0, 1.0, 0.1, 0.8),
-    (["SOLVER.MARGIN", "0.8"], 1.0, 1.0, 0.1, None),
-], ids=str)
+@pytest.mark.parametrize(
+    "opts, id_weight, triplet_weight, smoothing, margin",
+    [
+        ([], 1.0, 1.0, 0.1, None),
+        (["MODEL.ID_LOSS_WEIGHT", "0.25"], 0.25, 1.0, 0.1, None),
+        (["MODEL.TRIPLET_LOSS_WEIGHT", "3"], 1.0, 3.0, 0.1, None),
+        (["MODEL.IF_LABELSMOOTH", "off"], 1.0, 1.0, 0.0, None),
+        (["MODEL.NO_MARGIN", "False"], 1.0, 1.0, 0.1, 0.3),
+        (
+            ["MODEL.NO_MARGIN", "False", "SOLVER.MARGIN", "0.8", "MODEL.ID_LOSS_WEIGHT", "0"],
+            0.0,
+            1.0,
+            0.1,
+            0.8,
+        ),
+        (["SOLVER.MARGIN", "0.8"], 1.0, 1.0, 0.1, None),
+    ],
+    ids=str,
+)
 def test_total(opts, id_weight, triplet_weight, smoothing, margin):
     outputs, expected, scale = [], 0.0, 0.0
     for seed, weight in zip((5, 6), PAIRS.values(), strict=True):
@@ -134,9 +175,17 @@ def test_total(opts, id_weight, triplet_weight, smoothing, margin):
         outputs += [logits, features]
         scale += weight * (id_weight + triplet_weight) * largest(features, logits)
         expected += weight * (
-            id_weight * float(reference.label_smoothed_cross_entropy(logits.double(), labels, smoothing))
-            + triplet_weight * float(reference.batch_hard_triplet_loss(features.double(), labels, margin)))
-    assert_close(total_loss(tiny_cfg(*opts), output_of(outputs, PAIRS), labels, PAIRS)[0], expected, *SUMS, scale=scale)
+            id_weight
+            * float(reference.label_smoothed_cross_entropy(logits.double(), labels, smoothing))
+            + triplet_weight
+            * float(reference.batch_hard_triplet_loss(features.double(), labels, margin))
+        )
+    assert_close(
+        total_loss(tiny_cfg(*opts), output_of(outputs, PAIRS), labels, PAIRS)[0],
+        expected,
+        *SUMS,
+        scale=scale,
+    )
 
 
 def test_total_wants_a_weight_for_every_head():
@@ -156,7 +205,10 @@ def draw_pairs(classes=6):
     outputs = []
     for seed, width in enumerate(WIDTHS, start=5):
         draws = generator(seed)
-        outputs += [3 * torch.randn(12, classes, generator=draws), torch.randn(12, width, generator=draws)]
+        outputs += [
+            3 * torch.randn(12, classes, generator=draws),
+            torch.randn(12, width, generator=draws),
+        ]
     return outputs, draw(5)[2]
 
 
@@ -168,10 +220,14 @@ def test_center(seed):
     loss = CenterLoss(7, features.shape[1])
     expected_centers = loss.centers.detach().double().requires_grad_()
     value, gradient = with_gradient(lambda leaf: loss(leaf, labels), features)
-    expected = with_gradient(lambda leaf: reference.center_loss(leaf, labels, expected_centers), features.double())
+    expected = with_gradient(
+        lambda leaf: reference.center_loss(leaf, labels, expected_centers), features.double()
+    )
     assert_close(value, expected[0], *SUMS)
     assert_close(gradient, expected[1], *SUMS[:2])
-    assert_close(loss.centers.grad, expected_centers.grad, *SUMS[:2], 3, scale=float(expected[1].abs().max()))
+    assert_close(
+        loss.centers.grad, expected_centers.grad, *SUMS[:2], 3, scale=float(expected[1].abs().max())
+    )
     assert loss.centers.grad[4:].eq(0).all()  # of identities that are not in the batch
     assert loss.centers.grad[:4].abs().sum(1).min() > 0
 
@@ -203,25 +259,37 @@ def test_centers_start_as_standard_normal():
     centers = CenterLoss(200, 50).centers
     assert centers.requires_grad
     centers, standard_error = centers.detach(), 0.01
-    assert abs(float(centers.mean())) < 6 * standard_error and float(centers.std()) == pytest.approx(1, abs=6 * standard_error)
+    assert abs(float(centers.mean())) < 6 * standard_error and float(
+        centers.std()
+    ) == pytest.approx(1, abs=6 * standard_error)
 
 
 @pytest.mark.parametrize("kind, count", [("triplet", 0), ("center", 2), ("triplet_center", 2)])
 def test_a_center_loss_for_every_pair_where_the_metric_names_it(kind, count):
     losses = make_center_losses(tiny_cfg("MODEL.METRIC_LOSS_TYPE", kind), 6, WIDTHS)
-    assert [tuple(loss.centers.shape) for loss in losses] == [(6, width) for width in WIDTHS[:count]]
+    assert [tuple(loss.centers.shape) for loss in losses] == [
+        (6, width) for width in WIDTHS[:count]
+    ]
 
 
-@pytest.mark.parametrize("opts", [[], ["MODEL.DIRECT", "0"], ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"]],
-                         ids=str)
+@pytest.mark.parametrize(
+    "opts",
+    [[], ["MODEL.DIRECT", "0"], ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"]],
+    ids=str,
+)
 def test_a_models_widths_are_those_of_its_training_features(opts):
     cfg, model = tiny_cfg(*CENTER, *opts), tiny_model(*CENTER, *opts)
     images, cameras = random_images(1)
     output = model.train()(images, cameras)
     losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
-    assert [tuple(loss.centers.shape) for loss in losses] == [(CLASSES, part.shape[1]) for part in output.features.values()]
+    assert [tuple(loss.centers.shape) for loss in losses] == [
+        (CLASSES, part.shape[1]) for part in output.features.values()
+    ]
     total_loss(cfg, output, torch.tensor([0, 0, 1, 1]), model.head_weights, losses)[0].backward()
-    assert all(loss.centers.grad[:2].abs().sum(1).min() > 0 and loss.centers.grad[2:].eq(0).all() for loss in losses)
+    assert all(
+        loss.centers.grad[:2].abs().sum(1).min() > 0 and loss.centers.grad[2:].eq(0).all()
+        for loss in losses
+    )
 
 
 @pytest.mark.parametrize("auxiliary", [None, torch.tensor([0.75])], ids=["none", "a tensor"])
@@ -229,19 +297,31 @@ def test_a_models_widths_are_those_of_its_training_features(opts):
 @pytest.mark.parametrize("kind", ["triplet", "center", "triplet_center"])
 def test_total_of_every_metric_loss(kind, sampler, auxiliary):
     """The triplet loss needs the batches of identities; the number at the end of the outputs is added as it is."""
-    cfg = tiny_cfg("MODEL.METRIC_LOSS_TYPE", kind, "DATALOADER.SAMPLER", sampler, "SOLVER.CENTER_LOSS_WEIGHT", "0.02",
-                   "MODEL.ID_LOSS_WEIGHT", "0.25", "MODEL.TRIPLET_LOSS_WEIGHT", "3")
+    cfg = tiny_cfg(
+        "MODEL.METRIC_LOSS_TYPE",
+        kind,
+        "DATALOADER.SAMPLER",
+        sampler,
+        "SOLVER.CENTER_LOSS_WEIGHT",
+        "0.02",
+        "MODEL.ID_LOSS_WEIGHT",
+        "0.25",
+        "MODEL.TRIPLET_LOSS_WEIGHT",
+        "3",
+    )
     torch.manual_seed(seeded(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
     expected = scale = 0.0 if auxiliary is None else float(auxiliary)
     for index, weight in enumerate(PAIRS.values()):
-        logits, features = (part.double() for part in outputs[2 * index:2 * index + 2])
+        logits, features = (part.double() for part in outputs[2 * index : 2 * index + 2])
         pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, 0.1))
         if "triplet" in kind and sampler == "softmax_triplet":
             pair += 3 * float(reference.batch_hard_triplet_loss(features, labels))
         if "center" in kind:
-            pair += 0.02 * float(reference.center_loss(features, labels, losses[index].centers.detach().double()))
+            pair += 0.02 * float(
+                reference.center_loss(features, labels, losses[index].centers.detach().double())
+            )
         expected += weight * pair
         scale += weight * (pair + 3 * largest(features, logits))
     found, _ = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
@@ -255,12 +335,17 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     outputs, labels = draw_pairs()
     *outputs, auxiliary = (part.requires_grad_() for part in (*outputs, torch.tensor([0.5])))
     total, parts = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
-    assert list(parts) == ["auxiliary", *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center"))]
+    assert list(parts) == [
+        "auxiliary",
+        *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center")),
+    ]
     assert not any(part.requires_grad for part in parts.values()) and total.requires_grad
     assert_close(total, sum(map(float, parts.values())), len(parts))
     assert float(parts["auxiliary"]) == 0.5
     with torch.no_grad():
-        assert_close(parts["triplet/original"], 2 * 3 * float(batch_hard_triplet_loss(outputs[3], labels)), 2)
+        assert_close(
+            parts["triplet/original"], 2 * 3 * float(batch_hard_triplet_loss(outputs[3], labels)), 2
+        )
         assert_close(parts["center/sdtps"], 0.3 * 0.0005 * float(losses[0](outputs[1], labels)), 2)
 
 
@@ -270,8 +355,10 @@ def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
     total, parts = total_loss(tiny_cfg(), output_of(outputs, PAIRS), labels, PAIRS)
     monkeypatch.undo()
     without, _ = total_loss(tiny_cfg(), output_of(outputs, PAIRS), labels, PAIRS)
-    expected = {head: 0.1 * weight * float(features.double().norm(dim=1).mean())
-                for (head, weight), features in zip(PAIRS.items(), outputs[1::2], strict=True)}
+    expected = {
+        head: 0.1 * weight * float(features.double().norm(dim=1).mean())
+        for (head, weight), features in zip(PAIRS.items(), outputs[1::2], strict=True)
+    }
     assert_close([parts[f"length/{head}"] for head in PAIRS], list(expected.values()), *SUMS)
     assert_close(total - without, sum(expected.values()), *SUMS, scale=float(total))
 
@@ -281,7 +368,9 @@ def test_center_is_computed_in_float32_under_autocast():
     half = [part.bfloat16() for part in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
     losses = make_center_losses(cfg, 6, WIDTHS)
-    expected, _ = total_loss(cfg, output_of([part.float() for part in half], PAIRS), labels, PAIRS, losses)
+    expected, _ = total_loss(
+        cfg, output_of([part.float() for part in half], PAIRS), labels, PAIRS, losses
+    )
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)
     assert torch.equal(found, expected)

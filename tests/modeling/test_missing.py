@@ -15,19 +15,35 @@ from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 
-MISSING = {"nothing": [], "r": ["RGB"], "n": ["NI"], "t": ["TI"], "rn": ["RGB", "NI"], "rt": ["RGB", "TI"],
-           "nt": ["NI", "TI"]}
+MISSING = {
+    "nothing": [],
+    "r": ["RGB"],
+    "n": ["NI"],
+    "t": ["TI"],
+    "rn": ["RGB", "NI"],
+    "rt": ["RGB", "TI"],
+    "nt": ["NI", "TI"],
+}
 CASES = [frozenset(modalities) for modalities in MISSING.values()]
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
-MODELS = {"SDTPS, guided by missing": ((), True), "SDTPS, not guided by missing": ((), False),
-          "DeMo": (("MODEL.USE_SDTPS", "False", *FUSION, "MODEL.DIRECT", "0"), True),
-          "both, not guided by missing": (FUSION, False), "class tokens": (("MODEL.GLOBAL_LOCAL", "False"), True)}
-GUIDED = pytest.mark.parametrize("is_guided", [True, False], ids=["guided by missing", "not guided by missing"])
+MODELS = {
+    "SDTPS, guided by missing": ((), True),
+    "SDTPS, not guided by missing": ((), False),
+    "DeMo": (("MODEL.USE_SDTPS", "False", *FUSION, "MODEL.DIRECT", "0"), True),
+    "both, not guided by missing": (FUSION, False),
+    "class tokens": (("MODEL.GLOBAL_LOCAL", "False"), True),
+}
+GUIDED = pytest.mark.parametrize(
+    "is_guided", [True, False], ids=["guided by missing", "not guided by missing"]
+)
 GUIDE = "MODEL.SDTPS_GUIDE_MISSING"
 
 
 def zeroed(images, missing):
-    return {modality: torch.zeros_like(image) if modality in missing else image for modality, image in images.items()}
+    return {
+        modality: torch.zeros_like(image) if modality in missing else image
+        for modality, image in images.items()
+    }
 
 
 @pytest.mark.parametrize(("opts", "is_guided"), MODELS.values(), ids=MODELS)
@@ -39,12 +55,18 @@ def test_all_cases_equal_each_alone(opts, is_guided):
     where they do not, only what is made without that choice.
     """
     cameras = torch.tensor([3, 1, 1, 3, 1])
-    model, images, _ = clear(lambda attempt: (tiny_model(GUIDE, is_guided, *opts, seed=100 * attempt).eval(),
-                                              random_images(1 + 100 * attempt, batch=5)[0], cameras), CASES)
+    model, images, _ = clear(
+        lambda attempt: (
+            tiny_model(GUIDE, is_guided, *opts, seed=100 * attempt).eval(),
+            random_images(1 + 100 * attempt, batch=5)[0],
+            cameras,
+        ),
+        CASES,
+    )
     together = model.extract_features(images, cameras, CASES)
     for missing, patterns in zip(CASES, together, strict=True):
         expected = expected_patterns(model, zeroed(images, missing), cameras)
-        alone, = model.extract_features(images, cameras, [missing])
+        (alone,) = model.extract_features(images, cameras, [missing])
         assert list(patterns) == list(expected) == [1, 2, 3]
         for pattern, feature in patterns.items():
             assert feature.shape == expected[pattern].shape
@@ -55,7 +77,9 @@ def test_all_cases_equal_each_alone(opts, is_guided):
                 assert_close(feature, expected[pattern], *MODEL)
     for place, patterns in enumerate(together):
         for other in together[:place]:
-            assert all(relative_error(patterns[pattern], other[pattern]) > 0.001 for pattern in patterns)
+            assert all(
+                relative_error(patterns[pattern], other[pattern]) > 0.001 for pattern in patterns
+            )
 
 
 @torch.no_grad()
@@ -77,21 +101,33 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
 @torch.no_grad()
 def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
     missing = frozenset(MISSING[miss])
-    model, images, cameras = clear(lambda attempt: (tiny_model(GUIDE, is_guided, seed=100 * attempt).eval(),
-                                                    *random_images(6 + 100 * attempt, batch=1)), [missing])
+    model, images, cameras = clear(
+        lambda attempt: (
+            tiny_model(GUIDE, is_guided, seed=100 * attempt).eval(),
+            *random_images(6 + 100 * attempt, batch=1),
+        ),
+        [missing],
+    )
     exact_model, exact_images = exact(model, zeroed(images, missing))
     context = exact_model.encode(exact_images, cameras)
     unguided = [] if is_guided else [MODALITIES.index(modality) for modality in missing]
-    tokens = [[part[modality] for modality in MODALITIES] for part in (context.tokens, context.global_feats)]
-    slimmed, _ = reference.sdtps(exact_model.sdtps.state_dict(), *tokens, 0.5, 0.4, 0.25, missing=unguided)
-    found, = model.extract_features(images, cameras, [missing])
+    tokens = [
+        [part[modality] for modality in MODALITIES]
+        for part in (context.tokens, context.global_feats)
+    ]
+    slimmed, _ = reference.sdtps(
+        exact_model.sdtps.state_dict(), *tokens, 0.5, 0.4, 0.25, missing=unguided
+    )
+    (found,) = model.extract_features(images, cameras, [missing])
     assert_close(found[2], torch.cat([part.mean(dim=1) for part in slimmed], 1), *MODEL)
 
 
 def seen_by(model, call):
     """The images that a call sends through the backbone, one by one."""
     seen = []
-    handle = model.backbone.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0].unbind()))
+    handle = model.backbone.register_forward_pre_hook(
+        lambda _, inputs: seen.extend(inputs[0].unbind())
+    )
     call()
     handle.remove()
     return seen
@@ -105,7 +141,9 @@ def test_every_image_passes_the_backbone_once(cases):
     batch = 9
     images, cameras = random_images(2, batch=batch)
     seen = seen_by(model, lambda: model.extract_features(images, cameras, cases))
-    needed = [modality for modality in MODALITIES if any(modality not in missing for missing in cases)]
+    needed = [
+        modality for modality in MODALITIES if any(modality not in missing for missing in cases)
+    ]
     blank = [image for image in seen if image.eq(0).all()]
     for modality in MODALITIES:
         for image in images[modality]:
@@ -115,7 +153,11 @@ def test_every_image_passes_the_backbone_once(cases):
     assert bool(blank) == any(cases)
 
 
-@pytest.mark.parametrize("options", [("TEST.MISS", "nothing"), ("TEST.MISS", "rt"), ("TEST.NECK_FEAT", "after")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [("TEST.MISS", "nothing"), ("TEST.MISS", "rt"), ("TEST.NECK_FEAT", "after")],
+    ids=" ".join,
+)
 @torch.no_grad()
 def test_the_options_of_an_evaluation(options, tiny_root):
     """TEST.MISS and TEST.NECK_FEAT act on extracted features alone; images that are missing are not encoded."""
@@ -125,16 +167,18 @@ def test_the_options_of_an_evaluation(options, tiny_root):
     model = make_model(cfg, 5, CAMERAS).eval()
     images, _, cameras = next(loaders.batches(loader))
     missing = frozenset(MISSING.get(cfg.TEST.MISS, []))
-    expected, = model.extract_features(images, cameras, [missing], cfg.TEST.NECK_FEAT)
+    (expected,) = model.extract_features(images, cameras, [missing], cfg.TEST.NECK_FEAT)
     extracted = []
     seen = seen_by(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
     assert len(extracted) == 1 and list(extracted[0]) == list(expected)
     for pattern, feature in extracted[0].items():
-        assert torch.equal(feature[:len(cameras)], expected[pattern])
-        assert feature.untyped_storage().data_ptr() == extracted[0][3].untyped_storage().data_ptr(), "held once"
+        assert torch.equal(feature[: len(cameras)], expected[pattern])
+        assert (
+            feature.untyped_storage().data_ptr() == extracted[0][3].untyped_storage().data_ptr()
+        ), "held once"
     for modality, image in images.items():
         assert any(torch.equal(image[0], other) for other in seen) == (modality not in missing)
-    complete, = model.extract_features(images, cameras, [frozenset()])
+    (complete,) = model.extract_features(images, cameras, [frozenset()])
     assert torch.equal(model(images, cameras, return_pattern=2), complete[2])
     assert torch.equal(complete[3], expected[3]) == (options[1] == "nothing")
 
@@ -143,25 +187,38 @@ def test_the_options_of_an_evaluation(options, tiny_root):
 def words(tiny_root, tmp_path_factory):
     """The command line of an untrained model with SDTPS, HDM and ATMoE, but for TEST.MISS."""
     words = cli_args_for(tiny_root, *FUSION)
-    path = weights_file(tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:]))
+    path = weights_file(
+        tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:])
+    )
     return [*words, "TEST.WEIGHT", str(path)]
 
 
 def test_one_table_of_all_cases(words, command, tmp_path):
     """As each case alone gives, which is computed in other batches."""
-    code, stdout, stderr = command(test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json")
+    code, stdout, stderr = command(
+        test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json"
+    )
     assert code == 0, stderr
     found = cases_of(tmp_path / "all.json")
     assert list(found) == ["nothing", *MISSING_CASES]
-    assert len({str(record) for record in found.values()}) == len(found), "every case has numbers of its own"
+    assert len({str(record) for record in found.values()}) == len(found), (
+        "every case has numbers of its own"
+    )
     for miss, record in found.items():
-        code, *_ = command(test_net.main, *words, "TEST.MISS", miss, "--overwrite", "--json", tmp_path / "one.json")
+        code, *_ = command(
+            test_net.main, *words, "TEST.MISS", miss, "--overwrite", "--json", tmp_path / "one.json"
+        )
         assert code == 0 and cases_of(tmp_path / "one.json") == {miss: near(record)}
 
     _, header, *lines = stdout.splitlines()
     label = len(header) - len(header.removeprefix("missing").lstrip())
-    tables = [table_of("\n".join(row[label:] for row in lines[start:start + 3])) for start in range(0, len(lines), 3)]
+    tables = [
+        table_of("\n".join(row[label:] for row in lines[start : start + 3]))
+        for start in range(0, len(lines), 3)
+    ]
     assert tables[:-1] == [printed(record) for record in found.values()]
     for pattern, row in tables[-1].items():
         of_six = zip(*(found[miss][pattern].values() for miss in MISSING_CASES), strict=True)
-        assert [float(number) for number in row] == [pytest.approx(100 * sum(values) / 6, abs=0.0501) for values in of_six]
+        assert [float(number) for number in row] == [
+            pytest.approx(100 * sum(values) / 6, abs=0.0501) for values in of_six
+        ]

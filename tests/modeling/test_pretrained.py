@@ -1,4 +1,5 @@
 """Pretrained weights into the backbone: positions, what does not fit, and files that do not serve."""
+
 from functools import lru_cache
 
 import pytest
@@ -20,7 +21,9 @@ def tiny_backbone(*opts):
 @lru_cache
 def classifier_weights(seed, side):
     torch.manual_seed(seed)
-    vit = timm.create_model("test_vit", pretrained=False, num_classes=10, img_size=8 * side, patch_size=8)
+    vit = timm.create_model(
+        "test_vit", pretrained=False, num_classes=10, img_size=8 * side, patch_size=8
+    )
     return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
 
 
@@ -33,7 +36,11 @@ def assert_loaded(backbone, weights, but=()):
     """Every tensor of the tiny backbone is the one of its name, the position embedding resized from its square."""
     for name, tensor in backbone.vit.state_dict().items():
         if name not in but:
-            expected = resize_position(weights[name], (8, 4)) if name == "pos_embed" else weights[name].float()
+            expected = (
+                resize_position(weights[name], (8, 4))
+                if name == "pos_embed"
+                else weights[name].float()
+            )
             assert torch.equal(tensor, expected), name
 
 
@@ -49,9 +56,14 @@ def test_load_timms_names(tmp_path):
     assert f"{path}: {total} of {total} tensors loaded, 1 resized (pos_embed), 0 missing" in report
 
 
-@pytest.mark.parametrize(("side", "size"), [(6, [48, 48]), (8, [128, 32])], ids=["the same grid", "a grid of as many"])
+@pytest.mark.parametrize(
+    ("side", "size"), [(6, [48, 48]), (8, [128, 32])], ids=["the same grid", "a grid of as many"]
+)
 def test_positions_of_a_square_are_resized_unless_the_grid_is_the_same(tmp_path, side, size):
-    backbone, weights = tiny_backbone("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size), pretrained_timm(side=side)
+    backbone, weights = (
+        tiny_backbone("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size),
+        pretrained_timm(side=side),
+    )
     torch.save(weights, tmp_path / "w.pth")
     load_pretrained(backbone, "test_vit", str(tmp_path / "w.pth"))
     expected = resize_position(weights["pos_embed"], (16, 4)) if side == 8 else weights["pos_embed"]
@@ -100,7 +112,7 @@ def nothing(path):
 
 def cut_short(path):
     save_torch(pretrained_timm(), path)
-    path.write_bytes(path.read_bytes()[:path.stat().st_size // 3])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
 
 
 class Scaled(nn.Module):
@@ -119,7 +131,10 @@ def an_archive(path):
 
 MISTAKES = {
     "no file": (nothing, "does not exist"),
-    "a web page": (lambda path: path.write_bytes(b"<!DOCTYPE html><html>404 Not Found</html>"), "damaged"),
+    "a web page": (
+        lambda path: path.write_bytes(b"<!DOCTYPE html><html>404 Not Found</html>"),
+        "damaged",
+    ),
     "cut short": (cut_short, "damaged"),
     "an archive": (an_archive, "plain tensors"),
     "other names": (lambda path: torch.save({"conv1.weight": torch.ones(3)}, path), "conv1.weight"),
@@ -135,4 +150,6 @@ def test_a_file_that_does_not_serve_is_named_and_the_backbone_left_as_it_was(tmp
     before = {key: tensor.clone() for key, tensor in backbone.vit.state_dict().items()}
     text = message(lambda: load_pretrained(backbone, "test_vit", str(tmp_path / "w.pt")))
     assert said in text and str(tmp_path / "w.pt") in text
-    assert all(torch.equal(tensor, before[key]) for key, tensor in backbone.vit.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[key]) for key, tensor in backbone.vit.state_dict().items()
+    )

@@ -1,4 +1,5 @@
 """Every name of a model's weights gives the same model: file, run, save_pretrained, safetensors, the hub (here: its cache)."""
+
 import json
 import re
 import shutil
@@ -16,8 +17,18 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run as run_command
 
-SLIM = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "self_supervised",
-        "INPUT.JOINT_AUGMENTATION", "True", "MODEL.HDM", "True")
+SLIM = (
+    "MODEL.SLIM_BLOCKS",
+    "[1]",
+    "MODEL.SLIM_KEEP",
+    "[0.5]",
+    "MODEL.SLIM_SCORE",
+    "self_supervised",
+    "INPUT.JOINT_AUGMENTATION",
+    "True",
+    "MODEL.HDM",
+    "True",
+)
 NAME = "owner/name"
 
 
@@ -26,8 +37,15 @@ def places(tiny_root, tmp_path_factory):
     """A folder with a run, `saved`, what save_pretrained makes of it, and `cache`, the hub's with `saved` as a repository."""
     folder = tmp_path_factory.mktemp("places")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["train_net.py", *cli_args_for(tiny_root, *SLIM, "SOLVER.MAX_EPOCHS", 1,
-                                                                 "OUTPUT_DIR", folder / "run")])
+        patch.setattr(
+            "sys.argv",
+            [
+                "train_net.py",
+                *cli_args_for(
+                    tiny_root, *SLIM, "SOLVER.MAX_EPOCHS", 1, "OUTPUT_DIR", folder / "run"
+                ),
+            ],
+        )
         run_command(train_net.main)
     demo_sdtps.load(folder / "run", "MODEL.DEVICE", "cpu").save_pretrained(folder / "saved")
     repository, commit = folder / "cache" / f"models--{NAME.replace('/', '--')}", "1" * 40
@@ -40,30 +58,50 @@ def places(tiny_root, tmp_path_factory):
 @pytest.fixture
 def names(places, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(places / "cache"))
-    return [places / "run" / "last.pth", places / "run", places / "saved", places / "saved" / "model.safetensors", NAME]
+    return [
+        places / "run" / "last.pth",
+        places / "run",
+        places / "saved",
+        places / "saved" / "model.safetensors",
+        NAME,
+    ]
 
 
 def test_load_takes_every_name(names, places, files, command):
     expected, *others = [demo_sdtps.load(name, "MODEL.DEVICE", "cpu") for name in names]
     others.append(demo_sdtps.Extractor.from_pretrained(places / "saved"))
-    assert command(convert_checkpoint.main, names[-2], places / "demo.pth", "--to", "demo", "--overwrite")[0] == 0
+    assert (
+        command(
+            convert_checkpoint.main, names[-2], places / "demo.pth", "--to", "demo", "--overwrite"
+        )[0]
+        == 0
+    )
     words = [*SMALL, *SLIM]
     others.append(demo_sdtps.load(places / "demo.pth", *words, config_file=CONFIG))
     for other in others:
         assert np.array_equal(other(**files), expected.features(**files))
-        assert other.model.num_class == expected.model.num_class and other.cameras == expected.cameras == 4
+        assert (
+            other.model.num_class == expected.model.num_class
+            and other.cameras == expected.cameras == 4
+        )
 
 
 def test_the_commands_take_every_name(names, places, tiny_root, command):
-    expected, *others = [command(test_net.main, "--weight", name, "DATASETS.ROOT_DIR", tiny_root) for name in names]
+    expected, *others = [
+        command(test_net.main, "--weight", name, "DATASETS.ROOT_DIR", tiny_root) for name in names
+    ]
     others.append(command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", names[2])))
     assert expected[0] == 0 and list(table_of(expected[1])) == ["1", "2", "3"]
     for code, stdout, stderr in others:
-        assert code == 0 and table_of(stdout) == table_of(expected[1]) and "WARNING" not in stderr, stderr
+        assert (
+            code == 0 and table_of(stdout) == table_of(expected[1]) and "WARNING" not in stderr
+        ), stderr
 
 
 def test_another_data_set_is_refused_of_a_saved_model_too(places, tiny_root, command):
-    code, _, stderr = command(test_net.main, "--weight", places / "saved", "DATASETS.NAMES", "MSVR310")
+    code, _, stderr = command(
+        test_net.main, "--weight", places / "saved", "DATASETS.NAMES", "MSVR310"
+    )
     assert code == 2 and "were trained on RGBNT201, but the configuration is for MSVR310" in stderr
 
 
@@ -71,20 +109,37 @@ def test_a_local_folder_wins_over_a_name_of_the_hub(places, names, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     shutil.copytree(places / "saved", NAME)
     weights = safetensors.torch.load_file(f"{NAME}/model.safetensors")
-    safetensors.torch.save_file({key: 0.5 * tensor for key, tensor in weights.items()}, f"{NAME}/model.safetensors")
+    safetensors.torch.save_file(
+        {key: 0.5 * tensor for key, tensor in weights.items()}, f"{NAME}/model.safetensors"
+    )
     own = demo_sdtps.load(NAME, "MODEL.DEVICE", "cpu")
-    assert not np.array_equal(own(**files), demo_sdtps.load(names[0], "MODEL.DEVICE", "cpu")(**files))
+    assert not np.array_equal(
+        own(**files), demo_sdtps.load(names[0], "MODEL.DEVICE", "cpu")(**files)
+    )
 
 
-@pytest.mark.parametrize("name, said", [
-    ("owner/none", ("owner/none are no file or folder", "Hugging Face hub", "check the network")),
-    ("runs/none.pth", ("runs/none.pth do not exist",)), (".", ("do not exist (no last.pth", "model.safetensors in this"))])
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        (
+            "owner/none",
+            ("owner/none are no file or folder", "Hugging Face hub", "check the network"),
+        ),
+        ("runs/none.pth", ("runs/none.pth do not exist",)),
+        (".", ("do not exist (no last.pth", "model.safetensors in this")),
+    ],
+)
 def test_what_is_no_model_is_told(names, tmp_path, monkeypatch, command, name, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         demo_sdtps.load(name)
     code, stdout, stderr = command(test_net.main, "--weight", name)
-    assert code == 2 and not stdout and stderr == f"{ONE_LINE}{error.value}\n" and stderr.count("\n") == 1
+    assert (
+        code == 2
+        and not stdout
+        and stderr == f"{ONE_LINE}{error.value}\n"
+        and stderr.count("\n") == 1
+    )
     assert all(part in stderr for part in said), stderr
 
 
@@ -92,8 +147,13 @@ def test_the_weights_alone_need_the_configuration(places, tiny_root, tmp_path, c
     weights = shutil.copy(places / "saved" / "model.safetensors", tmp_path)
     assert "hold no configuration" in command(test_net.main, "--weight", weights)[2]
     assert command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", weights))[0] == 0
-    (tmp_path / "model.safetensors").write_bytes((places / "saved" / "model.safetensors").read_bytes()[:1000])
-    assert "cannot be read" in command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", weights))[2]
+    (tmp_path / "model.safetensors").write_bytes(
+        (places / "saved" / "model.safetensors").read_bytes()[:1000]
+    )
+    assert (
+        "cannot be read"
+        in command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", weights))[2]
+    )
 
 
 def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
@@ -103,8 +163,16 @@ def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
     for row in record["patterns"].values():
         assert re.search(r" +".join(rf"{100 * value:.1f}" for value in row.values()), card)
     commit = json.loads((places / "run" / "run.json").read_text())["commit"] or "RGBNT201"
-    assert commit in card and "DATASETS.NAMES RGBNT201" in card and "MODEL.SLIM_SCORE: self_supervised" in card
-    assert str(tiny_root) not in card and str(places) not in card and 'demo_sdtps.load("FOLDER")' in card
+    assert (
+        commit in card
+        and "DATASETS.NAMES RGBNT201" in card
+        and "MODEL.SLIM_SCORE: self_supervised" in card
+    )
+    assert (
+        str(tiny_root) not in card
+        and str(places) not in card
+        and 'demo_sdtps.load("FOLDER")' in card
+    )
     demo_sdtps.load(places / "saved", "MODEL.DEVICE", "cpu").save_pretrained(tmp_path)  # handed on
     assert (tmp_path / "README.md").read_text() == card
     shutil.copy(places / "run" / "last.pth", tmp_path / "alone.pth")

@@ -1,4 +1,5 @@
 """SDTPS against a slow version of itself, what guides the choice, and its errors; test_gumbel.py has the noise."""
+
 import ast
 import sys
 from itertools import product
@@ -28,10 +29,23 @@ BACK = (*PATH, *PATH, 3 * 16)
 """… and from there to the gradients, whose last sum is over the patches of a batch."""
 
 
-def build(seed, patches, width, sparse_ratio, aggr_ratio, beta, use_gumbel=False, tau=1.0, select=False, stir=0.3):
+def build(
+    seed,
+    patches,
+    width,
+    sparse_ratio,
+    aggr_ratio,
+    beta,
+    use_gumbel=False,
+    tau=1.0,
+    select=False,
+    stir=0.3,
+):
     """A module whose parameters are all random, norms, biases and scales too; as it starts training where `stir` is 0."""
     torch.manual_seed(seeded(seed))
-    module = MultiModalSDTPS(width, patches, sparse_ratio, aggr_ratio, use_gumbel, tau, beta, gumbel_select=select)
+    module = MultiModalSDTPS(
+        width, patches, sparse_ratio, aggr_ratio, use_gumbel, tau, beta, gumbel_select=select
+    )
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(stir * torch.randn_like(parameter))
@@ -41,8 +55,10 @@ def build(seed, patches, width, sparse_ratio, aggr_ratio, beta, use_gumbel=False
 def draw(seed, batch, patches, width):
     """Tokens [(B, N, C)] with gradient and globals [(B, C)] with gradient, of three modalities."""
     draws = generator(seed)
-    return ([torch.randn(batch, patches, width, generator=draws).requires_grad_() for _ in range(3)],
-            [torch.randn(batch, width, generator=draws).requires_grad_() for _ in range(3)])
+    return (
+        [torch.randn(batch, patches, width, generator=draws).requires_grad_() for _ in range(3)],
+        [torch.randn(batch, width, generator=draws).requires_grad_() for _ in range(3)],
+    )
 
 
 def draw_noises(seed, batch, patches, dtype=torch.float32):
@@ -55,12 +71,19 @@ def draw_noises(seed, batch, patches, dtype=torch.float32):
 def probed(seed, outputs):
     """A scalar that depends on every number of `outputs`, differently."""
     draws = generator(seed)
-    return sum((output * torch.randn(output.shape, generator=draws).to(output.dtype)).sum() for output in outputs)
+    return sum(
+        (output * torch.randn(output.shape, generator=draws).to(output.dtype)).sum()
+        for output in outputs
+    )
 
 
-def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio, beta, tau=None, select=False, missing=()):
+def assert_like_reference(
+    seed, batch, patches, width, sparse_ratio, aggr_ratio, beta, tau=None, select=False, missing=()
+):
     """Values and gradients of a training forward, with Gumbel noise where `tau` is given; → its outputs."""
-    module = build(seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0, select)
+    module = build(
+        seed, patches, width, sparse_ratio, aggr_ratio, beta, tau is not None, tau or 1.0, select
+    )
     tokens, global_feats = draw(seed + 100, batch, patches, width)
     noises = None if tau is None else draw_noises(seed + 200, batch, patches)
     torch.manual_seed(seeded(seed + 200))
@@ -68,14 +91,31 @@ def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio,
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
     probed(seed, probed_outputs).backward()
 
-    nudges = [tolerance(*PATH) * (1 if noises is None else float(noises[index].abs().max())) * mask.detach().double()
-              for index, mask in enumerate(outputs[3:])]
-    exact = {name: parameter.detach().double().requires_grad_() for name, parameter in module.named_parameters()}
+    nudges = [
+        tolerance(*PATH)
+        * (1 if noises is None else float(noises[index].abs().max()))
+        * mask.detach().double()
+        for index, mask in enumerate(outputs[3:])
+    ]
+    exact = {
+        name: parameter.detach().double().requires_grad_()
+        for name, parameter in module.named_parameters()
+    }
     exact_tokens = [tensor.detach().double().requires_grad_() for tensor in tokens]
-    slimmed, masks = reference.sdtps(exact, exact_tokens, [tensor.detach().double() for tensor in global_feats], sparse_ratio,
-                                     aggr_ratio, beta, tau, noises and [noise.double() for noise in noises], select,
-                                     missing, nudges)
-    probed(seed, [*slimmed, *masks][:len(probed_outputs)]).backward()
+    slimmed, masks = reference.sdtps(
+        exact,
+        exact_tokens,
+        [tensor.detach().double() for tensor in global_feats],
+        sparse_ratio,
+        aggr_ratio,
+        beta,
+        tau,
+        noises and [noise.double() for noise in noises],
+        select,
+        missing,
+        nudges,
+    )
+    probed(seed, [*slimmed, *masks][: len(probed_outputs)]).backward()
 
     for output, expected in zip(outputs, [*slimmed, *masks], strict=True):
         assert_close(output, expected, *PATH)
@@ -89,7 +129,10 @@ def assert_like_reference(seed, batch, patches, width, sparse_ratio, aggr_ratio,
 
 def assert_gradients_equal(found, expected, lengths=BACK):
     """By layer, its weight, bias and scale together: one number's gradient may be zero but for rounding."""
-    layers = {name: name.replace("aggr.scale", "aggr.weight.3.scale").rpartition(".")[0] or name for name in expected}
+    layers = {
+        name: name.replace("aggr.scale", "aggr.weight.3.scale").rpartition(".")[0] or name
+        for name in expected
+    }
     for layer in set(layers.values()):
         names = [name for name in expected if layers[name] == layer]
         one, other = (flat(part[name] for name in names) for part in (found, expected))
@@ -97,7 +140,9 @@ def assert_gradients_equal(found, expected, lengths=BACK):
             assert one.eq(0).all(), layer
         else:
             # An aggregation's gradient is a difference of terms of about 1, and small where a softmax is almost one token.
-            assert_close(one, other, *lengths, scale=max(float(other.abs().max()), float("_aggr." in layer)))
+            assert_close(
+                one, other, *lengths, scale=max(float(other.abs().max()), float("_aggr." in layer))
+            )
 
 
 def flat(tensors):
@@ -112,7 +157,10 @@ def test_values_and_gradients(shape):
 @pytest.mark.parametrize("missing", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)], ids=str)
 def test_values_and_gradients_with_missing_modalities(missing):
     """Exactly the modalities that lose a guide have other scores, which the extra token shows, than with all three globals."""
-    with_all, others = (assert_like_reference(31, 3, 13, 20, 0.5, 0.4, 0.25, missing=places) for places in ((), missing))
+    with_all, others = (
+        assert_like_reference(31, 3, 13, 20, 0.5, 0.4, 0.25, missing=places)
+        for places in ((), missing)
+    )
     for place in range(3):
         assert torch.equal(with_all[place], others[place]) == (set(missing) <= {place})
         assert torch.equal(with_all[3 + place], others[3 + place]) or not set(missing) <= {place}
@@ -123,14 +171,25 @@ def test_weights_of_the_guides(index):
     """A modality's own global counts, and twice as much as another, whether it is missing or not; the sum is always 4."""
     global_feats = draw(32, 2, 1, 5)[1]
     first, second = others = [other for other in range(3) if other != index]
-    expected = {(): (1, 1, 2), (first,): (0, 4 / 3, 8 / 3), (second,): (4 / 3, 0, 8 / 3), (first, second): (0, 0, 4)}
+    expected = {
+        (): (1, 1, 2),
+        (first,): (0, 4 / 3, 8 / 3),
+        (second,): (4 / 3, 0, 8 / 3),
+        (first, second): (0, 0, 4),
+    }
     for missing in product((False, True), repeat=3):
         guides, weights = guides_of(index, global_feats, missing)
-        assert torch.equal(guides, torch.stack([global_feats[place] for place in (first, second, index)]))
-        assert weights == pytest.approx(expected[tuple(other for other in others if missing[other])], rel=1e-12)
+        assert torch.equal(
+            guides, torch.stack([global_feats[place] for place in (first, second, index)])
+        )
+        assert weights == pytest.approx(
+            expected[tuple(other for other in others if missing[other])], rel=1e-12
+        )
         assert sum(weights) == pytest.approx(4, rel=1e-12)
         if not (missing[first] or missing[second]):
-            assert weights == (1, 1, 2), "complete triplets compute what they always did, to the last bit"
+            assert weights == (1, 1, 2), (
+                "complete triplets compute what they always did, to the last bit"
+            )
 
 
 def test_a_missing_modality_guides_itself_alone():
@@ -138,7 +197,9 @@ def test_a_missing_modality_guides_itself_alone():
     module = build(33, 16, 20, 0.5, 0.4, 0.25).eval()
     tokens, global_feats = draw(34, 3, 16, 20)
     for place in range(3):
-        others = [torch.randn(3, 20) if index == place else own for index, own in enumerate(global_feats)]
+        others = [
+            torch.randn(3, 20) if index == place else own for index, own in enumerate(global_feats)
+        ]
         for missing in (None, place):
             told = tuple(index == missing for index in range(3))
             one, other = (module(*tokens, *given, missing=told) for given in (global_feats, others))
@@ -162,12 +223,18 @@ def test_state_dict_names():
     expected = {}
     for name in ("rgb", "nir", "tir"):
         expected |= {
-            f"{name}_sparse.score_predictor.0.weight": (5, width), f"{name}_sparse.score_predictor.0.bias": (5,),
-            f"{name}_sparse.score_predictor.2.weight": (1, 5), f"{name}_sparse.score_predictor.2.bias": (1,),
-            f"{name}_aggr.weight.0.weight": (width,), f"{name}_aggr.weight.0.bias": (width,),
-            f"{name}_aggr.weight.1.weight": (hidden, width), f"{name}_aggr.weight.1.bias": (hidden,),
-            f"{name}_aggr.weight.3.weight": (out_tokens, hidden), f"{name}_aggr.weight.3.bias": (out_tokens,),
-            f"{name}_aggr.scale": (1, 1, 1)}
+            f"{name}_sparse.score_predictor.0.weight": (5, width),
+            f"{name}_sparse.score_predictor.0.bias": (5,),
+            f"{name}_sparse.score_predictor.2.weight": (1, 5),
+            f"{name}_sparse.score_predictor.2.bias": (1,),
+            f"{name}_aggr.weight.0.weight": (width,),
+            f"{name}_aggr.weight.0.bias": (width,),
+            f"{name}_aggr.weight.1.weight": (hidden, width),
+            f"{name}_aggr.weight.1.bias": (hidden,),
+            f"{name}_aggr.weight.3.weight": (out_tokens, hidden),
+            f"{name}_aggr.weight.3.bias": (out_tokens,),
+            f"{name}_aggr.scale": (1, 1, 1),
+        }
     module = MultiModalSDTPS(width, patches, sparse_ratio=0.5, aggr_ratio=0.4)
     assert {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} == expected
 

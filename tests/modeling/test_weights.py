@@ -1,4 +1,5 @@
 """DeMo's checkpoint names to ours and back."""
+
 import re
 
 import pytest
@@ -30,37 +31,92 @@ CLIP_BACKBONE = {
 }
 IMAGENET_BACKBONE = {
     "BACKBONE.base.sie_embed": "backbone.camera_embedding",
-    **{f"BACKBONE.base.{name}": f"backbone.vit.{name}" for name in (
-        "cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "blocks.0.norm1.weight",
-        "blocks.0.attn.qkv.weight", "blocks.11.attn.proj.bias", "blocks.11.mlp.fc1.weight", "norm.weight", "norm.bias")},
+    **{
+        f"BACKBONE.base.{name}": f"backbone.vit.{name}"
+        for name in (
+            "cls_token",
+            "pos_embed",
+            "patch_embed.proj.weight",
+            "patch_embed.proj.bias",
+            "blocks.0.norm1.weight",
+            "blocks.0.attn.qkv.weight",
+            "blocks.11.attn.proj.bias",
+            "blocks.11.mlp.fc1.weight",
+            "norm.weight",
+            "norm.bias",
+        )
+    },
 }
-HEAD_SUFFIXES = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
+HEAD_SUFFIXES = {
+    "": "original",
+    "_r": "RGB",
+    "_n": "NI",
+    "_t": "TI",
+    "_moe": "moe",
+    "_sdtps": "sdtps",
+}
 REST = {
-    **{f"{part}{suffix}.{leaf}": f"heads.{head}.{part}.{leaf}" for suffix, head in HEAD_SUFFIXES.items() for part, leaf in (
-        ("bottleneck", "weight"), ("bottleneck", "bias"), ("bottleneck", "running_mean"),
-        ("bottleneck", "num_batches_tracked"), ("classifier", "weight"))},
-    **{f"{stem}_reduce.{leaf}": f"pife.reduce.{modality}.{leaf}"
-       for stem, modality in (("rgb", "RGB"), ("nir", "NI"), ("tir", "TI")) for leaf in ("0.weight", "1.bias")},
-    **{f"generalFusion.moe.gating_network.gate.{theirs}": f"atmoe.{ours}" for theirs, ours in (
-        ("linear_re.0.weight", "gate.0.weight"), ("linear_re.0.bias", "gate.0.bias"),
-        ("linear_re.2.running_var", "gate.2.running_var"), ("linear_re.2.num_batches_tracked", "gate.2.num_batches_tracked"),
-        ("q_.weight", "query.weight"), ("k_.weight", "key.weight"))},
+    **{
+        f"{part}{suffix}.{leaf}": f"heads.{head}.{part}.{leaf}"
+        for suffix, head in HEAD_SUFFIXES.items()
+        for part, leaf in (
+            ("bottleneck", "weight"),
+            ("bottleneck", "bias"),
+            ("bottleneck", "running_mean"),
+            ("bottleneck", "num_batches_tracked"),
+            ("classifier", "weight"),
+        )
+    },
+    **{
+        f"{stem}_reduce.{leaf}": f"pife.reduce.{modality}.{leaf}"
+        for stem, modality in (("rgb", "RGB"), ("nir", "NI"), ("tir", "TI"))
+        for leaf in ("0.weight", "1.bias")
+    },
+    **{
+        f"generalFusion.moe.gating_network.gate.{theirs}": f"atmoe.{ours}"
+        for theirs, ours in (
+            ("linear_re.0.weight", "gate.0.weight"),
+            ("linear_re.0.bias", "gate.0.bias"),
+            ("linear_re.2.running_var", "gate.2.running_var"),
+            ("linear_re.2.num_batches_tracked", "gate.2.num_batches_tracked"),
+            ("q_.weight", "query.weight"),
+            ("k_.weight", "key.weight"),
+        )
+    },
     "sdtps.nir_aggr.weight.1.weight": "sdtps.nir_aggr.weight.1.weight",
     "sdtps.rgb_sparse.score_predictor.0.bias": "sdtps.rgb_sparse.score_predictor.0.bias",
 }
-UNKNOWN = {name: name for name in ("generalFusion.other_token", "bottleneck_new.weight", "classifier_r2.weight", "logit_scale",
-                                   "rgb_reduced.0.weight")}
-SHAPES = {"BACKBONE.base.class_embedding": (6,), "BACKBONE.base.positional_embedding": (10, 6),
-          "BACKBONE.base.conv1.weight": (6, 3, 2, 2), "BACKBONE.base.proj": (6, 4), "BACKBONE.base.cls_token": (1, 1, 6),
-          "BACKBONE.base.pos_embed": (1, 10, 6)}
+UNKNOWN = {
+    name: name
+    for name in (
+        "generalFusion.other_token",
+        "bottleneck_new.weight",
+        "classifier_r2.weight",
+        "logit_scale",
+        "rgb_reduced.0.weight",
+    )
+}
+SHAPES = {
+    "BACKBONE.base.class_embedding": (6,),
+    "BACKBONE.base.positional_embedding": (10, 6),
+    "BACKBONE.base.conv1.weight": (6, 3, 2, 2),
+    "BACKBONE.base.proj": (6, 4),
+    "BACKBONE.base.cls_token": (1, 1, 6),
+    "BACKBONE.base.pos_embed": (1, 10, 6),
+}
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 
 
 def random_weights(names, seed):
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.tensor(7) if name.endswith("tracked")
-            else torch.randn(SHAPES.get(name, (3, 4) if name.endswith("weight") else (5,)), generator=generator)
-            for name in names}
+    return {
+        name: torch.tensor(7)
+        if name.endswith("tracked")
+        else torch.randn(
+            SHAPES.get(name, (3, 4) if name.endswith("weight") else (5,)), generator=generator
+        )
+        for name in names
+    }
 
 
 @pytest.mark.parametrize("backbone", [CLIP_BACKBONE, IMAGENET_BACKBONE], ids=["CLIP", "ImageNet"])
@@ -73,7 +129,9 @@ def test_demos_names_and_back(backbone, prefix):
     for name, tensor in theirs.items():
         if name in ("BACKBONE.base.class_embedding", "BACKBONE.base.positional_embedding"):
             tensor = tensor.reshape(1, -1, 6)
-        assert torch.equal(ours[names[name]], tensor.T if name.endswith("base.proj") else tensor), name
+        assert torch.equal(ours[names[name]], tensor.T if name.endswith("base.proj") else tensor), (
+            name
+        )
         assert ours[names[name]].is_contiguous()
 
     assert unknown_names(ours) == list(UNKNOWN)
@@ -97,31 +155,46 @@ def fusion_weights(width=64, heads=4, dtype=torch.float32, seed=2):
     generator = torch.Generator().manual_seed(seed)
     weights = {"BACKBONE.base.norm.weight": torch.ones(3)}
     for name, tensor in Fusion(width, heads).state_dict().items():
-        weights[f"generalFusion.{name}"] = torch.tensor(1234567) if name.endswith("tracked") \
+        weights[f"generalFusion.{name}"] = (
+            torch.tensor(1234567)
+            if name.endswith("tracked")
             else torch.randn(tensor.shape, generator=generator).to(dtype)
+        )
     return weights | {"classifier_moe.weight": torch.zeros(2, 7)}
 
 
-@pytest.mark.parametrize(("width", "heads", "dtype"), [(64, 4, torch.float32), (192, 12, torch.float16),
-                                                       (128, None, torch.float32)])
+@pytest.mark.parametrize(
+    ("width", "heads", "dtype"),
+    [(64, 4, torch.float32), (192, 12, torch.float16), (128, None, torch.float32)],
+)
 def test_demos_fusion_and_back(width, heads, dtype):
     """Seven attentions and 7·HEAD experts, head by head, become places of stacked tensors."""
     theirs = fusion_weights(width, heads, dtype)
     ours = from_demo(theirs)
     assert unknown_names(ours) == []
-    assert all(tensor.dtype in (dtype, torch.int64) for name, tensor in ours.items() if name.startswith(("hdm.", "atmoe.")))
+    assert all(
+        tensor.dtype in (dtype, torch.int64)
+        for name, tensor in ours.items()
+        if name.startswith(("hdm.", "atmoe."))
+    )
     fusion = {name.removeprefix("generalFusion."): tensor for name, tensor in theirs.items()}
     for place, subset in enumerate(MODALITIES_OF):
         assert torch.equal(ours["hdm.query"][place], fusion[f"{subset}_token"][0, 0])
         for part in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
-            assert torch.equal(ours[f"hdm.{part.replace('out_proj.', 'out_proj_')}"][place], fusion[f"{subset}.{part}"])
+            assert torch.equal(
+                ours[f"hdm.{part.replace('out_proj.', 'out_proj_')}"][place],
+                fusion[f"{subset}.{part}"],
+            )
     width //= heads or 1
     for place in range(7 * (heads or 0)):
         expert = f"moe.experts.{place // 7}.expertHead.{place % 7}.mlp"
         assert torch.equal(ours["atmoe.expert_weight"][place], fusion[f"{expert}.0.weight"])
         assert torch.equal(ours["atmoe.expert_bias"][place], fusion[f"{expert}.0.bias"])
         for part in ("weight", "bias", "running_mean", "running_var"):
-            assert torch.equal(ours[f"atmoe.norm.{part}"][place * width:(place + 1) * width], fusion[f"{expert}.2.{part}"])
+            assert torch.equal(
+                ours[f"atmoe.norm.{part}"][place * width : (place + 1) * width],
+                fusion[f"{expert}.2.{part}"],
+            )
     if heads:
         assert ours["atmoe.norm.num_batches_tracked"] == 1234567
 
@@ -136,17 +209,29 @@ def test_a_fusion_that_is_not_whole_is_reported(tmp_path):
     missing = "generalFusion.moe.experts.2.expertHead.5.mlp.0.weight"
     del theirs[missing]
     torch.save(theirs, tmp_path / "broken.pth")
-    with pytest.raises(UserError, match=rf"broken.pth cannot be used: {re.escape(missing)} is missing"):
+    with pytest.raises(
+        UserError, match=rf"broken.pth cannot be used: {re.escape(missing)} is missing"
+    ):
         read_checkpoint(tmp_path / "broken.pth")
 
 
-@pytest.mark.parametrize("opts", [("MODEL.DIRECT", 0), ("MODEL.DIRECT", 1), (*FUSION, "MODEL.DIRECT", 0),
-                                  ("MODEL.USE_SDTPS", False, "MODEL.HDM", True)], ids=str)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ("MODEL.DIRECT", 0),
+        ("MODEL.DIRECT", 1),
+        (*FUSION, "MODEL.DIRECT", 0),
+        ("MODEL.USE_SDTPS", False, "MODEL.HDM", True),
+    ],
+    ids=str,
+)
 def test_our_models_weights_and_back(opts):
     model = tiny_model(*opts)
     ours = model.state_dict()
     theirs = to_demo(ours)
-    assert not any(name.startswith(("backbone.", "pife.", "heads.", "hdm.", "atmoe.")) for name in theirs)
+    assert not any(
+        name.startswith(("backbone.", "pife.", "heads.", "hdm.", "atmoe.")) for name in theirs
+    )
     assert is_demo(theirs)
     assert is_demo({f"module.{name}": tensor for name, tensor in theirs.items()})
     assert not is_demo(ours)
@@ -154,6 +239,12 @@ def test_our_models_weights_and_back(opts):
     assert ("bottleneck_sdtps.weight" in theirs) == (model.sdtps is not None)
     assert ("classifier.weight" in theirs) == model.one_head
     assert ("classifier_t.weight" in theirs) == (not model.one_head)
-    assert ("classifier_moe.weight" in theirs) == ("generalFusion.rnt_token" in theirs) == (model.hdm is not None)
-    assert ("generalFusion.moe.experts.3.expertHead.6.mlp.2.bias" in theirs) == (model.atmoe is not None)
+    assert (
+        ("classifier_moe.weight" in theirs)
+        == ("generalFusion.rnt_token" in theirs)
+        == (model.hdm is not None)
+    )
+    assert ("generalFusion.moe.experts.3.expertHead.6.mlp.2.bias" in theirs) == (
+        model.atmoe is not None
+    )
     assert_same(in_order(from_demo(theirs)), in_order(ours))

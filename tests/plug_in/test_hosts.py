@@ -3,6 +3,7 @@
 Each is a folder HOSTS/<name of host_models.HOSTS>; their packages (ftfy, regex, scikit-learn, seaborn, pandas) may be on
 PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
 """
+
 import json
 import os
 import subprocess
@@ -18,7 +19,10 @@ from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.files import write_json
 
 FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases"),
+]
 NAMES = [host.name for host in KNOWN.values()]
 COMMAND = "HOSTS=… HOSTS_JSON=docs/hosts.json make test-hosts"
 
@@ -37,7 +41,10 @@ def figures():
     found = {}
     yield found
     if FIGURES:
-        write_json(ROOT / FIGURES, about(torch.device("cpu"), False) | {"command": COMMAND, "hosts": list(found.values())})
+        write_json(
+            ROOT / FIGURES,
+            about(torch.device("cpu"), False) | {"command": COMMAND, "hosts": list(found.values())},
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,8 +52,12 @@ def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
     """All kept is the host to the last bit, and so is the model that unslim gives back; half kept and half of that once more
     takes less than 60 % of the operations, and a training step is finite."""
     out = tmp_path / "figures.json"
-    done = subprocess.run([sys.executable, ROOT / "tests" / "hosts.py", checkout_of(name), name, out], capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "hosts.py", checkout_of(name), name, out],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = figures[name] = json.loads(out.read_text())
     print(json.dumps(found))
@@ -55,10 +66,21 @@ def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
         assert host.unslimmed in found["refused"]
     else:
         assert found["keep_all"] == found["unslimmed"] == 0 < found["slimmed"]
-        assert found["patches"] == [64, 32] and found["training"]["finite"] and found["training"]["gradients"] > 50
+        assert (
+            found["patches"] == [64, 32]
+            and found["training"]["finite"]
+            and found["training"]["gradients"] > 50
+        )
         assert found["macs"]["after"] < 0.6 * found["macs"]["before"]
     if host.backbone:
         before, after = found["sdtps"]["width"]
-        assert after == before + 3 * 512 and found["sdtps"]["training"]["finite"] and found["sdtps"]["gradient"] > 0
+        assert (
+            after == before + 3 * 512
+            and found["sdtps"]["training"]["finite"]
+            and found["sdtps"]["gradient"] > 0
+        )
     else:
-        assert f"the training loop of {name} reads outputs by fixed places" in found["sdtps"]["refused"]
+        assert (
+            f"the training loop of {name} reads outputs by fixed places"
+            in found["sdtps"]["refused"]
+        )

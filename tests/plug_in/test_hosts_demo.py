@@ -1,4 +1,5 @@
 """The plug-in on a checkout of DeMo, HOSTS/DeMo (test_hosts.py): features of this project's model, DeMo's own loop, --fast."""
+
 import json
 import os
 import re
@@ -10,11 +11,33 @@ from test_hosts import FOLDER
 from tiny import ROOT
 
 HERE, CHECKOUT = ROOT / "tests", os.path.join(os.path.abspath(FOLDER), "DeMo")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases"),
-              pytest.mark.skipif(not os.path.isdir(CHECKOUT), reason="there is no HOSTS/DeMo")]
-SMALL = ["INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]", "DATALOADER.NUM_WORKERS", "0"]
-RUN = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.LOG_PERIOD", "1", "SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "4",
-       "TEST.IMS_PER_BATCH", "16", "MODEL.USE_SDTPS", "True"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases"),
+    pytest.mark.skipif(not os.path.isdir(CHECKOUT), reason="there is no HOSTS/DeMo"),
+]
+SMALL = [
+    "INPUT.SIZE_TRAIN",
+    "[64, 32]",
+    "INPUT.SIZE_TEST",
+    "[64, 32]",
+    "DATALOADER.NUM_WORKERS",
+    "0",
+]
+RUN = [
+    "SOLVER.MAX_EPOCHS",
+    "1",
+    "SOLVER.LOG_PERIOD",
+    "1",
+    "SOLVER.IMS_PER_BATCH",
+    "8",
+    "DATALOADER.NUM_INSTANCE",
+    "4",
+    "TEST.IMS_PER_BATCH",
+    "16",
+    "MODEL.USE_SDTPS",
+    "True",
+]
 OFF = ["MODEL.HDM", "False", "MODEL.ATM", "False"]
 RANKING = """
 import json, sys
@@ -54,9 +77,17 @@ print(json.dumps({"cmc": float(np.abs(before[0] - after[0]).max()), "mAP": abs(b
 
 
 def python(*words, cwd):
-    path = os.pathsep.join(filter(None, [str(HERE / "alone"), str(HERE), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-W", "ignore", *map(str, words)], cwd=cwd, capture_output=True, text=True,
-                          check=False, env=os.environ | {"PYTHONPATH": path})
+    path = os.pathsep.join(
+        filter(None, [str(HERE / "alone"), str(HERE), os.environ.get("PYTHONPATH")])
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -67,7 +98,9 @@ def test_features_are_those_of_our_model(tmp_path):
     text = (tmp_path / "figures.json").read_text()
     print(text)
     for setting, found in json.loads(text).items():
-        assert found["ours"] < 1e-6 and found["copy"] == 0 and found["fast"] < 1e-5 and found["finite"], setting
+        assert (
+            found["ours"] < 1e-6 and found["copy"] == 0 and found["fast"] < 1e-5 and found["finite"]
+        ), setting
         if not setting.startswith("slimmed"):
             assert found["pair"] == [[3, 171], [3, 1536 if "CLIP" in setting else 2304]]
 
@@ -75,17 +108,40 @@ def test_features_are_those_of_our_model(tmp_path):
 @pytest.mark.parametrize("modules", [[], OFF])
 def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
     """Six steps, the three patterns, a checkpoint, and test_net.py with it, with and without --fast."""
-    words = ["--config_file", f"{CHECKOUT}/configs/RGBNT201/DeMo.yml", "DATASETS.ROOT_DIR", tiny_root,
-             "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
+    words = [
+        "--config_file",
+        f"{CHECKOUT}/configs/RGBNT201/DeMo.yml",
+        "DATASETS.ROOT_DIR",
+        tiny_root,
+        "OUTPUT_DIR",
+        tmp_path / "run",
+        *SMALL,
+        *RUN,
+        *modules,
+    ]
     trained = python(HERE / "host_models.py", CHECKOUT, "train_net.py", *words, cwd=CHECKOUT)
     losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
     assert len(losses) >= 5 and all(loss < 100 for loss in losses)
-    assert all(trained.count(f"Current is the {name} feature testing!") == 1 for name in ("ori", "moe", "[moe,ori]"))
+    assert all(
+        trained.count(f"Current is the {name} feature testing!") == 1
+        for name in ("ori", "moe", "[moe,ori]")
+    )
     best = tmp_path / "run" / "DeMobest.pth"
-    tested = [python(HERE / "host_models.py", CHECKOUT, *fast, "--weight", best, "test_net.py", *words, cwd=CHECKOUT)
-              for fast in ([], ["--fast"])]
+    tested = [
+        python(
+            HERE / "host_models.py",
+            CHECKOUT,
+            *fast,
+            "--weight",
+            best,
+            "test_net.py",
+            *words,
+            cwd=CHECKOUT,
+        )
+        for fast in ([], ["--fast"])
+    ]
     results = [re.findall(r"(mAP|Rank-\d+) *: *([\d.]+)%", output) for output in (trained, *tested)]
-    assert results[0][-4 - 4:-4] == results[1] == results[2] and len(results[1]) == 4
+    assert results[0][-4 - 4 : -4] == results[1] == results[2] and len(results[1]) == 4
     print(losses, results[1])
 
 

@@ -1,4 +1,5 @@
 """SDTPS in a miniature of DeMo's checkout (reference/demo_host) by demo_sdtps.patch."""
+
 import pytest
 import torch
 from choices import margins
@@ -26,8 +27,19 @@ def results(tmp_path_factory):
 
 def on_our_side(opts):
     """This project's configuration and model for the changed checkout's weights."""
-    cfg = tiny_cfg("MODEL.PATCH_SIZE", 16, "MODEL.HEAD", 4, "MODEL.STRIDE_SIZE", [16, 16], "INPUT.SIZE_TRAIN", SIZE[1],
-                   "INPUT.SIZE_TEST", SIZE[1], *opts)
+    cfg = tiny_cfg(
+        "MODEL.PATCH_SIZE",
+        16,
+        "MODEL.HEAD",
+        4,
+        "MODEL.STRIDE_SIZE",
+        [16, 16],
+        "INPUT.SIZE_TRAIN",
+        SIZE[1],
+        "INPUT.SIZE_TEST",
+        SIZE[1],
+        *opts,
+    )
     return cfg, make_model(cfg, CLASSES, CAMERAS).eval()
 
 
@@ -44,7 +56,9 @@ def test_off_changes_nothing(results, setting):
 
 def assert_identical(tensors, others):
     for one, other in zip(tensors, others, strict=True):
-        assert (one is None and other is None) or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+        assert (one is None and other is None) or torch.equal(
+            torch.as_tensor(one), torch.as_tensor(other)
+        )
 
 
 def assert_near(outputs, others):
@@ -82,12 +96,18 @@ def test_the_other_weights_start_the_same(results, setting):
     off, on = (results[f"{setting}, {name}"]["initial"] for name in ("off", "on"))
     assert all(torch.equal(tensor, on[name]) for name, tensor in off.items())
     new = {name for name in on if name not in off}
-    assert {name.partition(".")[0] for name in new} == {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
+    assert {name.partition(".")[0] for name in new} == {
+        "sdtps",
+        "bottleneck_sdtps",
+        "classifier_sdtps",
+    }
     assert on["bottleneck_sdtps.weight"].eq(1).all()
     assert on["bottleneck_sdtps.bias"].eq(0).all()
     assert "bottleneck_sdtps.bias" in results[f"{setting}, on"]["frozen"]
     weight = on["classifier_sdtps.weight"]
-    assert float(weight.std()) == pytest.approx(0.001, rel=6 / (2 * weight.numel()) ** 0.5)  # six standard errors
+    assert float(weight.std()) == pytest.approx(
+        0.001, rel=6 / (2 * weight.numel()) ** 0.5
+    )  # six standard errors
 
 
 @EACH_SETTING
@@ -105,20 +125,32 @@ def test_patterns_hold_the_features_of_our_module(results, setting):
     original, enhanced, both = (on["patterns"][pattern] for pattern in (1, 2, 3))
     assert torch.equal(original, off["patterns"][1])
     slimmed = torch.cat([tokens.mean(dim=1) for tokens in outputs[:3]], dim=-1)
-    assert_close(enhanced[:, :3 * WIDTH], slimmed, *SDTPS_PATH, *SDTPS_PATH, 14)  # means of up to 7 tokens, by both
+    assert_close(
+        enhanced[:, : 3 * WIDTH], slimmed, *SDTPS_PATH, *SDTPS_PATH, 14
+    )  # means of up to 7 tokens, by both
     assert enhanced.shape[1] == (3 + 7 * ("HDM" in setting)) * WIDTH
     assert torch.equal(both, torch.cat([original, enhanced], dim=-1))
     if "HDM" in setting:
-        assert not torch.equal(enhanced[:, 3 * WIDTH:], off["patterns"][2])
+        assert not torch.equal(enhanced[:, 3 * WIDTH :], off["patterns"][2])
 
 
 def part_of(weights, prefix):
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in weights.items()
+        if name.startswith(prefix)
+    }
 
 
-SAME = {"HDM on all patches": [*ALL_PATCHES, "MODEL.USE_SDTPS", True],
-        **{f"{setting}, {name}": [*opts, "MODEL.USE_SDTPS", name == "on"] for setting, opts in SETTINGS.items()
-           for name in ("off", "on") if setting != "overlapping patches"}}
+SAME = {
+    "HDM on all patches": [*ALL_PATCHES, "MODEL.USE_SDTPS", True],
+    **{
+        f"{setting}, {name}": [*opts, "MODEL.USE_SDTPS", name == "on"]
+        for setting, opts in SETTINGS.items()
+        for name in ("off", "on")
+        if setting != "overlapping patches"
+    },
+}
 
 
 @pytest.mark.parametrize("case", SAME)
@@ -128,7 +160,8 @@ def test_the_same_features_as_our_model(results, case, tmp_path):
     cfg, model = on_our_side(SAME[case])
     theirs = to_demo(model.state_dict())
     assert {name: tensor.shape for name, tensor in theirs.items()} == {
-        name: tensor.shape for name, tensor in result["weights"].items()}
+        name: tensor.shape for name, tensor in result["weights"].items()
+    }
 
     torch.save(result["weights"], tmp_path / "host.pth")
     load_weights(model, read_checkpoint(tmp_path / "host.pth"))
@@ -138,8 +171,11 @@ def test_the_same_features_as_our_model(results, case, tmp_path):
     # All keep the same patches: the miniature draws by its weights' names, whatever TEST_SEED is, and these draws are clear.
     assert min(found, default=1) > tolerance(*PATH, *PATH)
     for pattern, expected in result["patterns"].items():
-        for feature in (patterns[pattern], *(small[pattern] for small in result["small_patterns"].values())):
-            assert_close(feature, expected[:len(feature)], *PATH, *PATH)
+        for feature in (
+            patterns[pattern],
+            *(small[pattern] for small in result["small_patterns"].values()),
+        ):
+            assert_close(feature, expected[: len(feature)], *PATH, *PATH)
 
 
 def test_the_keys_are_used(results):
@@ -163,29 +199,45 @@ def test_gumbel_changes_gradients_alone(results):
     for one, other, third in zip(*found, strict=True):
         assert not torch.equal(one, other)
         assert not torch.equal(other, third)
-    one, *others = (torch.cat([gradient.flatten() for gradient in each]).norm() for each in found)  # a single one may cancel
+    one, *others = (
+        torch.cat([gradient.flatten() for gradient in each]).norm() for each in found
+    )  # a single one may cancel
     assert max(others) < 10 * one
 
 
 def test_gumbel_selection_changes_training_alone(results):
     """Other patches in training, the best as before in evaluation."""
-    (_, plain, *rest), (_, selected, *same) = (results[case]["outputs"] for case in ("direct 1, on", "Gumbel selection"))
+    (_, plain, *rest), (_, selected, *same) = (
+        results[case]["outputs"] for case in ("direct 1, on", "Gumbel selection")
+    )
     assert plain.shape == selected.shape and not torch.equal(plain, selected)
     assert_identical(rest, same)
-    assert_identical(*(results[case]["patterns"].values() for case in ("direct 1, on", "Gumbel selection")))
+    assert_identical(
+        *(results[case]["patterns"].values() for case in ("direct 1, on", "Gumbel selection"))
+    )
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "float16", "bfloat16 with Gumbel"])
 def test_mixed_precision(results, case):
     result, precision = results[case], getattr(torch, case.split()[0])
     assert all(torch.as_tensor(output).isfinite().all() for output in result["outputs"])
-    assert all(gradient is None or gradient.isfinite().all() for gradient in result["gradients"].values())
+    assert all(
+        gradient is None or gradient.isfinite().all() for gradient in result["gradients"].values()
+    )
     assert result["outputs"][0].dtype == precision
     whole = results["Gumbel" if "Gumbel" in case else "direct 1, HDM, on"]
-    *chosen, original = zip(*(list(run["outputs"])[1:2 * (len(run["outputs"]) // 2):2] for run in (result, whole)), strict=True)
+    *chosen, original = zip(
+        *(list(run["outputs"])[1 : 2 * (len(run["outputs"]) // 2) : 2] for run in (result, whole)),
+        strict=True,
+    )
     assert_close(*original, *ROUNDINGS, dtype=precision)
-    for found, exact in chosen:  # where two patches have almost the same score, rounding may keep the other one
-        assert (found.double()[:, None] - exact.double()).norm(dim=-1).argmin(dim=1).tolist() == list(range(BATCH))
+    for (
+        found,
+        exact,
+    ) in chosen:  # where two patches have almost the same score, rounding may keep the other one
+        assert (found.double()[:, None] - exact.double()).norm(dim=-1).argmin(
+            dim=1
+        ).tolist() == list(range(BATCH))
 
     *tokens, rgb, ni, ti = (tensor.to(precision) for tensor in result["inner"]["inputs"])
     with torch.autocast("cpu", precision):

@@ -1,4 +1,5 @@
 """demo_sdtps.patch on miniatures of the code bases that it knows (reference/hosts.py), against slimming by hand."""
+
 import copy
 from itertools import count
 from types import SimpleNamespace
@@ -41,8 +42,15 @@ EACH = pytest.mark.parametrize("name", SLIMMED)
 
 
 def configuration(miss="", **keys):
-    cfg = demo_sdtps.add_config(CfgNode({"MODEL": {"INVERSE": True}, "INPUT": {"SIZE_TRAIN": list(SIZE)},
-                                         "TEST": {"MISS": miss}}))
+    cfg = demo_sdtps.add_config(
+        CfgNode(
+            {
+                "MODEL": {"INVERSE": True},
+                "INPUT": {"SIZE_TRAIN": list(SIZE)},
+                "TEST": {"MISS": miss},
+            }
+        )
+    )
     cfg.MODEL.update(keys)
     return cfg
 
@@ -55,7 +63,9 @@ def build(name, miss="", **keys):
 
 
 def slim(name, miss="", **keys):
-    return build(name, miss, **{"SLIM_BLOCKS": BLOCKS, "SLIM_KEEP": KEEP, "SLIM_SCORE": "saliency", **keys})
+    return build(
+        name, miss, **{"SLIM_BLOCKS": BLOCKS, "SLIM_KEEP": KEEP, "SLIM_SCORE": "saliency", **keys}
+    )
 
 
 def inputs(name, seed=1):
@@ -112,16 +122,32 @@ def test_all_kept_is_the_host_and_unslim_gives_it_back(name):
         expected = leaves(outputs(plain, given, training))
         for other in (model, demo_sdtps.unslim(copy.deepcopy(halved))):
             assert equal(leaves(outputs(other, given, training)), expected)
-    assert list(demo_sdtps.unslim(halved).state_dict()) == list(plain.state_dict()) and type(halved) is type(plain)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in halved.modules())
+    assert list(demo_sdtps.unslim(halved).state_dict()) == list(plain.state_dict()) and type(
+        halved
+    ) is type(plain)
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in halved.modules()
+    )
 
 
 def scores_by_hand(name, model, images, shared, training):
     """A score (rows, N) for each call of a tower, in the order in which it calls: of Dijkstra's saliency, float64."""
-    given = model.train(training).given(images) if name != "MDReID" else {
-        key: image for key, image in images.items() if training or key[0].lower() not in model.miss}
-    own = {key: torch.tensor([saliency(image.double(), GRID, (PATCH, PATCH), (PATCH, PATCH)) for image in rows])
-           for key, rows in given.items() if rows.ndim == 4}
+    given = (
+        model.train(training).given(images)
+        if name != "MDReID"
+        else {
+            key: image
+            for key, image in images.items()
+            if training or key[0].lower() not in model.miss
+        }
+    )
+    own = {
+        key: torch.tensor(
+            [saliency(image.double(), GRID, (PATCH, PATCH), (PATCH, PATCH)) for image in rows]
+        )
+        for key, rows in given.items()
+        if rows.ndim == 4
+    }
     voting = [key for key in own if training or key[0].lower() not in model.miss]
     if shared == "first":
         own = dict.fromkeys(own, own[voting[0]])
@@ -132,6 +158,7 @@ def scores_by_hand(name, model, images, shared, training):
 
 def attention_by_hand(tower, follow, first):
     """The scores of a tower's stages: attention of the class token, mean over the heads."""
+
     def score(index, tokens):
         block = (tower.transformer.resblocks if tower.tokens_first else tower.blocks)[index]
         seen = block.ln_1(tokens)
@@ -143,13 +170,21 @@ def attention_by_hand(tower, follow, first):
     return score
 
 
-@pytest.mark.parametrize("name, miss, training, shared, score", [
-    *((name, "", training, True, "saliency") for name in SLIMMED for training in (False, True)),
-    *((name, "nt", False, True, "saliency") for name in SLIMMED if name != "TOPReID"),
-    *((name, "r", False, True, "saliency") for name in ("MDReID", "TOPReID")),
-    *((name, "r", True, True, "saliency") for name in ("UGG", "MDReID", "IDEA", "TOPReID")),
-    *((name, "", False, False, "saliency") for name in ("UGG", "MFRNet", "HAPE", "IDEA", "TOPReID")),
-    *((name, "", False, True, EVIT) for name in SLIMMED), ("MFRNet", "", False, False, EVIT)])
+@pytest.mark.parametrize(
+    "name, miss, training, shared, score",
+    [
+        *((name, "", training, True, "saliency") for name in SLIMMED for training in (False, True)),
+        *((name, "nt", False, True, "saliency") for name in SLIMMED if name != "TOPReID"),
+        *((name, "r", False, True, "saliency") for name in ("MDReID", "TOPReID")),
+        *((name, "r", True, True, "saliency") for name in ("UGG", "MDReID", "IDEA", "TOPReID")),
+        *(
+            (name, "", False, False, "saliency")
+            for name in ("UGG", "MFRNet", "HAPE", "IDEA", "TOPReID")
+        ),
+        *((name, "", False, True, EVIT) for name in SLIMMED),
+        ("MFRNet", "", False, False, EVIT),
+    ],
+)
 def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, score):
     """Which patches each modality keeps: the same, but for towers of their own, the first's; those that miss have no vote.
     In training the host's own loss, and its gradient."""
@@ -162,14 +197,19 @@ def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, sc
     for place, tower in enumerate(towers):
         own = [scores[place]] if len(towers) > 1 else scores
         own = own if score == "saliency" else attention_by_hand(tower, follow, first)
-        tower.stage = Slow(BLOCKS, KEEP, own, tower.prefix, by_hand.suffix, by_hand.restored, tower.tokens_first)
+        tower.stage = Slow(
+            BLOCKS, KEEP, own, tower.prefix, by_hand.suffix, by_hand.restored, tower.tokens_first
+        )
     expected = outputs(by_hand, given, training)
     for leaf, other in zip(leaves(found), leaves(expected), strict=True):
         assert_close(leaf, other, *SUMS, *SUMS)
     if training:
         for each, output in ((model, found), (by_hand, expected)):
             each.loss(output).backward()
-        gradients = [{key: parameter.grad for key, parameter in each.named_parameters()} for each in (model, by_hand)]
+        gradients = [
+            {key: parameter.grad for key, parameter in each.named_parameters()}
+            for each in (model, by_hand)
+        ]
         for key, gradient in gradients[0].items():
             assert (gradient is None) == (gradients[1][key] is None), key
         for key in (key for key in gradients[0] if key.endswith("conv1.weight")):
@@ -182,7 +222,9 @@ def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, sc
 def expected_names(name, miss, training):
     """The modalities of each call of a tower."""
     if name in ("MFRNet", "MDReID"):
-        present = tuple(key for key in NAMES if training or name == "MFRNet" or key[0].lower() not in miss)
+        present = tuple(
+            key for key in NAMES if training or name == "MFRNet" or key[0].lower() not in miss
+        )
         return [present]
     model = HOSTS[name]
     order = model.order if training else model.orders
@@ -222,22 +264,28 @@ def test_the_first_that_is_there_decides():
 @pytest.mark.parametrize("name", WITH_SDTPS)
 @pytest.mark.parametrize("slimming", [False, True])
 def test_the_pair_and_the_feature_of_sdtps(name, slimming):
-    model, plain = ((slim if slimming else build)(name, **keys) for keys in ({"USE_SDTPS": True}, {}))
+    model, plain = (
+        (slim if slimming else build)(name, **keys) for keys in ({"USE_SDTPS": True}, {})
+    )
     place, given, chosen = WITH_SDTPS[name], inputs(name), []
     model.sdtps.register_forward_hook(lambda module, inputs, output: chosen.append(output))
     output, without = (list(outputs(each, given, True)) for each in (model, plain))
     feature = torch.cat([tokens.mean(1) for tokens in chosen[0][:3]], -1)
-    logits, found = output[place:place + 2]
+    logits, found = output[place : place + 2]
     assert torch.equal(found, feature) and logits.shape == (BATCH, CLASSES)
-    rest = output[:place] + output[place + 2:]
+    rest = output[:place] + output[place + 2 :]
     assert equal(leaves(rest), leaves(without))
     loss = model.loss(output)
     loss.backward()
-    assert loss.isfinite() and model.classifier_sdtps.weight.grad.norm() > 0 and model.sdtps.rgb_aggr is not None
+    assert (
+        loss.isfinite()
+        and model.classifier_sdtps.weight.grad.norm() > 0
+        and model.sdtps.rgb_aggr is not None
+    )
     expected, feature = outputs(plain, given), outputs(model, given)
     own = torch.cat([tokens.mean(1) for tokens in chosen[1][:3]], -1)
     if name == "UGG":  # its patterns
-        original, fused = expected[:, :3 * WIDTH], expected[:, 3 * WIDTH:]
+        original, fused = expected[:, : 3 * WIDTH], expected[:, 3 * WIDTH :]
         assert torch.equal(feature, torch.cat([original, own, fused], -1))
     else:
         assert torch.equal(feature, torch.cat([expected, own], -1))
@@ -246,20 +294,50 @@ def test_the_pair_and_the_feature_of_sdtps(name, slimming):
 
 
 REFUSED = {
-    "SDTPS": [(name, {"USE_SDTPS": True}, f"the training loop of {KNOWN[name].name} reads outputs by fixed places")
-              for name in HOSTS if name not in WITH_SDTPS],
-    "EDITOR": [("EDITOR", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}, "it multiplies the attention of all blocks")],
-    "masks": [("STMI", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "supervised"},
-               "which reads foreground masks, but the loader of STMI has none")],
-    "a loss": [("STMI", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "self_supervised"},
-                "which learns by a loss, but the training of STMI adds none")],
-    "merges": [("UGG", {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "studies.baselines:ToMe"},
-                "whose merged tokens weigh more")],
+    "SDTPS": [
+        (
+            name,
+            {"USE_SDTPS": True},
+            f"the training loop of {KNOWN[name].name} reads outputs by fixed places",
+        )
+        for name in HOSTS
+        if name not in WITH_SDTPS
+    ],
+    "EDITOR": [
+        (
+            "EDITOR",
+            {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]},
+            "it multiplies the attention of all blocks",
+        )
+    ],
+    "masks": [
+        (
+            "STMI",
+            {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "supervised"},
+            "which reads foreground masks, but the loader of STMI has none",
+        )
+    ],
+    "a loss": [
+        (
+            "STMI",
+            {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "self_supervised"},
+            "which learns by a loss, but the training of STMI adds none",
+        )
+    ],
+    "merges": [
+        (
+            "UGG",
+            {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "studies.baselines:ToMe"},
+            "whose merged tokens weigh more",
+        )
+    ],
     "blocks": [("UGG", {"SLIM_BLOCKS": [4], "SLIM_KEEP": [0.5]}, "has 4 blocks")],
 }
 
 
-@pytest.mark.parametrize("name, keys, sentence", [case for cases in REFUSED.values() for case in cases])
+@pytest.mark.parametrize(
+    "name, keys, sentence", [case for cases in REFUSED.values() for case in cases]
+)
 def test_what_a_host_cannot_do_is_refused_in_one_sentence(name, keys, sentence):
     torch.manual_seed(seeded())
     model = HOSTS[name]()
@@ -267,11 +345,16 @@ def test_what_a_host_cannot_do_is_refused_in_one_sentence(name, keys, sentence):
     with pytest.raises(UserError) as error:
         demo_sdtps.patch(model, configuration(**keys))
     assert sentence in str(error.value) and str(error.value).endswith(".")
-    assert list(model.state_dict()) == before and not any(module._forward_pre_hooks for module in model.modules())
+    assert list(model.state_dict()) == before and not any(
+        module._forward_pre_hooks for module in model.modules()
+    )
 
 
 def test_another_model_is_refused_and_named_what_is_known():
-    with pytest.raises(UserError, match=r"Linear is not the model of a code base that patch knows \(DeMo, UGG, Signal, .*slim"):
+    with pytest.raises(
+        UserError,
+        match=r"Linear is not the model of a code base that patch knows \(DeMo, UGG, Signal, .*slim",
+    ):
         demo_sdtps.patch(nn.Linear(2, 2), configuration(USE_SDTPS=True))
     model = HOSTS["MFRNet"]()
     model.BACKBONE.base = nn.Identity()
@@ -291,4 +374,6 @@ def test_a_subclass_is_its_hosts_and_off_nothing_changes():
         pass
 
     assert type(demo_sdtps.patch(Changed(), configuration())) is Changed
-    assert hasattr(demo_sdtps.patch(Changed(), configuration(SLIM_BLOCKS=[1], SLIM_KEEP=[0.5])), "slimming")
+    assert hasattr(
+        demo_sdtps.patch(Changed(), configuration(SLIM_BLOCKS=[1], SLIM_KEEP=[0.5])), "slimming"
+    )

@@ -1,4 +1,5 @@
 """`python -m demo_sdtps SCRIPT …` in a miniature of DeMo's checkout (reference/demo_host)."""
+
 import re
 import shutil
 import subprocess
@@ -18,18 +19,26 @@ RESULT = re.compile(r"pattern (\d) width (\d+) mAP ([\d.]+) Rank-1 ([\d.]+)")
 
 @pytest.fixture
 def checkout(tmp_path):
-    return shutil.copytree(HOST, tmp_path / "checkout", ignore=shutil.ignore_patterns("__pycache__"))
+    return shutil.copytree(
+        HOST, tmp_path / "checkout", ignore=shutil.ignore_patterns("__pycache__")
+    )
 
 
 def results_of(done):
     """(pattern, width, mAP, Rank-1) of every evaluation."""
     assert done.returncode == 0, done.stderr
-    return [(int(pattern), int(width), float(average), float(first))
-            for pattern, width, average, first in RESULT.findall(done.stdout)]
+    return [
+        (int(pattern), int(width), float(average), float(first))
+        for pattern, width, average, first in RESULT.findall(done.stdout)
+    ]
 
 
 def files_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 @pytest.mark.slow
@@ -37,7 +46,11 @@ def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout
     """Without HDM and ATM too, where DeMo evaluates one."""
     before = files_of(checkout)
     done = launch(checkout, "train_net.py", *SIZE, *ON, "OUTPUT_DIR", "run")
-    assert [found[:2] for found in results_of(done)] == 2 * [(1, 3 * WIDTH), (2, 3 * WIDTH), (3, 6 * WIDTH)]
+    assert [found[:2] for found in results_of(done)] == 2 * [
+        (1, 3 * WIDTH),
+        (2, 3 * WIDTH),
+        (3, 6 * WIDTH),
+    ]
     assert all("loss" not in line or "nan" not in line for line in done.stdout.splitlines())
     after = files_of(checkout)
     assert {path.name for path in after if path not in before} == {"DeMobest.pth"}
@@ -47,7 +60,12 @@ def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout
 @pytest.mark.slow
 def test_off_the_scripts_output_is_that_of_the_script(checkout):
     done = launch(checkout, "train_net.py", *SIZE, *FUSED)
-    plain = subprocess.run([sys.executable, "train_net.py", *SIZE, *FUSED], cwd=checkout, capture_output=True, text=True)
+    plain = subprocess.run(
+        [sys.executable, "train_net.py", *SIZE, *FUSED],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == plain.stdout and len(results_of(done)) == 6
 
 
@@ -55,27 +73,39 @@ def test_a_checkpoint_takes_the_place_of_the_named_file(checkout):
     trained = launch(checkout, "train_net.py", *SIZE, *ON, *FUSED, "OUTPUT_DIR", "run")
     done = launch(checkout, "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED)
     assert results_of(done) == [results_of(trained)[-1]]
-    fast = launch(checkout, "--fast", "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED)
-    (pattern, width, *numbers), = results_of(fast)
-    assert (pattern, width) == results_of(done)[0][:2] and numbers == pytest.approx(results_of(done)[0][2:], abs=1e-6)
+    fast = launch(
+        checkout, "--fast", "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED
+    )
+    ((pattern, width, *numbers),) = results_of(fast)
+    assert (pattern, width) == results_of(done)[0][:2] and numbers == pytest.approx(
+        results_of(done)[0][2:], abs=1e-6
+    )
     assert "--fast replaces, in evaluation: utils.metrics.eval_func, " in fast.stdout
     weights = torch.load(checkout / "run" / "DeMobest.pth", weights_only=True)
-    assert {"sdtps", "bottleneck_sdtps", "classifier_sdtps"} < {name.partition(".")[0] for name in weights}
+    assert {"sdtps", "bottleneck_sdtps", "classifier_sdtps"} < {
+        name.partition(".")[0] for name in weights
+    }
 
 
 def test_fast_training_is_the_same_and_msvr310_can_be_evaluated(checkout):
     """np.str, which the checkout asks for, is gone from NumPy."""
     plain = launch(checkout, "train_net.py", *SIZE, *ON, *FUSED, "DATASETS.NAMES", "MSVR310")
     assert plain.returncode == 1 and "np.str" in plain.stderr
-    fast = launch(checkout, "--fast", "train_net.py", *SIZE, *ON, *FUSED, "DATASETS.NAMES", "MSVR310")
+    fast = launch(
+        checkout, "--fast", "train_net.py", *SIZE, *ON, *FUSED, "DATASETS.NAMES", "MSVR310"
+    )
     assert [found[0] for found in results_of(fast)] == [1, 2, 3, 1, 2, 3]
-    losses = [[line for line in done.stdout.splitlines() if "loss" in line] for done in (plain, fast)]
-    assert losses[0] and losses[1][:len(losses[0])] == losses[0]
+    losses = [
+        [line for line in done.stdout.splitlines() if "loss" in line] for done in (plain, fast)
+    ]
+    assert losses[0] and losses[1][: len(losses[0])] == losses[0]
 
 
 def test_torchruns_local_rank_reaches_the_script_that_reads_it(checkout):
-    train, test = (launch(checkout, script, *SIZE, "SOLVER.MAX_EPOCHS", "0", LOCAL_RANK="3")
-                   for script in ("train_net.py", "test_net.py"))
+    train, test = (
+        launch(checkout, script, *SIZE, "SOLVER.MAX_EPOCHS", "0", LOCAL_RANK="3")
+        for script in ("train_net.py", "test_net.py")
+    )
     assert "local rank 3" in train.stdout
     assert "unrecognized" not in test.stderr and "your_model.pth" in test.stderr
 
@@ -85,17 +115,27 @@ def replace(name, old, new):
         text = (checkout / name).read_text()
         assert old in text
         (checkout / name).write_text(text.replace(old, new))
+
     return change
 
 
 MODEL = "modeling/make_model.py"
 REFUSED = {
-    "no loop": (replace("engine/processor.py", "def training_neat_eval", "def evaluate"), [],
-                "it has no engine.processor.training_neat_eval"),
-    "another model": (replace(MODEL, "DeMo(", "Other("), [],
-                      "Other is not the model of a code base that patch knows (DeMo, UGG, "),
-    "masks": (None, ["MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "supervised"],
-              "reads foreground masks, but the loader of DeMo has none"),
+    "no loop": (
+        replace("engine/processor.py", "def training_neat_eval", "def evaluate"),
+        [],
+        "it has no engine.processor.training_neat_eval",
+    ),
+    "another model": (
+        replace(MODEL, "DeMo(", "Other("),
+        [],
+        "Other is not the model of a code base that patch knows (DeMo, UGG, ",
+    ),
+    "masks": (
+        None,
+        ["MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "supervised"],
+        "reads foreground masks, but the loader of DeMo has none",
+    ),
 }
 
 

@@ -1,4 +1,5 @@
 """demo_sdtps.patch and add_config on a model of the miniature of DeMo's checkout (reference/demo_host), in this process."""
+
 import copy
 import subprocess
 import sys
@@ -18,8 +19,16 @@ from demo_sdtps.config import get_cfg
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
-SLIMMED = ["MODEL.USE_SDTPS", False, "MODEL.TRANSFORMER_TYPE", "small_clip", "MODEL.SLIM_BLOCKS", [1, 3],
-           "MODEL.SLIM_KEEP", [0.5, 0.5]]
+SLIMMED = [
+    "MODEL.USE_SDTPS",
+    False,
+    "MODEL.TRANSFORMER_TYPE",
+    "small_clip",
+    "MODEL.SLIM_BLOCKS",
+    [1, 3],
+    "MODEL.SLIM_KEEP",
+    [0.5, 0.5],
+]
 ADDED = {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
 
 
@@ -53,7 +62,8 @@ def test_a_patched_model_is_one_of_the_checkouts(build):
     order = [kind.__name__ for kind in type(model).__mro__]
     assert order.index("SDTPSForward") < order.index("DeMo")
     assert {name.partition(".")[0] for name in model.state_dict()} - {
-        name.partition(".")[0] for name in build(*FUSED, is_on=False).state_dict()} == ADDED
+        name.partition(".")[0] for name in build(*FUSED, is_on=False).state_dict()
+    } == ADDED
     state = list(model.state_dict())
     cfg = get_cfg()
     cfg.MODEL.USE_SDTPS = True
@@ -71,7 +81,9 @@ def test_copies_compute_by_their_own_weights(build, opts, tmp_path):
     with torch.no_grad():
         for parameter in copied.parameters():
             parameter.mul_(1.5)
-    assert not equal(features(copied, images(2)), before) and equal(features(model, images(2)), before)
+    assert not equal(features(copied, images(2)), before) and equal(
+        features(model, images(2)), before
+    )
     copied.load_param(tmp_path / "weights.pth")
     assert equal(features(copied, images(2)), before)
 
@@ -99,7 +111,9 @@ def test_replicas_in_threads_do_not_mix(build, opts):
 def test_distributed_data_parallel(build, tmp_path):
     """DistributedDataParallel in a world of one, with its unused parameters looked for."""
     model = build(*FUSED)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
         output = wrapped.train()(images(4), cam_label=torch.zeros(4, dtype=torch.long))
@@ -136,7 +150,13 @@ def test_a_loss_weight_scales_the_pairs_gradient(build, weight):
         pair = output[0].square().mean() + output[1].square().mean()
         rest = sum(part.square().mean() for part in output[2:-1])
         (pair * (weight if key == 1 else 1) + rest).backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad and p.grad is not None})
+        gradients.append(
+            {
+                name: p.grad
+                for name, p in model.named_parameters()
+                if p.requires_grad and p.grad is not None
+            }
+        )
         values.append(output[:2])
     assert equal(*values)
     assert gradients[0].keys() == gradients[1].keys()
@@ -154,18 +174,25 @@ def test_a_backbone_alone_and_a_failed_pass_leave_nothing_behind(build, opts):
 
 
 def test_patch_needs_torch_and_yacs_alone(tmp_path):
-    program = ("import sys\nsys.path.insert(0, sys.argv[1])\n"
-               "for name in ('timm', 'torchvision', 'numpy', 'PIL', 'transformers', 'fvcore', 'scipy', 'tqdm'):\n"
-               "    sys.modules[name] = None\n"
-               "from demo_sdtps import add_config, patch\nprint(add_config.__name__, patch.__name__)\n"
-               "import ast, pathlib\n"  # and in the syntax of Python 3.8, which DeMo pins
-               "for module in [module for name, module in sys.modules.items() if name.startswith('demo_sdtps')]:\n"
-               "    tree = ast.parse(text := pathlib.Path(module.__file__).read_text(), feature_version=(3, 8))\n"
-               "    typed = any(isinstance(part, ast.Subscript) for node in ast.walk(tree) "
-               "for name in ('annotation', 'returns')\n"
-               "                if getattr(node, name, None) "
-               "for part in ast.walk(getattr(node, name)))\n"
-               "    assert not typed or 'from __future__ import annotations' in text, module")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program, ROOT], cwd=tmp_path, capture_output=True, text=True,
-                          check=False)
+    program = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\n"
+        "for name in ('timm', 'torchvision', 'numpy', 'PIL', 'transformers', 'fvcore', 'scipy', 'tqdm'):\n"
+        "    sys.modules[name] = None\n"
+        "from demo_sdtps import add_config, patch\nprint(add_config.__name__, patch.__name__)\n"
+        "import ast, pathlib\n"  # and in the syntax of Python 3.8, which DeMo pins
+        "for module in [module for name, module in sys.modules.items() if name.startswith('demo_sdtps')]:\n"
+        "    tree = ast.parse(text := pathlib.Path(module.__file__).read_text(), feature_version=(3, 8))\n"
+        "    typed = any(isinstance(part, ast.Subscript) for node in ast.walk(tree) "
+        "for name in ('annotation', 'returns')\n"
+        "                if getattr(node, name, None) "
+        "for part in ast.walk(getattr(node, name)))\n"
+        "    assert not typed or 'from __future__ import annotations' in text, module"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, ROOT],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.split() == ["add_config", "patch"], done.stderr

@@ -1,4 +1,5 @@
 """Slimming by demo_sdtps.patch in models of the miniature of DeMo's checkout, with its ImageNet and its CLIP backbone."""
+
 from itertools import count
 
 import pytest
@@ -41,8 +42,11 @@ def build(host):
 @pytest.fixture
 def ours(monkeypatch, tmp_path):
     """Our model with the weights of a patched one, by a file as load_param and test_net.py read it; → (cfg, model)."""
+
     def small(self, cfg):  # CLIP's tower in the miniature's size
-        vit = self._create(cfg, clip.NAME_IN_TIMM, mlp_layer=clip.QuickGELUMlp, embed_dim=64, depth=4, num_heads=2)
+        vit = self._create(
+            cfg, clip.NAME_IN_TIMM, mlp_layer=clip.QuickGELUMlp, embed_dim=64, depth=4, num_heads=2
+        )
         vit.head = nn.Linear(64, 64, bias=False)
         return vit
 
@@ -50,11 +54,27 @@ def ours(monkeypatch, tmp_path):
         words = [str(word) for word in opts]
         if "small_clip" in words:
             monkeypatch.setattr(clip.CLIP, "build", small)
-            words = [*("ViT-B-16" if word == "small_clip" else word for word in words), "MODEL.PATCH_SIZE", "0"]
+            words = [
+                *("ViT-B-16" if word == "small_clip" else word for word in words),
+                "MODEL.PATCH_SIZE",
+                "0",
+            ]
         else:
             words += ["MODEL.PATCH_SIZE", "16"]
-        cfg = load_cfg(BASELINE, ["INPUT.SIZE_TRAIN", str(SIZE), "INPUT.SIZE_TEST", str(SIZE), "MODEL.STRIDE_SIZE", "[16,16]",
-                                  "MODEL.HEAD", "4", *words])
+        cfg = load_cfg(
+            BASELINE,
+            [
+                "INPUT.SIZE_TRAIN",
+                str(SIZE),
+                "INPUT.SIZE_TEST",
+                str(SIZE),
+                "MODEL.STRIDE_SIZE",
+                "[16,16]",
+                "MODEL.HEAD",
+                "4",
+                *words,
+            ],
+        )
         torch.save(model.state_dict(), tmp_path / "theirs.pth")
         found = make_model(cfg, CLASSES, CAMERAS)
         load_weights(found, read_checkpoint(tmp_path / "theirs.pth"))
@@ -81,13 +101,23 @@ def clear_triplets(model, batch=3):
 def features(model, given=None):
     images, cameras = given or triplets()
     with torch.no_grad():
-        return [model.eval()(images, cam_label=cameras, return_pattern=pattern) for pattern in (1, 2, 3)]
+        return [
+            model.eval()(images, cam_label=cameras, return_pattern=pattern) for pattern in (1, 2, 3)
+        ]
 
 
-@pytest.mark.parametrize("opts", [
-    [*CLIP, *FUSED], [*CLIP, "MODEL.SLIM_MERGE", False], [*CLIP, *OWN, "studies.baselines:EViT"],
-    [*IMAGENET, *OWN, "studies.baselines:EViT", "MODEL.GLOBAL_LOCAL", False], [*IMAGENET, *OWN, "distinctness"],
-    [*IMAGENET, "TEST.MISS", "rt", *FUSED]], ids=lambda opts: " ".join(map(str, opts[1:])))
+@pytest.mark.parametrize(
+    "opts",
+    [
+        [*CLIP, *FUSED],
+        [*CLIP, "MODEL.SLIM_MERGE", False],
+        [*CLIP, *OWN, "studies.baselines:EViT"],
+        [*IMAGENET, *OWN, "studies.baselines:EViT", "MODEL.GLOBAL_LOCAL", False],
+        [*IMAGENET, *OWN, "distinctness"],
+        [*IMAGENET, "TEST.MISS", "rt", *FUSED],
+    ],
+    ids=lambda opts: " ".join(map(str, opts[1:])),
+)
 def test_features_are_those_of_our_model(build, ours, opts):
     opts = [*STAGES, *opts]
     model = build(*opts)
@@ -95,9 +125,12 @@ def test_features_are_those_of_our_model(build, ours, opts):
     found = features(model, given)
     cfg, expected = ours(model, *opts)
     assert {name for name in model.state_dict() if name.startswith("slimming")} == {
-        name for name in expected.state_dict() if name.startswith("slimming")}
+        name for name in expected.state_dict() if name.startswith("slimming")
+    }
     with torch.no_grad():
-        (patterns,) = expected.extract_features(images, cameras, [missing_modalities(cfg.TEST.MISS)])
+        (patterns,) = expected.extract_features(
+            images, cameras, [missing_modalities(cfg.TEST.MISS)]
+        )
     for pattern, feature in zip((1, 2, 3), found, strict=True):
         assert_close(feature, patterns[pattern], *PATH, *PATH)
 
@@ -112,8 +145,12 @@ def test_gradients_are_those_of_our_model(build, ours, tower):
         output = each.train()(images, cam_label=cameras)
         logits, feature = output if each is model else pairs(output)
         (logits.square().sum() + feature.square().sum()).backward()
-    theirs = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
-    name = "BACKBONE.base.conv1.weight" if tower is CLIP else "BACKBONE.base.patch_embed.proj.weight"
+    theirs = {
+        name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None
+    }
+    name = (
+        "BACKBONE.base.conv1.weight" if tower is CLIP else "BACKBONE.base.patch_embed.proj.weight"
+    )
     gradient = other.backbone.vit.patch_embed.proj.weight.grad
     assert gradient.norm() > 0
     assert_close(theirs[name], gradient, *4 * PATH)  # there and back, by both
@@ -122,7 +159,10 @@ def test_gradients_are_those_of_our_model(build, ours, tower):
 
 def test_operations_fall_by_the_share_of_tokens(build):
     """DeMo's own count, of a forward whose blocks after the first see half of the patches, with class and extra token."""
-    dense, slimmed = (build(*CLIP, *opts).flops()[0] for opts in ([], ["MODEL.SLIM_BLOCKS", [1], "MODEL.SLIM_KEEP", [0.5]]))
+    dense, slimmed = (
+        build(*CLIP, *opts).flops()[0]
+        for opts in ([], ["MODEL.SLIM_BLOCKS", [1], "MODEL.SLIM_KEEP", [0.5]])
+    )
     share = (1 + 3 * (16 + 2) / (32 + 1)) / 4
     assert 0.9 * share < slimmed / dense < 1.1 * share
 
@@ -130,7 +170,9 @@ def test_operations_fall_by_the_share_of_tokens(build):
 def test_sdtps_behind_slimming_selects_among_what_is_left(build):
     model = build(*STAGES, *IMAGENET, "MODEL.USE_SDTPS", True, *FUSED)
     seen = []
-    model.sdtps.register_forward_hook(lambda module, inputs, output: seen.append([part.shape[1] for part in inputs[:3]]))
+    model.sdtps.register_forward_hook(
+        lambda module, inputs, output: seen.append([part.shape[1] for part in inputs[:3]])
+    )
     output = model.train()(*triplets(4)[:1], cam_label=torch.zeros(4, dtype=torch.long))
     assert seen == [[8, 8, 8]] and len(output) == 7
     assert [feature.shape for feature in features(model)] == [(3, 192), (3, 640), (3, 832)]

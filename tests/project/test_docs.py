@@ -1,4 +1,5 @@
 """The pages of the root and of docs/: links, headings and commands refer to what exists; tables are those of the data."""
+
 import json
 import re
 import shlex
@@ -28,13 +29,17 @@ def text(page):
 def anchors(page):
     """The anchors of a page's headings, as GitHub forms them."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", text(page)), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     links = LINK.findall(text(page))
-    for target, anchor in ((target, anchor) for target, anchor in links if not target.startswith("https:")):
+    for target, anchor in (
+        (target, anchor) for target, anchor in links if not target.startswith("https:")
+    ):
         path = (page.parent / target).resolve() if target else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
@@ -43,14 +48,22 @@ def test_links_lead_somewhere(page):
 def commands(page):
     """The words of every command that runs a script."""
     blocks = [block for language, block in BLOCK.findall(text(page)) if language == "bash"]
-    return [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()
-            if line.startswith(("python ", "torchrun "))]
+    return [
+        shlex.split(line, comments=True)
+        for block in blocks
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith(("python ", "torchrun "))
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_name_scripts_and_configurations_that_exist(page):
-    named = [word for words in commands(page) for word in words
-             if re.fullmatch(r"(\w+/)*\w+\.py|(configs|studies)/.+\.yml", word)]
+    named = [
+        word
+        for words in commands(page)
+        for word in words
+        if re.fullmatch(r"(\w+/)*\w+\.py|(configs|studies)/.+\.yml", word)
+    ]
     assert all((ROOT / word).is_file() for word in named), named
     assert len(named) > 5 or page.name != "README.md"
 
@@ -58,12 +71,22 @@ def test_commands_name_scripts_and_configurations_that_exist(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_flags_of_a_page_are_those_of_the_commands(command, page):
-    own = ((words, next((word for word in words if word.endswith(".py") and (ROOT / word).is_file()), None))
-           for words in commands(page))
+    own = (
+        (
+            words,
+            next(
+                (word for word in words if word.endswith(".py") and (ROOT / word).is_file()), None
+            ),
+        )
+        for words in commands(page)
+    )
     for words, script in ((words, script) for words, script in own if script):
-        flags = {word for word in words[words.index(script):] if word.startswith("--")}
+        flags = {word for word in words[words.index(script) :] if word.startswith("--")}
         _, said, _ = command(import_module(script[:-3].replace("/", ".")).main, "--help")
-        assert "usage: " in said and all(re.search(rf"{flag}\b", said) for flag in flags), (script, flags)
+        assert "usage: " in said and all(re.search(rf"{flag}\b", said) for flag in flags), (
+            script,
+            flags,
+        )
 
 
 def test_the_tables_are_those_of_the_data(command):
@@ -74,16 +97,24 @@ def test_the_tables_are_those_of_the_data(command):
 def test_a_table_that_does_not_exist_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- table: study moduls -->\n<!-- end -->\n")
-    with pytest.raises(UserError, match=r"page\.md has a marker of the table 'study moduls'.*'study modules'"):
+    with pytest.raises(
+        UserError, match=r"page\.md has a marker of the table 'study moduls'.*'study modules'"
+    ):
         with_tables(page)
 
 
 def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("Before\n<!-- table: commands -->\nold\n<!-- end -->\nbetween\n<!-- table: keys -->\n<!-- end -->\nafter\n")
+    page.write_text(
+        "Before\n<!-- table: commands -->\nold\n<!-- end -->\nbetween\n<!-- table: keys -->\n<!-- end -->\nafter\n"
+    )
     lines = with_tables(page).splitlines()
-    assert (lines[0], lines[-1]) == ("Before", "after") and "old" not in lines and "between" in lines
-    assert sum("`demo-sdtps …`" in line for line in lines) == 1 and any("`MODEL.SLIM_BLOCKS`" in line for line in lines)
+    assert (
+        (lines[0], lines[-1]) == ("Before", "after") and "old" not in lines and "between" in lines
+    )
+    assert sum("`demo-sdtps …`" in line for line in lines) == 1 and any(
+        "`MODEL.SLIM_BLOCKS`" in line for line in lines
+    )
     page.write_text("<!-- table: commands -->\nprose\n<!-- table: keys -->\n<!-- end -->\n")
     with pytest.raises(UserError, match=r"page\.md has a marker .* without its <!-- end -->"):
         with_tables(page)
@@ -92,7 +123,9 @@ def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_p
 def words(page):
     """Those outside code, tables, formulas and comments."""
     found = re.sub(r"<!--.*?-->|^\$\$.*?\$\$", "", BLOCK.sub("", text(page)), flags=re.S | re.M)
-    prose = "\n".join(line for line in found.splitlines() if not line.lstrip().startswith(("|", "![")))
+    prose = "\n".join(
+        line for line in found.splitlines() if not line.lstrip().startswith(("|", "!["))
+    )
     return sum(bool(re.search(r"\w", word)) for word in re.sub(r"\]\([^)]*\)", "]", prose).split())
 
 
@@ -102,19 +135,27 @@ def test_the_pages_are_short():
 
 def test_the_results_are_of_one_tree_and_five_seeds():
     found = [json.loads(path.read_text()) for path in (ROOT / "docs" / "results").glob("*.json")]
-    assert len({result["tree"] for result in found}) == 1 and all(result["seeds"] == [1, 2, 3, 4, 5] for result in found)
+    assert len({result["tree"] for result in found}) == 1 and all(
+        result["seeds"] == [1, 2, 3, 4, 5] for result in found
+    )
 
 
 def test_the_range_of_the_demo_is_students_prediction_interval():
     mean, deviation = 184 / 3, ((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) ** 0.5 / 2**0.5
-    reach = 4.302652729911275 * deviation * (4 / 3) ** 0.5  # Student's quantile for two degrees of freedom
+    reach = (
+        4.302652729911275 * deviation * (4 / 3) ** 0.5
+    )  # Student's quantile for two degrees of freedom
     assert stats.t.cdf(4.302652729911275, 2) == pytest.approx(0.975)
-    assert interval([60.0, 61.0, 63.0], 1 + 1 / 3) == pytest.approx((mean, mean - reach, mean + reach))
+    assert interval([60.0, 61.0, 63.0], 1 + 1 / 3) == pytest.approx(
+        (mean, mean - reach, mean + reach)
+    )
 
 
 def test_the_demo_is_compared_with_other_runs(tmp_path, command):
     last = {pattern: {"mAP": value} for pattern, value in (("1", 0.5), ("2", 0.61), ("3", 0.7))}
-    (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}, {"epoch": 2, "patterns": last}]))
+    (tmp_path / "metrics.json").write_text(
+        json.dumps([{"epoch": 1}, {"epoch": 2, "patterns": last}])
+    )
     code, said, _ = command(demo_figures.main, "--run", tmp_path)
     assert code == 0 and said.count("\n") == 1 and "50.0 / 61.0 / 70.0; with another seed" in said
     ranges = re.findall(r"\S+ to \S+(?= \|)", pages.demo())
@@ -124,19 +165,35 @@ def test_the_demo_is_compared_with_other_runs(tmp_path, command):
 def test_the_figures_of_studies_are_drawn_where_a_page_shows_them(tmp_path):
     for name, (study, draw) in pages.FIGURES.items():
         draw(read_result(pages.DOCS / "results" / f"{study}.json"), tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 10_000 and f"images/{name})" in text(ROOT / "docs" / "results.md")
+        assert (tmp_path / name).stat().st_size > 10_000 and f"images/{name})" in text(
+            ROOT / "docs" / "results.md"
+        )
 
 
 def test_the_layout_names_every_folder():
     layout = BLOCK.findall(text(ROOT / "docs" / "layout.md"))[0][1]
-    named = {name.rstrip("/,") for line in layout.splitlines() for name in line[:28].split() if not line.startswith("    ")}
-    folders = {path.name for folder in (ROOT, ROOT / "demo_sdtps") for path in folder.iterdir()
-               if path.is_dir() and path.name[0] not in "_." and not path.name.endswith(".egg-info")}
+    named = {
+        name.rstrip("/,")
+        for line in layout.splitlines()
+        for name in line[:28].split()
+        if not line.startswith("    ")
+    }
+    folders = {
+        path.name
+        for folder in (ROOT, ROOT / "demo_sdtps")
+        for path in folder.iterdir()
+        if path.is_dir() and path.name[0] not in "_." and not path.name.endswith(".egg-info")
+    }
     assert folders - {"data", "runs", "build", "dist"} <= named
     assert all((ROOT / name).exists() or (ROOT / "demo_sdtps" / name).exists() for name in named)
 
 
 @pytest.mark.parametrize("name", ["README", "docs/method", "docs/api", "docs/configurations"])
 def test_the_keys_of_a_page_exist(name):
-    keys = set(re.findall(r"\b(?:MODEL|INPUT|DATASETS|DATALOADER|SOLVER|TEST)\.[A-Z_]+[A-Z]\b", text(ROOT / f"{name}.md")))
+    keys = set(
+        re.findall(
+            r"\b(?:MODEL|INPUT|DATASETS|DATALOADER|SOLVER|TEST)\.[A-Z_]+[A-Z]\b",
+            text(ROOT / f"{name}.md"),
+        )
+    )
     assert keys <= {key.name for key in (*KEYS, *SEPS_SCHEMA.keys)}

@@ -2,6 +2,7 @@
 
 The golden cases run there too (tests/conftest.py). GPU_TEST_DEVICE=cpu checks these functions where there is no GPU.
 """
+
 import shutil
 
 import pytest
@@ -28,18 +29,43 @@ pytestmark = pytest.mark.gpu
 ROUNDED = {"off": 1e-4, "bf16": 2e-2}
 """Relative errors of a whole model, as the golden cases have them, and of a few roundings to bfloat16 (2⁻⁸) in its blocks."""
 STILL = ("SOLVER.AMP", "off", "MODEL.DROP_PATH", "0.0")
-TWO_STEPS = ("SOLVER.IMS_PER_BATCH", "24", "DATALOADER.NUM_INSTANCE", "4", "SOLVER.LOG_PERIOD", "1", "SOLVER.GRAD_CLIP", "5")
+TWO_STEPS = (
+    "SOLVER.IMS_PER_BATCH",
+    "24",
+    "DATALOADER.NUM_INSTANCE",
+    "4",
+    "SOLVER.LOG_PERIOD",
+    "1",
+    "SOLVER.GRAD_CLIP",
+    "5",
+)
 
 
 def random_images(cfg, device, batch=8):
-    return {name: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device) for name in ("RGB", "NI", "TI")}
+    return {
+        name: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device)
+        for name in ("RGB", "NI", "TI")
+    }
 
 
 @pytest.mark.parametrize("mode", DTYPES)
 def test_a_resumed_run_equals_another_of_the_same_seed(gpu, mode, tiny_root, tmp_path):
     """To the last bit, in every precision; a loss that is not finite would end it."""
-    words = [cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / name, "MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "RESUME", "auto",
-                          *EVERY_STEP) for name in ("one", "other")]
+    words = [
+        cli_args_for(
+            tiny_root,
+            "OUTPUT_DIR",
+            tmp_path / name,
+            "MODEL.DEVICE",
+            gpu,
+            "SOLVER.AMP",
+            mode,
+            "RESUME",
+            "auto",
+            *EVERY_STEP,
+        )
+        for name in ("one", "other")
+    ]
     assert call(words[0]) == 0
     with at(Trainer, "_train_step", 9, kill):
         assert call(words[1]) == 130
@@ -52,7 +78,10 @@ def test_fused_attention_equals_plain(gpu, mode):
     cfg = load_cfg(CONFIG, [*SMALL])
     torch.manual_seed(0)
     backbone = make_backbone(cfg, 1).to(gpu).eval()
-    images, probe = random_images(cfg, gpu)["RGB"], torch.randn(8, backbone.num_patches, backbone.width, device=gpu)
+    images, probe = (
+        random_images(cfg, gpu)["RGB"],
+        torch.randn(8, backbone.num_patches, backbone.width, device=gpu),
+    )
     found = {}
     for fused in (True, False):
         backbone.fused_attention = fused
@@ -61,7 +90,10 @@ def test_fused_attention_equals_plain(gpu, mode):
             tokens, _ = backbone(images, torch.zeros(8, dtype=torch.long, device=gpu))
         (tokens.float() * probe).sum().backward()
         found[fused] = tokens.detach(), backbone.vit.patch_embed.proj.weight.grad
-    assert all(relative_error(*pair) < ROUNDED[mode] for pair in zip(found[True], found[False], strict=True))
+    assert all(
+        relative_error(*pair) < ROUNDED[mode]
+        for pair in zip(found[True], found[False], strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -87,8 +119,21 @@ def test_compiled_blocks_equal_others(gpu):
 def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
     if gpu.type == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    words = ["--config_file", CONFIG, "DATASETS.ROOT_DIR", tiny_root, *SMALL, *STILL, "SOLVER.EVAL_UNTRAINED", "False",
-             "SOLVER.OPTIMIZER_NAME", "SGD", "MODEL.DEVICE", gpu, "OUTPUT_DIR"]
+    words = [
+        "--config_file",
+        CONFIG,
+        "DATASETS.ROOT_DIR",
+        tiny_root,
+        *SMALL,
+        *STILL,
+        "SOLVER.EVAL_UNTRAINED",
+        "False",
+        "SOLVER.OPTIMIZER_NAME",
+        "SGD",
+        "MODEL.DEVICE",
+        gpu,
+        "OUTPUT_DIR",
+    ]
     assert call([*words, tmp_path / "one"]) == 0
     done = torchrun("train_net.py", *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
     assert done.returncode == 0, done.stderr
@@ -103,11 +148,25 @@ def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root):
     """Neither in an epoch with a progress bar nor in the loop of an evaluation."""
     if gpu.type == "cpu":
         pytest.skip("there is no GPU to wait for")
-    words = ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL, *STILL, *TWO_STEPS, "MODEL.DEVICE", "cuda"]
+    words = [
+        "DATASETS.ROOT_DIR",
+        str(tiny_root),
+        *SMALL,
+        *STILL,
+        *TWO_STEPS,
+        "MODEL.DEVICE",
+        "cuda",
+    ]
     cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml", words)
     splits = read_splits(cfg)
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
-    trainer = ReIDTrainer(cfg, make_model(cfg, CLASSES + 1, CAMERAS).cuda(), train_loader(cfg, splits["train"]), test_data, {})
+    trainer = ReIDTrainer(
+        cfg,
+        make_model(cfg, CLASSES + 1, CAMERAS).cuda(),
+        train_loader(cfg, splits["train"]),
+        test_data,
+        {},
+    )
     for mode in ("default", "error"):  # first without, for what is done once
         torch.cuda.set_sync_debug_mode(mode)
         try:

@@ -1,4 +1,5 @@
 """tools/study.py: every run is made once, failures are reported, and the tables agree with the results of the runs."""
+
 import json
 import random
 import shutil
@@ -23,10 +24,18 @@ RESULTS = sorted((ROOT / "docs" / "results").glob("*.json"))
 def write(folder, **more):
     """A study on tiny images: the baseline, a variant, and one that diverges."""
     content = {
-        "title": "A study", "config": str(CONFIG), "seeds": 2, "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
-        "missing": True, "selection": True,
-        "variants": {"Baseline": {"config": str(BASELINE)}, "SDTPS": {},
-                     "too fast": {"set": {"SOLVER.BASE_LR": 1e30}}}} | more
+        "title": "A study",
+        "config": str(CONFIG),
+        "seeds": 2,
+        "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
+        "missing": True,
+        "selection": True,
+        "variants": {
+            "Baseline": {"config": str(BASELINE)},
+            "SDTPS": {},
+            "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
+        },
+    } | more
     path = folder / "tiny.yml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return path
@@ -34,7 +43,10 @@ def write(folder, **more):
 
 def rows_of(table):
     """The cells of a Markdown table's rows by the first, without emphasis."""
-    lines = [[cell.strip().replace("**", "") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    lines = [
+        [cell.strip().replace("**", "") for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+    ]
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
 
 
@@ -48,11 +60,24 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     """What is lost, and it alone, is made again; so are tables and plots, from the result."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
-    words = [write(tmp_path, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}), "--overwrite", "--changed_tree",
-             "--jobs", "2", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root]
+    words = [
+        write(tmp_path, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}),
+        "--overwrite",
+        "--changed_tree",
+        "--jobs",
+        "2",
+        "SOLVER.MAX_EPOCHS",
+        "1",
+        "SOLVER.WARMUP_ITERS",
+        "0",
+        "DATASETS.ROOT_DIR",
+        tiny_root,
+    ]
     assert command(tool.main, *words)[0] == 0
-    (interrupted,), (unmeasured,) = (sorted(runs.glob(f"{name}-*/seed_{seed}"))
-                                     for name, seed in (("Baseline", 2), ("DeMo_SDTPS", 1)))
+    (interrupted,), (unmeasured,) = (
+        sorted(runs.glob(f"{name}-*/seed_{seed}"))
+        for name, seed in (("Baseline", 2), ("DeMo_SDTPS", 1))
+    )
     record = json.loads((interrupted / "run.json").read_text())
     (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
     (unmeasured / "selection.json").unlink()
@@ -61,10 +86,17 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     (made / "study.json").write_text(json.dumps(result | {"variants": []}))
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert command(tool.main, *words)[0] == 0
-    assert json.loads((made / "study.json").read_text())["variants"][1]["selection"] == result["variants"][1]["selection"]
+    assert (
+        json.loads((made / "study.json").read_text())["variants"][1]["selection"]
+        == result["variants"][1]["selection"]
+    )
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
-    assert {path for path in runs.rglob("*.json") if before.get(path) != path.stat().st_mtime_ns} == {
-        unmeasured / "selection.json", *(interrupted / f"{name}.json" for name in ("metrics", "run", "missing"))}
+    assert {
+        path for path in runs.rglob("*.json") if before.get(path) != path.stat().st_mtime_ns
+    } == {
+        unmeasured / "selection.json",
+        *(interrupted / f"{name}.json" for name in ("metrics", "run", "missing")),
+    }
     for run in (path.parent for path in runs.rglob("metrics.json")):
         assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
@@ -80,17 +112,34 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_reported_and_the_others_continue(tiny_root, tmp_path, monkeypatch, command):
+def test_a_failed_run_is_reported_and_the_others_continue(
+    tiny_root, tmp_path, monkeypatch, command
+):
     monkeypatch.chdir(tmp_path)
-    variants = {"too fast": {"set": {"SOLVER.BASE_LR": 1e30}}, "Baseline": {"config": str(BASELINE)}}
+    variants = {
+        "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
+        "Baseline": {"config": str(BASELINE)},
+    }
     path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=2)
-    words = (path, "--changed_tree", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "DATASETS.ROOT_DIR", tiny_root)
+    words = (
+        path,
+        "--changed_tree",
+        "SOLVER.MAX_EPOCHS",
+        "1",
+        "SOLVER.WARMUP_ITERS",
+        "0",
+        "DATASETS.ROOT_DIR",
+        tiny_root,
+    )
     code, stdout, _ = command(tool.main, *words, "--seeds", "1")
     assert code == 1
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
     assert "The loss became" in failure
     rows = rows_of(tables_of(stdout)[0])
-    assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–" and float(rows["Baseline"]["mAP, 3 both"]) > 0
+    assert (
+        rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–"
+        and float(rows["Baseline"]["mAP, 3 both"]) > 0
+    )
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -102,39 +151,79 @@ def test_intervals_like_the_slow_ones(count):
     mean, *limits = paired_difference(values | {"of one alone": 3.0}, first)
     assert mean == pytest.approx(statistics.mean(differences))
     spread = max(differences) - min(differences)
-    assert limits == [pytest.approx(bound, abs=1e-3 * spread) for bound in reference.student(differences)]
+    assert limits == [
+        pytest.approx(bound, abs=1e-3 * spread) for bound in reference.student(differences)
+    ]
     assert paired_difference({"0": 13.0}, first) is None
 
 
-@pytest.mark.parametrize("values, is_bold", [((13.0, 13.2, 12.8, 13.1, 12.9), True), ((13.0, 7.0, 12.0, 8.0, 10.5), False),
-                                             ((10.1, 13.0, 11.5), False), ((7.0, 6.8, 7.2), True)])
+@pytest.mark.parametrize(
+    "values, is_bold",
+    [
+        ((13.0, 13.2, 12.8, 13.1, 12.9), True),
+        ((13.0, 7.0, 12.0, 8.0, 10.5), False),
+        ((10.1, 13.0, 11.5), False),
+        ((7.0, 6.8, 7.2), True),
+    ],
+)
 def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
     def variant(name, maps):
-        records = {str(seed): [{"patterns": {"3": {"mAP": value / 100, "Rank-1": 0.5}}}] for seed, value in enumerate(maps)}
+        records = {
+            str(seed): [{"patterns": {"3": {"mAP": value / 100, "Rank-1": 0.5}}}]
+            for seed, value in enumerate(maps)
+        }
         return {"name": name, "failed": {}, "missing": {}, "selection": {}, "records": records}
 
-    found = table({"patterns": [3], "variants": [variant("dense", [10.0] * len(values)), variant("slim", values)]})
+    found = table(
+        {
+            "patterns": [3],
+            "variants": [variant("dense", [10.0] * len(values)), variant("slim", values)],
+        }
+    )
     low, high = reference.student([value - 10 for value in values])
     assert ("**" in found) == is_bold == (low > 0 or high < 0)
 
 
 def drawn(draw, name, seeds=("1", "2", "3")):
     """A variant with random measurements; some of its dense kind have none of the selection."""
-    sets, cases = ("R", "N", "T", "RN", "RT", "NT", "RNT"), ("nothing", "r", "n", "t", "rn", "rt", "nt")
+    sets, cases = (
+        ("R", "N", "T", "RN", "RT", "NT", "RNT"),
+        ("nothing", "r", "n", "t", "rn", "rt", "nt"),
+    )
 
     def scores():
-        return {str(pattern): {"mAP": draw.random(), "Rank-1": draw.random()} for pattern in (1, 2, 3)}
+        return {
+            str(pattern): {"mAP": draw.random(), "Rank-1": draw.random()} for pattern in (1, 2, 3)
+        }
 
     def matrices():
         cells = {own: {other: draw.random() for other in sets} for own in sets}
         return {"mAP": cells, "Rank-1": cells}
 
-    return {"name": name, "made_with": {}, "failed": {}, "gmacs": draw.random(), "inference": draw.random(),
-            "training step": draw.random(), "records": {seed: [{"epoch": 1}, {"patterns": scores()}] for seed in seeds},
-            "missing": {seed: {case: scores() for case in cases} for seed in seeds},
-            "selection": {seed: {"cases": {}, "stages": {stage: {"nothing": {m: {"recall": draw.random()} for m in sets[:3]}}
-                                                         for stage in ("stage 1", "stage 2")}} for seed in seeds},
-            **{f"cross_modal_{how}": {seed: matrices() for seed in seeds} for how in ("all", "shared", "pairs")}}
+    return {
+        "name": name,
+        "made_with": {},
+        "failed": {},
+        "gmacs": draw.random(),
+        "inference": draw.random(),
+        "training step": draw.random(),
+        "records": {seed: [{"epoch": 1}, {"patterns": scores()}] for seed in seeds},
+        "missing": {seed: {case: scores() for case in cases} for seed in seeds},
+        "selection": {
+            seed: {
+                "cases": {},
+                "stages": {
+                    stage: {"nothing": {m: {"recall": draw.random()} for m in sets[:3]}}
+                    for stage in ("stage 1", "stage 2")
+                },
+            }
+            for seed in seeds
+        },
+        **{
+            f"cross_modal_{how}": {seed: matrices() for seed in seeds}
+            for how in ("all", "shared", "pairs")
+        },
+    }
 
 
 def test_the_table_is_that_of_the_measurements():
@@ -146,8 +235,12 @@ def test_the_table_is_that_of_the_measurements():
         return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
 
     def with_common(matrix, is_common):
-        return statistics.mean(matrix[own][to] for own in matrix for to in matrix
-                               if own != to and any(letter in to for letter in own) == is_common)
+        return statistics.mean(
+            matrix[own][to]
+            for own in matrix
+            for to in matrix
+            if own != to and any(letter in to for letter in own) == is_common
+        )
 
     for variant in (first, other):
         row, seeds = found[variant["name"]], variant["records"]
@@ -156,34 +249,65 @@ def test_the_table_is_that_of_the_measurements():
         assert row["mAP, 3 both"] == said([scores["3"]["mAP"] for scores in last])
         assert row["Rank-1"] == said([scores["3"]["Rank-1"] for scores in last])
         six = ("r", "n", "t", "rn", "rt", "nt")
-        assert row["mAP, modalities missing"] == said([statistics.mean(cases[case]["3"]["mAP"] for case in six)
-                                                       for cases in variant["missing"].values()])
-        stages = [measured["stages"]["stage 2"]["nothing"] for measured in variant["selection"].values()]
-        assert row["recall of the person"] == said([statistics.mean(own["recall"] for own in by.values()) for by in stages])
+        assert row["mAP, modalities missing"] == said(
+            [
+                statistics.mean(cases[case]["3"]["mAP"] for case in six)
+                for cases in variant["missing"].values()
+            ]
+        )
+        stages = [
+            measured["stages"]["stage 2"]["nothing"] for measured in variant["selection"].values()
+        ]
+        assert row["recall of the person"] == said(
+            [statistics.mean(own["recall"] for own in by.values()) for by in stages]
+        )
         for how in ("all", "shared", "pairs"):
             for is_common, name in ((True, "a common modality"), (False, "none in common")):
                 if is_common or how != "shared":
-                    assert row[f"mAP, {name}, {how}"] == said([with_common(found["mAP"], is_common)
-                                                               for found in variant[f"cross_modal_{how}"].values()])
+                    assert row[f"mAP, {name}, {how}"] == said(
+                        [
+                            with_common(found["mAP"], is_common)
+                            for found in variant[f"cross_modal_{how}"].values()
+                        ]
+                    )
         assert row["operations"] == f"{variant['gmacs'] / first['gmacs']:.2f}"
         assert row["time of inference"] == f"{variant['inference'] / first['inference']:.2f}"
-    gain = [100 * (other["records"][seed][1]["patterns"]["3"]["mAP"] - first["records"][seed][1]["patterns"]["3"]["mAP"])
-            for seed in first["records"]]
+    gain = [
+        100
+        * (
+            other["records"][seed][1]["patterns"]["3"]["mAP"]
+            - first["records"][seed][1]["patterns"]["3"]["mAP"]
+        )
+        for seed in first["records"]
+    ]
     low, high = reference.student(gain)
-    assert found["slim"]["Δ mAP, 3 both"] == f"{statistics.mean(gain):+.1f} [{low:+.1f}, {high:+.1f}]"
+    assert (
+        found["slim"]["Δ mAP, 3 both"] == f"{statistics.mean(gain):+.1f} [{low:+.1f}, {high:+.1f}]"
+    )
     assert not found["dense"]["Δ mAP, 3 both"]
 
 
 def test_a_variant_whose_runs_failed_hides_no_column():
     draw = random.Random(2)
     first, other = drawn(draw, "dense"), drawn(draw, "slim")
-    first |= {"records": {seed: [] for seed in "123"}, "failed": dict.fromkeys("123", "diverged"),
-              **{name: {} for name in first if name in ("missing", "selection") or name.startswith("cross_modal")}}
+    first |= {
+        "records": {seed: [] for seed in "123"},
+        "failed": dict.fromkeys("123", "diverged"),
+        **{
+            name: {}
+            for name in first
+            if name in ("missing", "selection") or name.startswith("cross_modal")
+        },
+    }
     other["failed"], other["records"] = {"3": "diverged"}, other["records"] | {"3": []}
     found = rows_of(table({"seeds": [1, 2, 3], "patterns": [3], "variants": [first, other]}))
     assert set(found) == {"dense (0 of 3 runs)", "slim (2 of 3 runs)"}
     columns = found["dense (0 of 3 runs)"].keys()
-    assert {"mAP, modalities missing", "mAP, a common modality, all", "recall of the person"} <= columns
+    assert {
+        "mAP, modalities missing",
+        "mAP, a common modality, all",
+        "recall of the person",
+    } <= columns
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -201,44 +325,75 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
 
     def folder(variant, *opts, **more):
-        return make_variants(read_study(write(tmp_path, variants={"x": variant}, **more)), list(opts), Path("r"))[0]
+        return make_variants(
+            read_study(write(tmp_path, variants={"x": variant}, **more)), list(opts), Path("r")
+        )[0]
 
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
     for key in ("patterns", "return_patterns"):  # the former name, and today's
         assert read_study(write(tmp_path, **{key: [2]}))["return_patterns"] == [2]
-    others = [folder({"set": {"MODEL.SDTPS_BETA": 0.3}}), folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
-              folder({"config": str(BASELINE)})]
+    others = [
+        folder({"set": {"MODEL.SDTPS_BETA": 0.3}}),
+        folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
+        folder({"config": str(BASELINE)}),
+    ]
     assert len({plain.folder, *(other.folder for other in others)}) == 4
     assert plain.run_folder(1) != plain.run_folder(2)
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ({"variants": {"a": {"sets": {}}}}, "'sets'"),
-    ({"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.SDTPS_BETA": 3}}}}, "MODEL.SDTPS_BETA"),
-    ({"variants": {"a": {"config": str(CONFIG)}, "b": {"config": str(CONFIG)}}}, "'a' and 'b'")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"variants": {"a": {"sets": {}}}}, "'sets'"),
+        (
+            {"variants": {"a": {"config": str(CONFIG), "set": {"MODEL.SDTPS_BETA": 3}}}},
+            "MODEL.SDTPS_BETA",
+        ),
+        ({"variants": {"a": {"config": str(CONFIG)}, "b": {"config": str(CONFIG)}}}, "'a' and 'b'"),
+    ],
+)
 def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
     path.write_text(yaml.safe_dump(content))
     code, stdout, stderr = command(tool.main, path, "--changed_tree")
     assert code == 2 and stdout == ""
-    assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and said in stderr and stderr.endswith(".\n")
+    assert (
+        stderr.startswith(ONE_LINE)
+        and stderr.count("\n") == 1
+        and said in stderr
+        and stderr.endswith(".\n")
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
 
 
 def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
     """And its variants are kept where that is asked for, but for those that failed, lack a seed or have another command."""
     monkeypatch.chdir(ROOT)
-    study = read_study(write(tmp_path, variants={name: {"set": {"MODEL.SDTPS_BETA": number / 10}}
-                                                 for number, name in enumerate("abcd")}))
+    study = read_study(
+        write(
+            tmp_path,
+            variants={
+                name: {"set": {"MODEL.SDTPS_BETA": number / 10}}
+                for number, name in enumerate("abcd")
+            },
+        )
+    )
     variants = make_variants(study, [], tmp_path)
-    done = [{"name": one.name, "command": one.command, "failed": {}, "records": {"1": [], "2": []}} for one in variants]
+    done = [
+        {"name": one.name, "command": one.command, "failed": {}, "records": {"1": [], "2": []}}
+        for one in variants
+    ]
     done[1]["failed"] = {"2": "diverged"}
     del done[2]["records"]["2"]
     done[3]["command"] += " MODEL.SDTPS_BETA 0.4"
     path = tmp_path / "result.json"
-    path.write_text(json.dumps({"title": "", "tree": "1" * 40, "seeds": [1, 2], "patterns": [], "variants": done}))
+    path.write_text(
+        json.dumps(
+            {"title": "", "tree": "1" * 40, "seeds": [1, 2], "patterns": [], "variants": done}
+        )
+    )
     for tree in ("1" * 40, None):
         assert [*finished_variants(path, variants, [1, 2], tree)] == ["a"]
     said = f"made with the sources {'1' * 10}, but the checkout's are {'2' * 10}; .*--changed_tree"

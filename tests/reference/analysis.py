@@ -7,7 +7,9 @@ Distances are a list per query; identities, cameras and keys (cameras or scenes)
 def ranking(row, identity, key, gallery_ids, gallery_keys, kept=None):
     """(distance, whether it is a match, gallery sample) by distance, a match behind others at its distance."""
     found = []
-    for sample, (distance, other, other_key) in enumerate(zip(row, gallery_ids, gallery_keys, strict=True)):
+    for sample, (distance, other, other_key) in enumerate(
+        zip(row, gallery_ids, gallery_keys, strict=True)
+    ):
         if (other == identity and other_key == key) or (kept is not None and not kept[sample]):
             continue
         found.append((distance, other == identity, sample))
@@ -37,8 +39,10 @@ def mean(values):
 
 
 def rankings(distances, ids, keys, kept=None):
-    return [ranking(row, identity, key, ids[1], keys[1], kept)
-            for row, identity, key in zip(distances, ids[0], keys[0], strict=True)]
+    return [
+        ranking(row, identity, key, ids[1], keys[1], kept)
+        for row, identity, key in zip(distances, ids[0], keys[0], strict=True)
+    ]
 
 
 def camera_matrix(distances, ids, cameras, keys):
@@ -48,14 +52,24 @@ def camera_matrix(distances, ids, cameras, keys):
         matrix.append([])
         for other in every:
             found = rankings(distances, ids, keys, [own == other for own in cameras[1]])
-            matrix[-1].append(mean(average_precision(one) for one, own in zip(found, cameras[0], strict=True) if own == camera))
+            matrix[-1].append(
+                mean(
+                    average_precision(one)
+                    for one, own in zip(found, cameras[0], strict=True)
+                    if own == camera
+                )
+            )
     return every, matrix
 
 
 def identity_scores(averages, identities):
     found = []
     for identity in set(identities):
-        own = [value for value, other in zip(averages, identities, strict=True) if other == identity and value is not None]
+        own = [
+            value
+            for value, other in zip(averages, identities, strict=True)
+            if other == identity and value is not None
+        ]
         if own:
             found.append((mean(own), identity, len(own)))
     return sorted(found)
@@ -66,6 +80,10 @@ def histogram(distances, ids, keys, edges):
     counts = [[0] * (len(edges) - 1), [0] * (len(edges) - 1)]
     for found in rankings(distances, ids, keys):
         for distance, is_match, _ in found:
-            bins = [place for place in range(len(edges) - 1) if edges[place] <= max(distance, 0) < edges[place + 1]]
+            bins = [
+                place
+                for place in range(len(edges) - 1)
+                if edges[place] <= max(distance, 0) < edges[place + 1]
+            ]
             counts[0 if is_match else 1][bins[0] if bins else -1] += 1
     return counts

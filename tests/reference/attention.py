@@ -1,4 +1,5 @@
 """Attention rollout and Grad-CAM by loops over triplets, blocks, heads and tokens; for timm's VisionTransformer alone."""
+
 import torch
 
 from demo_sdtps.config import MODALITIES
@@ -12,10 +13,13 @@ def head_attention(block, tokens, sizes):
     for head in range(attention.num_heads):
         rows = slice(head * depth, (head + 1) * depth)
         query = normed @ attention.qkv.weight[:width][rows].T + attention.qkv.bias[:width][rows]
-        key = normed @ attention.qkv.weight[width:2 * width][rows].T + attention.qkv.bias[width:2 * width][rows]
+        key = (
+            normed @ attention.qkv.weight[width : 2 * width][rows].T
+            + attention.qkv.bias[width : 2 * width][rows]
+        )
         matrix = torch.zeros(len(tokens), len(tokens), dtype=tokens.dtype)
         for row in range(len(tokens)):
-            weights = torch.exp((key @ query[row]) / depth ** 0.5) * sizes
+            weights = torch.exp((key @ query[row]) / depth**0.5) * sizes
             matrix[row] = weights / weights.sum()
         found.append(matrix)
     return found
@@ -32,7 +36,7 @@ def rollout(model, steps, patches):
         elif places != before:
             rows = [product[index] for index in range(prefix)]
             rows += [product[prefix + before.index(place)] for place in places]
-            rows += list(product[prefix + len(before):])
+            rows += list(product[prefix + len(before) :])
             rows += [product.new_zeros(product.shape[1])] * (count - len(rows))
             product = torch.stack(rows)
         average = sum(head_attention(block, tokens, sizes)) / block.attn.num_heads
@@ -48,13 +52,20 @@ def grad_cam(tokens, gradient, places, prefix, patches):
     """Map (patches,) of one image from the tokens (L, C) that enter its last block and the gradient of the target there."""
     width, found = tokens.shape[1], tokens.new_zeros(patches)
     tokens, gradient = tokens.tolist(), gradient.tolist()
-    alpha = [sum(gradient[prefix + index][channel] for index in range(len(places))) / len(places) for channel in range(width)]
+    alpha = [
+        sum(gradient[prefix + index][channel] for index in range(len(places))) / len(places)
+        for channel in range(width)
+    ]
     for index, place in enumerate(places):
-        found[place] = max(0.0, sum(alpha[channel] * tokens[prefix + index][channel] for channel in range(width)))
+        found[place] = max(
+            0.0, sum(alpha[channel] * tokens[prefix + index][channel] for channel in range(width))
+        )
     return found
 
 
 def one_by_one(images, cameras):
     """The triplets of a batch, each as a batch of one."""
-    return [({name: images[name][index:index + 1] for name in MODALITIES}, cameras[index:index + 1])
-            for index in range(len(cameras))]
+    return [
+        ({name: images[name][index : index + 1] for name in MODALITIES}, cameras[index : index + 1])
+        for index in range(len(cameras))
+    ]

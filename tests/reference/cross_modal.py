@@ -4,13 +4,19 @@
 def distance(query, gallery, sources, query_set, gallery_set, how):
     """Features are lists of parts, lists of numbers, made from the modalities in `sources`: → a number, or None."""
     if how == "pairs":
-        found = [squared(normalised(one), normalised(other))
-                 for one, own in zip(query, sources, strict=True) if all(modality in query_set for modality in own)
-                 for other, own in zip(gallery, sources, strict=True) if all(modality in gallery_set for modality in own)]
+        found = [
+            squared(normalised(one), normalised(other))
+            for one, own in zip(query, sources, strict=True)
+            if all(modality in query_set for modality in own)
+            for other, own in zip(gallery, sources, strict=True)
+            if all(modality in gallery_set for modality in own)
+        ]
         return sum(found) / len(found)
     vectors = ([], [])
     for one, other, own in zip(query, gallery, sources, strict=True):
-        if how == "all" or all(modality in query_set and modality in gallery_set for modality in own):
+        if how == "all" or all(
+            modality in query_set and modality in gallery_set for modality in own
+        ):
             vectors[0].extend(one)
             vectors[1].extend(other)
     return squared(*map(normalised, vectors)) if vectors[0] else None

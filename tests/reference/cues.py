@@ -1,4 +1,5 @@
 """Scores of patches that need no training, one image and one patch at a time (docs/method.md)."""
+
 import heapq
 
 
@@ -10,7 +11,10 @@ def distinctness(patches):
 
 def mean_attention(attention):
     """Scores of one image's patches from attention weights (heads, N)."""
-    return [sum(head[place] for head in attention) / len(attention) for place in range(attention.shape[1])]
+    return [
+        sum(head[place] for head in attention) / len(attention)
+        for place in range(attention.shape[1])
+    ]
 
 
 def saliency(image, grid, size, stride):
@@ -20,9 +24,16 @@ def saliency(image, grid, size, stride):
     colours = {}
     for row, column in places:
         top, left = row * stride[0], column * stride[1]
-        colours[row, column] = image[:, top:top + size[0], left:left + size[1]].mean(dim=(1, 2))
-    border = [(row, column) for row, column in places if row in (0, rows - 1) or column in (0, columns - 1)]
-    nearest = {place: sorted((colours[place] - colours[other]).norm().item() for other in border)[2] for place in places}
+        colours[row, column] = image[:, top : top + size[0], left : left + size[1]].mean(dim=(1, 2))
+    border = [
+        (row, column)
+        for row, column in places
+        if row in (0, rows - 1) or column in (0, columns - 1)
+    ]
+    nearest = {
+        place: sorted((colours[place] - colours[other]).norm().item() for other in border)[2]
+        for place in places
+    }
     queue, way = sorted((nearest[place], place) for place in border), {}
     while queue:
         cost, (row, column) = heapq.heappop(queue)
@@ -31,5 +42,7 @@ def saliency(image, grid, size, stride):
         way[row, column] = cost
         for other in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
             if other in colours:
-                heapq.heappush(queue, (cost + (colours[row, column] - colours[other]).norm().item(), other))
+                heapq.heappush(
+                    queue, (cost + (colours[row, column] - colours[other]).norm().item(), other)
+                )
     return [nearest[place] + way[place] for place in places]

@@ -2,6 +2,7 @@
 
 Before every block and behind the last a tower calls its `stage` where a test has put `Slow` there.
 """
+
 from collections import Counter
 from math import ceil
 
@@ -21,7 +22,12 @@ class Slow:
     comes back."""
 
     def __init__(self, blocks, keep, scores, prefix=1, suffix=0, restore=False, tokens_first=True):
-        self.shares, self.scores, self.prefix, self.suffix = dict(zip(blocks, keep, strict=True)), scores, prefix, suffix
+        self.shares, self.scores, self.prefix, self.suffix = (
+            dict(zip(blocks, keep, strict=True)),
+            scores,
+            prefix,
+            suffix,
+        )
         self.restore, self.tokens_first = restore, tokens_first
         self.calls, self.held = Counter(), {}
 
@@ -31,12 +37,25 @@ class Slow:
         images = x.transpose(0, 1) if self.tokens_first else x
         scores = [None] * len(images)
         if self.shares.get(index, 1) < 1:
-            scores = self.scores(index, x)[:, self.prefix:] if callable(self.scores) else self.scores[call]
-        rows, masks = zip(*(self.image(index, image, (call, row), score)
-                            for row, (image, score) in enumerate(zip(images, scores, strict=True))), strict=True)
+            scores = (
+                self.scores(index, x)[:, self.prefix :]
+                if callable(self.scores)
+                else self.scores[call]
+            )
+        rows, masks = zip(
+            *(
+                self.image(index, image, (call, row), score)
+                for row, (image, score) in enumerate(zip(images, scores, strict=True))
+            ),
+            strict=True,
+        )
         if mask is not None:
-            mask = torch.stack([torch.cat([own.flatten()[places], torch.ones(extra)])
-                                for own, (places, extra) in zip(mask, masks, strict=True)])
+            mask = torch.stack(
+                [
+                    torch.cat([own.flatten()[places], torch.ones(extra)])
+                    for own, (places, extra) in zip(mask, masks, strict=True)
+                ]
+            )
         x = torch.stack(rows)
         return x.transpose(0, 1) if self.tokens_first else x, mask
 
@@ -44,21 +63,33 @@ class Slow:
         """The tokens (L, C) of one image that are left → (L', C), places of its patches and number of extra tokens."""
         held, places, extra = self.held.setdefault(key, ({}, range(PATCHES), 0))
         end = len(tokens) - self.suffix
-        patches = dict(zip(places, tokens[self.prefix:], strict=False))
-        extras = list(tokens[end - extra:end])
+        patches = dict(zip(places, tokens[self.prefix :], strict=False))
+        extras = list(tokens[end - extra : end])
         if score is not None:
-            score = dict(zip(places, score.tolist(), strict=False)) if callable(self.scores) else score.tolist()
+            score = (
+                dict(zip(places, score.tolist(), strict=False))
+                if callable(self.scores)
+                else score.tolist()
+            )
             ranked = sorted(patches, key=lambda place: -score[place])
             count = ceil(len(ranked) * self.shares[index])
             held |= patches
             weights = torch.tensor([score[place] for place in ranked[count:]])
             weights = weights if callable(self.scores) else weights.softmax(0)
-            extras.append(sum(weight * patches[place] for weight, place in zip(weights.float(), ranked[count:], strict=True)))
+            extras.append(
+                sum(
+                    weight * patches[place]
+                    for weight, place in zip(weights.float(), ranked[count:], strict=True)
+                )
+            )
             patches = {place: patches[place] for place in sorted(ranked[:count])}
         if index == DEPTH:
-            extras, patches = [], dict(sorted((held | patches).items())) if self.restore else patches
+            extras, patches = (
+                [],
+                dict(sorted((held | patches).items())) if self.restore else patches,
+            )
         self.held[key] = held, list(patches), len(extras)
-        left = [*tokens[:self.prefix], *patches.values(), *extras, *tokens[end:]]
+        left = [*tokens[: self.prefix], *patches.values(), *extras, *tokens[end:]]
         return torch.stack(left), (list(patches), len(extras))
 
 
@@ -71,9 +102,13 @@ class Block(nn.Module):
         super().__init__()
         self.attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=not self.tokens_first)
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
 
-    def forward(self, x, modality=None, index=None, last_prompt=None, prompt_sign=False, use_mask=None):
+    def forward(
+        self, x, modality=None, index=None, last_prompt=None, prompt_sign=False, use_mask=None
+    ):
         seen, bias = self.ln_1(x), None
         if use_mask is not None:
             mask = F.pad(use_mask.flatten(1), (1, 0), value=1.0)
@@ -97,7 +132,7 @@ class Prompted(Block):
         assert x.shape[1] == len(last_prompt[0]) if index else last_prompt is None
         prompt = self.prompt.expand(-1, x.shape[1], -1) + (last_prompt if index else 0)
         both = super().forward(torch.cat([x, prompt]))
-        return both[:len(x)], both[len(x):]
+        return both[: len(x)], both[len(x) :]
 
 
 class Weighing(Block):
@@ -125,7 +160,10 @@ class Tower(nn.Module):
 
     def embed(self, images, last=None):
         patches = self.conv1(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_embedding.expand(len(images), -1, -1), patches], dim=1) + self.positional_embedding
+        x = (
+            torch.cat([self.class_embedding.expand(len(images), -1, -1), patches], dim=1)
+            + self.positional_embedding
+        )
         x = x if last is None else torch.cat([x, last.unsqueeze(1)], dim=1)
         return x.transpose(0, 1) if self.tokens_first else x
 
@@ -139,7 +177,9 @@ class Tower(nn.Module):
             if not self.tokens_first:
                 x = self.blocks[index](x)
                 continue
-            x = self.transformer.resblocks[index](x, "rgb", index, prompt, prompt_sign=False, use_mask=own)
+            x = self.transformer.resblocks[index](
+                x, "rgb", index, prompt, prompt_sign=False, use_mask=own
+            )
             x, prompt = x if isinstance(x, tuple) else (x, None)
             self.maps.append(prompt)
         x = self.at(DEPTH, x)[0]
@@ -153,7 +193,9 @@ class Interleaved(Tower):
         streams = [self.embed(image) for image in images]
         for index in range(DEPTH):
             for place, x in enumerate(streams):
-                streams[place] = self.transformer.resblocks[index](self.at(index, x)[0], modality=NAMES[place], index=index)
+                streams[place] = self.transformer.resblocks[index](
+                    self.at(index, x)[0], modality=NAMES[place], index=index
+                )
             centre = sum(x[0] for x in streams) / 3
             for x in streams:
                 x[0] += 0.1 * centre
@@ -172,4 +214,4 @@ class Backbone(nn.Module):
     def forward(self, *inputs, **named):
         tower = self.base["visual"] if isinstance(self.base, nn.ModuleDict) else self.base
         tokens = tower(*inputs, **named)
-        return tokens[:, tower.prefix:], tokens[:, 0]
+        return tokens[:, tower.prefix :], tokens[:, 0]

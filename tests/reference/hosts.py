@@ -1,4 +1,5 @@
 """The interfaces of the code bases that the plug-in knows in miniature: own code, with the names of their models."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -37,15 +38,22 @@ class Host(nn.Module):
 
     def given(self, x):
         """The images in the host's order; those of modalities that miss in evaluation are new zeros."""
-        return {name: torch.zeros_like(x[name]) if not self.training and name[0].lower() in self.miss else x[name]
-                for name in (self.order if self.training else self.orders)}
+        return {
+            name: torch.zeros_like(x[name])
+            if not self.training and name[0].lower() in self.miss
+            else x[name]
+            for name in (self.order if self.training else self.orders)
+        }
 
     def pair(self, feature):
         return self.classifier(feature), feature
 
     def loss(self, output):
         pairs = zip(output[::2], output[1::2], strict=False)
-        total = sum(F.cross_entropy(logits, torch.arange(len(logits))) + feature.square().mean() for logits, feature in pairs)
+        total = sum(
+            F.cross_entropy(logits, torch.arange(len(logits))) + feature.square().mean()
+            for logits, feature in pairs
+        )
         return total + (output[-1] if len(output) % 2 else 0)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
@@ -62,12 +70,20 @@ class UGG(Host):
     def loss(self, output):
         return super().loss(output[:-1]) + 0.1 * output[-1]
 
-    def forward(self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None):
+    def forward(
+        self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None
+    ):
         found = {name: self.BACKBONE(image) for name, image in self.given(x).items()}
         fused = sum(patches.mean(1) for patches, _ in found.values())
-        output = self.finish({name: whole for name, (_, whole) in found.items()}, fused.square().mean())
+        output = self.finish(
+            {name: whole for name, (_, whole) in found.items()}, fused.square().mean()
+        )
         fused = fused + 0.1 * torch.randn_like(fused)
-        return output if self.training else {1: output, 2: fused}.get(return_pattern, torch.cat([output, fused], -1))
+        return (
+            output
+            if self.training
+            else {1: output, 2: fused}.get(return_pattern, torch.cat([output, fused], -1))
+        )
 
 
 class Reshaping(Host):
@@ -97,7 +113,9 @@ class Signal(Reshaping):
         return super().loss(output)
 
     def forward(self, x, label=None, cam_label=None, view_label=None, training=True, sge="CLS"):
-        feature = torch.cat([self.on_grid(self.clip_vision_encoder(image)) for image in self.given(x).values()], -1)
+        feature = torch.cat(
+            [self.on_grid(self.clip_vision_encoder(image)) for image in self.given(x).values()], -1
+        )
         return (1, *self.pair(feature), feature.square().mean()) if training else feature
 
 
@@ -116,7 +134,11 @@ class MDReID(Host):
         self.BACKBONE = Backbone(Tower(prefix=2))
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        images = {name: image for name, image in x.items() if self.training or name[0].lower() not in self.miss}
+        images = {
+            name: image
+            for name, image in x.items()
+            if self.training or name[0].lower() not in self.miss
+        }
         whole = self.BACKBONE(torch.cat(list(images.values())))[1].chunk(len(images))
         return self.pair(torch.cat(whole, -1)) if self.training else torch.cat(whole, -1)
 
@@ -131,9 +153,15 @@ class IDEA(Reshaping):
         self.BACKBONE = Backbone(is_clip=True)
 
     def forward(self, image, text=None, label=None):
-        tokens = {name: self.BACKBONE(own, last=text[name]) for name, own in self.given(image).items()}
-        return self.finish({name: self.on_grid((patches[:, :-1], whole + patches[:, -1]))
-                            for name, (patches, whole) in tokens.items()})
+        tokens = {
+            name: self.BACKBONE(own, last=text[name]) for name, own in self.given(image).items()
+        }
+        return self.finish(
+            {
+                name: self.on_grid((patches[:, :-1], whole + patches[:, -1]))
+                for name, (patches, whole) in tokens.items()
+            }
+        )
 
 
 class STMI(Host):
@@ -145,7 +173,12 @@ class STMI(Host):
         self.BACKBONE = Backbone(is_clip=True)
 
     def forward(self, image, text=None, label=None):
-        return self.finish({name: self.BACKBONE(own, mask=image["mask"])[1] for name, own in self.given(image).items()})
+        return self.finish(
+            {
+                name: self.BACKBONE(own, mask=image["mask"])[1]
+                for name, own in self.given(image).items()
+            }
+        )
 
 
 class TOPReID(Host):
@@ -158,8 +191,10 @@ class TOPReID(Host):
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
         tokens = {name: getattr(self, name)(image) for name, image in self.given(x).items()}
-        return self.finish({name: whole + patches.mean(1) for name, (patches, whole) in tokens.items()},
-                           F.mse_loss(tokens["RGB"][0], tokens["NI"][0]))
+        return self.finish(
+            {name: whole + patches.mean(1) for name, (patches, whole) in tokens.items()},
+            F.mse_loss(tokens["RGB"][0], tokens["NI"][0]),
+        )
 
 
 class MambaPro(Reshaping):
@@ -170,7 +205,9 @@ class MambaPro(Reshaping):
         self.BACKBONE = Backbone(Tower(Prompted))
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        return self.finish({name: self.on_grid(self.BACKBONE(image)) for name, image in self.given(x).items()})
+        return self.finish(
+            {name: self.on_grid(self.BACKBONE(image)) for name, image in self.given(x).items()}
+        )
 
 
 class HAPE(Host):
@@ -193,7 +230,11 @@ class Uni_modal(Host):  # noqa: N801 (UPCL's name)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
         found = {name: self.BACKBONE(image)[1] for name, image in self.given(x).items()}
-        return (self.finish(found), (found["RGB1"], found["RGB"])) if self.training else self.finish(found)
+        return (
+            (self.finish(found), (found["RGB1"], found["RGB"]))
+            if self.training
+            else self.finish(found)
+        )
 
 
 class EDITOR(Host):
@@ -211,4 +252,19 @@ class EDITOR(Host):
         return self.finish(found)
 
 
-HOSTS = {kind.__name__: kind for kind in (UGG, Signal, MFRNet, MDReID, IDEA, STMI, TOPReID, MambaPro, HAPE, Uni_modal, EDITOR)}
+HOSTS = {
+    kind.__name__: kind
+    for kind in (
+        UGG,
+        Signal,
+        MFRNet,
+        MDReID,
+        IDEA,
+        STMI,
+        TOPReID,
+        MambaPro,
+        HAPE,
+        Uni_modal,
+        EDITOR,
+    )
+}

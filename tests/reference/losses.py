@@ -1,4 +1,5 @@
 """The losses one sample and one pair at a time (docs/method.md, Losses)."""
+
 import torch
 
 
@@ -11,7 +12,9 @@ def batch_hard_triplet_loss(features, labels, margin=None):
             if other is not anchor:
                 (positives if other_label == label else negatives).append(_distance(anchor, other))
         gap = max(positives) - min(negatives)
-        losses.append(torch.log(1 + torch.exp(gap)) if margin is None else torch.clamp(gap + margin, min=0))
+        losses.append(
+            torch.log(1 + torch.exp(gap)) if margin is None else torch.clamp(gap + margin, min=0)
+        )
     return sum(losses) / len(losses)
 
 

@@ -1,7 +1,15 @@
 """mAP and CMC (docs/method.md, Evaluation), one query and one gallery sample at a time."""
 
 
-def evaluate(query_features, gallery_features, query_ids, gallery_ids, query_places, gallery_places, max_rank=50):
+def evaluate(
+    query_features,
+    gallery_features,
+    query_ids,
+    gallery_ids,
+    query_places,
+    gallery_places,
+    max_rank=50,
+):
     """Features are lists of lists of numbers, identities and places (cameras or scenes) lists: → (cmc, mAP).
 
     (None, None) where no query has a match.
@@ -14,15 +22,21 @@ def evaluate(query_features, gallery_features, query_ids, gallery_ids, query_pla
             for a, b in zip(feature, other, strict=True):
                 distance += (a - b) ** 2
             distances[-1].append(distance)
-    return evaluate_distances(distances, query_ids, gallery_ids, query_places, gallery_places, max_rank)
+    return evaluate_distances(
+        distances, query_ids, gallery_ids, query_places, gallery_places, max_rank
+    )
 
 
-def evaluate_distances(distances, query_ids, gallery_ids, query_places, gallery_places, max_rank=50):
+def evaluate_distances(
+    distances, query_ids, gallery_ids, query_places, gallery_places, max_rank=50
+):
     """`evaluate` by distances that are there already: a list per query of those to the gallery."""
     average_precisions, curves = [], []
     for row, identity, place in zip(distances, query_ids, query_places, strict=True):
         ranking = []
-        for distance, other_identity, other_place in zip(row, gallery_ids, gallery_places, strict=True):
+        for distance, other_identity, other_place in zip(
+            row, gallery_ids, gallery_places, strict=True
+        ):
             if other_identity == identity and other_place == place:
                 continue
             ranking.append((distance, other_identity == identity))

@@ -1,4 +1,5 @@
 """k-reciprocal re-ranking (Zhong et al. 2017; docs/method.md, Evaluation), one sample at a time."""
+
 import math
 
 
@@ -12,12 +13,18 @@ def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.
     rows = [mean([rows[other] for other in nearest[:k2]]) for nearest in order]
     queries = range(len(query_features))
     gallery = range(len(query_features), len(features))
-    return [[(1 - lambda_value) * jaccard(rows[query], rows[other]) + lambda_value * distances[query][other]
-             for other in gallery] for query in queries]
+    return [
+        [
+            (1 - lambda_value) * jaccard(rows[query], rows[other])
+            + lambda_value * distances[query][other]
+            for other in gallery
+        ]
+        for query in queries
+    ]
 
 
 def normalised(feature):
-    length = math.sqrt(sum(number ** 2 for number in feature))
+    length = math.sqrt(sum(number**2 for number in feature))
     return [number / length for number in feature]
 
 
@@ -28,12 +35,14 @@ def relative_distances(feature, others):
 
 def neighbours(sample, distances):
     """All samples, the nearest first: the sample itself, then by distance, those as far by place."""
-    return sorted(range(len(distances)), key=lambda other: (other != sample, distances[other], other))
+    return sorted(
+        range(len(distances)), key=lambda other: (other != sample, distances[other], other)
+    )
 
 
 def reciprocal_set(sample, k, order):
     """Those of the k nearest (after the sample) that have the sample among their own k nearest."""
-    return {other for other in order[sample][:k + 1] if sample in order[other][:k + 1]}
+    return {other for other in order[sample][: k + 1] if sample in order[other][: k + 1]}
 
 
 def expanded_sets(order, k1):
@@ -67,5 +76,7 @@ def mean(rows):
 
 def jaccard(first, second):
     """1 - Σ min / Σ max, where two rows of sum 1 have Σ max = 2 - Σ min."""
-    shared = sum(min(weight, second[member]) for member, weight in first.items() if member in second)
+    shared = sum(
+        min(weight, second[member]) for member, weight in first.items() if member in second
+    )
     return 1 - shared / (2 - shared)

@@ -3,10 +3,14 @@
 
 def retrieval(similarity, image_of):
     """similarity: a list per image of those to the captions; image_of: a list of the captions' images → measures in percent."""
-    captions_found = [_first_match([(value, image_of[caption] == image) for caption, value in enumerate(row)])
-                      for image, row in enumerate(similarity)]
-    images_found = [_first_match([(row[caption], image == own) for image, row in enumerate(similarity)])
-                    for caption, own in enumerate(image_of)]
+    captions_found = [
+        _first_match([(value, image_of[caption] == image) for caption, value in enumerate(row)])
+        for image, row in enumerate(similarity)
+    ]
+    images_found = [
+        _first_match([(row[caption], image == own) for image, row in enumerate(similarity)])
+        for caption, own in enumerate(image_of)
+    ]
     measures = {}
     for way, places in (("i2t", captions_found), ("t2i", images_found)):
         for k in (1, 5, 10):
@@ -22,8 +26,12 @@ def five_fold(similarity, image_of, folds):
     for fold in range(folds):
         images = range(fold * size, (fold + 1) * size)
         captions = [caption for caption, image in enumerate(image_of) if image in images]
-        parts.append(retrieval([[similarity[image][caption] for caption in captions] for image in images],
-                               [image_of[caption] - fold * size for caption in captions]))
+        parts.append(
+            retrieval(
+                [[similarity[image][caption] for caption in captions] for image in images],
+                [image_of[caption] - fold * size for caption in captions],
+            )
+        )
     return {name: sum(part[name] for part in parts) / folds for name in parts[0]}
 
 

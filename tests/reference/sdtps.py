@@ -1,4 +1,5 @@
 """SDTPS one modality, sample and patch at a time (docs/method.md, SDTPS)."""
+
 import math
 from itertools import permutations
 
@@ -7,8 +8,19 @@ import torch
 STATE_NAMES = ("rgb", "nir", "tir")
 
 
-def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0, noises=None, select=False, missing=(),
-          nudges=None):
+def sdtps(
+    weights,
+    tokens,
+    global_feats,
+    sparse_ratio,
+    aggr_ratio,
+    beta,
+    tau=1.0,
+    noises=None,
+    select=False,
+    missing=(),
+    nudges=None,
+):
     """Slimmed tokens [(B, N_c + 1, C)] and decision masks [(B, N)] of the three modalities.
 
     weights: the state dict; tokens [(B, N, C)] and globals_ [(B, C)] in the order RGB, NI, TI. `noises` [(B, N)] is the
@@ -21,18 +33,45 @@ def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0
         own, patches = weights_of(weights, name), tokens[index]
         samples = []
         for sample in range(len(patches)):
-            scores = scores_of(own, patches[sample], index, [guide[sample] for guide in global_feats], beta, missing)
+            scores = scores_of(
+                own,
+                patches[sample],
+                index,
+                [guide[sample] for guide in global_feats],
+                beta,
+                missing,
+            )
             noise = None if noises is None else noises[index][sample]
             values = [scores[i] + noise[i] for i in range(len(scores))] if select else scores
             if nudges is not None:
-                values = [value + nudge for value, nudge in zip(values, nudges[index][sample], strict=True)]
+                values = [
+                    value + nudge
+                    for value, nudge in zip(values, nudges[index][sample], strict=True)
+                ]
             kept, dropped = choose(values, sparse_ratio)
-            decision = [torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))]
+            decision = [
+                torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))
+            ]
             if noise is not None:
                 soft = soft_decision(scores, noise, tau)
-                decision = [hard + (value - value.detach()) for hard, value in zip(decision, soft, strict=True)]
-            samples.append((slim(own, patches[sample], scores, kept, dropped, decision,
-                                 int(len(scores) * aggr_ratio * sparse_ratio)), torch.stack(decision)))
+                decision = [
+                    hard + (value - value.detach())
+                    for hard, value in zip(decision, soft, strict=True)
+                ]
+            samples.append(
+                (
+                    slim(
+                        own,
+                        patches[sample],
+                        scores,
+                        kept,
+                        dropped,
+                        decision,
+                        int(len(scores) * aggr_ratio * sparse_ratio),
+                    ),
+                    torch.stack(decision),
+                )
+            )
         slimmed.append(torch.stack([merged for merged, _ in samples]))
         masks.append(torch.stack([mask for _, mask in samples]))
     return slimmed, masks
@@ -40,7 +79,11 @@ def sdtps(weights, tokens, global_feats, sparse_ratio, aggr_ratio, beta, tau=1.0
 
 def weights_of(weights, name):
     """The part of the state dict that belongs to one modality, by the names without its prefix."""
-    return {key.removeprefix(f"{name}_"): value for key, value in weights.items() if key.startswith(f"{name}_")}
+    return {
+        key.removeprefix(f"{name}_"): value
+        for key, value in weights.items()
+        if key.startswith(f"{name}_")
+    }
 
 
 def scores_of(own, patches, index, guides, beta, missing):
@@ -51,9 +94,14 @@ def scores_of(own, patches, index, guides, beta, missing):
     counts = [2 if i == index else int(i not in missing) for i in range(len(guides))]
     with torch.no_grad():
         seen = [_min_max([_cosine(patch, guide) for patch in patches]) for guide in guides]
-    return [(1 - 2 * beta) * _predict(own, patch)
-            + beta * 4 * sum(count * values[i] for count, values in zip(counts, seen, strict=True)) / sum(counts)
-            for i, patch in enumerate(patches)]
+    return [
+        (1 - 2 * beta) * _predict(own, patch)
+        + beta
+        * 4
+        * sum(count * values[i] for count, values in zip(counts, seen, strict=True))
+        / sum(counts)
+        for i, patch in enumerate(patches)
+    ]
 
 
 def choose(values, sparse_ratio):
@@ -75,7 +123,9 @@ def slim(own, patches, scores, kept, dropped, decision, out_tokens):
     for c in range(out_tokens):
         powers = [decision[i] * torch.exp(logit[c]) for logit, i in zip(logits, kept, strict=True)]
         total = sum(powers)
-        aggregated.append(sum(power / total * patches[i] for power, i in zip(powers, kept, strict=True)))
+        aggregated.append(
+            sum(power / total * patches[i] for power, i in zip(powers, kept, strict=True))
+        )
     return torch.stack([*aggregated, extra])
 
 
@@ -129,4 +179,6 @@ def _aggregation_logits(own, patch):
     centred = patch - patch.mean()
     normed = centred / torch.sqrt((centred * centred).mean() + 1e-5)
     normed = normed * own["aggr.weight.0.weight"] + own["aggr.weight.0.bias"]
-    return _linear(own, "aggr.weight.3", _gelu(_linear(own, "aggr.weight.1", normed))) * own["aggr.scale"].reshape(())
+    return _linear(own, "aggr.weight.3", _gelu(_linear(own, "aggr.weight.1", normed))) * own[
+        "aggr.scale"
+    ].reshape(())

@@ -1,4 +1,5 @@
 """How well SDTPS's choice finds the person: one image, one modality and one patch at a time (docs/method.md, SDTPS)."""
+
 import math
 
 import numpy as np
@@ -17,7 +18,9 @@ def foreground(mask_path, size, patch, stride):
             for y in range(top, top + patch[0]):
                 for x in range(left, left + patch[1]):
                     # The pixel that holds the middle of this one, ((y + 1/2)·h/height, (x + 1/2)·w/width).
-                    white += mask[(2 * y + 1) * h // (2 * height), (2 * x + 1) * w // (2 * width)] == 255
+                    white += (
+                        mask[(2 * y + 1) * h // (2 * height), (2 * x + 1) * w // (2 * width)] == 255
+                    )
             found.append(bool(2 * white >= patch[0] * patch[1]))
     return found
 
@@ -29,7 +32,11 @@ def average_precision(scores, relevant):
         return None
     total = last_recall = 0.0
     for threshold in sorted(set(scores), reverse=True):
-        found = [is_relevant for score, is_relevant in zip(scores, relevant, strict=True) if score >= threshold]
+        found = [
+            is_relevant
+            for score, is_relevant in zip(scores, relevant, strict=True)
+            if score >= threshold
+        ]
         recall = sum(found) / sum(relevant)
         total += (recall - last_recall) * sum(found) / len(found)
         last_recall = recall
@@ -44,17 +51,31 @@ def detectors(weights, patches, global_feats, modality, missing, beta, guide_mis
     parts = {"MLP": [predict(weights, patch) for patch in patches]}
     shares = {}
     for other, guide in global_feats.items():
-        parts[other] = min_max([patch @ guide / (np.linalg.norm(patch) * np.linalg.norm(guide)) for patch in patches])
-        shares[other] = 2 if other == modality else 1 if guide_missing or other not in missing else 0
-    guided = [sum(4 * share / sum(shares.values()) * parts[other][place] for other, share in shares.items())
-              for place in range(len(patches))]
-    score = [(1 - 2 * beta) * own + beta * guidance for own, guidance in zip(parts["MLP"], guided, strict=True)]
+        parts[other] = min_max(
+            [patch @ guide / (np.linalg.norm(patch) * np.linalg.norm(guide)) for patch in patches]
+        )
+        shares[other] = (
+            2 if other == modality else 1 if guide_missing or other not in missing else 0
+        )
+    guided = [
+        sum(
+            4 * share / sum(shares.values()) * parts[other][place]
+            for other, share in shares.items()
+        )
+        for place in range(len(patches))
+    ]
+    score = [
+        (1 - 2 * beta) * own + beta * guidance
+        for own, guidance in zip(parts["MLP"], guided, strict=True)
+    ]
     return {"score": score} | parts
 
 
 def kept(scores, ratio):
     """The places of the best, the first of equals."""
-    return sorted(range(len(scores)), key=lambda place: -scores[place])[:max(1, math.ceil(ratio * len(scores)))]
+    return sorted(range(len(scores)), key=lambda place: -scores[place])[
+        : max(1, math.ceil(ratio * len(scores)))
+    ]
 
 
 def min_max(values):
@@ -64,4 +85,9 @@ def min_max(values):
 def predict(weights, patch):
     hidden = weights["score_predictor.0.weight"] @ patch + weights["score_predictor.0.bias"]
     hidden = np.array([value * (1 + math.erf(value / math.sqrt(2))) / 2 for value in hidden])
-    return 1 / (1 + math.exp(-(weights["score_predictor.2.weight"] @ hidden + weights["score_predictor.2.bias"])[0]))
+    return 1 / (
+        1
+        + math.exp(
+            -(weights["score_predictor.2.weight"] @ hidden + weights["score_predictor.2.bias"])[0]
+        )
+    )

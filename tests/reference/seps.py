@@ -1,4 +1,5 @@
 """SEPS one caption, image, word and token at a time (docs/seps.md, Formulas)."""
+
 import math
 
 import torch
@@ -6,8 +7,23 @@ import torch
 from reference import sdtps
 
 
-def similarities(weights, images, captions, lengths, long_captions=None, long_lengths=None, *, paper, dual, sparse_ratio,
-                 aggr_ratio, beta=0.25, top_k=5, tau=None, noises=None):
+def similarities(
+    weights,
+    images,
+    captions,
+    lengths,
+    long_captions=None,
+    long_lengths=None,
+    *,
+    paper,
+    dual,
+    sparse_ratio,
+    aggr_ratio,
+    beta=0.25,
+    top_k=5,
+    tau=None,
+    noises=None,
+):
     """Similarities (B_v, B_t) and masks: one tensor (B_t, B_v, N) in the open version, a tuple of them in the paper's.
 
     weights: the state dict; images (B_v, N or N + 1, C) with N a square; captions (B_t, L, C), long_captions (B_t, L', C) and
@@ -21,19 +37,25 @@ def similarities(weights, images, captions, lengths, long_captions=None, long_le
         rows.append([])
         for place, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
             texts = [caption[:length]]
-            if long_captions is not None:  # which get no gradient in the original, though the open version matches them
-                texts.append(long_captions[place, :long_lengths[place]].detach())
+            if (
+                long_captions is not None
+            ):  # which get no gradient in the original, though the open version matches them
+                texts.append(long_captions[place, : long_lengths[place]].detach())
             chosen = []
             for branch, scores in enumerate(_scores(weights, patches, texts, beta, paper, dual)):
                 noise = None if noises is None else noises[branch][place, image_place]
                 chosen.append((scores, *_decide(scores, sparse_ratio, noise, tau)))
             out_tokens = int(len(patches) * aggr_ratio * sparse_ratio)
             merge = _paper_similarity if paper else _open_similarity
-            rows[-1].append(merge(weights, image[:classes], patches, texts, chosen, out_tokens, top_k))
+            rows[-1].append(
+                merge(weights, image[:classes], patches, texts, chosen, out_tokens, top_k)
+            )
             masks.append(torch.stack([torch.stack(decision) for *_, decision in chosen]))
     masks = torch.stack(masks).reshape(len(images), len(captions), len(masks[0]), -1)
     by_branch = masks.permute(2, 1, 0, 3)
-    return torch.stack([torch.stack(row) for row in rows]), tuple(by_branch) if paper else by_branch.sum(0)
+    return torch.stack([torch.stack(row) for row in rows]), tuple(
+        by_branch
+    ) if paper else by_branch.sum(0)
 
 
 def relevance(tokens, words, mlp=None, top_k=5, patch_mask=None):
@@ -42,7 +64,9 @@ def relevance(tokens, words, mlp=None, top_k=5, patch_mask=None):
     `mlp` is the part of the state dict below `relevance_mlp.`, None in the open version. Tokens whose `patch_mask` (P,) is 0
     are as if they were not there.
     """
-    tokens = [token for place, token in enumerate(tokens) if patch_mask is None or patch_mask[place]]
+    tokens = [
+        token for place, token in enumerate(tokens) if patch_mask is None or patch_mask[place]
+    ]
     alike = [[_cosine(word, token) for token in tokens] for word in words]
     if mlp is None:
         alike = [[value if value > 0 else 0.1 * value for value in row] for row in alike]
@@ -73,12 +97,23 @@ def ratio(score_mask, target_ratio=0.5, lambda_sparse=1.0, lambda_dense=1.0):
     """A mask's or a tuple of masks' squared distance from the target: a number."""
     if not isinstance(score_mask, tuple):
         return (_mean(list(score_mask.flatten())) - target_ratio) ** 2
-    return sum(weight * ratio(mask, target_ratio)
-               for weight, mask in zip((lambda_sparse, lambda_dense), score_mask, strict=False))
+    return sum(
+        weight * ratio(mask, target_ratio)
+        for weight, mask in zip((lambda_sparse, lambda_dense), score_mask, strict=False)
+    )
 
 
-def whole(scores, score_mask, img_ids=None, margin=0.2, target_ratio=0.5, ratio_weight=2.0, max_violation=False,
-          lambda_sparse=1.0, lambda_dense=1.0):
+def whole(
+    scores,
+    score_mask,
+    img_ids=None,
+    margin=0.2,
+    target_ratio=0.5,
+    ratio_weight=2.0,
+    max_violation=False,
+    lambda_sparse=1.0,
+    lambda_dense=1.0,
+):
     """SEPSLoss: (sum, alignment, ratio)."""
     align = contrastive(scores, img_ids, margin, max_violation)
     kept = ratio(score_mask, target_ratio, lambda_sparse, lambda_dense)
@@ -87,20 +122,31 @@ def whole(scores, score_mask, img_ids=None, margin=0.2, target_ratio=0.5, ratio_
 
 def part(weights, prefix):
     """What of the state dict is below `prefix`, by the names without it."""
-    return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)
+    }
 
 
 def _scores(weights, patches, texts, beta, paper, dual):
     """The scores of the patches, a list of N for each branch; texts: the words of the caption and, if there, the long one."""
     with torch.no_grad():
-        own, *read = ([_cosine(patch, sum(vectors) / len(vectors)) for patch in patches] for vectors in (patches, *texts))
+        own, *read = (
+            [_cosine(patch, sum(vectors) / len(vectors)) for patch in patches]
+            for vectors in (patches, *texts)
+        )
         if paper:
             own, *read = (sdtps._min_max(values) for values in (own, *read))
     if not paper:
         return [[own[i] + values[i] for i in range(len(patches))] for values in read]
-    names = ["sparse_net_cap", "sparse_net_long"][:len(texts) if dual else 1]
-    return [[(1 - 2 * beta) * _predict(weights, name, patch) + beta * (sum(values[i] for values in read) + 2 * own[i])
-             for i, patch in enumerate(patches)] for name in names]
+    names = ["sparse_net_cap", "sparse_net_long"][: len(texts) if dual else 1]
+    return [
+        [
+            (1 - 2 * beta) * _predict(weights, name, patch)
+            + beta * (sum(values[i] for values in read) + 2 * own[i])
+            for i, patch in enumerate(patches)
+        ]
+        for name in names
+    ]
 
 
 def _decide(scores, sparse_ratio, noise, tau):
@@ -109,25 +155,40 @@ def _decide(scores, sparse_ratio, noise, tau):
     decision = [torch.tensor(float(i in kept), dtype=score.dtype) for i, score in enumerate(scores)]
     if noise is not None:
         soft = sdtps.soft_decision(scores, noise, tau)
-        decision = [hard + (value - value.detach()) for hard, value in zip(decision, soft, strict=True)]
+        decision = [
+            hard + (value - value.detach()) for hard, value in zip(decision, soft, strict=True)
+        ]
     return kept, dropped, decision
 
 
 def _open_similarity(weights, first, patches, texts, chosen, out_tokens, top_k):
     """Each branch's tokens against its own words."""
     own = _aggregation(weights, "aggr_net.weight.")
-    return sum(relevance(torch.cat([first, sdtps.slim(own, patches, *branch, out_tokens)]), words, top_k=top_k)
-               for branch, words in zip(chosen, texts, strict=True))
+    return sum(
+        relevance(
+            torch.cat([first, sdtps.slim(own, patches, *branch, out_tokens)]), words, top_k=top_k
+        )
+        for branch, words in zip(chosen, texts, strict=True)
+    )
 
 
 def _paper_similarity(weights, first, patches, texts, chosen, out_tokens, top_k):
     """The branches' aggregated tokens added and their extra tokens' mean, against the caption's words."""
     is_dual = any(key.startswith("aggr_net.weight_sparse.") for key in weights)
-    names = ["aggr_net.weight_sparse.", "aggr_net.weight_dense."] if is_dual else ["aggr_net.weight."]
-    slimmed = [sdtps.slim(_aggregation(weights, name), patches, *branch, out_tokens)
-               for name, branch in zip(names, chosen, strict=False)]  # without long captions the second is not used
-    aggregated, extra = sum(tokens[:-1] for tokens in slimmed), sum(tokens[-1:] for tokens in slimmed) / len(slimmed)
-    return relevance(torch.cat([first, aggregated, extra]), texts[0], part(weights, "hrpa.relevance_mlp."), top_k)
+    names = (
+        ["aggr_net.weight_sparse.", "aggr_net.weight_dense."] if is_dual else ["aggr_net.weight."]
+    )
+    slimmed = [
+        sdtps.slim(_aggregation(weights, name), patches, *branch, out_tokens)
+        for name, branch in zip(names, chosen, strict=False)
+    ]  # without long captions the second is not used
+    aggregated, extra = (
+        sum(tokens[:-1] for tokens in slimmed),
+        sum(tokens[-1:] for tokens in slimmed) / len(slimmed),
+    )
+    return relevance(
+        torch.cat([first, aggregated, extra]), texts[0], part(weights, "hrpa.relevance_mlp."), top_k
+    )
 
 
 def _aggregation(weights, prefix):
@@ -137,7 +198,9 @@ def _aggregation(weights, prefix):
 
 
 def _predict(weights, name, patch):
-    return sdtps._predict({f"sparse.{key}": value for key, value in part(weights, f"{name}.").items()}, patch)
+    return sdtps._predict(
+        {f"sparse.{key}": value for key, value in part(weights, f"{name}.").items()}, patch
+    )
 
 
 def _cosine(first, second):

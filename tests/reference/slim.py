@@ -1,4 +1,5 @@
 """Slimming of any Vision Transformer, one image and one token at a time (docs/slim.md)."""
+
 from collections import defaultdict
 from functools import partial
 
@@ -12,7 +13,10 @@ def slimmed(layers, tokens, prefix, suffix, stages, merge, restore, nudge):
     `stages` {index: (share, score)}, `score(image)` one number for each patch; `nudge(index, place)` is added where the best
     are chosen."""
     stop = len(tokens) - suffix
-    image, end = Image(list(tokens[:prefix]), dict(enumerate(tokens[prefix:stop])), []), list(tokens[stop:])
+    image, end = (
+        Image(list(tokens[:prefix]), dict(enumerate(tokens[prefix:stop])), []),
+        list(tokens[stop:]),
+    )
     grid = {}
     for index, layer in enumerate(layers):
         if index in stages:
@@ -23,10 +27,23 @@ def slimmed(layers, tokens, prefix, suffix, stages, merge, restore, nudge):
         rows = list(layer(torch.stack([*image.tokens, *end])[None], image)[0])
         stop = len(rows) - suffix
         image, end = like(image, rows[:stop]), rows[stop:]
-    return torch.stack([*image.prefix, *((grid | image.patches) if restore else image.patches).values(), *end])
+    return torch.stack(
+        [*image.prefix, *((grid | image.patches) if restore else image.patches).values(), *end]
+    )
 
 
-def run(model, path, forward, stages, prefix, suffix=0, tokens_first=False, merge=True, restore=False, nudge=None):
+def run(
+    model,
+    path,
+    forward,
+    stages,
+    prefix,
+    suffix=0,
+    tokens_first=False,
+    merge=True,
+    restore=False,
+    nudge=None,
+):
     """`forward(model)` of a dense model, where `slimmed` tokens take the place of those behind the last block at `path`.
 
     `stages` {index: (share, score)}, `score(call, row, index, layer, image)` one number for each patch of image `row` in the
@@ -43,8 +60,14 @@ def run(model, path, forward, stages, prefix, suffix=0, tokens_first=False, merg
         inputs = swap(seen[blocks[0]][call][0][0])
         found = []
         for row, tokens in enumerate(inputs):
-            layers = [partial(layer, block, *seen[block][call], row, len(inputs), prefix, suffix, swap) for block in blocks]
-            own = {index: (share, partial(score, call, row, index, layers[index])) for index, (share, score) in stages.items()}
+            layers = [
+                partial(layer, block, *seen[block][call], row, len(inputs), prefix, suffix, swap)
+                for block in blocks
+            ]
+            own = {
+                index: (share, partial(score, call, row, index, layers[index]))
+                for index, (share, score) in stages.items()
+            }
             bump = partial(nudge, call, row) if nudge else lambda index, place: 0.0
             found.append(slimmed(layers, tokens, prefix, suffix, own, merge, restore, bump))
         rows = swap(torch.stack(found))
@@ -66,9 +89,13 @@ def layer(block, args, kwargs, row, batch, prefix, suffix, swap, rows, image):
         kwargs["rope"] = rope_of(kwargs["rope"], places, extras)
     if kwargs.get("use_mask") is not None:
         mask = kwargs["use_mask"][row].flatten()
-        kwargs["use_mask"] = torch.stack([*(mask[place] for place in places), *extras * [torch.ones_like(mask[0])]])[None]
+        kwargs["use_mask"] = torch.stack(
+            [*(mask[place] for place in places), *extras * [torch.ones_like(mask[0])]]
+        )[None]
     if kwargs.get("attn_mask") is not None:
-        kwargs["attn_mask"] = mask_of(kwargs["attn_mask"], row, batch, prefix, places, extras, suffix)
+        kwargs["attn_mask"] = mask_of(
+            kwargs["attn_mask"], row, batch, prefix, places, extras, suffix
+        )
     output = block.forward(swap(rows), *args[1:], **kwargs)
     return swap(output[0] if isinstance(output, tuple) else output)
 
@@ -76,7 +103,7 @@ def layer(block, args, kwargs, row, batch, prefix, suffix, swap, rows, image):
 def rope_of(rope, places, extras):
     """Sines and cosines (…, N, 2D) of all patches, for those at places; an extra token is not rotated."""
     still = torch.ones_like(rope[..., 0, :])
-    still[..., :rope.shape[-1] // 2] = 0
+    still[..., : rope.shape[-1] // 2] = 0
     return torch.stack([*(rope[..., place, :] for place in places), *extras * [still]], dim=-2)
 
 
@@ -84,8 +111,20 @@ def mask_of(mask, row, batch, prefix, places, extras, suffix):
     """A mask (L, L) or (B or 1, heads or 1, L, L) between all tokens, for these; extra tokens see and are seen."""
     mask = mask if mask.ndim == 2 else mask[row if len(mask) == batch else 0]
     length = mask.shape[-1]
-    index = [*range(prefix), *(prefix + place for place in places), *extras * [None], *range(length - suffix, length)]
+    index = [
+        *range(prefix),
+        *(prefix + place for place in places),
+        *extras * [None],
+        *range(length - suffix, length),
+    ]
     seen = torch.full_like(mask[..., 0, 0], mask.dtype == torch.bool)
-    cut = torch.stack([torch.stack([seen if None in (query, key) else mask[..., query, key] for key in index], dim=-1)
-                       for query in index], dim=-2)
+    cut = torch.stack(
+        [
+            torch.stack(
+                [seen if None in (query, key) else mask[..., query, key] for key in index], dim=-1
+            )
+            for query in index
+        ],
+        dim=-2,
+    )
     return cut if mask.ndim == 2 else cut[None]

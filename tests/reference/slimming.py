@@ -1,4 +1,5 @@
 """Slimming, one image at a time with plain softmax attention (docs/method.md, Slimming)."""
+
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -19,27 +20,52 @@ class Image:
         return [*self.prefix, *self.patches.values(), *self.extras]
 
 
-def slimmed(backbone, inputs, blocks, shares, score, shared, merge, missing=(), nudge=lambda stage, modality, place: 0.0,
-            weigh=None):
+def slimmed(
+    backbone,
+    inputs,
+    blocks,
+    shares,
+    score,
+    shared,
+    merge,
+    missing=(),
+    nudge=lambda stage, modality, place: 0.0,
+    weigh=None,
+):
     """One triplet {modality: tokens (P + N, C) before the first block} → images {modality: Image} after the last block's norm
     and projection, and by stage {modality: kept places}. `score(stage, modality, images)` → one number per patch.
     `nudge`s are added where the best are chosen: they decide between scores that are equal but for roundings."""
     vit, kept = backbone.vit, []
     prefix = vit.num_prefix_tokens
-    images = {modality: Image(list(tokens[:prefix]), dict(enumerate(tokens[prefix:])), [])
-              for modality, tokens in inputs.items()}
+    images = {
+        modality: Image(list(tokens[:prefix]), dict(enumerate(tokens[prefix:])), [])
+        for modality, tokens in inputs.items()
+    }
     for index in range(len(vit.blocks)):
         if index in blocks:
             stage = blocks.index(index)
-            scores = {modality: dict(zip(image.patches, score(stage, modality, images), strict=True))
-                      for modality, image in images.items()}
+            scores = {
+                modality: dict(zip(image.patches, score(stage, modality, images), strict=True))
+                for modality, image in images.items()
+            }
             if shared:
                 present = [modality for modality in images if modality not in missing]
-                total = {place: sum(scores[modality][place] for modality in present) for place in scores[present[0]]}
+                total = {
+                    place: sum(scores[modality][place] for modality in present)
+                    for place in scores[present[0]]
+                }
                 scores = dict.fromkeys(images, total)
-            images = {modality: dropped(image, scores[modality], shares[stage], merge, partial(nudge, stage, modality),
-                                         weigh or softmax)
-                      for modality, image in images.items()}
+            images = {
+                modality: dropped(
+                    image,
+                    scores[modality],
+                    shares[stage],
+                    merge,
+                    partial(nudge, stage, modality),
+                    weigh or softmax,
+                )
+                for modality, image in images.items()
+            }
             kept.append({modality: list(image.patches) for modality, image in images.items()})
         images = {modality: run_block(vit, index, image) for modality, image in images.items()}
     return {modality: finished(backbone, image) for modality, image in images.items()}, kept
@@ -55,13 +81,20 @@ def softmax(scores):
 def dropped(image, scores, share, merge, nudge, weigh=softmax):
     """The best patches, and the sum of the others with the weights that `weigh` makes of their scores."""
     keep = math.ceil(share * len(image.patches) - 1e-6)
-    values = {place: float(torch.as_tensor(score).detach()) + nudge(place) for place, score in scores.items()}
+    values = {
+        place: float(torch.as_tensor(score).detach()) + nudge(place)
+        for place, score in scores.items()
+    }
     ranked = sorted(image.patches, key=lambda place: -values[place])
     best, others = sorted(ranked[:keep]), ranked[keep:]
     extras = list(image.extras)
     if merge and others:
         weights = weigh([scores[place] for place in others])
-        extras.append(sum(weight * image.patches[place] for weight, place in zip(weights, others, strict=True)))
+        extras.append(
+            sum(
+                weight * image.patches[place] for weight, place in zip(weights, others, strict=True)
+            )
+        )
     return Image(image.prefix, {place: image.patches[place] for place in best}, extras)
 
 
@@ -90,10 +123,16 @@ def attention(layer, tokens, rotations):
     for head in range(layer.num_heads):
         own = slice(head * width, (head + 1) * width)
         half = getattr(layer, "rotate_half", False)
-        queries, keys = (torch.stack([turned(norm(token[own]), rotation, head, half)
-                                      for token, rotation in zip(part, rotations, strict=True)])
-                         for part, norm in ((query, layer.q_norm), (key, layer.k_norm)))
-        weights.append((queries @ keys.T / width ** 0.5).softmax(dim=-1))
+        queries, keys = (
+            torch.stack(
+                [
+                    turned(norm(token[own]), rotation, head, half)
+                    for token, rotation in zip(part, rotations, strict=True)
+                ]
+            )
+            for part, norm in ((query, layer.q_norm), (key, layer.k_norm))
+        )
+        weights.append((queries @ keys.T / width**0.5).softmax(dim=-1))
         results.append(weights[-1] @ value[:, own])
     return torch.stack(weights), list(layer.proj(layer.norm(torch.cat(results, dim=1))))
 
@@ -114,7 +153,9 @@ def rotations_of(vit, index, image):
     patches = [None] * len(image.patches)
     if getattr(vit, "rope", None) is not None:
         grid = vit.rope.get_embed()
-        grid = grid[index] if vit.rope_mixed else grid.expand(vit.blocks[index].attn.num_heads, -1, -1)
+        grid = (
+            grid[index] if vit.rope_mixed else grid.expand(vit.blocks[index].attn.num_heads, -1, -1)
+        )
         patches = [grid[:, place] for place in image.patches]
     return [*[None] * len(image.prefix), *patches, *[None] * len(image.extras)]
 
@@ -129,7 +170,9 @@ def scale_of(block, number):
 
 def like(image, tokens):
     first, last = len(image.prefix), len(image.prefix) + len(image.patches)
-    return Image(tokens[:first], dict(zip(image.patches, tokens[first:last], strict=True)), tokens[last:])
+    return Image(
+        tokens[:first], dict(zip(image.patches, tokens[first:last], strict=True)), tokens[last:]
+    )
 
 
 def finished(backbone, image):

@@ -1,4 +1,5 @@
 """Paired differences by the book: Student's quantiles from a table."""
+
 from math import sqrt
 
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262}

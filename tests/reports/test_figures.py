@@ -1,4 +1,5 @@
 """What the images share: places, colours, heat maps, labels and formats."""
+
 import re
 from itertools import combinations, pairwise
 
@@ -32,13 +33,35 @@ from demo_sdtps.reports.figures import (
 )
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as a dichromat sees it.
-VISION = {"all cones": np.eye(3),
-          "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-          "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-          "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]}
-TO_XYZ = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
-GROUPS = {"patterns": palette.PATTERNS.values(), "modalities": palette.MODALITY.values(),
-          "hits": (palette.MATCH, palette.WRONG, palette.TEXT), "series": palette.SERIES}
+VISION = {
+    "all cones": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+TO_XYZ = [
+    [0.4124564, 0.3575761, 0.1804375],
+    [0.2126729, 0.7151522, 0.0721750],
+    [0.0193339, 0.1191920, 0.9503041],
+]
+GROUPS = {
+    "patterns": palette.PATTERNS.values(),
+    "modalities": palette.MODALITY.values(),
+    "hits": (palette.MATCH, palette.WRONG, palette.TEXT),
+    "series": palette.SERIES,
+}
 
 
 @pytest.mark.parametrize("total, count", [(1, 1), (8, 8), (9, 8), (72, 4), (480, 8), (3, 3)])
@@ -57,7 +80,7 @@ def test_no_more_places_than_there_are():
 
 def lab(colour, vision):
     """CIELAB under daylight."""
-    rgb = np.array([int(colour[place:place + 2], 16) / 255 for place in (1, 3, 5)])
+    rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     share = np.array(TO_XYZ) @ np.clip(np.array(vision) @ linear, 0, 1) / np.sum(TO_XYZ, axis=1)
     x, y, z = np.where(share > 0.008856, np.cbrt(share), 7.787 * share + 16 / 116)
@@ -75,12 +98,18 @@ def test_colours_differ_for_every_reader(group, vision):
 def test_colours_are_in_one_file():
     reports = ROOT / "demo_sdtps" / "reports"
     files = [*reports.glob("*.py"), *(ROOT / "tools").glob("*.py"), *reports.glob("templates/*.js")]
-    assert [file.name for file in files if re.search("#[0-9a-fA-F]{6}\\b", file.read_text(encoding="utf-8"))] == ["palette.py"]
+    assert [
+        file.name
+        for file in files
+        if re.search("#[0-9a-fA-F]{6}\\b", file.read_text(encoding="utf-8"))
+    ] == ["palette.py"]
 
 
 def test_each_of_many_has_a_kind_of_its_own():
     kinds = [tuple(kind(place).values()) for place in range(84)]
-    assert len(set(kinds)) == 84 and all(one[0] != other[0] and one[1] != other[1] for one, other in pairwise(kinds))
+    assert len(set(kinds)) == 84 and all(
+        one[0] != other[0] and one[1] != other[1] for one, other in pairwise(kinds)
+    )
 
 
 def test_a_heat_map_leaves_out_what_has_no_value():
@@ -90,7 +119,11 @@ def test_a_heat_map_leaves_out_what_has_no_value():
     for (row, column), pixel in np.ndenumerate(image.mean(axis=2)):
         wanted = np.full(3, GREY * pixel / 255)
         if (row // 4, column // 2) != (0, 1):
-            ends = {(0, 0): low, (1, 0): high, (1, 1): np.array(plt.get_cmap(palette.HEAT)(0.5)[:3])}
+            ends = {
+                (0, 0): low,
+                (1, 0): high,
+                (1, 1): np.array(plt.get_cmap(palette.HEAT)(0.5)[:3]),
+            }
             wanted = (1 - OPACITY) * wanted + OPACITY * ends[row // 4, column // 2]
         assert found[row, column] == pytest.approx(wanted)
 
@@ -104,7 +137,11 @@ def test_labels_do_not_cover_each_other(tmp_path):
     assert np.array_equal(moved[:, 0], centres[:, 0]) and (moved[:, 1] >= centres[:, 1]).all()
     for one, other in combinations(range(60), 2):
         assert (abs(moved[one] - moved[other]) >= (sizes[one] + sizes[other]) / 2).any()
-    assert all((abs(place - mark) >= (size + 10) / 2).any() for place, size in zip(moved, sizes, strict=True) for mark in fixed)
+    assert all(
+        (abs(place - mark) >= (size + 10) / 2).any()
+        for place, size in zip(moved, sizes, strict=True)
+        for mark in fixed
+    )
     # On a figure, in every format.
     for suffix, magic in zip(PICTURE, (b"\x89PNG", b"%PDF", b"<?xml"), strict=True):
         figure, axis = plt.subplots(layout="constrained")
@@ -116,11 +153,19 @@ def test_labels_do_not_cover_each_other(tmp_path):
         assert save(figure, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
 
 
-@pytest.mark.parametrize("tool", [analyse, draw_attention, draw_embedding, draw_ranks, draw_tokens, slim_curve, test_net],
-                         ids=lambda tool: tool.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "tool",
+    [analyse, draw_attention, draw_embedding, draw_ranks, draw_tokens, slim_curve, test_net],
+    ids=lambda tool: tool.__name__.rpartition(".")[2],
+)
 @pytest.mark.parametrize("suffix", PICTURE)
 def test_every_drawing_command_takes_each_suffix(tool, suffix, command, tmp_path):
     """Outputs are checked first: what it refuses is the checkpoint."""
-    for name, refused in ((f"x{suffix}", "lost.pth"), ("x.jpg", "must be a file ending in .png or .pdf or .svg")):
-        code, _, stderr = command(tool.main, "--weight", tmp_path / "lost.pth", "--output", tmp_path / name)
+    for name, refused in (
+        (f"x{suffix}", "lost.pth"),
+        ("x.jpg", "must be a file ending in .png or .pdf or .svg"),
+    ):
+        code, _, stderr = command(
+            tool.main, "--weight", tmp_path / "lost.pth", "--output", tmp_path / name
+        )
         assert code == 2 and refused in stderr

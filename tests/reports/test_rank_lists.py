@@ -1,4 +1,5 @@
 """What a drawn rank list says: the return pattern and the distances that it is ranked by."""
+
 import re
 from itertools import pairwise
 
@@ -28,20 +29,40 @@ from demo_sdtps.reports.figures import label
 def drawn(command, monkeypatch, tiny_root, tmp_path):
     """Draw one query's list, with these words after the command's: → (title, the gallery's (place, distance), cfg)."""
     figures, save = [], ranks.save
-    monkeypatch.setattr(ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    monkeypatch.setattr(
+        ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path)
+    )
     weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
 
     def call(*words):
-        own = cli_args_for(tiny_root, "--weight", weights, "--queries", "1", "--overwrite", "--output",
-                           tmp_path / "ranks.png", *words)
+        own = cli_args_for(
+            tiny_root,
+            "--weight",
+            weights,
+            "--queries",
+            "1",
+            "--overwrite",
+            "--output",
+            tmp_path / "ranks.png",
+            *words,
+        )
         code, _, stderr = command(draw_ranks.main, *own)
         assert code == 0, stderr
         query, *gallery = [axis.get_title() for axis in figures[-1].axes]
         assert re.fullmatch(r"query(\nfirst hit at rank \d\d)?\nid \d+, camera \d", query)
         assert (tmp_path / "ranks.png").stat().st_size > 0
-        cells = [re.fullmatch(r"(\d+) [✓✗] d = (\S+)\nid \d+, camera \d", cell).groups() for cell in gallery]
+        cells = [
+            re.fullmatch(r"(\d+) [✓✗] d = (\S+)\nid \d+, camera \d", cell).groups()
+            for cell in gallery
+        ]
         assert [int(place) for place, _ in cells] == list(range(1, 11))
-        cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root, "TEST.WEIGHT", weights)[2:], *(w for w in words if w[:2] != "--")])
+        cfg = load_cfg(
+            CONFIG,
+            [
+                *cli_args_for(tiny_root, "TEST.WEIGHT", weights)[2:],
+                *(w for w in words if w[:2] != "--"),
+            ],
+        )
         return figures[-1].get_suptitle(), [float(distance) for _, distance in cells], cfg
 
     return call
@@ -57,16 +78,34 @@ def expected(cfg, pattern):
     if cfg.TEST.RE_RANKING == "yes":
         distance = k_reciprocal(features, features)
     query = splits["query"][16]
-    return sorted(distance[16, place].item() for place, sample in enumerate(splits["gallery"])
-                  if (sample.identity, sample.camera) != (query.identity, query.camera))[:10], distance_rounding(features)
+    return sorted(
+        distance[16, place].item()
+        for place, sample in enumerate(splits["gallery"])
+        if (sample.identity, sample.camera) != (query.identity, query.camera)
+    )[:10], distance_rounding(features)
 
 
-@pytest.mark.parametrize(("words", "pattern", "said"), [
-    (["TEST.RETURN_PATTERN=1"], 1, "return pattern 1 (original); d: squared Euclidean distance of L2-normalised features"),
-    (["--return_pattern=2", "TEST.RETURN_PATTERN=1", "TEST.FEAT_NORM=no"], 2,
-     "return pattern 2 (enhanced); d: squared Euclidean distance of features, features not normalised"),
-    (["--return_pattern=1", "TEST.RE_RANKING=yes"], 1, "return pattern 1 (original); d: k-reciprocal distance, re-ranked"),
-], ids=["by key", "by flag", "re-ranked"])
+@pytest.mark.parametrize(
+    ("words", "pattern", "said"),
+    [
+        (
+            ["TEST.RETURN_PATTERN=1"],
+            1,
+            "return pattern 1 (original); d: squared Euclidean distance of L2-normalised features",
+        ),
+        (
+            ["--return_pattern=2", "TEST.RETURN_PATTERN=1", "TEST.FEAT_NORM=no"],
+            2,
+            "return pattern 2 (enhanced); d: squared Euclidean distance of features, features not normalised",
+        ),
+        (
+            ["--return_pattern=1", "TEST.RE_RANKING=yes"],
+            1,
+            "return pattern 1 (original); d: k-reciprocal distance, re-ranked",
+        ),
+    ],
+    ids=["by key", "by flag", "re-ranked"],
+)
 def test_title_and_distances(drawn, words, pattern, said):
     title, distances, cfg = drawn(*words)
     assert title.splitlines()[1] == said
@@ -95,9 +134,14 @@ def first_hits(cfg, features, data, nearer=0.0):
     found = []
     for query in data.query.tolist():
         own = data.samples[query]
-        others = [(distance[query, index].item(), data.samples[index]) for index in data.gallery.tolist()]
-        order = sorted((value - nearer * (sample.identity == own.identity), sample.identity == own.identity)
-                       for value, sample in others if (sample.identity, sample.camera) != (own.identity, own.camera))
+        others = [
+            (distance[query, index].item(), data.samples[index]) for index in data.gallery.tolist()
+        ]
+        order = sorted(
+            (value - nearer * (sample.identity == own.identity), sample.identity == own.identity)
+            for value, sample in others
+            if (sample.identity, sample.camera) != (own.identity, own.camera)
+        )
         found.append(1 + [hit for _, hit in order].index(True))
     return found
 
@@ -105,11 +149,21 @@ def first_hits(cfg, features, data, nearer=0.0):
 def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
     cfg, features, data = ranked
     first = data.samples[data.query[0]]
-    match = next(index for index in data.gallery.tolist()
-                 if data.samples[index].identity == first.identity and data.samples[index].camera != first.camera)
+    match = next(
+        index
+        for index in data.gallery.tolist()
+        if data.samples[index].identity == first.identity
+        and data.samples[index].camera != first.camera
+    )
     features[match] = features[data.query[0]]  # a hit at rank 1 for certain
-    best, worst, everyone = first_hits(*ranked, 2), first_hits(*ranked, -2), range(QUERIES)  # whatever is rounded
-    failed, possible = ([number for number in everyone if ranks[number] > 1] for ranks in (best, worst))
+    best, worst, everyone = (
+        first_hits(*ranked, 2),
+        first_hits(*ranked, -2),
+        range(QUERIES),
+    )  # whatever is rounded
+    failed, possible = (
+        [number for number in everyone if ranks[number] > 1] for ranks in (best, worst)
+    )
     found = ranks.failures(*ranked)
     assert {*failed} <= {*found} <= {*possible} and 0 < len(found) == len({*found}) < QUERIES
     assert all(worst[first] >= best[second] for first, second in pairwise(found))
@@ -121,13 +175,27 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
 def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
     cfg, _, data = ranked
     figures, save = [], ranks.save
-    monkeypatch.setattr(ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path))
+    monkeypatch.setattr(
+        ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path)
+    )
     numbers = ranks.failures(*ranked)
-    words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", cfg.TEST.WEIGHT, "--output", tmp_path / "ranks.png", "--failures",
-                         "--queries", "1")
+    words = cli_args_for(
+        cfg.DATASETS.ROOT_DIR,
+        "--weight",
+        cfg.TEST.WEIGHT,
+        "--output",
+        tmp_path / "ranks.png",
+        "--failures",
+        "--queries",
+        "1",
+    )
     assert command(draw_ranks.main, *words)[0] == 0
     title = label(cfg, data.samples[int(data.query[numbers[0]])])
-    best, worst = (first_hits(*ranked, nearer)[numbers[0]] for nearer in (2, -2))  # whatever is rounded
+    best, worst = (
+        first_hits(*ranked, nearer)[numbers[0]] for nearer in (2, -2)
+    )  # whatever is rounded
     late = {f"\nfirst hit at rank {rank}" if rank > 10 else "" for rank in range(best, worst + 1)}
-    assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() in {f"query{said}\n{title}" for said in late}
+    assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() in {
+        f"query{said}\n{title}" for said in late
+    }
     assert max(first_hits(*ranked)) > 10  # so that one is said

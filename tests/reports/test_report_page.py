@@ -1,4 +1,5 @@
 """The page of tools/report.py --html: its numbers, and in a browser what it shows, and that it needs nothing else."""
+
 import json
 import os
 import shutil
@@ -33,7 +34,9 @@ QUERIES, LISTED, POINTS = 32, 25, 30
 
 def make_run(folder, root, *opts, config=CONFIG):
     """A finished run of a model as it is made → the folder."""
-    cfg = load_cfg(config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts])
+    cfg = load_cfg(
+        config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts]
+    )
     torch.manual_seed(seeded(3))
     save_checkpoint(folder / "last.pth", cfg, make_model(cfg, 6, 8), 2)
     (folder / "config.yml").write_text(cfg.dump())
@@ -49,15 +52,34 @@ def made(tiny_root, tmp_path_factory):
     The names of the run, of a folder on the way to the data and of an image are hostile.
     """
     folder = tmp_path_factory.mktemp("page")
-    root = shutil.copytree(tiny_root, folder / "a<" / "script><script>document.title='x'</script>" / "data")
+    root = shutil.copytree(
+        tiny_root, folder / "a<" / "script><script>document.title='x'</script>" / "data"
+    )
     for modality in MODALITIES:
         test = root / "RGBNT201" / "test" / modality
         image = sorted(test.iterdir())[QUERIES // 2]
         image.rename(test / f"{image.stem}{HOSTILE}.jpg")
     # Without cameras, which would decide the distances of a model that is not trained.
-    run = make_run(folder / NAME, root, "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SIE_CAMERA", "False")
+    run = make_run(
+        folder / NAME,
+        root,
+        "MODEL.SLIM_BLOCKS",
+        "[1]",
+        "MODEL.SLIM_KEEP",
+        "[0.5]",
+        "MODEL.SIE_CAMERA",
+        "False",
+    )
     assert call(["--run", run, "--html", run / "report.html", *BOUNDS], report.main) == 0
-    words = ["--weight", run / "last.pth", "--json", folder / "x.json", "--output", folder / "x.png", *BOUNDS[:4]]
+    words = [
+        "--weight",
+        run / "last.pth",
+        "--json",
+        folder / "x.json",
+        "--output",
+        folder / "x.png",
+        *BOUNDS[:4],
+    ]
     assert call(words, analyse.main) == 0
     cfg = load_cfg(run / "config.yml", ["TEST.WEIGHT", str(run / "last.pth")])
     return run / "report.html", json.loads((folder / "x.json").read_text()), cfg
@@ -99,13 +121,23 @@ def test_the_numbers_are_those_of_plain_loops(made):
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     features = normalise(cfg, extract_features(cfg, model, data.loader)[0][cfg.TEST.RETURN_PATTERN])
-    exact, rounding = squared_distances(features)[data.query][:, data.gallery], distance_rounding(features)
+    exact, rounding = (
+        squared_distances(features)[data.query][:, data.gallery],
+        distance_rounding(features),
+    )
     sides = (data.query, data.gallery)
-    ids, cameras = ([data.labels(name, side).tolist() for side in sides] for name in ("identity", "camera"))
+    ids, cameras = (
+        [data.labels(name, side).tolist() for side in sides] for name in ("identity", "camera")
+    )
     is_match = torch.tensor(ids[0])[:, None] == torch.tensor(ids[1])
     low, high = ((exact + sign * 2 * rounding * is_match).tolist() for sign in (1, -1))
-    assert [sample["paths"] for sample in numbers["samples"]] == [list(sample.paths) for sample in data.samples]
-    lows, highs = ([plain.average_precision(one) for one in plain.rankings(found, ids, cameras)] for found in (low, high))
+    assert [sample["paths"] for sample in numbers["samples"]] == [
+        list(sample.paths) for sample in data.samples
+    ]
+    lows, highs = (
+        [plain.average_precision(one) for one in plain.rankings(found, ids, cameras)]
+        for found in (low, high)
+    )
     averages = [query["average_precision"] for query in numbers["queries"]]
     assert all(map(between, averages, lows, highs))
     assert between(numbers["cases"]["nothing"]["3"]["mAP"], np.mean(lows), np.mean(highs))
@@ -113,39 +145,70 @@ def test_the_numbers_are_those_of_plain_loops(made):
     rankings = plain.rankings(exact.tolist(), ids, cameras)
     for rank_list in numbers["rank_lists"]:
         wanted = [distance for distance, *_ in rankings[rank_list["query"]][:10]]
-        assert [one["distance"] for one in rank_list["nearest"]] == pytest.approx(wanted, abs=rounding)
-        assert all(one["is_match"] == (ids[1][one["sample"]] == ids[0][rank_list["query"]]) for one in rank_list["nearest"])
-    (every, low), (_, high) = (plain.camera_matrix(found, ids, cameras, cameras) for found in (low, high))
+        assert [one["distance"] for one in rank_list["nearest"]] == pytest.approx(
+            wanted, abs=rounding
+        )
+        assert all(
+            one["is_match"] == (ids[1][one["sample"]] == ids[0][rank_list["query"]])
+            for one in rank_list["nearest"]
+        )
+    (every, low), (_, high) = (
+        plain.camera_matrix(found, ids, cameras, cameras) for found in (low, high)
+    )
     assert numbers["camera_matrix"]["cameras"] == every
     for row in zip(numbers["camera_matrix"]["mAP"], low, high, strict=True):
-        assert all(found is least is most is None or between(found, least, most)
-                   for found, least, most in zip(*row, strict=True))
+        assert all(
+            found is least is most is None or between(found, least, most)
+            for found, least, most in zip(*row, strict=True)
+        )
     edges = numbers["distances"]["edges"]
-    for name, counts in zip(("positives", "negatives"), plain.histogram(exact.tolist(), ids, cameras, edges), strict=True):
-        for found, count, *ends in zip(numbers["distances"][name], counts, edges, edges[1:], strict=False):
-            assert abs(found - count) <= sum(int(((exact - edge).abs() < rounding).sum()) for edge in ends)
+    for name, counts in zip(
+        ("positives", "negatives"),
+        plain.histogram(exact.tolist(), ids, cameras, edges),
+        strict=True,
+    ):
+        for found, count, *ends in zip(
+            numbers["distances"][name], counts, edges, edges[1:], strict=False
+        ):
+            assert abs(found - count) <= sum(
+                int(((exact - edge).abs() < rounding).sum()) for edge in ends
+            )
 
 
 def test_the_page_in_a_browser(page, made):
     """It needs no other file, shows names as they are, the numbers of the cases and cameras, and kept patches."""
     file, numbers, cfg = made
-    assert page.run("return performance.getEntriesByType('resource').map((one) => one.name.slice(0, 5))"
-                    ".filter((name) => name !== 'data:')") == []
+    assert (
+        page.run(
+            "return performance.getEntriesByType('resource').map((one) => one.name.slice(0, 5))"
+            ".filter((name) => name !== 'data:')"
+        )
+        == []
+    )
     assert "default-src 'none'" in file.read_text(encoding="utf-8")
     assert page.driver.title == f"{NAME}: report" and page.texts("h1") == [NAME]
     assert page.run("return document.querySelectorAll('main b img, h1 b, img[src=x]').length") == 0
     page.click("[name=pattern][value='2'] + span")
-    shown = page.run("return [...document.querySelectorAll('.missing:not([hidden]) tbody tr')]"
-                     ".map((row) => [...row.cells].map((cell) => cell.textContent))")
-    assert [row[1:] for row in shown[:-1]] == [[f"{100 * number:.1f}" for number in record["2"].values()]
-                                               for record in numbers["cases"].values()]
-    assert page.texts("#cameras .matrix td") == ["" if value is None else f"{100 * value:.1f}"
-                                                 for row in numbers["camera_matrix"]["mAP"] for value in row]
+    shown = page.run(
+        "return [...document.querySelectorAll('.missing:not([hidden]) tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    assert [row[1:] for row in shown[:-1]] == [
+        [f"{100 * number:.1f}" for number in record["2"].values()]
+        for record in numbers["cases"].values()
+    ]
+    assert page.texts("#cameras .matrix td") == [
+        "" if value is None else f"{100 * value:.1f}"
+        for row in numbers["camera_matrix"]["mAP"]
+        for value in row
+    ]
     matrices = np.array(page.texts("#cross-modal .matrix td")).reshape(2, 7, 7)
     assert page.texts("#cross-modal thead th")[1:8] == [*sets_of(MODALITIES)]
     for measure, matrix in zip(("mAP", "Rank-1"), matrices, strict=True):
-        assert matrix.diagonal().tolist() == [f"{100 * numbers['cases'][case]['3'][measure]:.1f}"
-                                              for case in sets_of(MODALITIES).values()]
+        assert matrix.diagonal().tolist() == [
+            f"{100 * numbers['cases'][case]['3'][measure]:.1f}"
+            for case in sets_of(MODALITIES).values()
+        ]
     assert len(page.texts(".plot .main-svg:first-of-type")) == 5
 
     model, splits = load_model_and_data(cfg)
@@ -154,10 +217,14 @@ def test_the_page_in_a_browser(page, made):
     grids = patch_grids(cfg, model, [samples[page.run(f"return {query}.title")]])
     for name, by_modality in grids.items():
         page.choose("#kept", name)
-        alpha = page.run(f"const canvas = {query}.querySelector('canvas'); return [...canvas.getContext('2d')"
-                         ".getImageData(0, 0, canvas.width, canvas.height).data].filter((_, place) => place % 4 === 3)")
+        alpha = page.run(
+            f"const canvas = {query}.querySelector('canvas'); return [...canvas.getContext('2d')"
+            ".getImageData(0, 0, canvas.width, canvas.height).data].filter((_, place) => place % 4 === 3)"
+        )
         kept = torch.cat([by_modality[modality][0, 0] for modality in MODALITIES], dim=1)
-        assert [value == 0 for value in alpha] == (kept > 0).flatten().tolist() and 0 < kept.sum() < kept.numel()
+        assert [value == 0 for value in alpha] == (
+            kept > 0
+        ).flatten().tolist() and 0 < kept.sum() < kept.numel()
 
 
 def test_the_filters_of_the_rank_lists(page, made):
@@ -178,7 +245,10 @@ def test_a_click_enlarges_a_triplet(page):
     page.choose("#kept", "stage 1")
     for width in (1400, 400):
         page.show(width, "light")
-        small, ratio = page.run(box % "#rank-list .near .triplet"), page.run("return DATA.modalities.length / 2")
+        small, ratio = (
+            page.run(box % "#rank-list .near .triplet"),
+            page.run("return DATA.modalities.length / 2"),
+        )
         page.click("#rank-list .near .triplet")
         large = page.run(box % "#large[open] .triplet")
         assert large[0] > 2 * small[0] and large[0] < width and large[1] < 900
@@ -204,12 +274,25 @@ def test_runs_are_compared(driver, made, tmp_path, command):
     assert page.run(rows + cells) == [
         ["run", "mAP", "Rank-1", "Rank-5", "Rank-10", "Δ mAP", "Δ Rank-1"],
         [str(file.parent), "50.0", "50.0", "50.0", "50.0", "", ""],
-        [str(other), "62.5", "25.0", "75.0", "100.0", "+12.5", "-25.0"]]
-    keys = page.run(f"return [...document.querySelectorAll('.tall [data-name=compared] tbody tr')]{cells}")
-    assert keys == [["MODEL.SIE_CAMERA", "False", "True"], ["MODEL.SLIM_BLOCKS", "[1]", "[]"],
-                    ["MODEL.SLIM_KEEP", "[0.5]", "[]"], ["SOLVER.SEED", "1111", "7"]]
-    assert page.run("return document.getElementById('compared-map').data.map((one) => one.y)") == [[50, 50, 50], [50, 62.5]]
-    assert page.texts("#compared-map .legendtext") == [str(file.parent), str(other)] and page.errors() == []
+        [str(other), "62.5", "25.0", "75.0", "100.0", "+12.5", "-25.0"],
+    ]
+    keys = page.run(
+        f"return [...document.querySelectorAll('.tall [data-name=compared] tbody tr')]{cells}"
+    )
+    assert keys == [
+        ["MODEL.SIE_CAMERA", "False", "True"],
+        ["MODEL.SLIM_BLOCKS", "[1]", "[]"],
+        ["MODEL.SLIM_KEEP", "[0.5]", "[]"],
+        ["SOLVER.SEED", "1111", "7"],
+    ]
+    assert page.run("return document.getElementById('compared-map').data.map((one) => one.y)") == [
+        [50, 50, 50],
+        [50, 62.5],
+    ]
+    assert (
+        page.texts("#compared-map .legendtext") == [str(file.parent), str(other)]
+        and page.errors() == []
+    )
     code, _, stderr = command(report.main, *words)
     assert code == 2 and "add --html" in stderr
 
@@ -220,14 +303,30 @@ def test_no_window_scrolls_sideways(page, width):
     page.show(width, "dark")
     page.run("for (const one of document.querySelectorAll('details')) one.open = true")
     page.choose("#kept", "SDTPS")
-    assert page.run("const { scrollWidth, clientWidth } = document.documentElement; return scrollWidth - clientWidth") == 0
+    assert (
+        page.run(
+            "const { scrollWidth, clientWidth } = document.documentElement; return scrollWidth - clientWidth"
+        )
+        == 0
+    )
 
 
 OTHERS = {
-    "vehicles in one file, no patch dropped": (write_rgbnt100, BASELINE, {
-        "DATASETS.NAMES": "RGBNT100", "INPUT.SIZE_TEST": "[16,32]", "INPUT.SIZE_TRAIN": "[16,32]"}),
-    "by scene, re-ranked, one modality": (write_msvr310, CONFIG, {
-        "DATASETS.NAMES": "MSVR310", "TEST.RE_RANKING": "yes", "TEST.MISS": "nt", "TEST.RETURN_PATTERN": "2"}),
+    "vehicles in one file, no patch dropped": (
+        write_rgbnt100,
+        BASELINE,
+        {"DATASETS.NAMES": "RGBNT100", "INPUT.SIZE_TEST": "[16,32]", "INPUT.SIZE_TRAIN": "[16,32]"},
+    ),
+    "by scene, re-ranked, one modality": (
+        write_msvr310,
+        CONFIG,
+        {
+            "DATASETS.NAMES": "MSVR310",
+            "TEST.RE_RANKING": "yes",
+            "TEST.MISS": "nt",
+            "TEST.RETURN_PATTERN": "2",
+        },
+    ),
 }
 
 
@@ -235,13 +334,16 @@ OTHERS = {
 def test_other_data_and_models(driver, tmp_path, kind):
     write, config, more = OTHERS[kind]
     found = write(tmp_path)
-    run = make_run(tmp_path / "run", tmp_path, *(word for pair in more.items() for word in pair), config=config)
+    run = make_run(
+        tmp_path / "run", tmp_path, *(word for pair in more.items() for word in pair), config=config
+    )
     assert call(["--run", run, "--html", tmp_path / "x.html"], report.main) == 0
     page = Page(driver, tmp_path / "x.html")
     wide = write is write_rgbnt100
     assert page.errors() == [] and page.run("return DATA.queries.length") == len(found["query"])
     assert (page.texts("#kept option") == []) == wide
-    assert page.run("const [image] = document.images; return [image.naturalWidth, image.naturalHeight]") == (
-        [32, 3 * 16] if wide else [3 * 16, 32])
+    assert page.run(
+        "const [image] = document.images; return [image.naturalWidth, image.naturalHeight]"
+    ) == ([32, 3 * 16] if wide else [3 * 16, 32])
     matrix = np.array(page.texts("#cameras .matrix td")).reshape(3, 3)
     assert (matrix.diagonal() == "").all() == wide  # other scenes of a camera count

@@ -1,4 +1,5 @@
 """Features of own images: `demo_sdtps.load`."""
+
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ def reid(trained):
 def trained(tiny_root, tmp_path_factory):
     """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
     folder = tmp_path_factory.mktemp("trained")
-    words = cli_args_for(tiny_root, *KEEP_ALL, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4)
+    words = cli_args_for(
+        tiny_root, *KEEP_ALL, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4
+    )
     checkpoint_file(folder / "last.pth", load_cfg(words[1], words[2:]))
     return folder
 
@@ -36,30 +39,54 @@ def assert_same(found, expected):
 
 def exported(command, weights, tmp_path, pattern, *opts):
     output = tmp_path / f"{pattern}.npz"
-    code, _, stderr = command(export_features.main, "--weight", weights / "last.pth", "--return_pattern", pattern,
-                              "--normalise", "--output", output, *opts)
+    code, _, stderr = command(
+        export_features.main,
+        "--weight",
+        weights / "last.pth",
+        "--return_pattern",
+        pattern,
+        "--normalise",
+        "--output",
+        output,
+        *opts,
+    )
     assert code == 0, stderr
     return np.load(output)["features"][:SHOWN]
 
 
 @pytest.mark.parametrize("pattern", [1, 3])
-def test_features_with_the_camera_are_those_of_export_features(reid, trained, files, command, tmp_path, pattern):
+def test_features_with_the_camera_are_those_of_export_features(
+    reid, trained, files, command, tmp_path, pattern
+):
     found = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
-    assert np.array_equal(found, reid.features(**files, pattern=pattern, camera=cameras_of(files)))  # the former name
+    assert np.array_equal(
+        found, reid.features(**files, pattern=pattern, camera=cameras_of(files))
+    )  # the former name
     assert found.dtype == np.float32 and found.shape == (SHOWN, reid.widths[pattern])
     assert_same(found, exported(command, trained, tmp_path, pattern))
-    assert_close(np.linalg.norm(found.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1)
+    assert_close(
+        np.linalg.norm(found.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1
+    )
 
 
 @pytest.mark.parametrize("missing", [("ni",), ("rgb", "ti")], ids=str)
-def test_a_missing_modality_is_that_of_the_evaluation(reid, trained, files, command, tmp_path, missing):
+def test_a_missing_modality_is_that_of_the_evaluation(
+    reid, trained, files, command, tmp_path, missing
+):
     """For all triplets by None in place of the images, and for some of them by None among the images."""
-    cameras, given = cameras_of(files), {name: paths for name, paths in files.items() if name not in missing}
+    cameras, given = (
+        cameras_of(files),
+        {name: paths for name, paths in files.items() if name not in missing},
+    )
     found = reid.features(**given, camera=cameras)
     letters = "".join(name[0] for name in missing)
     assert_same(found, exported(command, trained, tmp_path, 3, "TEST.MISS", letters))
-    mixed = {name: [None if name in missing and number % 2 else path for number, path in enumerate(paths)]
-             for name, paths in files.items()}
+    mixed = {
+        name: [
+            None if name in missing and number % 2 else path for number, path in enumerate(paths)
+        ]
+        for name, paths in files.items()
+    }
     whole = reid.features(**files, camera=cameras)
     expected = np.where(np.arange(SHOWN)[:, None] % 2, found, whole)
     assert_same(reid.features(**mixed, camera=cameras), expected)
@@ -67,35 +94,71 @@ def test_a_missing_modality_is_that_of_the_evaluation(reid, trained, files, comm
 
 def test_an_export_of_own_images_has_their_features(reid, trained, files, command, tmp_path):
     """A folder without labels, where images are absent; cameras are unknown."""
-    given = {name: [None if (number + place) % 3 == 0 else path for number, path in enumerate(paths)]
-             for place, (name, paths) in enumerate(files.items())}
+    given = {
+        name: [None if (number + place) % 3 == 0 else path for number, path in enumerate(paths)]
+        for place, (name, paths) in enumerate(files.items())
+    }
     for name, paths in given.items():
         for path in filter(None, paths):
             to = tmp_path / "photos" / name.upper() / "sub" / f"{path.stem}.jpg"
             to.parent.mkdir(parents=True, exist_ok=True)
             to.write_bytes(path.read_bytes())
-    for words, folder, expected in (((), "photos", given), (("--modality", "ti"), "photos/TI", {"ti": given["ti"]})):
-        code, _, stderr = command(export_features.main, "--weight", trained / "last.pth", "--normalise", "--output",
-                                  tmp_path / "x.npz", "--overwrite", "--images", tmp_path / folder, *words)
+    for words, folder, expected in (
+        ((), "photos", given),
+        (("--modality", "ti"), "photos/TI", {"ti": given["ti"]}),
+    ):
+        code, _, stderr = command(
+            export_features.main,
+            "--weight",
+            trained / "last.pth",
+            "--normalise",
+            "--output",
+            tmp_path / "x.npz",
+            "--overwrite",
+            "--images",
+            tmp_path / folder,
+            *words,
+        )
         assert code == 0, stderr
         found = np.load(tmp_path / "x.npz")
-        shown = [number for number in range(SHOWN) if any(paths[number] for paths in expected.values())]
+        shown = [
+            number for number in range(SHOWN) if any(paths[number] for paths in expected.values())
+        ]
         assert len(shown) >= 3 and set(found["ids"]) == set(found["cams"]) == {-1}
-        assert_same(found["features"], reid.features(**{name: [paths[number] for number in shown]
-                                                        for name, paths in expected.items()}))
-        names = [[path and path.name for path in (paths[number] for paths in given.values())] for number in shown]
+        assert_same(
+            found["features"],
+            reid.features(
+                **{name: [paths[number] for number in shown] for name, paths in expected.items()}
+            ),
+        )
+        names = [
+            [path and path.name for path in (paths[number] for paths in given.values())]
+            for number in shown
+        ]
         if not words:
-            assert [[Path(path).name if path else None for path in row] for row in found["paths"].tolist()] == names
+            assert [
+                [Path(path).name if path else None for path in row]
+                for row in found["paths"].tolist()
+            ] == names
 
 
 def test_every_kind_of_image_gives_the_same(reid, files):
     expected = reid.features(**files)
-    images = {name: [Image.open(path).convert("RGB") for path in paths] for name, paths in files.items()}
-    arrays = {name: np.stack([np.asarray(image) for image in found]) for name, found in images.items()}
+    images = {
+        name: [Image.open(path).convert("RGB") for path in paths] for name, paths in files.items()
+    }
+    arrays = {
+        name: np.stack([np.asarray(image) for image in found]) for name, found in images.items()
+    }
     tensors = {name: torch.from_numpy(found).permute(0, 3, 1, 2) for name, found in arrays.items()}
-    for given in (images, arrays, tensors, {name: found / 255 for name, found in tensors.items()},
-                  {name: list(map(str, paths)) for name, paths in files.items()},
-                  {name: np.array(list(map(str, paths))) for name, paths in files.items()}):
+    for given in (
+        images,
+        arrays,
+        tensors,
+        {name: found / 255 for name, found in tensors.items()},
+        {name: list(map(str, paths)) for name, paths in files.items()},
+        {name: np.array(list(map(str, paths))) for name, paths in files.items()},
+    ):
         assert np.array_equal(reid.features(**given), expected)
     for given in (files, images, arrays, tensors):
         single = {name: found[1] for name, found in given.items()}
@@ -117,7 +180,15 @@ def test_an_unknown_camera_has_the_mean_embedding(reid, trained, files):
 
 def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_process_left):
     monkeypatch.setattr(extractor, "FEW", 2)
-    reid = demo_sdtps.load(trained / "last.pth", "MODEL.DEVICE", "cpu", "DATALOADER.NUM_WORKERS", 1, "TEST.IMS_PER_BATCH", 2)
+    reid = demo_sdtps.load(
+        trained / "last.pth",
+        "MODEL.DEVICE",
+        "cpu",
+        "DATALOADER.NUM_WORKERS",
+        1,
+        "TEST.IMS_PER_BATCH",
+        2,
+    )
     found = reid.features(**files)
     monkeypatch.undo()
     assert_same(found, reid.features(**files))
@@ -128,14 +199,23 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     gallery = random.normal(size=(20, 7)).astype(np.float32)
     gallery[[3, 11, 17]] = gallery[5]  # ties, which are in their order
     query = np.concatenate([random.normal(size=(3, 7)).astype(np.float32), gallery[5:6]])
-    expected = np.array([[sum((float(x) - float(y)) ** 2 for x, y in zip(one, other, strict=True)) for other in gallery]
-                         for one in query])
+    expected = np.array(
+        [
+            [
+                sum((float(x) - float(y)) ** 2 for x, y in zip(one, other, strict=True))
+                for other in gallery
+            ]
+            for one in query
+        ]
+    )
     assert_close(reid.distance(query, gallery), expected, 7, 4)
     order = [sorted(range(20), key=lambda row: (line[row], row)) for line in expected]
     for top in (1, 4, 10, 30):
         rows, distances = reid.search(query, gallery, top)
         assert rows.tolist() == [line[:top] for line in order] and distances.dtype == np.float32
-        assert np.array_equal(distances, np.take_along_axis(reid.distance(query, gallery), rows, axis=1))
+        assert np.array_equal(
+            distances, np.take_along_axis(reid.distance(query, gallery), rows, axis=1)
+        )
     assert rows[3, :4].tolist() == [3, 5, 11, 17] and not distances[3, :4].any()
     with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
         reid.search(query, gallery[:, 1:])
@@ -143,16 +223,35 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
 
 def test_it_prints_in_three_lines(reid):
     lines = repr(reid).splitlines()
-    assert len(lines) == 3 and lines[0].endswith(" with sdtps, hdm, atmoe") and lines[2] == "  4 cameras, on cpu"
-    assert lines[1].startswith("  RGB, NI, TI of 32 × 16 pixels") and f"{reid.widths[3]} (3 both)" in lines[1]
+    assert (
+        len(lines) == 3
+        and lines[0].endswith(" with sdtps, hdm, atmoe")
+        and lines[2] == "  4 cameras, on cpu"
+    )
+    assert (
+        lines[1].startswith("  RGB, NI, TI of 32 × 16 pixels")
+        and f"{reid.widths[3]} (3 both)" in lines[1]
+    )
 
 
 BAD = {
-    "a triplet without image": (lambda files: {"rgb": [files["rgb"][0], None]}, ["Triplet 1 ", "no image"]),
-    "other numbers": (lambda files: files | {"ti": files["ti"][:2]}, [f"{SHOWN} of rgb", "2 of ti", "as many"]),
+    "a triplet without image": (
+        lambda files: {"rgb": [files["rgb"][0], None]},
+        ["Triplet 1 ", "no image"],
+    ),
+    "other numbers": (
+        lambda files: files | {"ti": files["ti"][:2]},
+        [f"{SHOWN} of rgb", "2 of ti", "as many"],
+    ),
     "a text file": (lambda files: {"rgb": Path(__file__)}, [Path(__file__).name, "cannot be read"]),
-    "channels first": (lambda files: {"rgb": np.zeros((3, 32, 16))}, ["(3, 32, 16)", "transpose(1, 2, 0)"]),
-    "channels last": (lambda files: {"rgb": torch.zeros(32, 16, 3)}, ["(32, 16, 3)", "permute(2, 0, 1)"]),
+    "channels first": (
+        lambda files: {"rgb": np.zeros((3, 32, 16))},
+        ["(3, 32, 16)", "transpose(1, 2, 0)"],
+    ),
+    "channels last": (
+        lambda files: {"rgb": torch.zeros(32, 16, 3)},
+        ["(32, 16, 3)", "permute(2, 0, 1)"],
+    ),
     "not a number": (lambda files: {"rgb": np.full((32, 16, 3), np.nan)}, ["nan", "0 to 1"]),
     "unknown camera": (lambda files: files | {"camera": 4}, ["camera is 4", "0 to 3"]),
 }

@@ -1,4 +1,5 @@
 """Recall of image-text retrieval against a plain sort, its folds, its table and its errors."""
+
 import pytest
 import torch
 from numeric import generator
@@ -8,8 +9,12 @@ from demo_sdtps.seps import recall as module
 from demo_sdtps.seps.recall import five_fold, retrieval
 
 NAMES = [f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
-COUNTS = {"one": [1] * 30, "five": [5] * 20, "unequal": [1, 7, 2, 1, 3, 12, 1, 4, 1, 1, 2, 6, 1, 3, 1, 1, 5, 2, 1, 1],
-          "one image": [4]}
+COUNTS = {
+    "one": [1] * 30,
+    "five": [5] * 20,
+    "unequal": [1, 7, 2, 1, 3, 12, 1, 4, 1, 1, 2, 6, 1, 3, 1, 1, 5, 2, 1, 1],
+    "one image": [4],
+}
 
 
 def draw(seed, counts, levels=None, shuffle=True, lift=0.8):

@@ -1,4 +1,5 @@
 """The nearest of a gallery: exact search, ties, candidates, re-ranking, and the approximate indices of faiss."""
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from demo_sdtps.retrieval.store import Stack
 def random_features(generator, count, width=24, copies=0):
     """Features (count, width) of length 1, the last `copies` copies of earlier ones."""
     features = generator.standard_normal((count, width)).astype(np.float32)
-    features[count - copies:] = features[generator.integers(0, count - copies, copies)]
+    features[count - copies :] = features[generator.integers(0, count - copies, copies)]
     return features / np.linalg.norm(features, axis=1, keepdims=True)
 
 
@@ -29,8 +30,11 @@ def short_features(generator, *shape, **copies):
 def stack_of(features, size=7):
     """In shards of `size` rows, the last a smaller one."""
     shards = np.split(features, range(size, len(features), size))
-    return Stack([len(shard) for shard in shards], features.shape[1],
-                 lambda number, slices: np.concatenate([shards[number][rows] for rows in slices]))
+    return Stack(
+        [len(shard) for shard in shards],
+        features.shape[1],
+        lambda number, slices: np.concatenate([shards[number][rows] for rows in slices]),
+    )
 
 
 def names_of(generator, count):
@@ -68,7 +72,9 @@ def test_re_ranking_orders_the_hits_alone():
     names, stack = names_of(generator, 50), stack_of(gallery)
     hits = nearest.nearest(queries, stack, names, 20)
     found = nearest.reranked(queries, stack, names, hits, 6)
-    for query, rows, near, distances in zip(queries, hits.rows, found.rows, found.distances, strict=True):
+    for query, rows, near, distances in zip(
+        queries, hits.rows, found.rows, found.distances, strict=True
+    ):
         sides = torch.from_numpy(query)[None], torch.from_numpy(gallery[rows])
         if undecided(torch.cat(sides), [14]).any():  # the 15 nearest, which are k2
             continue
@@ -90,12 +96,18 @@ def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
 
 def test_queries_with_too_few_candidates_are_searched_exactly():
     generator = numpy_generator(5)
-    gallery, queries, names = short_features(generator, 30), short_features(generator, 2), names_of(generator, 30)
+    gallery, queries, names = (
+        short_features(generator, 30),
+        short_features(generator, 2),
+        names_of(generator, 30),
+    )
     exact = nearest.nearest(queries, stack_of(gallery), names, 4)
     rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
     rows[1, 4:] = -1
     found = nearest.among(queries, stack_of(gallery), names, 4, rows)
-    assert np.array_equal(found.rows, exact.rows) and np.array_equal(found.distances, exact.distances)
+    assert np.array_equal(found.rows, exact.rows) and np.array_equal(
+        found.distances, exact.distances
+    )
 
 
 @pytest.mark.parametrize("kind", APPROXIMATE)
@@ -105,7 +117,9 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
     gallery = centres + 0.1 * random_features(generator, 800, 16)
     gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
     queries, names, stack = gallery[::40], names_of(generator, 800), stack_of(gallery, 100)
-    found = nearest.among(queries, stack, names, 5, approximate.search(approximate.make(kind, stack), queries, 50))
+    found = nearest.among(
+        queries, stack, names, 5, approximate.search(approximate.make(kind, stack), queries, 50)
+    )
     exact = nearest.nearest(queries, stack, names, 5)
     assert approximate.recall(found, exact) > 0.9
     assert approximate.recall(exact, exact) == 1
@@ -113,4 +127,6 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
 
 def test_recall_counts_hits_as_near_as_the_exact_ones():
     exact = Hits(np.array([[1, 2, 3]]), np.array([[0.1, 0.2, 0.3]]))
-    assert approximate.recall(Hits(np.array([[1, 9, 4]]), np.array([[0.1, 0.3, 0.4]])), exact) == pytest.approx(2 / 3)
+    assert approximate.recall(
+        Hits(np.array([[1, 9, 4]]), np.array([[0.1, 0.3, 0.4]])), exact
+    ) == pytest.approx(2 / 3)

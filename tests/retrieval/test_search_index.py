@@ -1,4 +1,5 @@
 """The index of a gallery on disk: it grows, notices changes, survives interruptions, and refuses what does not fit."""
+
 import os
 from pathlib import Path
 
@@ -26,7 +27,10 @@ class Colours:
         if self.most is not None and len(self.names) >= self.most:
             raise KeyboardInterrupt
         self.names += [triplet.name for triplet in triplets]
-        means = [np.asarray(Image.open(triplet.file)).reshape(-1, COLOURS).mean(axis=0) for triplet in triplets]
+        means = [
+            np.asarray(Image.open(triplet.file)).reshape(-1, COLOURS).mean(axis=0)
+            for triplet in triplets
+        ]
         return np.array([mean / np.linalg.norm(mean) for mean in means], np.float32)
 
 
@@ -34,7 +38,9 @@ class Colours:
 def place(tmp_path):
     """A gallery of ten triplets, RGB and NI, and three of NI alone; in parts of four."""
     for number in range(13):
-        paint(tmp_path / "gallery", f"{number:02}", number, ("NI",) if number > 9 else ("RGB", "NI"))
+        paint(
+            tmp_path / "gallery", f"{number:02}", number, ("NI",) if number > 9 else ("RGB", "NI")
+        )
     return tmp_path
 
 
@@ -68,7 +74,13 @@ def content(index):
 
 def expected(place):
     triplets = read_folder(place / "gallery")
-    return dict(zip([triplet.name for triplet in triplets], map(tuple, Colours()(triplets).tolist()), strict=True))
+    return dict(
+        zip(
+            [triplet.name for triplet in triplets],
+            map(tuple, Colours()(triplets).tolist()),
+            strict=True,
+        )
+    )
 
 
 def files_of(index):
@@ -87,7 +99,12 @@ def test_new_changed_and_removed_images_alone_are_read(place):
     (folder / "RGB" / "07.png").unlink()
     extract = Colours()
     index, changes = updated(place, extract)
-    assert changes == Changes(new=1, changed=3, removed=1) and sorted(extract.names) == ["03", "07", "11", "new"]
+    assert changes == Changes(new=1, changed=3, removed=1) and sorted(extract.names) == [
+        "03",
+        "07",
+        "11",
+        "new",
+    ]
     assert content(index) == expected(place) == content(opened(place))
     assert len(index.names) == 13
     assert files_of(index) == {"store.json", *index.rows}
@@ -97,10 +114,16 @@ def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     with pytest.raises(KeyboardInterrupt):
         updated(place, Colours(most=8))
     index = opened(place)
-    assert len(index.names) == 8 and content(index) == {name: row for name, row in expected(place).items() if name < "08"}
+    assert len(index.names) == 8 and content(index) == {
+        name: row for name, row in expected(place).items() if name < "08"
+    }
     rest = Colours()
     index, changes = updated(place, rest)
-    assert rest.names == ["08", "09", "10", "11", "12"] and changes.new == 5 and content(index) == expected(place)
+    assert (
+        rest.names == ["08", "09", "10", "11", "12"]
+        and changes.new == 5
+        and content(index) == expected(place)
+    )
 
 
 def cut(path):
@@ -115,7 +138,9 @@ def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damag
     with pytest.raises(UserError, match=f"{shard.name} of stored features is .*--rebuild"):
         opened(place)
     fresh = opened(place, rebuild=True)
-    assert (index.store.folder / next(iter(index.rows))).exists()  # the old ones stay until the first new one is written
+    assert (
+        index.store.folder / next(iter(index.rows))
+    ).exists()  # the old ones stay until the first new one is written
     update(fresh, read_folder(place / "gallery"), Colours())
     assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
 
@@ -143,7 +168,9 @@ def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     index, _ = updated(place)
     paint(place / "other", "00", 0)
-    with pytest.raises(UserError, match=r"is of the gallery .*gallery, not of .*other; pass --rebuild"):
+    with pytest.raises(
+        UserError, match=r"is of the gallery .*gallery, not of .*other; pass --rebuild"
+    ):
         open_index(index.store.folder, place / "other", ORIGIN, False)
     os.rename(place / "gallery", place / "moved")
     index = open_index(index.store.folder, place / "moved", ORIGIN, False)

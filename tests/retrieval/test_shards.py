@@ -1,4 +1,5 @@
 """Features in shards: exported, opened, ranked and searched in a stream, with the results of features in memory."""
+
 import csv
 import json
 import shutil
@@ -35,18 +36,27 @@ from demo_sdtps.retrieval.store import Store, open_store
 from demo_sdtps.retrieval.streaming import evaluate_stream
 
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
-SETTINGS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False, "data_set": "RGBNT201", "configuration": {}}
+SETTINGS = {
+    "return_pattern": 3,
+    "checkpoint_sha256": "0",
+    "normalised": False,
+    "data_set": "RGBNT201",
+    "configuration": {},
+}
 
 
 @pytest.fixture(scope="module")
 def weights(tiny_root, tmp_path_factory):
-    return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
-                           load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL]))
+    return checkpoint_file(
+        tmp_path_factory.mktemp("weights") / "last.pth",
+        load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL]),
+    )
 
 
 @pytest.fixture
 def export(tiny_root, weights, command, tmp_path):
     """Call export_features.py: → (exit code, stdout, stderr)."""
+
     def call(name, *words):
         given = cli_args_for(tiny_root, "--weight", weights)
         return command(export_features.main, *given, "--output", tmp_path / name, *words)
@@ -62,14 +72,21 @@ def test_shards_hold_what_the_file_holds(export, tmp_path):
     # Batches of other sizes differ by the roundings of both.
     assert_close(whole_of(found), expected["features"], *MODEL, *MODEL)
     assert [*found.names] == expected["paths"][:, 0].tolist()
-    paths = [line for shard in contents(tmp_path / "x") if shard.startswith("shard")
-             for line in open_store(tmp_path / "x", "").texts(shard, "paths")]
+    paths = [
+        line
+        for shard in contents(tmp_path / "x")
+        if shard.startswith("shard")
+        for line in open_store(tmp_path / "x", "").texts(shard, "paths")
+    ]
     assert [line.split("\0") for line in paths] == expected["paths"].tolist()
     for name in ("ids", "cams", "scenes"):
         assert np.array_equal(getattr(found, name), expected[name])
     assert found.settings == open_features(tmp_path / "x.npz").settings
     found = open_store(tmp_path / "x", "")
-    assert (found.origin["split"], found.record["checkpoint"]) == (expected["split"].item(), expected["checkpoint"].item())
+    assert (found.origin["split"], found.record["checkpoint"]) == (
+        expected["split"].item(),
+        expected["checkpoint"].item(),
+    )
 
 
 def whole_of(found):
@@ -77,8 +94,14 @@ def whole_of(found):
 
 
 def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):
-    assert export("half", "--shards", ROWS, "--dtype", "float16")[0] == export("whole", "--shards", ROWS)[0] == 0
-    half, whole = (whole_of(open_features(tmp_path / name, normalise=False)) for name in ("half", "whole"))
+    assert (
+        export("half", "--shards", ROWS, "--dtype", "float16")[0]
+        == export("whole", "--shards", ROWS)[0]
+        == 0
+    )
+    half, whole = (
+        whole_of(open_features(tmp_path / name, normalise=False)) for name in ("half", "whole")
+    )
     assert np.array_equal(half, whole.astype(np.float16))
 
 
@@ -109,9 +132,13 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
     changed = torch.load(other)
     next(iter(changed["model"].values())).add_(1)
     torch.save(changed, other)
-    cases = {"another return pattern (3, not 2)": ("--return_pattern", "2"), "another dtype": ("--dtype", "float16"),
-             "another checkpoint,": ("--weight", other), "another samples,": ("DATASETS.ROOT_DIR", own_root),
-             "another TEST.MISS": ("TEST.MISS", "r")}
+    cases = {
+        "another return pattern (3, not 2)": ("--return_pattern", "2"),
+        "another dtype": ("--dtype", "float16"),
+        "another checkpoint,": ("--weight", other),
+        "another samples,": ("DATASETS.ROOT_DIR", own_root),
+        "another TEST.MISS": ("TEST.MISS", "r"),
+    }
     for what, words in cases.items():
         code, stdout, stderr = export("x", "--shards", ROWS, *words)
         assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and "--overwrite" in stderr
@@ -121,7 +148,13 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
 
 
 def test_an_export_of_an_earlier_version_is_replaced_by_overwrite_alone(export, tmp_path):
-    for name in ("manifest.json", "shard-00000.json", "features-00000.npy", "labels-00000.npy", "paths-00000.npy"):
+    for name in (
+        "manifest.json",
+        "shard-00000.json",
+        "features-00000.npy",
+        "labels-00000.npy",
+        "paths-00000.npy",
+    ):
         (tmp_path / "x").mkdir(exist_ok=True)
         (tmp_path / "x" / name).touch()
     code, _, stderr = export("x", "--shards")
@@ -134,17 +167,27 @@ def test_folders_of_other_files_are_left_alone(export, tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "notes.txt").write_text("mine")
     code, _, stderr = export("x", "--shards", "--overwrite")
-    assert code == 2 and "has other files such as notes.txt" in stderr and [*contents(tmp_path / "x")] == ["notes.txt"]
+    assert (
+        code == 2
+        and "has other files such as notes.txt" in stderr
+        and [*contents(tmp_path / "x")] == ["notes.txt"]
+    )
 
 
 def write(folder, features, ids, cams, rows=ROWS):
     """An export of features (n, D)."""
-    samples = [Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
-               for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))]
+    samples = [
+        Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
+        for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))
+    ]
     found = Store(folder, {**SETTINGS, "rows": len(features)}, "")
     for number, start in enumerate(range(0, len(features), rows)):
         found.shards.append(f"shard-{number:05}.safetensors")
-        found.write(found.shards[-1], features[start:start + rows], columns_of(samples[start:start + rows]))
+        found.write(
+            found.shards[-1],
+            features[start : start + rows],
+            columns_of(samples[start : start + rows]),
+        )
     found.commit()
     return folder
 
@@ -176,7 +219,12 @@ def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     assert_close(np.concatenate([block for _, block in blocks]), whole, 8, 1)
     for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
         assert_close(found.features.take(rows), whole[rows], 8, 1)
-    assert [found.names[row] for row in (0, 11, 12, 29)] == ["0.jpg", "11.jpg", "12.jpg", "29.jpg"] and len(found.names) == 30
+    assert [found.names[row] for row in (0, 11, 12, 29)] == [
+        "0.jpg",
+        "11.jpg",
+        "12.jpg",
+        "29.jpg",
+    ] and len(found.names) == 30
     plain = open_features(tmp_path / "x", normalise=False)
     assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
 
@@ -189,7 +237,9 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     query, gallery = (2 * query).round(), (2 * gallery).round()
     found = evaluate_stream(query, stack_of(gallery.numpy(), size), labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
-    assert found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(found.cmc, expected.cmc)
+    assert found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(
+        found.cmc, expected.cmc
+    )
     assert_same(found, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
 
 
@@ -202,35 +252,76 @@ def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     found = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
     queries = torch.nn.functional.normalize(torch.from_numpy(gallery[::9]).float()).numpy()
     whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float())
-    expected = nearest(queries, stack_of(whole.numpy(), 40), [f"{number}.jpg" for number in range(40)], 15)
+    expected = nearest(
+        queries, stack_of(whole.numpy(), 40), [f"{number}.jpg" for number in range(40)], 15
+    )
     hits = nearest(queries, found.features, found.names, 15)
-    assert np.array_equal(hits.rows, expected.rows) and np.array_equal(hits.distances, expected.distances)
+    assert np.array_equal(hits.rows, expected.rows) and np.array_equal(
+        hits.distances, expected.distances
+    )
 
 
-def test_ranking_exported_features_gives_the_figures_of_the_test_command(export, command, tiny_root, weights, tmp_path):
+def test_ranking_exported_features_gives_the_figures_of_the_test_command(
+    export, command, tiny_root, weights, tmp_path
+):
     """Queries from a file and from shards, of the same pattern, by test_net.py and rank_features.py."""
-    assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights), "--json", tmp_path / "t.json")[0] == 0
-    for name, words in (("q.npz", ("--split", "query")), ("q", ("--split", "query", "--shards", "9")), ("g.npz", ()),
-                        ("g", ("--shards",))):
+    assert (
+        command(
+            test_net.main,
+            *cli_args_for(tiny_root, "--weight", weights),
+            "--json",
+            tmp_path / "t.json",
+        )[0]
+        == 0
+    )
+    for name, words in (
+        ("q.npz", ("--split", "query")),
+        ("q", ("--split", "query", "--shards", "9")),
+        ("g.npz", ()),
+        ("g", ("--shards",)),
+    ):
         assert export(name, *words)[0] == 0
     hits = []
     for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
-        code, stdout, _ = command(rank_features.main, "--query", tmp_path / query, "--gallery", tmp_path / gallery, "--json",
-                                  tmp_path / "x.json", "--csv", tmp_path / "x.csv", "--top", "4", "--overwrite")
+        code, stdout, _ = command(
+            rank_features.main,
+            "--query",
+            tmp_path / query,
+            "--gallery",
+            tmp_path / gallery,
+            "--json",
+            tmp_path / "x.json",
+            "--csv",
+            tmp_path / "x.csv",
+            "--top",
+            "4",
+            "--overwrite",
+        )
         assert code == 0 and "32 queries" in stdout and "3 both" in stdout
         record = json.loads((tmp_path / "x.json").read_text())["patterns"]
         assert record == near({"3": scores_of(tmp_path / "t.json")["3"]})
         hits.append(list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines())))
-        assert len(hits[-1]) == 32 * 4 and all(line["query"] == line["gallery"] for line in hits[-1][::4])
+        assert len(hits[-1]) == 32 * 4 and all(
+            line["query"] == line["gallery"] for line in hits[-1][::4]
+        )
     assert hits[0][0].keys() == {"query", "rank", "gallery", "distance"}
 
 
 def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path, folder):
-    assert export("q.npz", "--split", "query")[0] == export("g", "--shards", "--return_pattern", "1")[0] == 0
+    assert (
+        export("q.npz", "--split", "query")[0]
+        == export("g", "--shards", "--return_pattern", "1")[0]
+        == 0
+    )
     assert export("m.npz", "TEST.MISS", "r")[0] == 0
-    for gallery, what in (("g", "return_pattern, 3 and 1"), (folder, "checkpoint_sha256,"),
-                          ("m.npz", "TEST.MISS, 'None' and 'r'")):
-        code, _, stderr = command(rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery)
+    for gallery, what in (
+        ("g", "return_pattern, 3 and 1"),
+        (folder, "checkpoint_sha256,"),
+        ("m.npz", "TEST.MISS, 'None' and 'r'"),
+    ):
+        code, _, stderr = command(
+            rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery
+        )
         assert code == 2 and f"are of different values of {what}" in stderr
 
 
@@ -248,7 +339,13 @@ def test_memory_does_not_grow_with_the_gallery(tmp_path):
     """256 MB of features in half precision, beside a fourth of them."""
     peaks = []
     for name, rows in (("small", 32_768), ("large", 131_072)):
-        features = np.random.default_rng(0).standard_normal((rows, 1024), np.float32).astype(np.float16)
+        features = (
+            np.random.default_rng(0).standard_normal((rows, 1024), np.float32).astype(np.float16)
+        )
         ids = np.arange(rows) % (rows // 4)
-        peaks.append(peak_memory(rank_and_search, write(tmp_path / name, features, ids, np.arange(rows), rows=8192)))
+        peaks.append(
+            peak_memory(
+                rank_and_search, write(tmp_path / name, features, ids, np.arange(rows), rows=8192)
+            )
+        )
     assert peaks[1] - peaks[0] < 96 << 20

@@ -1,4 +1,5 @@
 """Export of features by two processes of torchrun, on one node and on two: the features of one process."""
+
 import os
 import signal
 import subprocess
@@ -24,14 +25,24 @@ ONE_NODE = [("--standalone", "--nproc_per_node=2")]
 
 def two_nodes():
     port = free_port()
-    return [("--nnodes=2", f"--node_rank={rank}", "--master_addr=127.0.0.1", f"--master_port={port}", "--nproc_per_node=1")
-            for rank in (0, 1)]
+    return [
+        (
+            "--nnodes=2",
+            f"--node_rank={rank}",
+            "--master_addr=127.0.0.1",
+            f"--master_port={port}",
+            "--nproc_per_node=1",
+        )
+        for rank in (0, 1)
+    ]
 
 
 @pytest.fixture(scope="module")
 def words(tiny_root, tmp_path_factory):
-    weights = checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth",
-                              load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE]))
+    weights = checkpoint_file(
+        tmp_path_factory.mktemp("weights") / "last.pth",
+        load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE]),
+    )
     return cli_args_for(tiny_root, "--weight", weights, small=LARGE)
 
 
@@ -42,9 +53,22 @@ def started():
 
     def start(nodes, words):
         for node in nodes:
-            line = [sys.executable, "-m", "torch.distributed.run", *node, str(ROOT / "tools" / "export_features.py")]
-            found.append(subprocess.Popen([*line, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return found[-len(nodes):]
+            line = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                *node,
+                str(ROOT / "tools" / "export_features.py"),
+            ]
+            found.append(
+                subprocess.Popen(
+                    [*line, *map(str, words)],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return found[-len(nodes) :]
 
     yield start
     for process in found:
@@ -67,7 +91,10 @@ def assert_same(output, alone):
 
 
 def test_two_nodes_export_what_one_process_does(started, alone, words, tmp_path):
-    said = [process.communicate(timeout=120) for process in started(two_nodes(), [*words, "--output", tmp_path / "x.npz"])]
+    said = [
+        process.communicate(timeout=120)
+        for process in started(two_nodes(), [*words, "--output", tmp_path / "x.npz"])
+    ]
     assert "".join(stdout for stdout, _ in said).count("Wrote ") == 1, said
     assert_same(tmp_path / "x.npz", alone)
 

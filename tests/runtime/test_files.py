@@ -1,4 +1,5 @@
 """Outputs: checked before the work, written as a whole; and folders that one process uses at a time (runtime/files.py)."""
+
 import errno
 import os
 import resource
@@ -54,7 +55,12 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(ZeroDivisionError), atomic_write(path) as temporary:
         temporary.write_text("half")
         raise ZeroDivisionError
-    with pytest.raises(UserError, match=r"x.json cannot be written \(File too large\); free some space"), full_disk():
+    with (
+        pytest.raises(
+            UserError, match=r"x.json cannot be written \(File too large\); free some space"
+        ),
+        full_disk(),
+    ):
         save_whole({"a": torch.zeros(100_000)}, path)
     assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
 
@@ -77,14 +83,19 @@ with atomic_write(Path({str(tmp_path / "x.json")!r})) as temporary:
 @pytest.mark.parametrize("name", ["x.npy", "file/x.npz"])
 def test_places_that_cannot_be_written(tmp_path, name):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"must be a file ending in .npz in a folder that can be written"):
+    with pytest.raises(
+        UserError, match=r"must be a file ending in .npz in a folder that can be written"
+    ):
         check_output_file(tmp_path / name, ".npz")
 
 
 def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
     file = tmp_path / "new" / "folder" / LOCK
     with locked(file, "OUTPUT_DIR x"):
-        with pytest.raises(UserError, match="OUTPUT_DIR x is in use by another process"), locked(file, "OUTPUT_DIR x"):
+        with (
+            pytest.raises(UserError, match="OUTPUT_DIR x is in use by another process"),
+            locked(file, "OUTPUT_DIR x"),
+        ):
             raise AssertionError
         assert file.exists()
     assert not list(tmp_path.iterdir())
@@ -126,10 +137,18 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog)
         assert "OUTPUT_DIR x is not locked, as its file system has no locks" in caplog.text
 
 
-@pytest.mark.parametrize(("main", "words"), [(train_net.main, ("--overwrite",)), (train_seps.main, ("RESUME", "auto"))])
+@pytest.mark.parametrize(
+    ("main", "words"), [(train_net.main, ("--overwrite",)), (train_seps.main, ("RESUME", "auto"))]
+)
 def test_an_output_dir_in_use_is_refused_before_anything_is_read(tmp_path, command, main, words):
     config = CONFIG if main is train_net.main else ROOT / "configs" / "SEPS" / "shapes.yml"
     with locked(tmp_path / "run" / LOCK, "it"):
-        code, _, stderr = command(main, "--config_file", config, "OUTPUT_DIR", tmp_path / "run", *words)
-    assert code == 2 and stderr.startswith(ONE_LINE) and "in use by another process" in stderr and not list(tmp_path.iterdir())
-
+        code, _, stderr = command(
+            main, "--config_file", config, "OUTPUT_DIR", tmp_path / "run", *words
+        )
+    assert (
+        code == 2
+        and stderr.startswith(ONE_LINE)
+        and "in use by another process" in stderr
+        and not list(tmp_path.iterdir())
+    )

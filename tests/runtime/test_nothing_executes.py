@@ -2,6 +2,7 @@
 
 Each trap is first shown to work where it is loaded without restriction.
 """
+
 import json
 import os
 
@@ -65,8 +66,11 @@ def yaml_program(path):
     path.write_text(f"!!python/object/apply:os.mkdir ['{path.parent / NAME}']\n")
 
 
-TRAPS = {"pickle": (pickled, lambda path: torch.load(path, weights_only=False)), "TorchScript": (program, torch.jit.load),
-         "YAML": (yaml_program, lambda path: yaml.unsafe_load(path.read_text()))}
+TRAPS = {
+    "pickle": (pickled, lambda path: torch.load(path, weights_only=False)),
+    "TorchScript": (program, torch.jit.load),
+    "YAML": (yaml_program, lambda path: yaml.unsafe_load(path.read_text())),
+}
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -77,14 +81,24 @@ def test_the_traps_work(tmp_path, trap):
     assert (tmp_path / NAME).exists()
 
 
-DOORS = {"weights to test": (test_net, ["TEST.WEIGHT", "x"]), "a stored configuration": (test_net, ["--weight", "x"]),
-         "pretrained weights": (train_net, ["MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", "x"]),
-         "weights to convert": (convert_checkpoint, ["x", "out.pth", "--to", "ours"]),
-         "a configuration": (train_net, ["--config_file", "x"])}
+DOORS = {
+    "weights to test": (test_net, ["TEST.WEIGHT", "x"]),
+    "a stored configuration": (test_net, ["--weight", "x"]),
+    "pretrained weights": (train_net, ["MODEL.PATCH_SIZE", "0", "MODEL.PRETRAIN_PATH_T", "x"]),
+    "weights to convert": (convert_checkpoint, ["x", "out.pth", "--to", "ours"]),
+    "a configuration": (train_net, ["--config_file", "x"]),
+}
 
 
-@pytest.mark.parametrize(("door", "trap"), [(door, trap) for door in DOORS for trap in TRAPS
-                                            if (trap == "YAML") == (door == "a configuration")])
+@pytest.mark.parametrize(
+    ("door", "trap"),
+    [
+        (door, trap)
+        for door in DOORS
+        for trap in TRAPS
+        if (trap == "YAML") == (door == "a configuration")
+    ],
+)
 def test_files_run_nothing(tiny_root, tmp_path, monkeypatch, command, door, trap):
     tool, words = DOORS[door]
     monkeypatch.chdir(tmp_path)
@@ -99,6 +113,7 @@ def test_files_run_nothing(tiny_root, tmp_path, monkeypatch, command, door, trap
 
 # transformers
 
+
 def pickled_weights(folder):
     (folder / "model.safetensors").unlink()
     pickled(folder / "pytorch_model.bin")
@@ -106,23 +121,43 @@ def pickled_weights(folder):
 
 def own_code(file, content):
     """A module beside the weights that transformers would import, if it trusted it."""
+
     def change(folder):
-        (folder / "evil.py").write_text(f"import os\nos.mkdir({str(folder / NAME)!r})\nEvil = None\n")
+        (folder / "evil.py").write_text(
+            f"import os\nos.mkdir({str(folder / NAME)!r})\nEvil = None\n"
+        )
         (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | content))
 
     return change
 
 
-@pytest.mark.parametrize("change", [
-    pickled_weights, own_code("config.json", {"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}),
-    own_code("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"})],
-    ids=["weights", "configuration", "tokenizer"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pickled_weights,
+        own_code("config.json", {"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}),
+        own_code(
+            "tokenizer_config.json",
+            {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"},
+        ),
+    ],
+    ids=["weights", "configuration", "tokenizer"],
+)
 def test_a_text_tower_runs_nothing(change, tmp_path, shapes_root, command, monkeypatch):
     save_bert(tmp_path / "bert")
     change(tmp_path / "bert")
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whatever is asked in a terminal is agreed to
-    words = [*seps_tiny.cli_args_for(shapes_root), "MODEL.TEXT_TOWER", str(tmp_path / "bert"), "INPUT.MAX_LONG_WORDS", "64",
-             "OUTPUT_DIR", str(tmp_path / "output")]
+    monkeypatch.setattr(
+        "builtins.input", lambda *_: "y"
+    )  # whatever is asked in a terminal is agreed to
+    words = [
+        *seps_tiny.cli_args_for(shapes_root),
+        "MODEL.TEXT_TOWER",
+        str(tmp_path / "bert"),
+        "INPUT.MAX_LONG_WORDS",
+        "64",
+        "OUTPUT_DIR",
+        str(tmp_path / "output"),
+    ]
     code, _, stderr = command(seps_tiny.train_seps.main, *words)
     assert code in (0, 2) and "Traceback" not in stderr
     assert not list(tmp_path.rglob(NAME))

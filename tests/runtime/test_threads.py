@@ -1,4 +1,5 @@
 """The number of threads and how they wait: by affinity, quota and load, never over the user's own setting."""
+
 import json
 import os
 import subprocess
@@ -28,9 +29,16 @@ def busy_neighbours(count):
             process.wait()
 
 
-@pytest.mark.parametrize(("files", "cores"), [
-    ({"cpu.max": "150000 100000"}, 1.5), ({"cpu.max": "max 100000"}, 1e6), ({}, 1e6),
-    ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0)], ids=str)
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "max 100000"}, 1e6),
+        ({}, 1e6),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+    ],
+    ids=str,
+)
 def test_the_quota_of_a_container(tmp_path, files, cores):
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
@@ -47,12 +55,22 @@ def test_processes_of_torchrun_share_the_cores(monkeypatch):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the load is read from /proc")
 def test_threads_wait_passively_beside_busy_processes_unless_the_user_says_otherwise():
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
+    }
     with busy_neighbours(os.cpu_count()):
-        for start, own, expected in ((COMMAND, {}, "PASSIVE"), (COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
-                                     ("import demo_sdtps", {}, "None")):  # a host decides for itself
-            done = subprocess.run([sys.executable, "-c", f"{start}\n{PRINTED}"], env=clean | own,
-                                  capture_output=True, text=True, check=True)
+        for start, own, expected in (
+            (COMMAND, {}, "PASSIVE"),
+            (COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+            ("import demo_sdtps", {}, "None"),
+        ):  # a host decides for itself
+            done = subprocess.run(
+                [sys.executable, "-c", f"{start}\n{PRINTED}"],
+                env=clean | own,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             assert done.stdout.strip() == expected
 
 
@@ -70,9 +88,13 @@ def test_the_number_of_a_quota_is_not_the_users(monkeypatch):
 
 
 @pytest.mark.parametrize("by_user", [False, True])
-def test_a_resumed_run_computes_with_its_own_number_of_threads(tiny_root, tmp_path, command, monkeypatch, by_user):
+def test_a_resumed_run_computes_with_its_own_number_of_threads(
+    tiny_root, tmp_path, command, monkeypatch, by_user
+):
     before = torch.get_num_threads()
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", small=(*SMALL, "SOLVER.EVAL_UNTRAINED", "False"))
+    words = cli_args_for(
+        tiny_root, "OUTPUT_DIR", tmp_path / "run", small=(*SMALL, "SOLVER.EVAL_UNTRAINED", "False")
+    )
     try:
         torch.set_num_threads(before + 1)
         assert command(train_net.main, *words, "SOLVER.MAX_EPOCHS", 1)[0] == 0

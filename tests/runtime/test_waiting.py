@@ -1,4 +1,5 @@
 """Copies from a GPU that do not make the CPU wait (runtime/transfer.py); tests/project/test_gpu.py asks a real GPU."""
+
 import torch
 
 from demo_sdtps.runtime.transfer import on_cpu
@@ -6,7 +7,10 @@ from demo_sdtps.runtime.transfer import on_cpu
 
 def test_tensors_come_to_the_cpu_one_batch_late():
     """So that the work on the next batch has begun; and they are what was given."""
-    order, given = [], [[torch.full((2,), float(number)), torch.tensor(number)] for number in range(3)]
+    order, given = (
+        [],
+        [[torch.full((2,), float(number)), torch.tensor(number)] for number in range(3)],
+    )
 
     def batches():
         for number, tensors in enumerate(given):
@@ -18,6 +22,9 @@ def test_tensors_come_to_the_cpu_one_batch_late():
         order.append(f"here {len(found)}")
         found.append(tensors)
     assert order == ["begun 0", "begun 1", "here 0", "begun 2", "here 1", "here 2"]
-    assert all(torch.equal(one, other) for tensors, batch in zip(found, given, strict=True)
-               for one, other in zip(tensors, batch, strict=True))
+    assert all(
+        torch.equal(one, other)
+        for tensors, batch in zip(found, given, strict=True)
+        for one, other in zip(tensors, batch, strict=True)
+    )
     assert list(on_cpu([])) == []

@@ -1,4 +1,5 @@
 """Batches of captions with their images. What they share with batches of triplets: tests/datasets/test_loaders.py."""
+
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -41,6 +42,7 @@ def split(shapes_root):
 @pytest.fixture
 def load_epoch(shapes_root, tokenizer):
     """The batches of an epoch of a split."""
+
     def call(split, *opts):
         loader = caption_loader(seps_tiny.cfg_for(shapes_root, *opts), split, tokenizer)
         loader.batch_sampler.epoch = 1
@@ -50,7 +52,10 @@ def load_epoch(shapes_root, tokenizer):
 
 
 def texts_of(tokenizer, tokens, lengths):
-    return [" ".join(tokenizer.convert_ids_to_tokens(ids[1:length - 1])) for ids, length in zip(tokens, lengths, strict=True)]
+    return [
+        " ".join(tokenizer.convert_ids_to_tokens(ids[1 : length - 1]))
+        for ids, length in zip(tokens, lengths, strict=True)
+    ]
 
 
 def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
@@ -59,12 +64,23 @@ def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
     seen = Counter()
     for batch in loaded:
         assert batch.images.dtype == torch.float32 and batch.images.shape == (5, 3, 32, 32)
-        assert batch.captions.dtype == batch.lengths.dtype == batch.image_ids.dtype == batch.long_lengths.dtype == torch.int64
+        assert (
+            batch.captions.dtype
+            == batch.lengths.dtype
+            == batch.image_ids.dtype
+            == batch.long_lengths.dtype
+            == torch.int64
+        )
         captions = texts_of(tokenizer, batch.captions, batch.lengths)
         dense = texts_of(tokenizer, batch.long_captions, batch.long_lengths)
-        for number, image, caption, text in zip(batch.image_ids.tolist(), batch.images, captions, dense, strict=True):
+        for number, image, caption, text in zip(
+            batch.image_ids.tolist(), batch.images, captions, dense, strict=True
+        ):
             assert_close(image, normalised(decode(split.paths[number])), *SCALED)
-            assert split.image_of[split.captions.index(caption)] == number and text == split.long_captions[number]
+            assert (
+                split.image_of[split.captions.index(caption)] == number
+                and text == split.long_captions[number]
+            )
             seen[caption] += 1
     # 24 captions in batches of 5: the last four are dropped.
     assert set(seen.values()) == {1} and len(seen) == 20
@@ -72,10 +88,15 @@ def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
 
 def test_texts_begin_and_end_and_are_padded(split, tokenizer, load_epoch):
     for batch in load_epoch(split):
-        for tokens, lengths in ((batch.captions, batch.lengths), (batch.long_captions, batch.long_lengths)):
+        for tokens, lengths in (
+            (batch.captions, batch.lengths),
+            (batch.long_captions, batch.long_lengths),
+        ):
             assert tokens.shape == (8, lengths.max())
             for ids, length in zip(tokens, lengths, strict=True):
-                assert ids[0] == tokenizer.cls_token_id and ids[length - 1] == tokenizer.sep_token_id
+                assert (
+                    ids[0] == tokenizer.cls_token_id and ids[length - 1] == tokenizer.sep_token_id
+                )
                 assert (ids[:length] != 0).all() and (ids[length:] == 0).all()
 
 
@@ -90,7 +111,11 @@ def test_encoded_texts(tokenizer):
 
 def test_padded_texts():
     tokens, lengths = padded([[2, 7, 3], [2, 3], [2, 7, 8, 9, 3]])
-    assert tokens.tolist() == [[2, 7, 3, 0, 0], [2, 3, 0, 0, 0], [2, 7, 8, 9, 3]] and lengths.tolist() == [3, 2, 5]
+    assert tokens.tolist() == [
+        [2, 7, 3, 0, 0],
+        [2, 3, 0, 0, 0],
+        [2, 7, 8, 9, 3],
+    ] and lengths.tolist() == [3, 2, 5]
     assert tokens.dtype == lengths.dtype == torch.int64
 
 
@@ -98,13 +123,17 @@ def test_without_long_captions_there_are_none(split, load_epoch):
     short = ImageTexts(split.paths, split.captions, split.image_of, None)
     for batch, other in zip(load_epoch(short), load_epoch(split), strict=True):
         assert batch.long_captions is None and batch.long_lengths is None
-        assert torch.equal(batch.captions, other.captions) and torch.equal(batch.images, other.images)
+        assert torch.equal(batch.captions, other.captions) and torch.equal(
+            batch.images, other.images
+        )
 
 
 def test_captions_of_one_image_see_it_differently(split, load_epoch):
     (batch,) = load_epoch(split, *ALL)
     views = [batch.images[batch.image_ids == image] for image in batch.image_ids.unique()]
-    assert not all(torch.equal(first, second) for first, second in views)  # of few small crops, two may be equal by chance
+    assert not all(
+        torch.equal(first, second) for first, second in views
+    )  # of few small crops, two may be equal by chance
 
 
 def test_fewer_captions_than_a_batch_are_reported(split, load_epoch):
@@ -120,9 +149,14 @@ def test_evaluation_takes_every_image_once_in_order(shapes_root):
 
 
 def test_a_damaged_image_is_one_clean_error(shapes_root, tokenizer, tmp_path):
-    cfg = seps_tiny.cfg_for(shutil.copytree(shapes_root, tmp_path / "own"), "DATASETS.CACHE", "no", *ALL)
+    cfg = seps_tiny.cfg_for(
+        shutil.copytree(shapes_root, tmp_path / "own"), "DATASETS.CACHE", "no", *ALL
+    )
     own = read_image_texts(tmp_path / "own", "shapes", "train")
     cut_short(Path(own.paths[4]))
-    for take in (lambda: caption_batches(caption_loader(cfg, own, tokenizer)), lambda: image_batches(image_loader(cfg, own))):
+    for take in (
+        lambda: caption_batches(caption_loader(cfg, own, tokenizer)),
+        lambda: image_batches(image_loader(cfg, own)),
+    ):
         message = message_of(lambda take=take: list(take()))
         assert own.paths[4] in message and message.endswith("; replace it.") and "\n" not in message

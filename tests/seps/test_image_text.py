@@ -1,4 +1,5 @@
 """The files of image-text matching: what they give, and every mistake in them told by file and line."""
+
 import json
 
 import pytest
@@ -20,7 +21,9 @@ def write_data(root, ids=IDS, captions=CAPTIONS, dense=True, split="train"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"not decoded by the reader")
     (folder / "id_mapping.json").write_text(json.dumps(MAPPING))
-    (folder / f"{split}_caps.txt").write_text("".join(f"{caption}\n" for caption in captions), encoding="utf-8")
+    (folder / f"{split}_caps.txt").write_text(
+        "".join(f"{caption}\n" for caption in captions), encoding="utf-8"
+    )
     (folder / f"{split}_ids.txt").write_text("".join(f"{image}\n" for image in ids))
     if dense:
         lines = [json.dumps({"id": image, "caption": DENSE[image]}) for image in reversed(IDS)]
@@ -38,7 +41,9 @@ def paths_of(folder):
 
 def test_an_id_for_each_image(tmp_path):
     folder = write_data(tmp_path)
-    assert read(tmp_path) == ImageTexts(paths_of(folder), CAPTIONS, (0, 0, 1, 1, 2, 2), tuple(DENSE[image] for image in IDS))
+    assert read(tmp_path) == ImageTexts(
+        paths_of(folder), CAPTIONS, (0, 0, 1, 1, 2, 2), tuple(DENSE[image] for image in IDS)
+    )
 
 
 def test_an_id_for_each_caption_in_any_order(tmp_path):
@@ -79,12 +84,34 @@ def replace_line(file, number, line):
     file.write_text("\n".join(lines))
 
 
-@pytest.mark.parametrize(("damage", "place", "said"), [
-    (lambda folder: replace_line(folder / "train_caps.txt", 4, " \t"), "train_caps.txt, line 4", "the line is empty"),
-    (lambda folder: (folder / "images/deep/er/cat.jpg").unlink(), "images/deep/er/cat.jpg", "'cat'"),
-    (lambda folder: (folder / "train_caps.txt").write_text("a\n" * 7), "train_caps.txt", "7 captions"),
-    (lambda folder: replace_line(folder / "train_dense.jsonl", 2, '{"id": "dog", "caption": "x"}'), "train_dense.jsonl",
-     "no caption for")], ids=["an empty caption", "no image", "too many captions", "no long caption"])
+@pytest.mark.parametrize(
+    ("damage", "place", "said"),
+    [
+        (
+            lambda folder: replace_line(folder / "train_caps.txt", 4, " \t"),
+            "train_caps.txt, line 4",
+            "the line is empty",
+        ),
+        (
+            lambda folder: (folder / "images/deep/er/cat.jpg").unlink(),
+            "images/deep/er/cat.jpg",
+            "'cat'",
+        ),
+        (
+            lambda folder: (folder / "train_caps.txt").write_text("a\n" * 7),
+            "train_caps.txt",
+            "7 captions",
+        ),
+        (
+            lambda folder: replace_line(
+                folder / "train_dense.jsonl", 2, '{"id": "dog", "caption": "x"}'
+            ),
+            "train_dense.jsonl",
+            "no caption for",
+        ),
+    ],
+    ids=["an empty caption", "no image", "too many captions", "no long caption"],
+)
 def test_a_mistake_is_reported_with_its_file(tmp_path, damage, place, said):
     folder = write_data(tmp_path)
     damage(folder)

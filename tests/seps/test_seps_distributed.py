@@ -1,4 +1,5 @@
 """SEPS by two processes, on one machine or on two: the same as by one."""
+
 import json
 
 import pytest
@@ -34,18 +35,27 @@ def two_stepped(shapes_root, tmp_path_factory):
 def stepped(request, shapes_root, two_stepped):
     """What one process, this one, and each of two have after a few steps."""
     alone = two_seps_processes.steps(shapes_root, request.param)
-    return [request.param, alone, *(torch.load(two_stepped / f"{request.param}_{rank}.pth") for rank in (0, 1))]
+    return [
+        request.param,
+        alone,
+        *(torch.load(two_stepped / f"{request.param}_{rank}.pth") for rank in (0, 1)),
+    ]
 
 
 def test_two_processes_step_like_one(stepped):
     version, alone, *shared = stepped
     for found in shared:
-        if version == "bf16":  # where the roundings of six steps may double: those of both after some hundred operations
+        if (
+            version == "bf16"
+        ):  # where the roundings of six steps may double: those of both after some hundred operations
             assert_close(found["losses"][0], alone["losses"][0], *200 * [1], dtype=torch.bfloat16)
             continue
         for one, two in zip(found["losses"], alone["losses"], strict=True):
             assert_close(one, two, *BOTH)
-        furthest = max(float((value - alone["start"][name]).abs().max()) for name, value in alone["state"].items())
+        furthest = max(
+            float((value - alone["start"][name]).abs().max())
+            for name, value in alone["state"].items()
+        )
         for name, value in alone["state"].items():
             assert_close(found["state"][name], value, *BOTH, scale=furthest)
         for one, two in zip(alone["parts"], found["parts"], strict=True):
@@ -60,7 +70,9 @@ def test_two_processes_step_like_one(stepped):
 
 def test_two_processes_evaluate_like_one(stepped):
     version, alone, first, second = stepped
-    for one, two, three in zip(alone["similarities"], first["similarities"], second["similarities"], strict=True):
+    for one, two, three in zip(
+        alone["similarities"], first["similarities"], second["similarities"], strict=True
+    ):
         assert torch.equal(two, three)
         if version != "bf16":
             assert_close(two, one, *BOTH)
@@ -83,9 +95,12 @@ def test_two_processes_train_and_test_like_one(shapes_root, tmp_path):
     for one, two in zip(alone, shared, strict=True):
         assert one.keys() == two.keys()
         assert [two[name] for name in ("loss", "align", "ratio", "lr")] == pytest.approx(
-            [one[name] for name in ("loss", "align", "ratio", "lr")], rel=1e-4)
+            [one[name] for name in ("loss", "align", "ratio", "lr")], rel=1e-4
+        )
         for split in {"dev", "test"} & one.keys():
             assert two[split] == near(one[split], split)
-    done = torchrun("test_seps.py", "--weight", tmp_path / "2" / "last.pth", "--json", tmp_path / "x.json")
+    done = torchrun(
+        "test_seps.py", "--weight", tmp_path / "2" / "last.pth", "--json", tmp_path / "x.json"
+    )
     assert done.returncode == 0 and done.stdout.count("rSum") == 1, done.stderr
     assert json.loads((tmp_path / "x.json").read_text())["test"] == near(shared[-1]["test"], "test")

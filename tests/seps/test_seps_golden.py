@@ -1,4 +1,5 @@
 """SEPS and its slow reference against the numbers of the original; test_seps_losses.py has the losses'."""
+
 import inspect
 
 import pytest
@@ -8,7 +9,15 @@ from reference import seps as reference
 
 from demo_sdtps.seps import CrossSparseAggrNet, SEPSLoss
 
-CASES = ["open", "open_sparse_only", "open_gradients", "paper", "paper_no_long", "paper_single", "paper_gradients"]
+CASES = [
+    "open",
+    "open_sparse_only",
+    "open_gradients",
+    "paper",
+    "paper_no_long",
+    "paper_single",
+    "paper_gradients",
+]
 INPUTS = ["images", "captions", "caption_lengths", "long_captions", "long_caption_lengths"]
 
 
@@ -25,7 +34,10 @@ def inputs_of(case, dtype=torch.float32):
     """Image tokens, captions, lengths and, where the case has them, long captions and their lengths; those tokens have
     gradients."""
     given = [case.arrays[name] for name in INPUTS if name in case.arrays]
-    return [tensor.to(dtype).detach().clone().requires_grad_() if tensor.is_floating_point() else tensor for tensor in given]
+    return [
+        tensor.to(dtype).detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
+        for tensor in given
+    ]
 
 
 def assert_golden(case, inputs, similarity, masks):
@@ -39,7 +51,10 @@ def assert_golden(case, inputs, similarity, masks):
     else:
         named = [arrays[name] for name in ("mask_sparse", "mask_dense") if name in arrays]
         assert isinstance(masks, tuple) and (not named or len(masks) == len(named))
-        assert all(torch.equal(mask.float(), expected) for mask, expected in zip(masks, named, strict=bool(named)))
+        assert all(
+            torch.equal(mask.float(), expected)
+            for mask, expected in zip(masks, named, strict=bool(named))
+        )
     if "probe" in arrays:
         (similarity * arrays["probe"]).sum().backward()
         for name, tensor in zip(INPUTS, inputs, strict=True):
@@ -77,8 +92,13 @@ def test_the_reference_agrees(name, dtype):
     case = load_case(f"seps_{name}")
     inputs, settings = inputs_of(case, dtype), case.settings
     weights = {key: weight.to(dtype) for key, weight in case.weights.items()}
-    found = reference.similarities(weights, *inputs, paper=settings["use_paper_version"], dual=settings["use_dual_aggr"],
-                                   **{key: settings[key] for key in ("sparse_ratio", "aggr_ratio", "beta", "top_k")})
+    found = reference.similarities(
+        weights,
+        *inputs,
+        paper=settings["use_paper_version"],
+        dual=settings["use_dual_aggr"],
+        **{key: settings[key] for key in ("sparse_ratio", "aggr_ratio", "beta", "top_k")},
+    )
     assert_golden(case, inputs, *found)
 
 
@@ -86,8 +106,9 @@ def test_the_reference_agrees(name, dtype):
 @pytest.mark.parametrize("kind", ["sum", "max"])
 def test_whole_losses(name, kind):
     case = load_case(f"seps_{name}")
-    found = SEPSLoss(max_violation=kind == "max")(*build(case)(*inputs_of(case)),
-                                                  img_ids=case.arrays["image_ids"])
+    found = SEPSLoss(max_violation=kind == "max")(
+        *build(case)(*inputs_of(case)), img_ids=case.arrays["image_ids"]
+    )
     assert relative_error(torch.stack(found), case.arrays[f"loss_{kind}"]) < 1e-5
 
 
@@ -96,15 +117,39 @@ def test_names_and_shapes_of_the_parameters(name):
     case = load_case(f"seps_{name}")
     network = build(case)
     assert {key: tensor.shape for key, tensor in network.state_dict().items()} == {
-        key: tensor.shape for key, tensor in case.weights.items()}
+        key: tensor.shape for key, tensor in case.weights.items()
+    }
     if "parameters" in case.settings:
-        assert sum(parameter.numel() for parameter in network.parameters()) == case.settings["parameters"]
+        assert (
+            sum(parameter.numel() for parameter in network.parameters())
+            == case.settings["parameters"]
+        )
 
 
-@pytest.mark.parametrize(("arguments", "parameters"), [
-    ({}, 57_368), ({"use_paper_version": True}, 246_392),
-    ({"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5}, 291),
-    ({"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5, "use_paper_version": True}, 1_198),
-    ({"embed_size": 40, "num_patches": 25, "use_paper_version": True, "use_dual_aggr": False}, 1_367)], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "parameters"),
+    [
+        ({}, 57_368),
+        ({"use_paper_version": True}, 246_392),
+        ({"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5}, 291),
+        (
+            {"embed_size": 32, "num_patches": 16, "aggr_ratio": 0.5, "use_paper_version": True},
+            1_198,
+        ),
+        (
+            {
+                "embed_size": 40,
+                "num_patches": 25,
+                "use_paper_version": True,
+                "use_dual_aggr": False,
+            },
+            1_367,
+        ),
+    ],
+    ids=str,
+)
 def test_number_of_parameters(arguments, parameters):
-    assert sum(parameter.numel() for parameter in CrossSparseAggrNet(**arguments).parameters()) == parameters
+    assert (
+        sum(parameter.numel() for parameter in CrossSparseAggrNet(**arguments).parameters())
+        == parameters
+    )

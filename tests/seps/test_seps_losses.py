@@ -1,4 +1,5 @@
 """The losses of SEPS against the numbers of the original and against loops."""
+
 import pytest
 import torch
 from golden_cases import load_case, relative_error
@@ -9,11 +10,13 @@ from test_losses import with_gradient
 from demo_sdtps.seps import ContrastiveLoss, RatioLoss, SEPSLoss
 
 VIOLATION = pytest.mark.parametrize("max_violation", [False, True], ids=["sum", "max"])
-IDS = pytest.mark.parametrize("img_ids", [None, [0, 1, 1, 2, 0, 3], [0, 1, 2, 3, 4, 5], [7, 7, 7, 7, 7, 7]], ids=str)
+IDS = pytest.mark.parametrize(
+    "img_ids", [None, [0, 1, 1, 2, 0, 3], [0, 1, 2, 3, 4, 5], [7, 7, 7, 7, 7, 7]], ids=str
+)
 
 
 BATCH = 6
-SUMS = (2, 2 * BATCH ** 2, 100, 3)
+SUMS = (2, 2 * BATCH**2, 100, 3)
 """Lengths on the way to a loss: an excess, their sum; a mean minus its target, which is up to ten times less and so has the
 error of 100 roundings; the weighted sum."""
 
@@ -25,11 +28,15 @@ def draw(seed, patches=10):
     none is 0. Masks are multiples of 1/64, whose sums are exact, with means far from the targets.
     """
     draws = generator(seed)
-    places = torch.randperm(BATCH ** 2, generator=draws).view(BATCH, BATCH)
-    scores = (places - BATCH ** 2 / 2 + 12.5 * torch.eye(BATCH)) / 32
+    places = torch.randperm(BATCH**2, generator=draws).view(BATCH, BATCH)
+    scores = (places - BATCH**2 / 2 + 12.5 * torch.eye(BATCH)) / 32
     uniform = torch.rand(4, BATCH, BATCH, patches, generator=draws)
     hard = [(uniform[place] < share).float() for place, share in enumerate((0.2, 0.8))]
-    return scores, hard, [(64 * uniform[place] ** power).round() / 64 for place, power in ((2, 3), (3, 1 / 3))]
+    return (
+        scores,
+        hard,
+        [(64 * uniform[place] ** power).round() / 64 for place, power in ((2, 3), (3, 1 / 3))],
+    )
 
 
 def as_tensor(img_ids):
@@ -54,7 +61,9 @@ def test_golden_contrastive(has_ids, max_violation):
     case = load_case("seps_losses")
     arrays, name = case.arrays, f"align_{'max' if max_violation else 'sum'}"
     loss = ContrastiveLoss(case.settings["margin"], max_violation)
-    value, gradient = with_gradient(lambda scores: loss(scores, arrays["image_ids"] if has_ids else None), arrays["scores"])
+    value, gradient = with_gradient(
+        lambda scores: loss(scores, arrays["image_ids"] if has_ids else None), arrays["scores"]
+    )
     assert relative_error(value, arrays[name if has_ids else f"{name}_no_ids"]) < 1e-5
     if has_ids:
         assert relative_error(gradient, arrays[f"grad_{name}"]) < 1e-5
@@ -65,7 +74,11 @@ def test_golden_ratio():
     case = load_case("seps_losses")
     sparse, dense = case.arrays["mask_sparse"], case.arrays["mask_dense"]
     arguments = [case.settings[name] for name in ("target_ratio", "lambda_sparse", "lambda_dense")]
-    for name, mask in (("pair", (sparse, dense)), ("single", (sparse,)), ("tensor", sparse + dense)):
+    for name, mask in (
+        ("pair", (sparse, dense)),
+        ("single", (sparse,)),
+        ("tensor", sparse + dense),
+    ):
         for loss in (RatioLoss(*arguments), lambda given: reference.ratio(given, *arguments)):
             assert relative_error(loss(mask), case.arrays[f"ratio_{name}"]) < 1e-5, name
 
@@ -75,7 +88,9 @@ def test_golden_ratio():
 @IDS
 def test_the_contrastive_loss_and_its_gradient_are_those_of_loops(img_ids, max_violation, margin):
     scores = draw(1)[0]
-    expected = with_gradient(lambda leaf: reference.contrastive(leaf, img_ids, margin, max_violation), scores.double())
+    expected = with_gradient(
+        lambda leaf: reference.contrastive(leaf, img_ids, margin, max_violation), scores.double()
+    )
     loss = ContrastiveLoss(margin, max_violation)
     assert_equal(with_gradient(lambda leaf: loss(leaf, as_tensor(img_ids)), scores), expected)
 
@@ -89,8 +104,10 @@ def test_the_ratio_loss_and_its_gradient_are_those_of_loops(weights, kind, soft)
     def given(leaf):
         return {"tensor": leaf.sum(0), "single": (leaf[0],), "pair": tuple(leaf)}[kind]
 
-    assert_equal(with_gradient(lambda leaf: RatioLoss(*weights)(given(leaf)), both),
-                 with_gradient(lambda leaf: reference.ratio(given(leaf), *weights), both.double()))
+    assert_equal(
+        with_gradient(lambda leaf: RatioLoss(*weights)(given(leaf)), both),
+        with_gradient(lambda leaf: reference.ratio(given(leaf), *weights), both.double()),
+    )
 
 
 @pytest.mark.parametrize("kind", ["tensor", "single", "pair"])
@@ -98,8 +115,14 @@ def test_the_ratio_loss_and_its_gradient_are_those_of_loops(weights, kind, soft)
 @IDS
 def test_the_whole_loss_and_its_gradient_are_those_of_loops(img_ids, max_violation, kind):
     scores, _, (sparse, dense) = draw(6)
-    arguments = {"margin": 0.3, "target_ratio": 0.4, "ratio_weight": 1.7, "max_violation": max_violation, "lambda_sparse": 1.5,
-                 "lambda_dense": 0.7}
+    arguments = {
+        "margin": 0.3,
+        "target_ratio": 0.4,
+        "ratio_weight": 1.7,
+        "max_violation": max_violation,
+        "lambda_sparse": 1.5,
+        "lambda_dense": 0.7,
+    }
     mask = {"tensor": sparse + dense, "single": (sparse,), "pair": (sparse, dense)}[kind]
     exact = mask.double() if kind == "tensor" else tuple(one.double() for one in mask)
     found = SEPSLoss(**arguments)(scores, mask, as_tensor(img_ids))
@@ -107,8 +130,14 @@ def test_the_whole_loss_and_its_gradient_are_those_of_loops(img_ids, max_violati
     assert len(found) == 3
     for one, other in zip(found, expected, strict=True):
         assert_value(one, other)
-    assert_equal(with_gradient(lambda leaf: SEPSLoss(**arguments)(leaf, mask, as_tensor(img_ids))[0], scores),
-                 with_gradient(lambda leaf: reference.whole(leaf, exact, img_ids, **arguments)[0], scores.double()))
+    assert_equal(
+        with_gradient(
+            lambda leaf: SEPSLoss(**arguments)(leaf, mask, as_tensor(img_ids))[0], scores
+        ),
+        with_gradient(
+            lambda leaf: reference.whole(leaf, exact, img_ids, **arguments)[0], scores.double()
+        ),
+    )
 
 
 def test_set_max_violation():

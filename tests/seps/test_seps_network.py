@@ -1,4 +1,5 @@
 """SEPS against a slow version of itself, what it ignores, and its errors."""
+
 from contextlib import contextmanager
 from itertools import count, pairwise
 from unittest import mock
@@ -25,13 +26,33 @@ from demo_sdtps.seps import (
 WIDTH, PATCHES, IMAGES = 20, 9, 3
 LENGTHS, LONG_LENGTHS = (7, 1, 3, 4), (2, 10, 5, 6)
 """Of captions of 7 and long captions of 10 words, padding included; some are shorter than HRPA's five best."""
-PATH = (WIDTH, WIDTH, PATCHES, WIDTH, WIDTH // 4, PATCHES, WIDTH, WIDTH, WIDTH // 5, PATCHES, PATCHES, WIDTH, WIDTH, 10, 5, 10)
+PATH = (
+    WIDTH,
+    WIDTH,
+    PATCHES,
+    WIDTH,
+    WIDTH // 4,
+    PATCHES,
+    WIDTH,
+    WIDTH,
+    WIDTH // 5,
+    PATCHES,
+    PATCHES,
+    WIDTH,
+    WIDTH,
+    10,
+    5,
+    10,
+)
 """Lengths of the sums from tokens to a similarity: norm, cosines and scores of the patches, the softmax of those dropped;
 weights and means of those kept; norm, cosines, their mean and the MLP of the best."""
 BACK = (*PATH, *PATH, len(LENGTHS) * IMAGES * PATCHES)
 """… and to a gradient, which all pairs and patches add to."""
-VERSIONS = {"open": {"use_paper_version": False}, "paper": {"use_paper_version": True},
-            "paper single": {"use_paper_version": True, "use_dual_aggr": False}}
+VERSIONS = {
+    "open": {"use_paper_version": False},
+    "paper": {"use_paper_version": True},
+    "paper single": {"use_paper_version": True, "use_dual_aggr": False},
+}
 EVERY_VERSION = pytest.mark.parametrize("version", VERSIONS)
 WITH_LONG = pytest.mark.parametrize("has_long", [False, True], ids=["short", "long"])
 WITH_CLASS = pytest.mark.parametrize("has_class", [False, True], ids=["patches", "class"])
@@ -60,7 +81,10 @@ def draw(seed, has_class=True, has_long=True):
 
 def exact(inputs):
     """The same inputs in float64, as new leaves."""
-    return [given.detach().double().requires_grad_() if given.is_floating_point() else given for given in inputs]
+    return [
+        given.detach().double().requires_grad_() if given.is_floating_point() else given
+        for given in inputs
+    ]
 
 
 def flattened(outputs):
@@ -76,10 +100,21 @@ def gradients(network, inputs):
 
 def of_leaves(parameters, inputs):
     """Gradients by name, zeros where there is none; the scale's, one number, goes by the name of the layer that it scales."""
-    last = "aggr_net.weight_sparse.3" if "aggr_net.weight_sparse.3.weight" in parameters else "aggr_net.weight.3"
-    leaves = {name.replace("aggr_net.scale", f"{last}.scale"): leaf for name, leaf in parameters.items()}
-    leaves |= {f"input {place}": given for place, given in enumerate(inputs) if given.is_floating_point()}
-    return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    last = (
+        "aggr_net.weight_sparse.3"
+        if "aggr_net.weight_sparse.3.weight" in parameters
+        else "aggr_net.weight.3"
+    )
+    leaves = {
+        name.replace("aggr_net.scale", f"{last}.scale"): leaf for name, leaf in parameters.items()
+    }
+    leaves |= {
+        f"input {place}": given for place, given in enumerate(inputs) if given.is_floating_point()
+    }
+    return {
+        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, leaf in leaves.items()
+    }
 
 
 @contextmanager
@@ -101,8 +136,10 @@ def gaps():
         note(map(key, values))
         return sorted(values, key=key)
 
-    with (mock.patch.multiple(reference, create=True, max=largest, sorted=in_order),
-          mock.patch.object(reference.sdtps, "sorted", in_order, create=True)):
+    with (
+        mock.patch.multiple(reference, create=True, max=largest, sorted=in_order),
+        mock.patch.object(reference.sdtps, "sorted", in_order, create=True),
+    ):
         yield found
 
 
@@ -123,17 +160,44 @@ def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **m
     noises = None
     if tau is not None:
         torch.manual_seed(seeded(seed + 200))
-        noises = [gumbel_noise(torch.empty(len(LENGTHS), IMAGES, PATCHES)).double() for _ in range(2)]
+        noises = [
+            gumbel_noise(torch.empty(len(LENGTHS), IMAGES, PATCHES)).double() for _ in range(2)
+        ]
 
     def attempt(number):
-        network = build(version, seed + 50 * number, (WIDTH, PATCHES, ratio, 0.5),
-                        use_gumbel_softmax=tau is not None, gumbel_tau=tau or 1.0, **more)
+        network = build(
+            version,
+            seed + 50 * number,
+            (WIDTH, PATCHES, ratio, 0.5),
+            use_gumbel_softmax=tau is not None,
+            gumbel_tau=tau or 1.0,
+            **more,
+        )
         inputs = draw(seed + 100 + 50 * number, has_class, has_long)
-        weights = {name: value.detach().double().requires_grad_() for name, value in network.named_parameters()}
+        weights = {
+            name: value.detach().double().requires_grad_()
+            for name, value in network.named_parameters()
+        }
         others = exact(inputs)
-        return network, inputs, weights, others, flattened(reference.similarities(
-            weights, *others, paper=version != "open", dual=version != "paper single", sparse_ratio=ratio, aggr_ratio=0.5,
-            tau=tau, noises=noises, **more))
+        return (
+            network,
+            inputs,
+            weights,
+            others,
+            flattened(
+                reference.similarities(
+                    weights,
+                    *others,
+                    paper=version != "open",
+                    dual=version != "paper single",
+                    sparse_ratio=ratio,
+                    aggr_ratio=0.5,
+                    tau=tau,
+                    noises=noises,
+                    **more,
+                )
+            ),
+        )
 
     return first_clear(attempt)
 
@@ -240,20 +304,44 @@ def test_padded_words_play_no_part(version):
 @pytest.mark.parametrize("paper", [False, True], ids=["open", "paper"])
 def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
     """The module, its functional form and the loops; masked tokens are as if they were not there."""
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 1, 0, 0, 1, 0]]) if masked else None
+    mask = (
+        torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 1, 0, 0, 1, 0]])
+        if masked
+        else None
+    )
 
     def attempt(number):
         torch.manual_seed(seeded(31 + 50 * number))
         module = HRPA(paper, top_k=5)
-        leaves = torch.randn(3, 8, WIDTH).requires_grad_(), torch.randn(words, WIDTH).requires_grad_()
-        mlp = {name: value.double() for name, value in module.relevance_mlp.state_dict().items()} if paper else None
+        leaves = (
+            torch.randn(3, 8, WIDTH).requires_grad_(),
+            torch.randn(words, WIDTH).requires_grad_(),
+        )
+        mlp = (
+            {name: value.double() for name, value in module.relevance_mlp.state_dict().items()}
+            if paper
+            else None
+        )
         tokens, text = others = exact(leaves)
-        return module, leaves, others, torch.stack([
-            reference.relevance(tokens[place], text, mlp, 5, None if mask is None else mask[place]) for place in range(3)])
+        return (
+            module,
+            leaves,
+            others,
+            torch.stack(
+                [
+                    reference.relevance(
+                        tokens[place], text, mlp, 5, None if mask is None else mask[place]
+                    )
+                    for place in range(3)
+                ]
+            ),
+        )
 
     module, (tokens, text), others, expected = first_clear(attempt)
     found = module(tokens, text, mask)
-    assert torch.equal(found, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp if paper else None, 5))
+    assert torch.equal(
+        found, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp if paper else None, 5)
+    )
     assert_close(found, expected[:, None], *PATH)
     probed(32, [found]).backward()
     probed(32, [expected[:, None]]).backward()
@@ -266,23 +354,43 @@ def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
 def test_the_public_names_make_the_networks_they_name():
     assert SDTPS is CrossSparseAggrNet
     arguments = (WIDTH, PATCHES, 0.5, 0.5)
-    for paper, dual, aggregation in ((False, True, TokenAggregation), (True, True, DualTokenAggregation),
-                                     (True, False, TokenAggregation)):
+    for paper, dual, aggregation in (
+        (False, True, TokenAggregation),
+        (True, True, DualTokenAggregation),
+        (True, False, TokenAggregation),
+    ):
         network = CrossSparseAggrNet(*arguments, use_paper_version=paper, use_dual_aggr=dual)
         assert isinstance(network.aggr_net, aggregation)
         assert not paper or isinstance(network.sparse_net_cap, TokenSparse)
     for paper in (False, True):
-        made = create_seps_model(embed_size=WIDTH, num_patches=PATCHES, sparse_ratio=0.5, aggr_ratio=0.5,
-                                 use_paper_version=paper, use_gumbel_softmax=True, gumbel_tau=2.0)
+        made = create_seps_model(
+            embed_size=WIDTH,
+            num_patches=PATCHES,
+            sparse_ratio=0.5,
+            aggr_ratio=0.5,
+            use_paper_version=paper,
+            use_gumbel_softmax=True,
+            gumbel_tau=2.0,
+        )
         expected = CrossSparseAggrNet(*arguments, use_paper_version=paper).state_dict()
         assert isinstance(made, CrossSparseAggrNet) and made.state_dict().keys() == expected.keys()
 
 
-@pytest.mark.parametrize(("changes", "told"), [
-    ({2: torch.tensor([7, 1, 8, 4])}, r"\b8\b.*\b7\b|\b7\b.*\b8\b"), ({4: None}, "long"),
-    ({2: torch.tensor([7, 1, 3])}, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
-    ({0: torch.randn(3, 11, WIDTH)}, r"\b11\b.*\b9\b|\b9\b.*\b11\b")],
-    ids=["more words than there are", "long captions without lengths", "too few lengths", "tokens above N + 1"])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({2: torch.tensor([7, 1, 8, 4])}, r"\b8\b.*\b7\b|\b7\b.*\b8\b"),
+        ({4: None}, "long"),
+        ({2: torch.tensor([7, 1, 3])}, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
+        ({0: torch.randn(3, 11, WIDTH)}, r"\b11\b.*\b9\b|\b9\b.*\b11\b"),
+    ],
+    ids=[
+        "more words than there are",
+        "long captions without lengths",
+        "too few lengths",
+        "tokens above N + 1",
+    ],
+)
 def test_inputs_that_do_not_fit_are_reported(changes, told):
     """Before anything is computed."""
     inputs = draw(29)

@@ -1,4 +1,5 @@
 """SEPS's towers: real models of timm and transformers, small; what they return, where weights are from, and mistakes."""
+
 import copy
 import json
 
@@ -16,12 +17,27 @@ from demo_sdtps.seps.captions import encode_texts, padded
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import ImageTower, TextTower, load_tokenizer
 
-SWIN = ("MODEL.TRANSFORMER_TYPE", "swin_tiny_patch4_window7_224", "MODEL.PATCH_SIZE", "2", "MODEL.SDTPS_AGGR_RATIO", "0.5")
+SWIN = (
+    "MODEL.TRANSFORMER_TYPE",
+    "swin_tiny_patch4_window7_224",
+    "MODEL.PATCH_SIZE",
+    "2",
+    "MODEL.SDTPS_AGGR_RATIO",
+    "0.5",
+)
 VIT_PATH = (*ENCODER, WIDTH)
 """Lengths of the sums to the tokens of test_vit: its encoder, of no more tokens than that of tiny.py, and the projection."""
-SWIN_PATH = (3 * 2 * 2, *(length for depth, width in zip((2, 2, 6, 2), (96, 192, 384, 768), strict=True)
-                          for length in depth * (width, width, 32, 49, 49, width, width, width, 4 * width)),
-             *2 * (4 * 96, 4 * 192, 4 * 384), 768, 768)
+SWIN_PATH = (
+    3 * 2 * 2,
+    *(
+        length
+        for depth, width in zip((2, 2, 6, 2), (96, 192, 384, 768), strict=True)
+        for length in depth * (width, width, 32, 49, 49, width, width, width, 4 * width)
+    ),
+    *2 * (4 * 96, 4 * 192, 4 * 384),
+    768,
+    768,
+)
 """… and of the Swin Transformer: blocks with windows of up to 49 tokens, merging with its norm, norm and projection."""
 BERT_PATH = (16, 16, 16, 8, 9, 9, 16, 16, 16, 32, 16, 16)
 """… and of the BERT below: embedding's norm; queries, products, softmax and means of up to 9 words, projection; norm, MLP,
@@ -31,8 +47,15 @@ norm; projection of the tower."""
 def save_bert(folder, **changed):
     """A tiny BERT with random weights, as save_pretrained leaves it."""
     torch.manual_seed(seeded(5))
-    sizes = {"vocab_size": 9, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-             "max_position_embeddings": 64, **changed}
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+        **changed,
+    }
     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "star"]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
@@ -57,6 +80,7 @@ def image_tower(bert, *more):
 
 # Images
 
+
 @pytest.mark.parametrize(("name", "prefix"), [("test_vit", 1), ("test_vit_relpos", 0)])
 def test_a_vision_transformers_tokens(bert, name, prefix):
     tower = image_tower(bert, "MODEL.TRANSFORMER_TYPE", name)
@@ -75,11 +99,14 @@ def test_a_swin_transformers_tokens_are_its_grid_row_by_row(bert):
     exact = copy.deepcopy(tower).double()
     grid = exact.tower.forward_features(images.double())
     assert grid.shape == (1, 2, 2, 768) and tower.num_patches == 4
-    expected = exact.projection(torch.stack([grid[:, row, column] for row in (0, 1) for column in (0, 1)], dim=1))
+    expected = exact.projection(
+        torch.stack([grid[:, row, column] for row in (0, 1) for column in (0, 1)], dim=1)
+    )
     assert_close(tower(images), expected, *SWIN_PATH)
 
 
 # Pretrained weights of the image tower
+
 
 def classifier():
     torch.manual_seed(seeded(11))
@@ -94,10 +121,14 @@ def test_weights_from_a_file(bert, tmp_path):
     report = tower.load(str(tmp_path / "w.pth"))
     found = tower.tower.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items())
-    assert f"{len(found)} of {len(found)} tensors loaded, 0 resized, 0 missing" in report and "WARNING" not in report
+    assert (
+        f"{len(found)} of {len(found)} tensors loaded, 0 resized, 0 missing" in report
+        and "WARNING" not in report
+    )
 
 
 # Captions
+
 
 def test_the_bert_is_the_one_on_disk(bert):
     saved = transformers.BertModel.from_pretrained(bert).eval().double()
@@ -124,10 +155,19 @@ def test_the_tokenizer_is_the_towers(bert):
     assert words.tolist() == [[2, 5, 6, 8, 3], [2, 7, 3, 0, 0]] and lengths.tolist() == [5, 3]
 
 
-@pytest.mark.parametrize(("opts", "said"), [
-    (["MODEL.TRANSFORMER_TYPE", "vit_small_patch14_reg4_dinov2", "INPUT.SIZE", "[28,28]"], "one class token or none"),
-    (["INPUT.SIZE", "[32,64]"], "a square grid"), (["MODEL.SDTPS_AGGR_RATIO", "0.1"], "the 16 patches of test_vit"),
-    (["INPUT.MAX_WORDS", "65"], "at most 64 words"), (["MODEL.TEXT_TOWER", "data/no such/bert"], "is no folder")])
+@pytest.mark.parametrize(
+    ("opts", "said"),
+    [
+        (
+            ["MODEL.TRANSFORMER_TYPE", "vit_small_patch14_reg4_dinov2", "INPUT.SIZE", "[28,28]"],
+            "one class token or none",
+        ),
+        (["INPUT.SIZE", "[32,64]"], "a square grid"),
+        (["MODEL.SDTPS_AGGR_RATIO", "0.1"], "the 16 patches of test_vit"),
+        (["INPUT.MAX_WORDS", "65"], "at most 64 words"),
+        (["MODEL.TEXT_TOWER", "data/no such/bert"], "is no folder"),
+    ],
+)
 def test_what_does_not_fit_is_one_sentence(bert, opts, said):
     cfg = cfg_with(bert, *opts)
     assert said in message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
@@ -135,18 +175,26 @@ def test_what_does_not_fit_is_one_sentence(bert, opts, said):
 
 def test_a_tokenizer_of_another_bert(tmp_path):
     save_bert(tmp_path / "bert", vocab_size=8)
-    assert "a tokenizer of 9 tokens, but its BERT has 8" in message(lambda: load_tokenizer(cfg_with(tmp_path / "bert")))
+    assert "a tokenizer of 9 tokens, but its BERT has 8" in message(
+        lambda: load_tokenizer(cfg_with(tmp_path / "bert"))
+    )
 
 
 def test_a_bert_with_too_few_weights(bert):
     weights = transformers.BertModel.from_pretrained(bert).state_dict()
-    save_safetensors({name: tensor for name, tensor in weights.items() if "attention" not in name}, bert / "model.safetensors")
+    save_safetensors(
+        {name: tensor for name, tensor in weights.items() if "attention" not in name},
+        bert / "model.safetensors",
+    )
     assert "is incomplete" in message(lambda: TextTower(cfg_with(bert), pretrained=True))
 
 
 # The whole model
 
-@pytest.mark.parametrize("opts", [(), SWIN, ("MODEL.PAPER_VERSION", "False"), ("MODEL.DUAL_AGGR", "False")], ids=str)
+
+@pytest.mark.parametrize(
+    "opts", [(), SWIN, ("MODEL.PAPER_VERSION", "False"), ("MODEL.DUAL_AGGR", "False")], ids=str
+)
 def test_the_model_learns_in_all_its_parts(bert, opts):
     model, report = make_seps(cfg_with(bert, *opts))
     assert "random weights" in report and str(bert) in report
@@ -155,8 +203,20 @@ def test_the_model_learns_in_all_its_parts(bert, opts):
     similarities, _ = model(*inputs)
     assert similarities.shape == (2, 2)
     similarities.square().sum().backward()
-    for part in (model.image_tower.tower, model.image_tower.projection, model.text_tower.tower, model.text_tower.projection):
-        assert sum(float(parameter.grad.abs().sum()) for parameter in part.parameters() if parameter.grad is not None) > 0
+    for part in (
+        model.image_tower.tower,
+        model.image_tower.projection,
+        model.text_tower.tower,
+        model.text_tower.projection,
+    ):
+        assert (
+            sum(
+                float(parameter.grad.abs().sum())
+                for parameter in part.parameters()
+                if parameter.grad is not None
+            )
+            > 0
+        )
     model.eval()
     with torch.no_grad():
         assert model(*inputs).shape == model(*inputs[:3]).shape == (2, 2)
@@ -168,5 +228,7 @@ def test_long_captions_choose_patches(bert):
     captions, lengths = torch.tensor([[2, 5, 6, 3]]), torch.tensor([4])
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
-        with_long = model(images, captions, lengths, torch.tensor([[2, 7, 8, 8, 3]]), torch.tensor([5]))
+        with_long = model(
+            images, captions, lengths, torch.tensor([[2, 7, 8, 8, 3]]), torch.tensor([5])
+        )
         assert not torch.allclose(with_long, model(images, captions, lengths))

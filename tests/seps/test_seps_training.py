@@ -1,4 +1,5 @@
 """SEPS from start to end: its commands on the tiny shapes, and what they leave."""
+
 import json
 import math
 
@@ -36,15 +37,27 @@ def saved(folder, name="last.pth"):
 
 # A run
 
+
 def test_a_run_leaves_its_files(trained, shapes_root):
-    left = {path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")}
+    left = {
+        path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")
+    }
     assert left == FILES
-    assert load_cfg(trained / "config.yml", (), SEPS_SCHEMA) == cfg_for(shapes_root, "OUTPUT_DIR", trained)
+    assert load_cfg(trained / "config.yml", (), SEPS_SCHEMA) == cfg_for(
+        shapes_root, "OUTPUT_DIR", trained
+    )
     run = json.loads((trained / "run.json").read_text())
     assert run["status"] == "finished" and run["seed"] == SEED and run["versions"]["transformers"]
     log = (trained / "log.txt").read_text()
-    assert f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} images to train" in log and "with long captions" in log
-    assert "random weights" in log and f"text tower {shapes_root / 'shapes' / 'bert'}" in log and "i2t R@1" in log
+    assert (
+        f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} images to train" in log
+        and "with long captions" in log
+    )
+    assert (
+        "random weights" in log
+        and f"text tower {shapes_root / 'shapes' / 'bert'}" in log
+        and "i2t R@1" in log
+    )
 
 
 def test_records_hold_losses_rates_and_recalls(trained):
@@ -52,8 +65,13 @@ def test_records_hold_losses_rates_and_recalls(trained):
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert [record["lr"] for record in records] == pytest.approx([0.0005, 0.00015, 0.000045])
     for record in records:
-        assert_close(record["loss"], record["align"] + 2 * record["ratio"], 2, 3, 3)  # means of three steps
-        assert list(record["dev"]) == COLUMNS and 0 <= min(record["dev"].values()) <= max(record["dev"].values()) <= 600
+        assert_close(
+            record["loss"], record["align"] + 2 * record["ratio"], 2, 3, 3
+        )  # means of three steps
+        assert (
+            list(record["dev"]) == COLUMNS
+            and 0 <= min(record["dev"].values()) <= max(record["dev"].values()) <= 600
+        )
         assert ("test" in record) == (record["epoch"] == 3)
     assert list(records[-1]["test"]) == COLUMNS
 
@@ -68,53 +86,125 @@ def test_the_last_and_the_best_checkpoint(trained, shapes_root):
 
 
 def test_the_loss_falls(shapes_root, tmp_path):
-    output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "12", "SOLVER.EVAL_PERIOD", "12",
-                   "SOLVER.STEPS", "(99,)", "SOLVER.ALL_NEGATIVES_EPOCHS", "12", "SOLVER.BASE_LR", "0.002")
+    output = train(
+        shapes_root,
+        tmp_path / "run",
+        "SOLVER.MAX_EPOCHS",
+        "12",
+        "SOLVER.EVAL_PERIOD",
+        "12",
+        "SOLVER.STEPS",
+        "(99,)",
+        "SOLVER.ALL_NEGATIVES_EPOCHS",
+        "12",
+        "SOLVER.BASE_LR",
+        "0.002",
+    )
     losses = [record["align"] for record in records_of(output)]
     assert losses[-1] < 0.9 * losses[0]  # a third of it, a ninth more or less
     assert [record["epoch"] for record in records_of(output) if "dev" in record] == [12]
 
 
 def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
-    output = train(shapes_root, tmp_path / "run", *STILL, "SOLVER.MAX_EPOCHS", "4", "SOLVER.ALL_NEGATIVES_EPOCHS", "2")
+    output = train(
+        shapes_root,
+        tmp_path / "run",
+        *STILL,
+        "SOLVER.MAX_EPOCHS",
+        "4",
+        "SOLVER.ALL_NEGATIVES_EPOCHS",
+        "2",
+    )
     first, second, third, fourth = (record["align"] for record in records_of(output))
     # Sums over up to 7 negatives of each of 8 images and captions, then over one: four times as much, a half more or less.
     assert min(first, second) > 1.5 * max(third, fourth) and third > 0
-    none = train(shapes_root, tmp_path / "none", *STILL, "SOLVER.MAX_EPOCHS", "1", "SOLVER.ALL_NEGATIVES_EPOCHS", "0")
+    none = train(
+        shapes_root,
+        tmp_path / "none",
+        *STILL,
+        "SOLVER.MAX_EPOCHS",
+        "1",
+        "SOLVER.ALL_NEGATIVES_EPOCHS",
+        "0",
+    )
     assert records_of(none)[0]["align"] < first / 1.5
 
 
 def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
     """Of float16, whose gradients are scaled on the way."""
+
     def norms_with(clip):
         norms = []
 
         def spied(cfg, model):
             optimizer = make_optimizer(cfg, model)
-            optimizer.register_step_pre_hook(lambda *_: norms.append(float(torch.nn.utils.get_total_norm(
-                [parameter.grad for parameter in model.parameters() if parameter.grad is not None]))))
+            optimizer.register_step_pre_hook(
+                lambda *_: norms.append(
+                    float(
+                        torch.nn.utils.get_total_norm(
+                            [
+                                parameter.grad
+                                for parameter in model.parameters()
+                                if parameter.grad is not None
+                            ]
+                        )
+                    )
+                )
+            )
             return optimizer
 
         monkeypatch.setattr(training, "make_optimizer", spied)
-        train(shapes_root, tmp_path / clip, "SOLVER.GRAD_CLIP", clip, "SOLVER.AMP", "fp16", "SOLVER.EVAL_PERIOD", "3")
+        train(
+            shapes_root,
+            tmp_path / clip,
+            "SOLVER.GRAD_CLIP",
+            clip,
+            "SOLVER.AMP",
+            "fp16",
+            "SOLVER.EVAL_PERIOD",
+            "3",
+        )
         # The first scale is too large, and steps are left out until it is not.
         return [norm for norm in norms if math.isfinite(norm)]
 
     free, clipped = norms_with("1e9"), norms_with("0.5")
     assert min(len(free), len(clipped)) > 2 and min(free) > 1
-    numbers = sum(parameter.numel() for parameter in make_seps(cfg_for(shapes_root), pretrained=False)[0].parameters())
-    assert_close(clipped, [0.5] * len(clipped), numbers, numbers)  # the norm by which it is clipped, and that which is noted
+    numbers = sum(
+        parameter.numel()
+        for parameter in make_seps(cfg_for(shapes_root), pretrained=False)[0].parameters()
+    )
+    assert_close(
+        clipped, [0.5] * len(clipped), numbers, numbers
+    )  # the norm by which it is clipped, and that which is noted
 
 
 def test_learning_rates_follow_the_originals_steps(shapes_root):
     cfg = load_cfg(None, ("SOLVER.TOWER_LR_FACTOR", "0.1"), SEPS_SCHEMA)
-    expected = {1: 1, 9: 1, 10: 0.3, 15: 0.3, 16: 0.09, 20: 0.09, 21: 0.027, 25: 0.027, 26: 0.0081, 30: 0.0081}
+    expected = {
+        1: 1,
+        9: 1,
+        10: 0.3,
+        15: 0.3,
+        16: 0.09,
+        20: 0.09,
+        21: 0.027,
+        25: 0.027,
+        26: 0.0081,
+        30: 0.0081,
+    }
     model = make_seps(cfg_for(shapes_root), pretrained=False)[0]
     optimizer = make_optimizer(cfg, model)
-    sizes = [sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups]
-    towers = sum(parameter.numel() for tower in (model.image_tower.tower, model.text_tower.tower)
-                 for parameter in tower.parameters())
-    assert sorted(sizes) == sorted([towers, sum(parameter.numel() for parameter in model.parameters()) - towers])
+    sizes = [
+        sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups
+    ]
+    towers = sum(
+        parameter.numel()
+        for tower in (model.image_tower.tower, model.text_tower.tower)
+        for parameter in tower.parameters()
+    )
+    assert sorted(sizes) == sorted(
+        [towers, sum(parameter.numel() for parameter in model.parameters()) - towers]
+    )
     for epoch in (*expected, 10, 10, 26):
         set_rates(cfg, optimizer, epoch)
         rates = {group["lr"] for group in optimizer.param_groups}
@@ -123,15 +213,36 @@ def test_learning_rates_follow_the_originals_steps(shapes_root):
 
 
 def test_the_loss_is_configured():
-    cfg = load_cfg(None, ("SOLVER.MARGIN", "0.3", "SOLVER.RATIO_WEIGHT", "5", "SOLVER.TARGET_RATIO", "0.25",
-                          "SOLVER.LAMBDA_SPARSE", "2", "SOLVER.LAMBDA_DENSE", "3"), SEPS_SCHEMA)
-    total, align, ratio = make_losses(cfg)(torch.zeros(2, 2), (torch.ones(2), torch.full((2,), 0.5)))
-    expected = 2 * 0.75 ** 2 + 3 * 0.25 ** 2
-    assert_close(torch.stack([total, align, ratio]), [4 * 0.3 + 5 * expected, 4 * 0.3, expected], 2, 4, 2)
+    cfg = load_cfg(
+        None,
+        (
+            "SOLVER.MARGIN",
+            "0.3",
+            "SOLVER.RATIO_WEIGHT",
+            "5",
+            "SOLVER.TARGET_RATIO",
+            "0.25",
+            "SOLVER.LAMBDA_SPARSE",
+            "2",
+            "SOLVER.LAMBDA_DENSE",
+            "3",
+        ),
+        SEPS_SCHEMA,
+    )
+    total, align, ratio = make_losses(cfg)(
+        torch.zeros(2, 2), (torch.ones(2), torch.full((2,), 0.5))
+    )
+    expected = 2 * 0.75**2 + 3 * 0.25**2
+    assert_close(
+        torch.stack([total, align, ratio]), [4 * 0.3 + 5 * expected, 4 * 0.3, expected], 2, 4, 2
+    )
 
 
-@pytest.mark.parametrize("opts", [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"),
-                                  ("SOLVER.AMP", "bf16")], ids=" ".join)
+@pytest.mark.parametrize(
+    "opts",
+    [("DATASETS.LONG_CAPTIONS", "no"), ("MODEL.PAPER_VERSION", "False"), ("SOLVER.AMP", "bf16")],
+    ids=" ".join,
+)
 def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opts):
     output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", *opts)
     assert records_of(output)[0]["loss"] > 0 and "test" in records_of(output)[0]
@@ -139,15 +250,32 @@ def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opt
 
 # Evaluation
 
+
 @pytest.mark.parametrize(("split", "more"), [("test", ["TEST.IMS_PER_BATCH", "16"]), ("dev", [])])
 def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, split, more):
-    code, stdout, stderr = command(test_seps.main, "--config_file", trained / "config.yml", "--weight", trained / "last.pth",
-                                   "--json", tmp_path / "x.json", "TEST.SPLIT", split, *more)
+    code, stdout, stderr = command(
+        test_seps.main,
+        "--config_file",
+        trained / "config.yml",
+        "--weight",
+        trained / "last.pth",
+        "--json",
+        tmp_path / "x.json",
+        "TEST.SPLIT",
+        split,
+        *more,
+    )
     assert code == 0, stderr
     written = json.loads((tmp_path / "x.json").read_text())
-    assert written[split] == near(records_of(trained)[-1][split], split) and list(written) == ["caption", split]
+    assert written[split] == near(records_of(trained)[-1][split], split) and list(written) == [
+        "caption",
+        split,
+    ]
     said = stdout.splitlines()
-    assert said[0] == written["caption"] and f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in said[0]
+    assert (
+        said[0] == written["caption"]
+        and f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in said[0]
+    )
     assert said[2].split() == [split, *(f"{written[split][column]:.1f}" for column in COLUMNS)]
 
 
@@ -156,13 +284,28 @@ def near(recalls, split):
     similarities differ by rounding alone the other one may come first, for an image or a caption."""
     hit = {"i2t": 100.01 / SIZES[split], "t2i": 100.01 / (CAPTIONS * SIZES[split])}
     hit["rSum"] = 3 * hit["i2t"]
-    return {column: pytest.approx(value, abs=hit[column.split()[0]]) for column, value in recalls.items()}
+    return {
+        column: pytest.approx(value, abs=hit[column.split()[0]])
+        for column, value in recalls.items()
+    }
 
 
 def test_similarities_are_the_same_in_other_batches(trained, shapes_root):
     with margins() as found:
-        one, other = (similarities(*load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth",
-                                                               "TEST.IMS_PER_BATCH", batch))) for batch in ("5", "16"))
+        one, other = (
+            similarities(
+                *load_seps_and_data(
+                    cfg_for(
+                        shapes_root,
+                        "TEST.WEIGHT",
+                        trained / "last.pth",
+                        "TEST.IMS_PER_BATCH",
+                        batch,
+                    )
+                )
+            )
+            for batch in ("5", "16")
+        )
     assert_similar(one, other, found)
     assert one.std() > 1e-3
 
@@ -173,7 +316,9 @@ def test_folds_are_searched_each_for_itself(trained, shapes_root):
     _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
     with margins() as seen:
         found, halves = similarities(model, whole), similarities(model, parts)
-    assert found.shape == (8, 16) and evaluate_retrieval(model, parts) == five_fold(halves, whole.image_of, 2)
+    assert found.shape == (8, 16) and evaluate_retrieval(model, parts) == five_fold(
+        halves, whole.image_of, 2
+    )
     assert_similar(halves, torch.block_diag(found[:4, :8], found[4:, 8:]), seen)
 
 
@@ -189,19 +334,57 @@ def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
         for image, caption in ((0, 0), (3, 11), (7, 2)):
             long = data.long_captions[data.image_of[caption]]
             words = torch.tensor([data.captions[caption]])
-            alone[image, caption] = model(images[image][None], words, torch.tensor([words.shape[1]]), torch.tensor([long]),
-                                          torch.tensor([len(long)]))
+            alone[image, caption] = model(
+                images[image][None],
+                words,
+                torch.tensor([words.shape[1]]),
+                torch.tensor([long]),
+                torch.tensor([len(long)]),
+            )
     assert_similar(alone, found, seen)
 
 
 @pytest.mark.slow
 def test_it_learns_far_above_chance(tmp_path):
     """Of 40 images it has seen nearly each finds a caption of its own first; by chance one would."""
-    make_synthetic_captions.main(["--root", str(tmp_path), "--images", "40", "--dev_images", "4", "--test_images", "4",
-                                  "--captions", "2"])
-    words = ("INPUT.SIZE", "[64,64]", "MODEL.PATCH_SIZE", "16", "MODEL.EMBED_SIZE", "64", "INPUT.MIN_CROP", "1.0",
-             "MODEL.PAPER_VERSION", "False", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR", "0.001", "SOLVER.MAX_EPOCHS", "40",
-             "SOLVER.STEPS", "(35,)", "SOLVER.ALL_NEGATIVES_EPOCHS", "40", "SOLVER.EVAL_PERIOD", "40")
+    make_synthetic_captions.main(
+        [
+            "--root",
+            str(tmp_path),
+            "--images",
+            "40",
+            "--dev_images",
+            "4",
+            "--test_images",
+            "4",
+            "--captions",
+            "2",
+        ]
+    )
+    words = (
+        "INPUT.SIZE",
+        "[64,64]",
+        "MODEL.PATCH_SIZE",
+        "16",
+        "MODEL.EMBED_SIZE",
+        "64",
+        "INPUT.MIN_CROP",
+        "1.0",
+        "MODEL.PAPER_VERSION",
+        "False",
+        "SOLVER.IMS_PER_BATCH",
+        "16",
+        "SOLVER.BASE_LR",
+        "0.001",
+        "SOLVER.MAX_EPOCHS",
+        "40",
+        "SOLVER.STEPS",
+        "(35,)",
+        "SOLVER.ALL_NEGATIVES_EPOCHS",
+        "40",
+        "SOLVER.EVAL_PERIOD",
+        "40",
+    )
     folder = train(tmp_path, tmp_path / "run", *words)
     cfg = cfg_for(tmp_path, *words, "TEST.WEIGHT", folder / "last.pth", "TEST.SPLIT", "train")
     found = evaluate_retrieval(*load_seps_and_data(cfg))

@@ -1,4 +1,5 @@
 """The synthetic pedestrians: files, determinism, and that identity is spread over the modalities and nowhere else."""
+
 import json
 import os
 import re
@@ -47,12 +48,17 @@ def test_layout_and_names(made):
         names = stems(made / split / "RGB")
         for kind in (*MODALITIES, "MASK"):
             assert stems(made / split / kind) == names
-            assert {path.suffix for path in (made / split / kind).iterdir()} == {".png" if kind == "MASK" else ".jpg"}
-        areas = [(np.asarray(Image.open(path)) > 0).mean() for path in (made / split / "MASK").iterdir()]
+            assert {path.suffix for path in (made / split / kind).iterdir()} == {
+                ".png" if kind == "MASK" else ".jpg"
+            }
+        areas = [
+            (np.asarray(Image.open(path)) > 0).mean() for path in (made / split / "MASK").iterdir()
+        ]
         assert min(areas) > 0.05 and max(areas) < 0.6 and 0.15 < np.mean(areas) < 0.4
         parsed = [NAME.fullmatch(name).groups() for name in names]
         assert Counter((identity, camera) for identity, camera, _, _ in parsed) == dict.fromkeys(
-            {(identity, f"{camera}") for identity, *_ in parsed for camera in (1, 2, 3, 4)}, 2)
+            {(identity, f"{camera}") for identity, *_ in parsed for camera in (1, 2, 3, 4)}, 2
+        )
         people[split] = {int(identity) for identity, *_ in parsed}
         assert len(people[split]) == count
     assert people == {"train_171": {1, 2, 3}, "test": {4, 5}}
@@ -78,7 +84,8 @@ def test_skipped_identities_leave_the_others_as_they_are(made, tmp_path):
     """Sets of one seed that skip each other's persons share none."""
     skipped = contents(make(tmp_path, "--skip_identities", "2", "--identities", "1"))
     assert {name: skipped[name] for name in skipped if name.endswith((".jpg", ".png"))} == {
-        name: image for name, image in contents(made).items() if re.search(r"/00000[345]_", name)}
+        name: image for name, image in contents(made).items() if re.search(r"/00000[345]_", name)
+    }
 
 
 def test_only_the_three_looks_together_are_unique():
@@ -96,7 +103,9 @@ def test_only_the_three_looks_together_are_unique():
 def test_a_look_is_seen_in_its_own_modality_alone(modality):
     first = make_identities(1, seed=0)[0]
     field = modality.lower()
-    other = type(first.look)(**{**first.look.__dict__, field: (getattr(first.look, field) + 5) % 12})
+    other = type(first.look)(
+        **{**first.look.__dict__, field: (getattr(first.look, field) + 5) % 12}
+    )
     ours, mask = triplet(first, camera=0, night=False)
     theirs, _ = triplet(type(first)(other, first.build), camera=0, night=False)
     for name in MODALITIES:
@@ -107,7 +116,10 @@ def test_a_look_is_seen_in_its_own_modality_alone(modality):
 def test_background_does_not_depend_on_the_identity():
     for camera in range(len(CAMERAS)):
         for seed in range(4):
-            drawn = [triplet(identity, camera, night=camera == 3, seed=seed) for identity in make_identities(8, seed=3)]
+            drawn = [
+                triplet(identity, camera, night=camera == 3, seed=seed)
+                for identity in make_identities(8, seed=3)
+            ]
             person = Image.fromarray(np.uint8(np.any([mask for _, mask in drawn], axis=0)) * 255)
             # The blur of the lens carries the person a few pixels beyond the mask.
             outside = np.asarray(person.filter(ImageFilter.MaxFilter(13))) == 0
@@ -121,7 +133,9 @@ def test_background_does_not_depend_on_the_identity():
 def test_night_hides_the_person_from_rgb_and_not_from_ni_and_ti():
     identity = make_identities(1, seed=0)[0]
     for seed in range(4):
-        day, night = (triplet(identity, camera=2, night=night, seed=seed)[0] for night in (False, True))
+        day, night = (
+            triplet(identity, camera=2, night=night, seed=seed)[0] for night in (False, True)
+        )
         assert night["RGB"].mean() < 0.2 * day["RGB"].mean()
         assert night["NI"].mean() > 0.8 * day["NI"].mean()
         assert night["TI"].mean() > 0.5 * day["TI"].mean()
@@ -129,12 +143,19 @@ def test_night_hides_the_person_from_rgb_and_not_from_ni_and_ti():
 
 def test_night_comes_from_the_camera_alone():
     draws = 2000
-    rates = [np.mean([is_night(camera, numpy_generator(seed)) for seed in range(draws)]) for camera in range(4)]
-    assert rates == pytest.approx([camera.night_rate for camera in CAMERAS], abs=6 * 0.5 / draws**0.5)  # standard errors
+    rates = [
+        np.mean([is_night(camera, numpy_generator(seed)) for seed in range(draws)])
+        for camera in range(4)
+    ]
+    assert rates == pytest.approx(
+        [camera.night_rate for camera in CAMERAS], abs=6 * 0.5 / draws**0.5
+    )  # standard errors
     assert 0 < np.mean(rates) < 1
 
 
-def test_a_run_with_the_same_arguments_writes_nothing_and_with_others_needs_overwrite(tmp_path, capsys):
+def test_a_run_with_the_same_arguments_writes_nothing_and_with_others_needs_overwrite(
+    tmp_path, capsys
+):
     folder = make(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     make(tmp_path, "--workers", "2")
@@ -143,7 +164,10 @@ def test_a_run_with_the_same_arguments_writes_nothing_and_with_others_needs_over
         make(tmp_path, "--seed", "5")
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     make(tmp_path, "--seed", "5", "--overwrite")
-    assert os.listdir(tmp_path) == ["RGBNT201"] and {path: path.stat().st_mtime_ns for path in folder.rglob("*")} != before
+    assert (
+        os.listdir(tmp_path) == ["RGBNT201"]
+        and {path: path.stat().st_mtime_ns for path in folder.rglob("*")} != before
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--overwrite"]])
@@ -171,6 +195,7 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
 
 
 # Loose crops: the same persons and surroundings, with the person anywhere in the picture
+
 
 def seen_by_cameras(loose, count=12):
     """(images, mask) of `count` persons from each camera, as the command draws them."""
@@ -211,15 +236,28 @@ def test_surroundings_are_those_of_the_standard_set(standard_and_loose):
     for (images, mask), (loose_images, loose_mask) in zip(*standard_and_loose, strict=True):
         both = Image.fromarray(np.uint8(mask | loose_mask) * 255)
         outside = np.asarray(both.filter(ImageFilter.MaxFilter(9))) == 0
-        same.append(all(np.array_equal(images[modality][outside], loose_images[modality][outside]) for modality in MODALITIES))
+        same.append(
+            all(
+                np.array_equal(images[modality][outside], loose_images[modality][outside])
+                for modality in MODALITIES
+            )
+        )
     assert np.mean(same) > 0.5
 
 
 def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path):
     standard, loose = make(tmp_path / "standard"), make(tmp_path / "loose", "--loose")
-    recipes = [json.loads((folder / MARKER).read_text())["arguments"] for folder in (standard, loose)]
+    recipes = [
+        json.loads((folder / MARKER).read_text())["arguments"] for folder in (standard, loose)
+    ]
     assert "loose" not in recipes[0] and recipes[1] == recipes[0] | {"loose": True}
-    names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (standard, loose)]
+    names = [
+        sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+        for folder in (standard, loose)
+    ]
     assert names[0] == names[1]  # with the same identities, cameras and nights
-    masks = [np.asarray(Image.open(folder / "test" / "MASK" / "000004_cam1_0_00.png")) for folder in (standard, loose)]
+    masks = [
+        np.asarray(Image.open(folder / "test" / "MASK" / "000004_cam1_0_00.png"))
+        for folder in (standard, loose)
+    ]
     assert not np.array_equal(*masks)

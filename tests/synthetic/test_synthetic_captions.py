@@ -1,4 +1,5 @@
 """The synthetic shapes: files, determinism, and that images and captions say the same."""
+
 import re
 from pathlib import Path
 
@@ -28,8 +29,10 @@ from demo_sdtps.synthetic.shapes import (
 )
 
 SMALL = ["--images", "4", "--dev_images", "2", "--test_images", "3", "--size", "32"]
-SHAPE = re.compile(rf"an? (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?({'|'.join(COLOURS)}) ({'|'.join(OUTLINES)})"
-                   rf"(?: (?:is )?({'|'.join(PLACES)}))?")
+SHAPE = re.compile(
+    rf"an? (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?({'|'.join(COLOURS)}) ({'|'.join(OUTLINES)})"
+    rf"(?: (?:is )?({'|'.join(PLACES)}))?"
+)
 RELATION = re.compile(r" (next to|above|below|to the left of|to the right of) ")
 
 
@@ -46,8 +49,11 @@ def shapes_of(caption):
 def fits(named, whole):
     """Whether the shapes named in a caption are among a scene's, which a long caption tells."""
     by_colour = {shape[2]: shape for shape in whole}
-    return all(shape[2] in by_colour and all(said in ("", true) for said, true in zip(shape, by_colour[shape[2]], strict=True))
-               for shape in named)
+    return all(
+        shape[2] in by_colour
+        and all(said in ("", true) for said, true in zip(shape, by_colour[shape[2]], strict=True))
+        for shape in named
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,9 @@ def test_the_reader_reads_it(made):
     seen = set()
     for split, count in (("train", 4), ("dev", 2), ("test", 3)):
         texts = read_image_texts(made.parent, "shapes", split, long_captions="yes")
-        assert len(texts.paths) == count and texts.image_of == tuple(image for image in range(count) for _ in range(5))
+        assert len(texts.paths) == count and texts.image_of == tuple(
+            image for image in range(count) for _ in range(5)
+        )
         assert not seen & set(texts.paths)
         seen |= set(texts.paths)
         for caption, image in zip(texts.captions, texts.image_of, strict=True):
@@ -83,7 +91,16 @@ def test_the_reader_reads_it(made):
 def near(image, colour):
     """Pixels (H, W) of a colour in full light or, as stripes and dots are, in the shade."""
     rgb = image.astype(float)
-    return np.min([np.abs(rgb - np.array(COLOURS[colour]) * shade).max(axis=2) for shade in (0.92, 0.98, 1.04)], axis=0) < 26
+    return (
+        np.min(
+            [
+                np.abs(rgb - np.array(COLOURS[colour]) * shade).max(axis=2)
+                for shade in (0.92, 0.98, 1.04)
+            ],
+            axis=0,
+        )
+        < 26
+    )
 
 
 def test_images_show_what_long_captions_say(scenes):
@@ -91,23 +108,37 @@ def test_images_show_what_long_captions_say(scenes):
     areas, lit = {}, {}
     for scene, image, _ in scenes:
         caption = long_caption(scene)
-        assert f"there are {NUMBERS[len(scene.shapes)]} shapes on a {scene.background} background" in caption
+        assert (
+            f"there are {NUMBERS[len(scene.shapes)]} shapes on a {scene.background} background"
+            in caption
+        )
         assert [Shape(*said) for said in shapes_of(caption)] == list(scene.shapes)
         for shape in scene.shapes:
             row, column = PLACES[shape.place]
             seen = near(image, shape.colour)
             cell = np.zeros_like(seen)
-            cell[max(0, 21 * row - 5):21 * row + 28, max(0, 21 * column - 5):21 * column + 28] = True
+            cell[
+                max(0, 21 * row - 5) : 21 * row + 28, max(0, 21 * column - 5) : 21 * column + 28
+            ] = True
             assert (seen & cell).sum() > 20, (shape, caption)
             assert (seen & ~cell).sum() <= 0.25 * seen.sum(), (shape, caption)
-            areas.setdefault((shape.kind, shape.texture, shape.size), []).append((seen & cell).sum())
-            lit.setdefault(shape.kind, {}).setdefault((shape.size, shape.texture), []).append((seen & cell).sum())
+            areas.setdefault((shape.kind, shape.texture, shape.size), []).append(
+                (seen & cell).sum()
+            )
+            lit.setdefault(shape.kind, {}).setdefault((shape.size, shape.texture), []).append(
+                (seen & cell).sum()
+            )
     for kind in OUTLINES:
         for texture in TEXTURES:
-            assert np.mean(areas[kind, texture, "large"]) > 1.6 * np.mean(areas[kind, texture, "small"])
+            assert np.mean(areas[kind, texture, "large"]) > 1.6 * np.mean(
+                areas[kind, texture, "small"]
+            )
         for size in SIZES:
             plain = np.mean(lit[kind][size, "plain"])
-            assert np.mean(lit[kind][size, "striped"]) < 0.85 * plain and np.mean(lit[kind][size, "dotted"]) < 0.95 * plain
+            assert (
+                np.mean(lit[kind][size, "striped"]) < 0.85 * plain
+                and np.mean(lit[kind][size, "dotted"]) < 0.95 * plain
+            )
 
 
 def test_captions_are_true_of_a_part(scenes):
@@ -119,7 +150,10 @@ def test_captions_are_true_of_a_part(scenes):
             named = shapes_of(caption)
             assert 2 <= len(named) <= 3 and fits(named, shapes_of(long_caption(scene)))
             assert "background" not in caption
-            shares.append(sum(map(bool, (word for shape in named for word in shape))) / (5 * len(scene.shapes)))
+            shares.append(
+                sum(map(bool, (word for shape in named for word in shape)))
+                / (5 * len(scene.shapes))
+            )
             if said := RELATION.search(caption):
                 assert said[1] in relations(*(by_colour[shape[2]] for shape in named))
             for number in NUMBERS.values():
@@ -139,11 +173,17 @@ def test_a_caption_nearly_always_tells_its_image(scenes):
 def test_the_tower_loads_and_knows_every_word(made, scenes):
     tokenizer = AutoTokenizer.from_pretrained(made / "bert")
     tower = BertModel.from_pretrained(made / "bert").eval()
-    assert tokenizer.is_fast and (tokenizer.pad_token_id, tokenizer.vocab_size) == (0, len(VOCABULARY) + 5)
+    assert tokenizer.is_fast and (tokenizer.pad_token_id, tokenizer.vocab_size) == (
+        0,
+        len(VOCABULARY) + 5,
+    )
     for scene, _, captions in scenes[:20]:
         for text in (*captions, long_caption(scene)):
             tokens = tokenizer(text)["input_ids"]
-            assert tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", *text.split(), "[SEP]"] and len(tokens) < 128
+            assert (
+                tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", *text.split(), "[SEP]"]
+                and len(tokens) < 128
+            )
     with torch.no_grad():
         assert tower(torch.tensor([tokens])).last_hidden_state.shape == (1, len(tokens), 64)
 

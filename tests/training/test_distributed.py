@@ -1,4 +1,5 @@
 """Training and evaluation by two processes that torchrun starts: the same as by one."""
+
 import json
 import os
 import re
@@ -68,24 +69,55 @@ def test_two_processes_step_like_one(stepped):
 
 def test_what_the_processes_tell_each_other(stepped):
     alone, first, second = stepped
-    assert (alone["shared"], first["shared"], second["shared"]) == ([0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0])
-    assert alone["of batch"] == [*first["of batch"], *second["of batch"]] == list(range(8)) and len(first["of batch"]) == 4
+    assert (alone["shared"], first["shared"], second["shared"]) == (
+        [0, 1, 2, 3, 4],
+        [0, 1, 2],
+        [3, 4, 0],
+    )
+    assert (
+        alone["of batch"] == [*first["of batch"], *second["of batch"]] == list(range(8))
+        and len(first["of batch"]) == 4
+    )
     for found in stepped:
         assert torch.equal(found["rows"], torch.arange(5.0).unsqueeze(1))
         assert found["from main"] == "of 0"
     assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]
-    assert alone["is equal"] == [True, True] and first["is equal"] == second["is equal"] == [True, False]
+    assert alone["is equal"] == [True, True] and first["is equal"] == second["is equal"] == [
+        True,
+        False,
+    ]
 
 
-RUN = ("SOLVER.MAX_EPOCHS", "2", "SOLVER.EVAL_UNTRAINED", "True", "MODEL.METRIC_LOSS_TYPE", "triplet_center", *STILL,
-       "SOLVER.SEED", seeded(1111), "SOLVER.OPTIMIZER_NAME", "SGD")
+RUN = (
+    "SOLVER.MAX_EPOCHS",
+    "2",
+    "SOLVER.EVAL_UNTRAINED",
+    "True",
+    "MODEL.METRIC_LOSS_TYPE",
+    "triplet_center",
+    *STILL,
+    "SOLVER.SEED",
+    seeded(1111),
+    "SOLVER.OPTIMIZER_NAME",
+    "SGD",
+)
 """Adam's steps are as long where a gradient is 0 but for roundings."""
 
 
 def words(root, output, *more):
-    return ("--config_file", CONFIGS / "DeMo_SDTPS.yml", "DATASETS.ROOT_DIR", root, "OUTPUT_DIR", output, *SMALL, *RUN, *more)
+    return (
+        "--config_file",
+        CONFIGS / "DeMo_SDTPS.yml",
+        "DATASETS.ROOT_DIR",
+        root,
+        "OUTPUT_DIR",
+        output,
+        *SMALL,
+        *RUN,
+        *more,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +135,9 @@ def test_two_processes_train_like_one(trained):
     alone, shared = (records_of(folder) for folder in trained)
     assert [record["epoch"] for record in shared] == [0, 1, 2]
     for one, two in zip(alone, shared, strict=True):
-        assert two["patterns"] == near(one["patterns"], exchanges=3)  # of weights that differ by 1e-4
+        assert two["patterns"] == near(
+            one["patterns"], exchanges=3
+        )  # of weights that differ by 1e-4
         if one["epoch"]:
             assert_close(two["loss"], one["loss"], *roundings(6 * one["epoch"]))
             # Of 40 samples or more, the scores of one may be equal but for rounding.
@@ -113,20 +147,28 @@ def test_two_processes_train_like_one(trained):
 @pytest.mark.slow
 def test_one_process_writes(trained):
     alone, shared = trained
-    assert {path.name.split(".")[0] for path in alone.iterdir()} == {path.name.split(".")[0] for path in shared.iterdir()}
+    assert {path.name.split(".")[0] for path in alone.iterdir()} == {
+        path.name.split(".")[0] for path in shared.iterdir()
+    }
     assert len(list(shared.glob("events.*"))) == 1
     log = (shared / "log.txt").read_text()
     assert log.count("epoch 2: loss") == 1 and log.count("the run is in") == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)]
+)
 def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
     """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
-    starter = subprocess.Popen(command_of("train_net.py", *words(tiny_root, output, *more)), stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)
+    starter = subprocess.Popen(
+        command_of("train_net.py", *words(tiny_root, output, *more)),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         wait_for(starter, output / "metrics.json")
         os.killpg(starter.pid, number)
@@ -139,7 +181,10 @@ def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
     done = torchrun("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
     assert records_of(output) == records_of(trained[1])
-    one, other = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (output, trained[1]))
+    one, other = (
+        torch.load(folder / "last.pth", weights_only=True)["model"]
+        for folder in (output, trained[1])
+    )
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -151,18 +196,24 @@ def test_an_error_of_one_process_ends_all(own_root, tmp_path):
     done = torchrun("train_net.py", *words(own_root, tmp_path / "run", *more))
     assert done.returncode == 1 and done.stderr.count("cannot be read (it is empty)") == 1
     assert re.search(r"^error: rank \d: The image", done.stderr, re.M)
-    assert "train_net.py\", line" not in done.stderr  # no stack trace of either process
+    assert 'train_net.py", line' not in done.stderr  # no stack trace of either process
 
 
 def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypatch):
     from demo_sdtps.commands import train as train_net
 
-    code, _, stderr = command(train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True"))
+    code, _, stderr = command(
+        train_net.main, *words(tiny_root, tmp_path / "run", "MODEL.DIST_TRAIN", "True")
+    )
     assert code == 2 and "torchrun --nproc_per_node" in stderr and not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=r"batches of 4 identities .* 3 processes cannot divide equally"):
+    with pytest.raises(
+        UserError, match=r"batches of 4 identities .* 3 processes cannot divide equally"
+    ):
         distributed.check_launch(load_cfg(CONFIGS / "DeMo_SDTPS.yml", SMALL))
-    with pytest.raises(UserError, match="batches of 32 captions, which 3 processes cannot divide equally"):
+    with pytest.raises(
+        UserError, match="batches of 32 captions, which 3 processes cannot divide equally"
+    ):
         distributed.check_divisible(load_cfg(None, ["SOLVER.IMS_PER_BATCH", "32"]), 32, "captions")
 
 
@@ -170,7 +221,11 @@ def test_what_several_processes_cannot_do(tiny_root, tmp_path, command, monkeypa
 def test_a_process_that_dies_ends_the_others(tiny_root, tmp_path):
     """One that is killed says nothing; the other, which waits for it in an exchange, is ended too."""
     output = tmp_path / "run"
-    kill_one_of_two(output / "metrics.json", "train_net.py", *words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000"))
+    kill_one_of_two(
+        output / "metrics.json",
+        "train_net.py",
+        *words(tiny_root, output, "SOLVER.MAX_EPOCHS", "1000"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +257,12 @@ def test_two_processes_compare_sets_of_modalities_like_one(command, weights, tmp
     assert command(test_net.main, *words, tmp_path / "1.json")[0] == 0
     done = torchrun("test_net.py", *words, tmp_path / "2.json")
     assert done.returncode == 0 and done.stdout.count("\nRNT ") == 2, done.stderr
-    one, two = (json.loads((tmp_path / name).read_text())["cross_modal"] for name in ("1.json", "2.json"))
-    assert list(one) == list(two) and all(two[measure] == near(rows) for measure, rows in one.items())
+    one, two = (
+        json.loads((tmp_path / name).read_text())["cross_modal"] for name in ("1.json", "2.json")
+    )
+    assert list(one) == list(two) and all(
+        two[measure] == near(rows) for measure, rows in one.items()
+    )
 
 
 @pytest.mark.slow
@@ -213,8 +272,12 @@ def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
 
     gallery, query = (own_root / "RGBNT201" / split for split in ("test", "train_171"))
     words = ["--weight", weights, "--gallery", gallery, "--query", query, "--top", "5"]
-    code, _, stderr = command(search.main, *words, "--index", tmp_path / "1", "--csv", tmp_path / "1.csv")
+    code, _, stderr = command(
+        search.main, *words, "--index", tmp_path / "1", "--csv", tmp_path / "1.csv"
+    )
     assert code == 0, stderr
-    done = torchrun("tools/search.py", *words, "--index", tmp_path / "2", "--csv", tmp_path / "2.csv")
+    done = torchrun(
+        "tools/search.py", *words, "--index", tmp_path / "2", "--csv", tmp_path / "2.csv"
+    )
     assert done.returncode == 0, done.stderr
     assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))

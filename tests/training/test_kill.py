@@ -1,4 +1,5 @@
 """A run that is killed resumes from its last checkpoint and ends bit-equal."""
+
 import signal
 import subprocess
 import sys
@@ -8,13 +9,19 @@ import pytest
 from commands import ROOT
 from interrupted import EVERY_STEP, assert_same, call, cli_args_for
 
-MOMENTS = {"after a save": lambda output: True, "while it saves": lambda output: any(output.glob("*.part"))}
+MOMENTS = {
+    "after a save": lambda output: True,
+    "while it saves": lambda output: any(output.glob("*.part")),
+}
 
 
 def start(root, output):
     words = map(str, cli_args_for(root, "OUTPUT_DIR", output, "RESUME", "auto", *EVERY_STEP))
-    return subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *words], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train_net.py"), *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
 
 
 def last_save(output):

@@ -1,4 +1,5 @@
 """The optimiser's groups and the learning-rate schedule."""
+
 from functools import partial
 
 import pytest
@@ -17,8 +18,16 @@ from demo_sdtps.training.optim import (
 )
 
 BASE_LR, BIAS_FACTOR, DECAY, BIAS_DECAY = 0.001, 2.5, 0.01, 0.02
-SOLVER = ["SOLVER.BASE_LR", str(BASE_LR), "SOLVER.BIAS_LR_FACTOR", str(BIAS_FACTOR), "SOLVER.WEIGHT_DECAY", str(DECAY),
-          "SOLVER.WEIGHT_DECAY_BIAS", str(BIAS_DECAY)]
+SOLVER = [
+    "SOLVER.BASE_LR",
+    str(BASE_LR),
+    "SOLVER.BIAS_LR_FACTOR",
+    str(BIAS_FACTOR),
+    "SOLVER.WEIGHT_DECAY",
+    str(DECAY),
+    "SOLVER.WEIGHT_DECAY_BIAS",
+    str(BIAS_DECAY),
+]
 OF_THE_BACKBONE = 0.8 * BASE_LR
 
 
@@ -26,14 +35,25 @@ OF_THE_BACKBONE = 0.8 * BASE_LR
 def test_golden_schedule(optimizer):
     case = load_case("schedule")
     base_lr, epochs = case.settings["base_lr"], case.settings["max_epochs"]
-    cfg = tiny_cfg("SOLVER.BASE_LR", base_lr, "SOLVER.MAX_EPOCHS", epochs, "SOLVER.WARMUP_ITERS",
-                   case.settings["warmup_iters"])
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in case.settings["initial_lrs"]]
+    cfg = tiny_cfg(
+        "SOLVER.BASE_LR",
+        base_lr,
+        "SOLVER.MAX_EPOCHS",
+        epochs,
+        "SOLVER.WARMUP_ITERS",
+        case.settings["warmup_iters"],
+    )
+    groups = [
+        {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate}
+        for rate in case.settings["initial_lrs"]
+    ]
     optimizer = getattr(torch.optim, optimizer)(groups, lr=1.0)
     scheduler = make_scheduler(cfg, optimizer)
     for epoch, expected in enumerate(case.arrays["lrs"].tolist(), start=1):
         scheduler.step(epoch)
-        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-9), epoch
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(
+            expected, rel=1e-9
+        ), epoch
     assert epoch == epochs
 
 
@@ -44,7 +64,10 @@ def by_name(model, groups):
     for group in groups:
         for parameter in group["params"]:
             assert names[id(parameter)] not in found
-            found[names[id(parameter)]] = (pytest.approx(group["lr"]), pytest.approx(group["weight_decay"]))
+            found[names[id(parameter)]] = (
+                pytest.approx(group["lr"]),
+                pytest.approx(group["weight_decay"]),
+            )
     return found
 
 
@@ -56,8 +79,12 @@ def imagenet_kind(*opts):
 
 def test_a_run_of_one_epoch_says_nothing_of_its_schedule(caplog):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = make_scheduler(load_cfg(None, ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "1.0"]),
-                               optimizer)
+    scheduler = make_scheduler(
+        load_cfg(
+            None, ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "1.0"]
+        ),
+        optimizer,
+    )
     scheduler.step(1)
     assert not caplog.records and 0 < optimizer.param_groups[0]["lr"] < 1
 
@@ -99,7 +126,9 @@ def test_groups_of_clips_backbone():
 
 
 def test_large_fc_lr():
-    plain, large = (by_name(*imagenet_kind("SOLVER.LARGE_FC_LR", value)) for value in ("False", "True"))
+    plain, large = (
+        by_name(*imagenet_kind("SOLVER.LARGE_FC_LR", value)) for value in ("False", "True")
+    )
     changed = {name for name in plain if plain[name] != large[name]}
     assert changed == {"heads.sdtps.classifier.weight", "heads.original.classifier.weight"}
     assert all(large[name] == (2 * BASE_LR, DECAY) for name in changed)
@@ -116,11 +145,16 @@ def sgd_by_hand(value, gradient, state, rate, decay):
 def adam_by_hand(value, gradient, state, rate, decay, decoupled=False):
     """Weight decay as part of the gradient; `decoupled` (AdamW): of the step."""
     largest = gradient.abs() + (not decoupled) * decay * value.abs()
-    value, gradient = (value * (1 - rate * decay), gradient) if decoupled else (value, gradient + decay * value)
+    value, gradient = (
+        (value * (1 - rate * decay), gradient) if decoupled else (value, gradient + decay * value)
+    )
     state["steps"] = state.get("steps", 0) + 1
     state["mean"] = 0.9 * state.get("mean", 0.0) + 0.1 * gradient
-    state["square"] = 0.999 * state.get("square", 0.0) + 0.001 * gradient ** 2
-    mean, square = state["mean"] / (1 - 0.9 ** state["steps"]), state["square"] / (1 - 0.999 ** state["steps"])
+    state["square"] = 0.999 * state.get("square", 0.0) + 0.001 * gradient**2
+    mean, square = (
+        state["mean"] / (1 - 0.9 ** state["steps"]),
+        state["square"] / (1 - 0.999 ** state["steps"]),
+    )
     length = square.sqrt() + 1e-8
     return value - rate * mean / length, rate * largest / length
 
@@ -131,13 +165,27 @@ BY_HAND = {"SGD": sgd_by_hand, "Adam": adam_by_hand, "AdamW": partial(adam_by_ha
 @pytest.mark.parametrize("name", BY_HAND)
 def test_three_steps_by_hand(name):
     """Of every parameter in float64, with the rate and the decay of its group; decays so large that they show."""
-    opts = [*SOLVER, "SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7", "SOLVER.WEIGHT_DECAY", "5",
-            "SOLVER.WEIGHT_DECAY_BIAS", "10"]
+    opts = [
+        *SOLVER,
+        "SOLVER.OPTIMIZER_NAME",
+        name,
+        "SOLVER.MOMENTUM",
+        "0.7",
+        "SOLVER.WEIGHT_DECAY",
+        "5",
+        "SOLVER.WEIGHT_DECAY_BIAS",
+        "10",
+    ]
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
     optimizer = make_optimizer(cfg, model)
-    settings = {id(parameter): (group["lr"], group["weight_decay"])
-                for group in optimizer.param_groups for parameter in group["params"]}
-    trained = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in settings}
+    settings = {
+        id(parameter): (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    trained = {
+        name: parameter for name, parameter in model.named_parameters() if id(parameter) in settings
+    }
     values = {name: parameter.detach().double() for name, parameter in trained.items()}
     largest = {name: value.abs() for name, value in values.items()}
     states = {name: {} for name in trained}
@@ -148,11 +196,18 @@ def test_three_steps_by_hand(name):
         optimizer.zero_grad()
         total_loss(cfg, model.train()(images, cameras), labels, model.head_weights)[0].backward()
         for key, parameter in trained.items():
-            values[key], term = BY_HAND[name](values[key], parameter.grad.double(), states[key], *settings[id(parameter)])
+            values[key], term = BY_HAND[name](
+                values[key], parameter.grad.double(), states[key], *settings[id(parameter)]
+            )
             largest[key] += term
         optimizer.step()
     for key, parameter in trained.items():  # ten operations a step
-        assert_close((parameter - values[key]) / largest[key].clamp_min(1e-30), torch.zeros_like(parameter), 30, scale=1.0)
+        assert_close(
+            (parameter - values[key]) / largest[key].clamp_min(1e-30),
+            torch.zeros_like(parameter),
+            30,
+            scale=1.0,
+        )
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -168,7 +223,9 @@ def test_a_first_step_that_the_scaler_leaves_out(name):
             optimizer.zero_grad()
             weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
             scaler.scale(factor * sum(weight.sum() for weight in weights)).backward()
-            kept = torch.full((1_000_000,), torch.nan)  # what memory holds that nobody has filled yet
+            kept = torch.full(
+                (1_000_000,), torch.nan
+            )  # what memory holds that nobody has filled yet
             del kept
             scaler.step(optimizer)
             scaler.update()
@@ -180,11 +237,24 @@ def test_a_first_step_that_the_scaler_leaves_out(name):
 
 # Centers
 
-@pytest.mark.parametrize(("name", "weight", "sdtps_weight"), [("SGD", 0.0005, 1.0), ("Adam", 40.0, 0.3)])
+
+@pytest.mark.parametrize(
+    ("name", "weight", "sdtps_weight"), [("SGD", 0.0005, 1.0), ("Adam", 40.0, 0.3)]
+)
 def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps_weight):
     """CENTER_LR times the gradient of the loss without CENTER_LOSS_WEIGHT, whatever moves the model."""
-    opts = ["SOLVER.OPTIMIZER_NAME", name, "MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.CENTER_LR", "0.25",
-            "SOLVER.CENTER_LOSS_WEIGHT", weight, "MODEL.SDTPS_LOSS_WEIGHT", sdtps_weight]
+    opts = [
+        "SOLVER.OPTIMIZER_NAME",
+        name,
+        "MODEL.METRIC_LOSS_TYPE",
+        "triplet_center",
+        "SOLVER.CENTER_LR",
+        "0.25",
+        "SOLVER.CENTER_LOSS_WEIGHT",
+        weight,
+        "MODEL.SDTPS_LOSS_WEIGHT",
+        sdtps_weight,
+    ]
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
     losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
     before = [loss.centers.detach().clone() for loss in losses]
@@ -195,23 +265,41 @@ def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps
     optimizer = make_center_optimizer(cfg, losses)
     optimizer.step()
     assert len(losses) == 2
-    for loss, start, features, head_weight in zip(losses, before, outputs.features.values(), (sdtps_weight, 1.0), strict=True):
+    for loss, start, features, head_weight in zip(
+        losses, before, outputs.features.values(), (sdtps_weight, 1.0), strict=True
+    ):
         # d/dc of the mean of |f - c|²: -2/B Σ (f - c) over the identity's samples.
         gradient = torch.zeros_like(start, dtype=torch.float64)
         for feature, label in zip(features.detach().double(), labels.tolist(), strict=True):
             gradient[label] -= 2 / len(labels) * (feature - start[label])
-        assert_close(loss.centers - start, -0.25 * head_weight * gradient, *8 * (1,), scale=float(start.abs().max()))
+        assert_close(
+            loss.centers - start,
+            -0.25 * head_weight * gradient,
+            *8 * (1,),
+            scale=float(start.abs().max()),
+        )
         assert torch.equal(loss.centers[[1, 4]], start[[1, 4]])
 
 
 def test_centers_and_the_model_have_each_their_own_optimizer():
-    opts = ["MODEL.METRIC_LOSS_TYPE", "center", "SOLVER.MOMENTUM", "0.9", "SOLVER.WEIGHT_DECAY", "0.1"]
+    opts = [
+        "MODEL.METRIC_LOSS_TYPE",
+        "center",
+        "SOLVER.MOMENTUM",
+        "0.9",
+        "SOLVER.WEIGHT_DECAY",
+        "0.1",
+    ]
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
     losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
     optimizer = make_center_optimizer(cfg, losses)
     (group,) = optimizer.param_groups
     assert type(optimizer) is torch.optim.SGD and group["momentum"] == group["weight_decay"] == 0
-    ours = {id(parameter) for part in make_optimizer(cfg, model).param_groups for parameter in part["params"]}
+    ours = {
+        id(parameter)
+        for part in make_optimizer(cfg, model).param_groups
+        for parameter in part["params"]
+    }
     assert len(group["params"]) == 2 and not ours & {id(parameter) for parameter in group["params"]}
     make_scheduler(cfg, make_optimizer(cfg, model)).step(1)  # the schedule is the model's alone
     assert group["lr"] == pytest.approx(0.5 / 0.0005)

@@ -1,4 +1,5 @@
 """One seed gives one run, to the last bit; and a run says what it was made with (training/record.py)."""
+
 import hashlib
 import json
 import platform
@@ -32,8 +33,16 @@ RUNS = {"one": (), "loaded otherwise": ("DATALOADER.NUM_WORKERS", "2", "DATASETS
 def runs(tiny_root, tmp_path_factory):
     """Trainings in processes of their own: → their folders by name."""
     folder = tmp_path_factory.mktemp("reproducible")
-    processes(folder, *(["train_net.py", *cli_args_for(tiny_root, *GUMBEL, "SOLVER.SEED", "2", *more, "OUTPUT_DIR", name)]
-                        for name, more in RUNS.items()))
+    processes(
+        folder,
+        *(
+            [
+                "train_net.py",
+                *cli_args_for(tiny_root, *GUMBEL, "SOLVER.SEED", "2", *more, "OUTPUT_DIR", name),
+            ]
+            for name, more in RUNS.items()
+        ),
+    )
     return {name: folder / name for name in RUNS}
 
 
@@ -41,22 +50,35 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
     """Whether one process loads and keeps the images, or two load them and keep none."""
     first, second = runs["one"], runs["loaded otherwise"]
     assert (first / "metrics.json").read_bytes() == (second / "metrics.json").read_bytes()
-    weights, others = (torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (first, second))
+    weights, others = (
+        torch.load(folder / "last.pth", weights_only=True)["model"] for folder in (first, second)
+    )
     assert weights.keys() == others.keys()
     assert all(torch.equal(value, others[key]) for key, value in weights.items())
 
 
 @pytest.mark.parametrize(("asked", "inside"), [("default", 0), ("warn", 2)])
-@pytest.mark.filterwarnings("ignore")  # of operations that are not deterministic, which the mode "warn" tells
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # of operations that are not deterministic, which the mode "warn" tells
 def test_the_backward_pass_is_deterministic_where_that_is_asked_for(tiny_root, asked, inside):
     """As on a GPU, where a warning would leave the fused attention as it is; the rest of the step is as before."""
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
     splits = read_splits(cfg)
-    trainer = ReIDTrainer(cfg, make_model(cfg, 6, 4), train_loader(cfg, splits["train"]),
-                          make_test_data(cfg, splits["query"], splits["gallery"]), {})
+    trainer = ReIDTrainer(
+        cfg,
+        make_model(cfg, 6, 4),
+        train_loader(cfg, splits["train"]),
+        make_test_data(cfg, splits["query"], splits["gallery"]),
+        {},
+    )
     seen = {"forward": [], "backward": []}
-    trainer.model.register_forward_hook(lambda *_: seen["forward"].append(torch.get_deterministic_debug_mode()))
-    next(trainer.model.parameters()).register_hook(lambda _: seen["backward"].append(torch.get_deterministic_debug_mode()))
+    trainer.model.register_forward_hook(
+        lambda *_: seen["forward"].append(torch.get_deterministic_debug_mode())
+    )
+    next(trainer.model.parameters()).register_hook(
+        lambda _: seen["backward"].append(torch.get_deterministic_debug_mode())
+    )
     torch.set_deterministic_debug_mode(asked)
     try:
         before = torch.get_deterministic_debug_mode()
@@ -75,18 +97,34 @@ def test_a_run_records_what_it_was_made_with(runs):
     assert found["python"] == platform.python_version()
     for package in (torch, torchvision, timm, numpy):
         assert found[package.__name__].split("+")[0] == package.__version__.split("+")[0]
-    assert record["machine"]["device"] == "cpu" and record["machine"]["threads"] == torch.get_num_threads()
+    assert (
+        record["machine"]["device"] == "cpu"
+        and record["machine"]["threads"] == torch.get_num_threads()
+    )
 
     interpreter, script, *words = shlex.split(record["command"])
     assert interpreter == "python" and script.endswith("train_net.py")
-    config_file, *opts = words[words.index("--config_file") + 1:]
+    config_file, *opts = words[words.index("--config_file") + 1 :]
     assert load_cfg(config_file, opts) == load_cfg(runs["one"] / "config.yml")
 
 
 def test_the_commit_of_a_checkout(tmp_path):
     def git(*words):
-        return subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org", *words],
-                              capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            [
+                "git",
+                "-C",
+                str(tmp_path),
+                "-c",
+                "user.name=a",
+                "-c",
+                "user.email=a@example.org",
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
 
     assert commit(tmp_path) == {"commit": None, "changed": None}
     (tmp_path / "model.py").write_text("width = 1")
@@ -104,8 +142,21 @@ def test_the_commit_of_a_checkout(tmp_path):
 
 def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp_path):
     def git(*words):
-        return subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org", *words],
-                              capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [
+                "git",
+                "-C",
+                str(tmp_path),
+                "-c",
+                "user.name=a",
+                "-c",
+                "user.email=a@example.org",
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
 
     assert source_tree(tmp_path) == (None, [])
     for name in ("docs", "tests", "demo_sdtps/reports", "demo_sdtps/modeling"):
@@ -116,7 +167,10 @@ def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp
     git("commit", "-q", "-m", "A model")
     tree, changes = source_tree(tmp_path)
     blob = git("rev-parse", "HEAD:demo_sdtps/modeling/one.py").strip()
-    assert tree == hashlib.sha1(f"100644 {blob} 0\tdemo_sdtps/modeling/one.py\n".encode()).hexdigest() and not changes
+    assert (
+        tree == hashlib.sha1(f"100644 {blob} 0\tdemo_sdtps/modeling/one.py\n".encode()).hexdigest()
+        and not changes
+    )
     for name in ("docs/one.py", "tests/two.py", "demo_sdtps/reports/one.py", "README.md"):
         (tmp_path / name).write_text("width = 2")
         assert source_tree(tmp_path) == (tree, [])
@@ -131,7 +185,9 @@ def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
     code, _, stderr = command(train_net.main, *cli_args)
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert code == 2 and stderr.splitlines()[-1].startswith(ONE_LINE)
-    assert record["status"] == "failed" and record["error"] == stderr.splitlines()[-1].removeprefix(ONE_LINE)
+    assert record["status"] == "failed" and record["error"] == stderr.splitlines()[-1].removeprefix(
+        ONE_LINE
+    )
     assert record["seconds"] > 0
 
 
@@ -146,15 +202,37 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_the_hash_covers_the_modules_that_a_run_imports(tiny_root, tmp_path):
     """But for the package's own start, and for what prints and draws."""
-    listed = subprocess.run(["git", "ls-files", "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     words = cli_args_for(tiny_root, "SOLVER.MAX_EPOCHS", "1", "OUTPUT_DIR", tmp_path)
     imported = set()
     weight = ["TEST.WEIGHT", tmp_path / "last.pth"]
-    for script in (["train_net.py"], ["test_net.py", *weight], ["tools/selection_quality.py", *weight]):
-        made = subprocess.run([sys.executable, "-c", IMPORTED, script[0], *words, *script[1:]], cwd=ROOT, capture_output=True,
-                              text=True, check=True)
-        imported |= {Path(line).resolve() for line in made.stderr.splitlines() if line[:1] == "/" and line.endswith(".py")}
-    own = {path.relative_to(ROOT).as_posix() for path in imported if path.is_relative_to(ROOT) and ".venv" not in path.parts}
-    assert {f"demo_sdtps/{name}.py" for name in ("modeling/demo", "training/reid", "evaluation/metrics")} <= own
-    assert {name for name in own - {*listed.split()} if not name.startswith("demo_sdtps/reports/")} == {
-        f"demo_sdtps/{name}.py" for name in ("__init__", "lazy", "commands/__init__")}
+    for script in (
+        ["train_net.py"],
+        ["test_net.py", *weight],
+        ["tools/selection_quality.py", *weight],
+    ):
+        made = subprocess.run(
+            [sys.executable, "-c", IMPORTED, script[0], *words, *script[1:]],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        imported |= {
+            Path(line).resolve()
+            for line in made.stderr.splitlines()
+            if line[:1] == "/" and line.endswith(".py")
+        }
+    own = {
+        path.relative_to(ROOT).as_posix()
+        for path in imported
+        if path.is_relative_to(ROOT) and ".venv" not in path.parts
+    }
+    assert {
+        f"demo_sdtps/{name}.py" for name in ("modeling/demo", "training/reid", "evaluation/metrics")
+    } <= own
+    assert {
+        name for name in own - {*listed.split()} if not name.startswith("demo_sdtps/reports/")
+    } == {f"demo_sdtps/{name}.py" for name in ("__init__", "lazy", "commands/__init__")}

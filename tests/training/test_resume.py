@@ -1,4 +1,5 @@
 """A run that is interrupted resumes as if nothing had happened (training/trainer.py), and says why where it cannot."""
+
 import json
 import re
 import shutil
@@ -34,7 +35,9 @@ def in_the_root():
 def reference(tiny_root, tmp_path_factory):
     """An uninterrupted run that saves at its end alone → its folder."""
     output = tmp_path_factory.mktemp("reference") / "run"
-    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.CHECKPOINT_MINUTES", "0")) == 0
+    assert (
+        call(cli_args_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.CHECKPOINT_MINUTES", "0")) == 0
+    )
     return output
 
 
@@ -55,10 +58,16 @@ def copied(stopped, tmp_path):
 @pytest.fixture
 def fails(command):
     """Call train_net.py, which must end with one sentence: → that sentence."""
+
     def found(words):
         code, _, stderr = command(train_net.main, *words)
         said = stderr.strip().splitlines()[-1]
-        assert code == 2 and said.startswith(ONE_LINE) and said.endswith(".") and "Traceback" not in stderr
+        assert (
+            code == 2
+            and said.startswith(ONE_LINE)
+            and said.endswith(".")
+            and "Traceback" not in stderr
+        )
         return said
 
     return found
@@ -67,15 +76,32 @@ def fails(command):
 PLACES = {
     "in a step": (Trainer, "_train_step", 9, kill, EVERY_STEP),
     "SIGTERM in an evaluation": (reid, "evaluate_reid", 2, terminate, ()),
-    "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")),
+    "in a step, with two loading processes": (
+        Trainer,
+        "_train_step",
+        9,
+        kill,
+        (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2"),
+    ),
     "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "before anything was saved": (Trainer, "_train_step", 9, kill, ("SOLVER.CHECKPOINT_MINUTES", "0")),
+    "before anything was saved": (
+        Trainer,
+        "_train_step",
+        9,
+        kill,
+        ("SOLVER.CHECKPOINT_MINUTES", "0"),
+    ),
 }
 QUICKEST = ("in a step", "SIGTERM in an evaluation")
 
 
-@pytest.mark.parametrize("place", [*QUICKEST, *(pytest.param(place, marks=pytest.mark.slow)
-                                                for place in PLACES if place not in QUICKEST)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *QUICKEST,
+        *(pytest.param(place, marks=pytest.mark.slow) for place in PLACES if place not in QUICKEST),
+    ],
+)
 def test_a_resumed_run_ends_like_an_uninterrupted_one(reference, tiny_root, tmp_path, place):
     owner, name, number, act, more = PLACES[place]
     words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
@@ -87,7 +113,9 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(reference, tiny_root, tmp_
 
 
 def test_seps_goes_on_likewise(shapes_root, tmp_path):
-    words = seps_cli_args_for(shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP)
+    words = seps_cli_args_for(
+        shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP
+    )
     assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], train_seps.main) == 0
     with at(Trainer, "_train_step", 5, kill):
         assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 130
@@ -99,33 +127,54 @@ def test_sigterm_finishes_the_step_and_saves(stopped):
     last = torch.load(stopped / "last.pth", weights_only=True)
     assert last["epoch"] == 1 and last["meter"]["seen"] == 8 * last["step"] > 0  # batches of 8
     assert json.loads((stopped / "run.json").read_text())["status"] == "stopped"
-    assert "stopped by SIGTERM" in (stopped / "log.txt").read_text() and (stopped / "last.previous.pth").exists()
+    assert (
+        "stopped by SIGTERM" in (stopped / "log.txt").read_text()
+        and (stopped / "last.previous.pth").exists()
+    )
 
 
 def test_what_is_written_goes_on_too(copied, reference, tiny_root):
     """log.txt, run.json and TensorBoard, where the killed run was ahead of its checkpoint."""
     with SummaryWriter(copied) as board:  # a point of an epoch that the checkpoint does not have
         board.add_scalar("train/loss", 99.0, 2)
-    time.sleep(1.1)  # TensorBoard reads files in the order of their names, which begin with the second
+    time.sleep(
+        1.1
+    )  # TensorBoard reads files in the order of their names, which begin with the second
     before = (copied / "log.txt").read_text()
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
     assert_same(reference, copied)
     log = (copied / "log.txt").read_text()
-    assert log.startswith(before) and "continuing after epoch 1 and " in log[len(before):] and "may differ" not in log
+    assert (
+        log.startswith(before)
+        and "continuing after epoch 1 and " in log[len(before) :]
+        and "may differ" not in log
+    )
     run = json.loads((copied / "run.json").read_text())
     assert run["status"] == "finished" and "error" not in run and EVERY_STEP[0] in run["command"]
     (entry,) = run["resumptions"]
-    assert (entry["epoch"], entry["checkpoint"]) == (1, "last.pth") and entry["step"] > 0 and "RESUME" in entry["command"]
+    assert (
+        (entry["epoch"], entry["checkpoint"]) == (1, "last.pth")
+        and entry["step"] > 0
+        and "RESUME" in entry["command"]
+    )
     board = EventAccumulator(str(copied))
     board.Reload()
     points = [(event.step, event.value) for event in board.Scalars("train/loss")]
-    assert points == [(record["epoch"], pytest.approx(record["loss"], rel=1e-5)) for record in records_of(copied)]
+    assert points == [
+        (record["epoch"], pytest.approx(record["loss"], rel=1e-5)) for record in records_of(copied)
+    ]
 
 
 def test_nothing_is_left_to_do(reference, tiny_root, command):
     before = contents(reference)
-    code, stdout, _ = command(train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", reference, *AUTO))
-    assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout and contents(reference) == before
+    code, stdout, _ = command(
+        train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", reference, *AUTO)
+    )
+    assert (
+        code == 0
+        and "is finished (epoch 3); nothing is left to do." in stdout
+        and contents(reference) == before
+    )
 
 
 def test_another_machine_is_a_warning(copied, tiny_root):
@@ -135,7 +184,11 @@ def test_another_machine_is_a_warning(copied, tiny_root):
     (copied / "run.json").write_text(json.dumps(record))
     with at(Trainer, "_train_step", 1, kill):
         assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 130
-    (warning,) = (line for line in (copied / "log.txt").read_text().splitlines() if "WARNING the run started with" in line)
+    (warning,) = (
+        line
+        for line in (copied / "log.txt").read_text().splitlines()
+        if "WARNING the run started with" in line
+    )
     assert all(part in warning for part in ("torch 0.4 (now", "cpu ABACUS (now", "threads 64 (now"))
 
 
@@ -143,11 +196,19 @@ def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     output = shutil.copytree(reference, tmp_path / "run")
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
     records = records_of(output)
-    assert records[:3] == records_of(reference) and [record["epoch"] for record in records] == [1, 2, 3, 4]
+    assert records[:3] == records_of(reference) and [record["epoch"] for record in records] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 REFUSED = {
-    "another configuration": ([*AUTO, "SOLVER.BASE_LR", "0.5", "SOLVER.SEED", "7"], "SOLVER.BASE_LR is 0.5"),
+    "another configuration": (
+        [*AUTO, "SOLVER.BASE_LR", "0.5", "SOLVER.SEED", "7"],
+        "SOLVER.BASE_LR is 0.5",
+    ),
     "a run to replace and to continue": ([*AUTO, "--overwrite"], "leave one of them out"),
     "nothing to continue": (["RESUME", "yes", "OUTPUT_DIR", "none"], "holds no run to continue"),
 }
@@ -157,12 +218,17 @@ REFUSED = {
 def test_what_cannot_be_continued(fails, copied, tiny_root, name):
     words, said = REFUSED[name]
     before = contents(copied)
-    assert said in fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *words)) and contents(copied) == before
+    assert (
+        said in fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *words))
+        and contents(copied) == before
+    )
 
 
 def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_path):
     (tmp_path / "best.pth").write_text("of somebody else")
-    assert "already holds a run (best.pth)" in fails(cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, *AUTO))
+    assert "already holds a run (best.pth)" in fails(
+        cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, *AUTO)
+    )
     assert contents(tmp_path) == {"best.pth": b"of somebody else"}
 
 
@@ -170,11 +236,16 @@ def test_other_data_are_refused(fails, copied, own_root, tmp_path, reference):
     moved = tmp_path / "moved"
     own_root.rename(moved)
     twin = shutil.copytree(copied, tmp_path / "twin")
-    assert call(cli_args_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0  # the same data in another place
+    assert (
+        call(cli_args_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0
+    )  # the same data in another place
     assert_same(reference, twin)
     first = sorted((moved / "RGBNT201" / "test" / "NI").iterdir())[0]
     first.write_bytes(first.read_bytes() + b"0")
-    assert "the run in" in (said := fails(cli_args_for(moved, "OUTPUT_DIR", copied, *AUTO))) and "'query NI'" in said
+    assert (
+        "the run in" in (said := fails(cli_args_for(moved, "OUTPUT_DIR", copied, *AUTO)))
+        and "'query NI'" in said
+    )
 
 
 def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
@@ -183,9 +254,14 @@ def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
         open(path, "w").close()
     digest = digest_data(str(tmp_path), {"train": paths}, {"captions": ["a dog", "a cat"]})
     assert digest == digest_data(str(tmp_path), {"train": paths}, {"captions": ["a dog", "a cat"]})
-    others = [({"train": paths[::-1]}, ["a dog", "a cat"]), ({"train": paths[:1]}, ["a dog", "a cat"]),
-              ({"train": paths}, ["a cat", "a dog"])]
-    assert all(digest != digest_data(str(tmp_path), files, {"captions": texts}) for files, texts in others)
+    others = [
+        ({"train": paths[::-1]}, ["a dog", "a cat"]),
+        ({"train": paths[:1]}, ["a dog", "a cat"]),
+        ({"train": paths}, ["a cat", "a dog"]),
+    ]
+    assert all(
+        digest != digest_data(str(tmp_path), files, {"captions": texts}) for files, texts in others
+    )
     (tmp_path / "b.jpg").write_text("longer")
     assert digest["train"] != digest_data(str(tmp_path), {"train": paths})["train"]
 
@@ -201,11 +277,17 @@ def flip_a_bit(path):
     path.write_bytes(bytes(data))
 
 
-DAMAGES = {"cut short": cut_short, "a flipped bit": flip_a_bit, "weights alone": lambda path: torch.save({"model": {}}, path)}
+DAMAGES = {
+    "cut short": cut_short,
+    "a flipped bit": flip_a_bit,
+    "weights alone": lambda path: torch.save({"model": {}}, path),
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(copied, reference, fails, tiny_root, caplog, kind):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+    copied, reference, fails, tiny_root, caplog, kind
+):
     damaged = shutil.copytree(copied, copied.with_name("damaged"))
     for name in ("last.pth", "last.previous.pth"):
         DAMAGES[kind](damaged / name)
@@ -224,7 +306,9 @@ def in_version_0_1(path):
     """Write a checkpoint as version 0.1 did: the backbone is called "trunk", of the data there are the names alone, and a key
     of the configuration is missing."""
     content = torch.load(path, weights_only=True)
-    renamed = {re.sub(r"^backbone\.", "trunk.", name): tensor for name, tensor in content["model"].items()}
+    renamed = {
+        re.sub(r"^backbone\.", "trunk.", name): tensor for name, tensor in content["model"].items()
+    }
     assert renamed.keys() != content["model"].keys()
     content.pop(DIGEST)
     earlier, count = re.subn(r"^  SDTPS_GUIDE_MISSING: .*\n", "", content["config"], flags=re.M)
@@ -237,8 +321,12 @@ def test_a_run_of_version_0_1_goes_on(fails, copied, reference, tiny_root):
     now = read_checkpoint(copied / "last.pth")
     in_version_0_1(copied / "last.pth")
     then = read_checkpoint(copied / "last.pth")
-    assert then.model.keys() == now.model.keys() and all(torch.equal(then.model[name], now.model[name]) for name in now.model)
+    assert then.model.keys() == now.model.keys() and all(
+        torch.equal(then.model[name], now.model[name]) for name in now.model
+    )
     words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
-    assert "MODEL.SDTPS_GUIDE_MISSING is False" in fails([*words, "MODEL.SDTPS_GUIDE_MISSING", "False"])
+    assert "MODEL.SDTPS_GUIDE_MISSING is False" in fails(
+        [*words, "MODEL.SDTPS_GUIDE_MISSING", "False"]
+    )
     assert call(words) == 0
     assert_same(reference, copied)

@@ -1,4 +1,5 @@
 """A run from start to end as a user types it."""
+
 import hashlib
 import json
 import shutil
@@ -41,9 +42,13 @@ def trained(tiny_root, tmp_path_factory):
 
 
 def test_a_run_leaves_its_files_and_configuration(trained, tiny_root):
-    left = {path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")}
+    left = {
+        path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")
+    }
     assert left == {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
-    assert load_cfg(trained / "config.yml") == load_cfg(CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", trained)[2:])
+    assert load_cfg(trained / "config.yml") == load_cfg(
+        CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", trained)[2:]
+    )
 
 
 def test_metrics_hold_every_evaluation(trained):
@@ -58,8 +63,12 @@ def test_metrics_hold_every_evaluation(trained):
     assert set(records[0]) == {"epoch", "patterns"}
     for record in records[1:]:
         assert record["loss"] > 0 and record["lr"] > 0 and 0 <= record["accuracy"] <= 1
-        assert set(record["losses"]) == {f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")}
-        assert_close(sum(record["losses"].values()), record["loss"], len(record["losses"]), 6)  # of six batches
+        assert set(record["losses"]) == {
+            f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")
+        }
+        assert_close(
+            sum(record["losses"].values()), record["loss"], len(record["losses"]), 6
+        )  # of six batches
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
@@ -68,7 +77,11 @@ def test_the_last_and_the_best_checkpoint(trained):
     scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained)[1:]}
     for name in ("last.pth", "best.pth"):
         content = torch.load(trained / name, weights_only=True)
-        assert (content["num_class"], content["camera_num"], content["dataset"]) == (6, 4, "RGBNT201")
+        assert (content["num_class"], content["camera_num"], content["dataset"]) == (
+            6,
+            4,
+            "RGBNT201",
+        )
         make_model(cfg, 6, 4).load_state_dict(content["model"])
         assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
         assert content["config"] == (trained / "config.yml").read_text()
@@ -76,7 +89,12 @@ def test_the_last_and_the_best_checkpoint(trained):
 
 def test_log_and_tensorboard_tell_what_metrics_tell(trained):
     log = (trained / "log.txt").read_text()
-    assert "48 train" in log and "random weights" in log and "epoch 0 (untrained)" in log and "epoch 2" in log
+    assert (
+        "48 train" in log
+        and "random weights" in log
+        and "epoch 0 (untrained)" in log
+        and "epoch 2" in log
+    )
     board = EventAccumulator(str(trained))
     board.Reload()
     last = records_of(trained)[-1]
@@ -91,10 +109,17 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
         assert f"{name} {value:.3f}" in log
 
 
-@pytest.mark.parametrize("opts", [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
-                         ids=["as in training", "otherwise"])
-def test_the_test_command_gives_the_last_record_however_images_are_loaded(trained, tmp_path, command, opts):
-    code, stdout, stderr = command(test_net.main, "--weight", trained / "last.pth", "--json", tmp_path / "x.json", *opts)
+@pytest.mark.parametrize(
+    "opts",
+    [(), ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", "TEST.IMS_PER_BATCH", "7")],
+    ids=["as in training", "otherwise"],
+)
+def test_the_test_command_gives_the_last_record_however_images_are_loaded(
+    trained, tmp_path, command, opts
+):
+    code, stdout, stderr = command(
+        test_net.main, "--weight", trained / "last.pth", "--json", tmp_path / "x.json", *opts
+    )
     assert code == 0, stderr
     found = scores_of(tmp_path / "x.json")
     assert found == near(records_of(trained)[-1]["patterns"]) and table_of(stdout) == printed(found)
@@ -106,20 +131,32 @@ def test_exported_features(trained, tmp_path, command):
     cfg, weight, path = load_cfg(trained / "config.yml"), trained / "last.pth", tmp_path / "x.npz"
 
     def exported(*words):
-        code, stdout, stderr = command(export_features.main, "--weight", weight, "--overwrite", "--output", path, *words)
+        code, stdout, stderr = command(
+            export_features.main, "--weight", weight, "--overwrite", "--output", path, *words
+        )
         assert code == 0 and str(path) in stdout, stderr
         with np.load(path) as found:
             return dict(found)
 
-    first, second, found = (exported("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS)
+    first, second, found = (
+        exported("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS
+    )
     samples = read_splits(cfg, ("gallery",))["gallery"]
     features = found["features"]
     assert features.dtype == np.float32 and features.shape == (len(samples), 6 * BACKBONE_WIDTH)
     assert np.isfinite(features).all() and features.std(axis=0).min() > 0
     assert np.array_equal(np.concatenate([first["features"], second["features"]], axis=1), features)
-    assert np.array_equal(exported("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features)
-    assert (found["return_pattern"].item(), found["split"].item(), found["normalised"].item()) == (3, "gallery", False)
-    assert found["checkpoint"].item() == str(weight) and found["data_set"].item() == cfg.DATASETS.NAMES
+    assert np.array_equal(
+        exported("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features
+    )
+    assert (found["return_pattern"].item(), found["split"].item(), found["normalised"].item()) == (
+        3,
+        "gallery",
+        False,
+    )
+    assert (
+        found["checkpoint"].item() == str(weight) and found["data_set"].item() == cfg.DATASETS.NAMES
+    )
     assert found["checkpoint_sha256"].item() == hashlib.sha256(weight.read_bytes()).hexdigest()
     assert json.loads(found["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
 
@@ -136,7 +173,9 @@ def test_exported_features(trained, tmp_path, command):
 def assert_drawn(path, rows=1):
     """An image with something to be seen in every row."""
     with Image.open(path) as image:
-        assert image.format == "PNG" and image.convert("RGB").getcolors(100) is None  # more than a hundred colours
+        assert (
+            image.format == "PNG" and image.convert("RGB").getcolors(100) is None
+        )  # more than a hundred colours
         pixels = np.asarray(image.convert("L"), dtype=np.float32)
     assert min(pixels.shape) > 100 and min(part.std() for part in np.array_split(pixels, rows)) > 10
 
@@ -149,7 +188,9 @@ def test_the_report_sets_the_run_beside_the_untrained_model(trained, tmp_path, c
     table = table_of(stdout)
     for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
         *found, untrained = table[pattern]
-        assert dict(zip(COLUMNS, (float(number) / 100 for number in found), strict=True)) == expected
+        assert (
+            dict(zip(COLUMNS, (float(number) / 100 for number in found), strict=True)) == expected
+        )
         assert untrained == f"{100 * records[0]['patterns'][pattern]['mAP']:.1f}"
     for name, rows in (("curves.png", 1), ("ranks.png", 4), ("tokens.png", 8)):
         assert str(moved / name) in stdout

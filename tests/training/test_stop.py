@@ -1,4 +1,5 @@
 """SIGTERM, SIGHUP and the first Ctrl-C finish the step, save and end (training/stop.py); the second ends at once."""
+
 import json
 import os
 import signal
@@ -14,13 +15,25 @@ from commands import ROOT, cli_args_for
 
 from demo_sdtps.training.stop import StopRequest
 
-LOADING = ("DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2", "SOLVER.MAX_EPOCHS", "1000", "SOLVER.EVAL_PERIOD", "1000")
+LOADING = (
+    "DATASETS.CACHE",
+    "no",
+    "DATALOADER.NUM_WORKERS",
+    "2",
+    "SOLVER.MAX_EPOCHS",
+    "1000",
+    "SOLVER.EVAL_PERIOD",
+    "1000",
+)
 
 
 @pytest.fixture(autouse=True)
 def default_handlers():
     """The handlers of the tests' own process, which are restored afterwards."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -36,7 +49,9 @@ def test_the_first_signal_is_a_request_and_the_second_has_its_default(name, monk
         with stop.listening():
             signal.raise_signal(number)
             assert stop.signal == name
-            assert {signal.getsignal(other) for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)} == {second}
+            assert {
+                signal.getsignal(other) for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+            } == {second}
         assert signal.getsignal(number) is before
 
 
@@ -53,11 +68,18 @@ def test_a_signal_that_is_ignored_remains_so():
 def started(root, output):
     """A training with loading processes, in a process group of its own and in its second epoch."""
     words = cli_args_for(root, "OUTPUT_DIR", output, *LOADING)
-    process = subprocess.Popen([sys.executable, str(ROOT / "train_net.py"), *words], stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train_net.py"), *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         until = time.monotonic() + 120
-        while not (output / "log.txt").exists() or "epoch 1: loss" not in (output / "log.txt").read_text():
+        while (
+            not (output / "log.txt").exists()
+            or "epoch 1: loss" not in (output / "log.txt").read_text()
+        ):
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.02)
         yield process
@@ -93,7 +115,9 @@ def test_a_signal_to_a_run_and_its_loading_processes_saves(tiny_root, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT]], ids=["SIGKILL", "two SIGINT"])
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT]], ids=["SIGKILL", "two SIGINT"]
+)
 def test_loading_processes_end_with_a_run_that_is_killed(tiny_root, tmp_path, signals):
     with started(tiny_root, tmp_path / "run") as process:
         os.kill(process.pid, signal.SIGSTOP)  # so that both arrive before the step ends

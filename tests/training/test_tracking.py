@@ -1,4 +1,5 @@
 """Weights & Biases (SOLVER.WANDB), with WANDB_MODE=offline: the real library and its files."""
+
 import json
 import os
 import sys
@@ -12,10 +13,14 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.training.trainer import Trainer
 
 ON = ("SOLVER.WANDB", "demo")
-NEEDS_WANDB = pytest.mark.skipif(not find_spec("wandb"), reason="wandb is not installed (pip install -e '.[wandb]')")
+NEEDS_WANDB = pytest.mark.skipif(
+    not find_spec("wandb"), reason="wandb is not installed (pip install -e '.[wandb]')"
+)
 
 
-def test_wandb_that_is_not_installed_is_told_before_anything_is_written(tmp_path, tiny_root, command, monkeypatch):
+def test_wandb_that_is_not_installed_is_told_before_anything_is_written(
+    tmp_path, tiny_root, command, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "wandb", None)
     words = cli_args_for(tiny_root, *ON, "OUTPUT_DIR", tmp_path / "run")
     monkeypatch.chdir(ROOT)

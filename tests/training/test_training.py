@@ -1,4 +1,5 @@
 """Trainings with other losses, samplers and optimisers, in this process, and what they leave in the checkpoints."""
+
 import math
 
 import pytest
@@ -25,9 +26,20 @@ IDENTITIES = 6
 @pytest.fixture
 def train(command, tiny_root, tmp_path):
     """Call train_net.py with some more words, evaluating at the end: → the folder of the run and its configuration."""
+
     def call(*more, name="run"):
-        words = cli_args_for(tiny_root, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99", "OUTPUT_DIR",
-                          tmp_path / name, "SOLVER.SEED", seeded(1111), *more)
+        words = cli_args_for(
+            tiny_root,
+            "SOLVER.EVAL_UNTRAINED",
+            "False",
+            "SOLVER.EVAL_PERIOD",
+            "99",
+            "OUTPUT_DIR",
+            tmp_path / name,
+            "SOLVER.SEED",
+            seeded(1111),
+            *more,
+        )
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
         return tmp_path / name, load_cfg(CONFIG, words[2:])
@@ -71,36 +83,58 @@ def test_a_run_with_centers(train, command):
     assert list(checkpoint(output)["center_losses"]) == ["0.centers", "1.centers"]
     for start, end in zip(starts, ends, strict=True):
         assert start.shape == end.shape == (IDENTITIES, 3 * BACKBONE_WIDTH)
-        assert float(start.std()) == pytest.approx(1, abs=6 / (2 * start.numel()) ** 0.5)  # standard errors
+        assert float(start.std()) == pytest.approx(
+            1, abs=6 / (2 * start.numel()) ** 0.5
+        )  # standard errors
         assert (end - start).norm(dim=1).min() > 0.1 * start.norm(dim=1).max()  # each of them
-    for before, after in zip(center_losses(output, cfg, starts), center_losses(output, cfg, ends), strict=True):
+    for before, after in zip(
+        center_losses(output, cfg, starts), center_losses(output, cfg, ends), strict=True
+    ):
         assert after < 0.2 * before
 
     assert "center_losses" not in checkpoint(output, "best.pth")
     for name in ("best.pth", "last.pth"):
         assert not [key for key in checkpoint(output, name)["model"] if "center" in key]
     words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", output / "last.pth")
-    assert command(test_net.main, *words)[0] == 0  # evaluated as any other, whatever the losses then
+    assert (
+        command(test_net.main, *words)[0] == 0
+    )  # evaluated as any other, whatever the losses then
 
 
 def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
     """float16 with its scaler and two optimisers."""
-    plain, half = (train(*CENTERS, *STILL, "SOLVER.AMP", mode, name=mode)[0] for mode in ("off", "fp16"))
+    plain, half = (
+        train(*CENTERS, *STILL, "SOLVER.AMP", mode, name=mode)[0] for mode in ("off", "fp16")
+    )
     assert checkpoint(half)["scaler"]["scale"] > 1 and not checkpoint(plain)["scaler"]
     start = centers(train(*CENTERS, *STILL, "SOLVER.CENTER_LR", "1e-20", name="start")[0])
     for one, other, begin in zip(centers(plain), centers(half), start, strict=True):
         assert (one - begin).norm() > 1 and (one - other).norm() < 0.01 * (one - begin).norm()
 
-    moved = checkpoint(train(*CENTERS, "SOLVER.MAX_EPOCHS", "1", "SOLVER.OPTIMIZER_NAME", "SGD", "SOLVER.AMP", "fp16")[0])
+    moved = checkpoint(
+        train(
+            *CENTERS, "SOLVER.MAX_EPOCHS", "1", "SOLVER.OPTIMIZER_NAME", "SGD", "SOLVER.AMP", "fp16"
+        )[0]
+    )
     # SGD's steps are as long as the gradients, which are scaled by some ten thousand on the way.
-    steps = [(moved["model"][name] - begin).norm() for name, begin in checkpoint(half)["model"].items()
-             if name.endswith("weight")]
+    steps = [
+        (moved["model"][name] - begin).norm()
+        for name, begin in checkpoint(half)["model"].items()
+        if name.endswith("weight")
+    ]
     assert 0 < max(steps) < 1
 
 
 def test_a_run_of_shuffled_batches(train):
     """Batches of 7, which NUM_INSTANCE does not divide; the loss is that of the identities alone."""
-    opts = ("DATALOADER.SAMPLER", "softmax", "SOLVER.IMS_PER_BATCH", "7", "DATALOADER.NUM_INSTANCE", "4")
+    opts = (
+        "DATALOADER.SAMPLER",
+        "softmax",
+        "SOLVER.IMS_PER_BATCH",
+        "7",
+        "DATALOADER.NUM_INSTANCE",
+        "4",
+    )
     output, _ = train(*opts, "SOLVER.MAX_EPOCHS", "5")
     losses = [record["loss"] for record in records_of(output)]
     # Two pairs, with scores that start near 0; the triplet loss would add about as much again.
@@ -109,10 +143,14 @@ def test_a_run_of_shuffled_batches(train):
 
 
 def test_a_frozen_backbone_stays_as_it_is(train):
-    output, cfg = train("MODEL.FROZEN", "True", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WEIGHT_DECAY", "0.1")
+    output, cfg = train(
+        "MODEL.FROZEN", "True", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WEIGHT_DECAY", "0.1"
+    )
     set_seed(cfg.SOLVER.SEED)
     start = make_model(cfg, IDENTITIES, 4).state_dict()
     end = checkpoint(output)["model"]
     same = {name for name, tensor in end.items() if torch.equal(tensor, start[name])}
-    assert same == {name for name in end if name.startswith("backbone.vit.") or name.endswith("bottleneck.bias")}
+    assert same == {
+        name for name in end if name.startswith("backbone.vit.") or name.endswith("bottleneck.bias")
+    }
     assert len(same) > 70 and "backbone.camera_embedding" in end.keys() - same

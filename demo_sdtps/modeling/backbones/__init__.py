@@ -1,4 +1,5 @@
 """Backbones: a file for each architecture, a line for each in config/backbones.py."""
+
 from pkgutil import resolve_name
 
 from yacs.config import CfgNode

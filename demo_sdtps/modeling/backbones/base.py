@@ -1,4 +1,5 @@
 """What every backbone shares: camera embedding, precision, attention kernel, compilation, chunks (docs/method.md)."""
+
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -34,18 +35,26 @@ class Backbone(nn.Module, ABC):
     """
 
     min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
-    has_new_camera_embedding = False  # whether the camera embedding trains at the rate of new layers, not of the backbone
+    has_new_camera_embedding = (
+        False  # whether the camera embedding trains at the rate of new layers, not of the backbone
+    )
 
     def __init__(self, cfg: CfgNode, camera_num: int):
         super().__init__()
         self.vit = self.build(cfg)
-        self.width = self.vit.head.out_features if isinstance(self.vit.head, nn.Linear) else self.vit.embed_dim
+        self.width = (
+            self.vit.head.out_features
+            if isinstance(self.vit.head, nn.Linear)
+            else self.vit.embed_dim
+        )
         self.grid_size: tuple[int, int] = self.vit.patch_embed.grid_size
         self.num_patches: int = self.vit.patch_embed.num_patches
         self.fused_attention: bool | None = None
         """True: torch's fused attention; False: plain matrix products; None: chosen by device and precision."""
         self.is_compiled = False
-        self.precision: torch.dtype | None = None  # dtype of matrix products; None leaves it to autocast
+        self.precision: torch.dtype | None = (
+            None  # dtype of matrix products; None leaves it to autocast
+        )
         self.camera_weight = cfg.MODEL.SIE_COE
         self.camera_embedding = None
         if cfg.MODEL.SIE_CAMERA and camera_num >= self.min_cameras:
@@ -82,13 +91,17 @@ class Backbone(nn.Module, ABC):
         """Learning rate of the backbone's parameters where that of new layers is `base_lr` (SOLVER.BASE_LR)."""
         return 0.8 * base_lr
 
-    def forward(self, images: torch.Tensor, cameras: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, images: torch.Tensor, cameras: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
         depth = len(self.vit.blocks)
-        tokens = self._in_chunks(lambda *part: self.finish(self._start(part, depth).values), images, cameras)
+        tokens = self._in_chunks(
+            lambda *part: self.finish(self._start(part, depth).values), images, cameras
+        )
         if self.precision:
             tokens = tokens.to(images.dtype)
-        return tokens[:, self.vit.num_prefix_tokens:], tokens[:, 0]
+        return tokens[:, self.vit.num_prefix_tokens :], tokens[:, 0]
 
     def stem(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> torch.Tensor:
         """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C)."""
@@ -97,7 +110,9 @@ class Backbone(nn.Module, ABC):
     def _start(self, images_cameras: tuple[torch.Tensor, ...], stop: int) -> Tokens:
         return self.run_blocks(Tokens(self.embed(*images_cameras)), 0, stop)
 
-    def _in_chunks(self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
+    def _in_chunks(
+        self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor
+    ) -> torch.Tensor:
         with self.ready(images.device):
             parts = [work(*part) for part in zip(*self.chunks(images, cameras), strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -113,7 +128,11 @@ class Backbone(nn.Module, ABC):
     def chunks(*tensors: torch.Tensor, images_each: int = 1) -> list[tuple[torch.Tensor, ...]]:
         """Tensors (B, …) of `images_each` images a row, in parts that pass through the backbone at once."""
         # An exported graph has no loop over the batch, whose size it does not know.
-        if tensors[0].device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_exporting():
+        if (
+            tensors[0].device.type != "cpu"
+            or torch.is_grad_enabled()
+            or torch.compiler.is_exporting()
+        ):
             return [(tensor,) for tensor in tensors]
         return [tensor.split(max(1, CHUNK // images_each)) for tensor in tensors]
 
@@ -134,7 +153,9 @@ class Backbone(nn.Module, ABC):
         pedestrians changes by 0.3, with float32 between the products by less than 0.1.
         """
         backbone = copy.deepcopy(self).requires_grad_(False)
-        backbone.precision = None if precision is torch.float32 else precision  # autocast has no float32
+        backbone.precision = (
+            None if precision is torch.float32 else precision
+        )  # autocast has no float32
         backbone._fold()
         for module in backbone.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):

@@ -1,4 +1,5 @@
 """CLIP's image encoder ViT-B/16, in timm's VisionTransformer (docs/method.md; Radford et al., ICML 2021)."""
+
 import torch
 import torch.nn.functional as F
 from timm.layers import Mlp

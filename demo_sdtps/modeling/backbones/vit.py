@@ -1,4 +1,5 @@
 """timm's VisionTransformer with a class token: ImageNet's ViT, DeiT, DINOv2, with registers or without (docs/method.md)."""
+
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,7 +26,10 @@ class StridedPatchEmbed(PatchEmbed):
 def set_grid(embed: PatchEmbed, size: tuple[int, int], stride: tuple[int, int]) -> None:
     """Change the image size and the step between patches, in pixels (vertical, horizontal), in place."""
     embed.img_size, embed.proj.stride = size, stride
-    rows, columns = ((side - patch) // step + 1 for side, patch, step in zip(size, embed.patch_size, stride, strict=True))
+    rows, columns = (
+        (side - patch) // step + 1
+        for side, patch, step in zip(size, embed.patch_size, stride, strict=True)
+    )
     embed.grid_size, embed.num_patches = (rows, columns), rows * columns
 
 
@@ -47,13 +51,18 @@ class ViT(Backbone):
     def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         vit = self.vit
         patches = vit.patch_embed(images)
-        prefix = torch.cat([token.expand(images.shape[0], -1, -1) for token in prefix_tokens(vit)], dim=1)
+        prefix = torch.cat(
+            [token.expand(images.shape[0], -1, -1) for token in prefix_tokens(vit)], dim=1
+        )
         if self.camera_embedding is not None:
             known: torch.Tensor = self.camera_embedding
             if not self.training:  # one more, the last, stands for any other camera
                 known = torch.cat([known, known.mean(dim=0, keepdim=True)])
             camera = self.camera_weight * known[cameras]  # (B, 1, C)
-            prefix, patches = prefix + camera, patches + camera if self.camera_on_patches else patches
+            prefix, patches = (
+                prefix + camera,
+                patches + camera if self.camera_on_patches else patches,
+            )
         if vit.pos_embed is not None and vit.no_embed_class:
             patches = patches + vit.pos_embed
         tokens = torch.cat([prefix, patches], dim=1)
@@ -82,19 +91,30 @@ class ViT(Backbone):
 def regularisation(cfg: CfgNode) -> dict[str, object]:
     """timm's arguments for dropout and stochastic depth, and for MODEL.PATCH_SIZE where it is given."""
     model = cfg.MODEL
-    return {"drop_path_rate": model.DROP_PATH, "pos_drop_rate": model.DROP_OUT, "proj_drop_rate": model.DROP_OUT,
-            "attn_drop_rate": model.ATT_DROP_RATE, **({"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {})}
+    return {
+        "drop_path_rate": model.DROP_PATH,
+        "pos_drop_rate": model.DROP_OUT,
+        "proj_drop_rate": model.DROP_OUT,
+        "attn_drop_rate": model.ATT_DROP_RATE,
+        **({"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {}),
+    }
 
 
 def create(name: str, **kwargs) -> Transformer:
     """The timm model `name` without pooling and classifier. Raises `UserError` where its tokens do not fit."""
     try:
-        vit = timm.create_model(name, pretrained=False, num_classes=0, global_pool="", dynamic_img_size=False, **kwargs)
+        vit = timm.create_model(
+            name, pretrained=False, num_classes=0, global_pool="", dynamic_img_size=False, **kwargs
+        )
     except (AssertionError, TypeError) as error:  # a variant that takes other arguments
         raise _unfit(name) from error
     has_positions = any(getattr(vit, name, None) is not None for name in ("pos_embed", "rope"))
-    if not isinstance(vit, Transformer) or vit.cls_token is None or not has_positions \
-            or vit.num_prefix_tokens != sum(token.shape[1] for token in prefix_tokens(vit)):
+    if (
+        not isinstance(vit, Transformer)
+        or vit.cls_token is None
+        or not has_positions
+        or vit.num_prefix_tokens != sum(token.shape[1] for token in prefix_tokens(vit))
+    ):
         raise _unfit(name)
     return vit
 
@@ -103,11 +123,15 @@ def check_grid(cfg: CfgNode, vit: Transformer) -> None:
     """Raise `UserError` for an image smaller than a patch, and for a stride larger than one."""
     name, patch = cfg.MODEL.TRANSFORMER_TYPE, vit.patch_embed.patch_size
     if min(vit.patch_embed.grid_size) < 1:
-        raise UserError(f"INPUT.SIZE_TRAIN is {list(cfg.INPUT.SIZE_TRAIN)}, smaller than one patch of {name} "
-                        f"({patch[0]}×{patch[1]}); make the images larger.")
+        raise UserError(
+            f"INPUT.SIZE_TRAIN is {list(cfg.INPUT.SIZE_TRAIN)}, smaller than one patch of {name} "
+            f"({patch[0]}×{patch[1]}); make the images larger."
+        )
     if any(step > side for step, side in zip(cfg.MODEL.STRIDE_SIZE, patch, strict=True)):
-        raise UserError(f"MODEL.STRIDE_SIZE is {list(cfg.MODEL.STRIDE_SIZE)}, larger than the patch of {name} "
-                        f"({patch[0]}×{patch[1]}), so part of the image would not be seen; lower it.")
+        raise UserError(
+            f"MODEL.STRIDE_SIZE is {list(cfg.MODEL.STRIDE_SIZE)}, larger than the patch of {name} "
+            f"({patch[0]}×{patch[1]}), so part of the image would not be seen; lower it."
+        )
 
 
 def prefix_tokens(vit: Transformer) -> list[nn.Parameter]:
@@ -116,6 +140,8 @@ def prefix_tokens(vit: Transformer) -> list[nn.Parameter]:
 
 
 def _unfit(name: str) -> UserError:
-    return UserError(f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not a class token, registers or none, and patches "
-                     "with a position embedding; choose another, such as 'vit_base_patch16_224', 'vit_base_patch14_dinov2', "
-                     "'vit_base_patch14_reg4_dinov2', 'eva02_base_patch14_224' or 'vit_base_patch16_dinov3'.")
+    return UserError(
+        f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not a class token, registers or none, and patches "
+        "with a position embedding; choose another, such as 'vit_base_patch16_224', 'vit_base_patch14_dinov2', "
+        "'vit_base_patch14_reg4_dinov2', 'eva02_base_patch14_224' or 'vit_base_patch16_dinov3'."
+    )

@@ -1,4 +1,5 @@
 """Weights of HDM and ATMoE: DeMo's seven attentions and 7·HEAD experts are single stacked tensors here (docs/method.md)."""
+
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,10 +11,20 @@ from demo_sdtps.modeling.fusion import SUBSETS
 FUSION = "generalFusion."
 EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.")
 
-ATTENTION_NAMES = {"in_proj_weight": "in_proj_weight", "in_proj_bias": "in_proj_bias", "out_proj.weight": "out_proj_weight",
-                   "out_proj.bias": "out_proj_bias"}
-EXPERT_NAMES = {"0.weight": "expert_weight", "0.bias": "expert_bias", **{
-    f"2.{part}": f"norm.{part}" for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}}
+ATTENTION_NAMES = {
+    "in_proj_weight": "in_proj_weight",
+    "in_proj_bias": "in_proj_bias",
+    "out_proj.weight": "out_proj_weight",
+    "out_proj.bias": "out_proj_bias",
+}
+EXPERT_NAMES = {
+    "0.weight": "expert_weight",
+    "0.bias": "expert_bias",
+    **{
+        f"2.{part}": f"norm.{part}"
+        for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    },
+}
 
 QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_tracked"
 
@@ -32,16 +43,30 @@ def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
         return dict(weights)
     missing = [name for name in names if name not in weights]
     if missing:
-        raise ValueError(f"{missing[0]} is missing" + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""))
-    stacks = {stack[0]: (ours, _stack(ours, [weights[name] for name in stack])) for ours, stack in members.items()}
+        raise ValueError(
+            f"{missing[0]} is missing"
+            + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
+        )
+    stacks = {
+        stack[0]: (ours, _stack(ours, [weights[name] for name in stack]))
+        for ours, stack in members.items()
+    }
     stacked = set(names)
-    return dict(stacks.get(name, (name, tensor)) for name, tensor in weights.items() if name in stacks or name not in stacked)
+    return dict(
+        stacks.get(name, (name, tensor))
+        for name, tensor in weights.items()
+        if name in stacks or name not in stacked
+    )
 
 
 def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inverse of `stack_fusion`: HDM's and ATMoE's weights in DeMo's order, at the position of the first."""
     table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
-    parts = {theirs: _part(ours, weights[ours], *member) for theirs, (ours, *member) in table.items() if ours in weights}
+    parts = {
+        theirs: _part(ours, weights[ours], *member)
+        for theirs, (ours, *member) in table.items()
+        if ours in weights
+    }
     stacks = {ours for ours, *_ in table.values()}
     unstacked: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
@@ -53,10 +78,21 @@ def _table(heads: int) -> dict[str, tuple[str, int, int]]:
     """DeMo's names in its order → name of our stack, index in it, size of it."""
     count = len(SUBSETS)
     table = {f"{subset}_token": (QUERY, index, count) for index, subset in enumerate(SUBSETS)}
-    table |= {f"{subset}.{theirs}": (f"hdm.{ours}", index, count)
-              for index, subset in enumerate(SUBSETS) for theirs, ours in ATTENTION_NAMES.items()}
-    table |= {f"moe.experts.{head}.expertHead.{feature}.mlp.{theirs}": (f"atmoe.{ours}", head * count + feature, heads * count)
-              for head in range(heads) for feature in range(count) for theirs, ours in EXPERT_NAMES.items()}
+    table |= {
+        f"{subset}.{theirs}": (f"hdm.{ours}", index, count)
+        for index, subset in enumerate(SUBSETS)
+        for theirs, ours in ATTENTION_NAMES.items()
+    }
+    table |= {
+        f"moe.experts.{head}.expertHead.{feature}.mlp.{theirs}": (
+            f"atmoe.{ours}",
+            head * count + feature,
+            heads * count,
+        )
+        for head in range(heads)
+        for feature in range(count)
+        for theirs, ours in EXPERT_NAMES.items()
+    }
     return {FUSION + name: target for name, target in table.items()}
 
 
@@ -64,7 +100,9 @@ def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     if ours == COUNTER:  # one BatchNorm has one counter; every expert of DeMo sees every batch
         return tensors[0]
     stack = torch.stack(tensors)
-    return stack.flatten() if ours.startswith(NORM) else stack.flatten(1) if ours == QUERY else stack
+    return (
+        stack.flatten() if ours.startswith(NORM) else stack.flatten(1) if ours == QUERY else stack
+    )
 
 
 def _part(ours: str, stack: torch.Tensor, index: int, count: int) -> torch.Tensor:

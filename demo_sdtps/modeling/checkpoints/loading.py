@@ -1,4 +1,5 @@
 """Checkpoints: plain tensors, numbers and texts, loadable with weights_only=True, written atomically."""
+
 import logging
 import re
 from collections.abc import Mapping
@@ -49,10 +50,21 @@ class Checkpoint:
     has_demo_names: bool = False
 
 
-def save_checkpoint(path: Path, cfg: CfgNode, model: nn.Module, epoch: int, previous: Path | None = None,
-                    state: Mapping[str, object] | None = None) -> None:
+def save_checkpoint(
+    path: Path,
+    cfg: CfgNode,
+    model: nn.Module,
+    epoch: int,
+    previous: Path | None = None,
+    state: Mapping[str, object] | None = None,
+) -> None:
     """Write a model's weights, and `state` beside them, by `save_whole`."""
-    content = {"model": model.state_dict(), "dataset": cfg.DATASETS.NAMES, "epoch": epoch, "config": cfg.dump()}
+    content = {
+        "model": model.state_dict(),
+        "dataset": cfg.DATASETS.NAMES,
+        "epoch": epoch,
+        "config": cfg.dump(),
+    }
     save_whole({**content, **(state or {})}, path, previous)
 
 
@@ -62,7 +74,9 @@ def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> No
     with atomic_write(path, previous) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
-        except RuntimeError as error:  # torch raises it for a full disk, with the real error as context
+        except (
+            RuntimeError
+        ) as error:  # torch raises it for a full disk, with the real error as context
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
@@ -80,12 +94,20 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         try:
             weights = from_demo(weights)
         except ValueError as error:
-            raise UserError(f"The weights {path} cannot be used: {error}; give another file.") from None
-    classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER) and weight.ndim == 2]
+            raise UserError(
+                f"The weights {path} cannot be used: {error}; give another file."
+            ) from None
+    classes = [
+        len(weight)
+        for name, weight in weights.items()
+        if name.endswith(CLASSIFIER) and weight.ndim == 2
+    ]
     if not classes:
         first = f", the first {min(weights)}" if weights else ""
-        raise UserError(f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors{first}"
-                        "); give a checkpoint that train_net.py wrote, or one of DeMo.")
+        raise UserError(
+            f"The file {path} holds no weights of this model (no classifier among its {len(weights)} tensors{first}"
+            "); give a checkpoint that train_net.py wrote, or one of DeMo."
+        )
     cameras = len(weights[CAMERAS]) if CAMERAS in weights else content.get("camera_num", 1)
     origin = {name: content[name] for name in ORIGIN if content.get(name) is not None}
     return Checkpoint(path, weights, classes[0], cameras, origin, has_demo_names)
@@ -101,8 +123,10 @@ def stored_config(path: str | Path, example: str = EXAMPLE) -> StoredText:
     path, content = _load(path, example, without_weights=True)
     text = content.get("config")
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"The weights {path} hold no configuration (bare weights and DeMo's checkpoints have none); give "
-                        "--config_file the one that they were trained with.")
+        raise UserError(
+            f"The weights {path} hold no configuration (bare weights and DeMo's checkpoints have none); give "
+            "--config_file the one that they were trained with."
+        )
     return StoredText(path, text)
 
 
@@ -114,30 +138,42 @@ def weights_file(name: str | Path, example: str = EXAMPLE) -> Path:
         try:
             path = Path(snapshot_download(str(name), allow_patterns=[SAVED, SAVED_CONFIG]))
         except Exception as error:  # the hub's client raises many types
-            raise UserError(f"The weights {name} are no file or folder here, nor could a repository of that name be downloaded "
-                            f"from the Hugging Face hub ({type(error).__name__}); correct the name, check the network, or give "
-                            f"a checkpoint such as {example}.") from error
+            raise UserError(
+                f"The weights {name} are no file or folder here, nor could a repository of that name be downloaded "
+                f"from the Hugging Face hub ({type(error).__name__}); correct the name, check the network, or give "
+                f"a checkpoint such as {example}."
+            ) from error
     if path.is_dir():
         path = next((path / file for file in IN_FOLDER if (path / file).is_file()), path)
     if not path.is_file():
         kinds = f" (no {', '.join(IN_FOLDER)} in this folder)" if path.is_dir() else ""
-        raise UserError(f"The weights {path} do not exist{kinds}; give a checkpoint such as {example}.")
+        raise UserError(
+            f"The weights {path} do not exist{kinds}; give a checkpoint such as {example}."
+        )
     return path
 
 
-def _load(name: str | Path, example: str = EXAMPLE, without_weights: bool = False) -> tuple[Path, Mapping[str, Any]]:
+def _load(
+    name: str | Path, example: str = EXAMPLE, without_weights: bool = False
+) -> tuple[Path, Mapping[str, Any]]:
     """The file of weights by `weights_file`, and its content, that of a saved `Extractor` under the names of a checkpoint."""
     path = weights_file(name, example)
     try:
         content = load_file(path, without_weights)
     except LOAD_ERRORS:
-        raise UserError(f"The weights {path} cannot be read as a torch checkpoint of plain tensors or as safetensors (another "
-                        "format, or the file is damaged or cut short); give another file.") from None
+        raise UserError(
+            f"The weights {path} cannot be read as a torch checkpoint of plain tensors or as safetensors (another "
+            "format, or the file is damaged or cut short); give another file."
+        ) from None
     content = content if isinstance(content, Mapping) else {}
     if path.suffix == ".safetensors":
         about = read_json(path.with_name(SAVED_CONFIG)) or {}
-        content = {**(about.get("origin") or {}), "config": about.get("settings"), "camera_num": about.get("camera_num", 1),
-                   "model": {key.removeprefix(SAVED_PREFIX): tensor for key, tensor in content.items()}}
+        content = {
+            **(about.get("origin") or {}),
+            "config": about.get("settings"),
+            "camera_num": about.get("camera_num", 1),
+            "model": {key.removeprefix(SAVED_PREFIX): tensor for key, tensor in content.items()},
+        }
     return path, content
 
 
@@ -149,10 +185,15 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """
     weights = checkpoint.model
     if not any(name.startswith(SLIMMING) for name in model.state_dict()):
-        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(SLIMMING)}
+        weights = {
+            name: tensor for name, tensor in weights.items() if not name.startswith(SLIMMING)
+        }
         if len(weights) < len(checkpoint.model):
-            logger.warning("WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
-                           "does not use, so it is left out.", checkpoint.path)
+            logger.warning(
+                "WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
+                "does not use, so it is left out.",
+                checkpoint.path,
+            )
     fill_model(model, weights, checkpoint.path)
 
 
@@ -161,11 +202,16 @@ def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: str | 
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is not part of the model" for name in found if name not in expected]
-    problems += [f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
-                 for name in expected if name in found and found[name].shape != expected[name].shape]
+    problems += [
+        f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
+        for name in expected
+        if name in found and found[name].shape != expected[name].shape
+    ]
     if problems:
         more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
-        raise UserError(f"The weights {path} do not fit the configuration's model: "
-                        f"{'; '.join(problems[:MAX_NAMED])}{more}. Use the configuration that they were trained "
-                        "with (config.yml beside them), or other weights.")
+        raise UserError(
+            f"The weights {path} do not fit the configuration's model: "
+            f"{'; '.join(problems[:MAX_NAMED])}{more}. Use the configuration that they were trained "
+            "with (config.yml beside them), or other weights."
+        )
     model.load_state_dict(found)

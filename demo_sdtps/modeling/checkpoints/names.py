@@ -1,4 +1,5 @@
 """Files of weights, and the names in them: DeMo's, and ours, which are timm's inside the backbone (docs/method.md)."""
+
 import pickle
 import re
 import struct
@@ -38,14 +39,29 @@ CLIP_PROJECTION = ("proj", "head.weight")
 """Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
 
 THEIR_BACKBONE, OUR_BACKBONE = "BACKBONE.base.", "backbone.vit."
-THEIR_CAMERAS, OUR_CAMERAS = ("BACKBONE.base.sie_embed", "BACKBONE.cv_embed"), "backbone.camera_embedding"
+THEIR_CAMERAS, OUR_CAMERAS = (
+    ("BACKBONE.base.sie_embed", "BACKBONE.cv_embed"),
+    "backbone.camera_embedding",
+)
 """The camera embedding; DeMo's names are those of its ImageNet and its CLIP backbone."""
 
 PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
 """First components of our names."""
 
-LOAD_ERRORS = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError,
-               struct.error, pickle.UnpicklingError, zipfile.BadZipFile, safetensors.SafetensorError)
+LOAD_ERRORS = (
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    struct.error,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    safetensors.SafetensorError,
+)
 """What `load_file` raises for damaged files and other formats: unpickling random bytes fails in many ways."""
 
 
@@ -60,7 +76,12 @@ def load_file(path: Path, without_weights: bool = False) -> object:
     with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
         warnings.simplefilter("ignore")
         # Files from before torch 1.6 are no archives and cannot be mapped.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=without_weights and zipfile.is_zipfile(path))
+        return torch.load(
+            path,
+            map_location="cpu",
+            weights_only=True,
+            mmap=without_weights and zipfile.is_zipfile(path),
+        )
 
 
 def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
@@ -73,9 +94,18 @@ def tensors_of(content: object) -> Weights:
     DataParallel's `module.`."""
     if not isinstance(content, Mapping):
         return {}
-    content = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content)
-    return current_names(_without_prefix({name: value for name, value in content.items()
-                                          if isinstance(name, str) and isinstance(value, torch.Tensor)}))
+    content = next(
+        (content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content
+    )
+    return current_names(
+        _without_prefix(
+            {
+                name: value
+                for name, value in content.items()
+                if isinstance(name, str) and isinstance(value, torch.Tensor)
+            }
+        )
+    )
 
 
 def _without_prefix(weights: Mapping[str, torch.Tensor]) -> Weights:
@@ -89,13 +119,19 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """
     state_dict = _without_prefix(state_dict)
     is_clip = CLIP_MARK in state_dict
-    return dict(_from_demo(name, tensor, is_clip) for name, tensor in stack_fusion(state_dict).items())
+    return dict(
+        _from_demo(name, tensor, is_clip) for name, tensor in stack_fusion(state_dict).items()
+    )
 
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
-    is_clip = f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict  # other backbones have no projection
-    return dict(_to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items())
+    is_clip = (
+        f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict
+    )  # other backbones have no projection
+    return dict(
+        _to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items()
+    )
 
 
 def unknown_names(state_dict: Mapping[str, torch.Tensor]) -> list[str]:
@@ -114,7 +150,9 @@ def clip_to_timm(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
         return CLIP_PROJECTION[1], tensor.T.contiguous()
     for theirs, ours in CLIP_NAMES:
         name = name.replace(theirs, ours, 1)
-    if name in ("cls_token", "pos_embed") and tensor.ndim:  # ours have a batch axis: (C) or (N, C) → (1, N, C)
+    if (
+        name in ("cls_token", "pos_embed") and tensor.ndim
+    ):  # ours have a batch axis: (C) or (N, C) → (1, N, C)
         tensor = tensor.reshape(1, -1, tensor.shape[-1])
     return name, tensor
 
@@ -125,7 +163,9 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     if name in ("cls_token", "pos_embed"):
         tensor = tensor.flatten() if name == "cls_token" else tensor.squeeze(0)
     for theirs, ours in CLIP_NAMES:
-        if ours == "norm." and not name.startswith("norm."):  # the final norm, not one inside a block
+        if ours == "norm." and not name.startswith(
+            "norm."
+        ):  # the final norm, not one inside a block
             continue
         name = name.replace(ours, theirs, 1)
     return name, tensor
@@ -161,16 +201,30 @@ def _prefixes() -> list[tuple[str, str]]:
     gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
     pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
     heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
-    return [*((f"{FUSION}moe.gating_network.gate.{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
-            *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
-            *((f"{part}{suffix}.", f"heads.{head}.{part}.") for suffix, head in heads.items()
-              for part in ("bottleneck", "classifier"))]
+    return [
+        *(
+            (f"{FUSION}moe.gating_network.gate.{theirs}.", f"atmoe.{ours}.")
+            for theirs, ours in gate.items()
+        ),
+        *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
+        *(
+            (f"{part}{suffix}.", f"heads.{head}.{part}.")
+            for suffix, head in heads.items()
+            for part in ("bottleneck", "classifier")
+        ),
+    ]
 
 
 def backbone_of(model: Weights, path: Path) -> Weights:
     """The Vision Transformer's weights in timm's names. Raises `UserError` where there are none."""
-    weights = {name.removeprefix(OUR_BACKBONE): tensor for name, tensor in model.items() if name.startswith(OUR_BACKBONE)}
+    weights = {
+        name.removeprefix(OUR_BACKBONE): tensor
+        for name, tensor in model.items()
+        if name.startswith(OUR_BACKBONE)
+    }
     if not weights:
-        raise UserError(f"The weights {path} have no {OUR_BACKBONE}…, so they are not those of a model; give a checkpoint "
-                        "of train_net.py or of DeMo.")
+        raise UserError(
+            f"The weights {path} have no {OUR_BACKBONE}…, so they are not those of a model; give a checkpoint "
+            "of train_net.py or of DeMo."
+        )
     return weights

@@ -1,4 +1,5 @@
 """Pretrained weights into the backbone: MODEL.PRETRAIN_PATH_T (docs/method.md)."""
+
 import math
 import warnings
 from collections.abc import Sequence
@@ -20,16 +21,25 @@ from demo_sdtps.modeling.checkpoints.names import (
     tensors_of,
 )
 
-HUB_TAGS = {CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
-            "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k"}
+HUB_TAGS = {
+    CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
+    "vit_base_patch16_224": "vit_base_patch16_224.augreg2_in21k_ft_in1k",
+}
 """Fixed tags, because timm's default for a name may change, and for CLIP is another model under another licence."""
 
 CLIP, CLIP_PREFIX = "clip", "visual."
 
-RANDOM = dict(zip(RANDOM_WEIGHTS, (
-    "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones ('hub' downloads "
-    "them, 'none' says that random ones are meant)",
-    "the backbone starts from random weights (MODEL.PRETRAIN_PATH_T none)"), strict=True))
+RANDOM = dict(
+    zip(
+        RANDOM_WEIGHTS,
+        (
+            "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones ('hub' downloads "
+            "them, 'none' says that random ones are meant)",
+            "the backbone starts from random weights (MODEL.PRETRAIN_PATH_T none)",
+        ),
+        strict=True,
+    )
+)
 """The report on a backbone without pretrained weights, by MODEL.PRETRAIN_PATH_T."""
 OTHERS = "'hub' to download them, or 'none' for random ones"
 NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
@@ -53,7 +63,9 @@ def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> s
         prefix = expected["pos_embed"].shape[1] - backbone.num_patches
         side = math.isqrt(max(0, found["pos_embed"].shape[1] - prefix))
         if side**2 == found["pos_embed"].shape[1] - prefix and (side, side) != backbone.grid_size:
-            found["pos_embed"] = resize_position(found["pos_embed"].float(), backbone.grid_size, prefix)
+            found["pos_embed"] = resize_position(
+                found["pos_embed"].float(), backbone.grid_size, prefix
+            )
             resized.append("pos_embed")
     return fill(backbone.vit, found, transformer_type, source, resized, example)
 
@@ -62,41 +74,65 @@ def _timm_names(found: Weights, expected: Weights) -> Weights:
     """Published weights under timm's names, as a model with the tensors `expected` has them."""
     if any(name.startswith(CLIP_PREFIX) for name in found):
         # OpenAI's archive also holds the text encoder, under other names.
-        found = dict(clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
-                     for name, tensor in found.items() if name.startswith(CLIP_PREFIX))
+        found = dict(
+            clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
+            for name, tensor in found.items()
+            if name.startswith(CLIP_PREFIX)
+        )
     if {"register_tokens", "cls_token", "pos_embed"} <= found.keys():
         # DINOv2 as its authors publish it: the class token's position is part of timm's class token.
         position = found["pos_embed"]
-        found = {name: tensor for name, tensor in found.items() if name not in ("register_tokens", "mask_token")} | {
-            "reg_token": found["register_tokens"], "cls_token": found["cls_token"] + position[:, :1],
-            "pos_embed": position[:, 1:]}
+        found = {
+            name: tensor
+            for name, tensor in found.items()
+            if name not in ("register_tokens", "mask_token")
+        } | {
+            "reg_token": found["register_tokens"],
+            "cls_token": found["cls_token"] + position[:, :1],
+            "pos_embed": position[:, 1:],
+        }
     # timm calls the last norm fc_norm in models that average the tokens.
-    return {name.replace("fc_norm.", "norm.") if name.startswith("fc_norm.") and name not in expected else name: tensor
-            for name, tensor in found.items()}
+    return {
+        name.replace("fc_norm.", "norm.")
+        if name.startswith("fc_norm.") and name not in expected
+        else name: tensor
+        for name, tensor in found.items()
+    }
 
 
-def fill(model: nn.Module, found: Weights, name: str, source: str, resized: Sequence[str], example: str) -> str:
+def fill(
+    model: nn.Module, found: Weights, name: str, source: str, resized: Sequence[str], example: str
+) -> str:
     """Load the tensors that fit by name and shape into `model`, timm's `name`.
 
     `resized` names tensors that were resized, `example` one tensor of the source. Returns the report and raises `UserError` as
     `load_pretrained` does.
     """
     expected = model.state_dict()
-    fitting = {name: tensor.float() for name, tensor in found.items()
-               if name in expected and tensor.shape == expected[name].shape}
+    fitting = {
+        name: tensor.float()
+        for name, tensor in found.items()
+        if name in expected and tensor.shape == expected[name].shape
+    }
     if not fitting:
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
-                        f"(it holds {example}, …); give weights of this backbone, {OTHERS}.")
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
+            f"(it holds {example}, …); give weights of this backbone, {OTHERS}."
+        )
     if reason := _other_model(found, expected):
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
-                        "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs.")
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
+            "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs."
+        )
     missing = sorted(expected.keys() - found.keys())
     reshaped = sorted(expected.keys() & found.keys() - fitting.keys())
     model.load_state_dict(fitting, strict=False)
     warning = "WARNING: incomplete " if missing or reshaped else ""
-    return (f"{warning}pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
-            f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}"
-            + (f", {len(reshaped)} of another shape{_listed(reshaped)}" if reshaped else ""))
+    return (
+        f"{warning}pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
+        f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}"
+        + (f", {len(reshaped)} of another shape{_listed(reshaped)}" if reshaped else "")
+    )
 
 
 def _other_model(found: Weights, expected: Weights) -> str | None:
@@ -114,14 +150,18 @@ def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int =
 
     The first P = `prefix` positions, of class token and registers, stay as they are.
     """
-    return resample_abs_pos_embed(position, list(grid), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False)
+    return resample_abs_pos_embed(
+        position, list(grid), num_prefix_tokens=prefix, interpolation="bilinear", antialias=False
+    )
 
 
 def read_source(transformer_type: str, source: str) -> Weights:
     """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else from a file. Raises `UserError`."""
     if source == HUB:
         return _from_hub(transformer_type)
-    return read_weights(Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_BACKBONE)
+    return read_weights(
+        Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_BACKBONE
+    )
 
 
 def read_weights(path: Path, archives: bool = True) -> Weights:
@@ -131,13 +171,16 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
     Raises `UserError` for a missing file and for any other format.
     """
     if not path.is_file():
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}.")
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}."
+        )
     try:
         return tensors_of(_load(path, archives))
     except LOAD_ERRORS:
         kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
-        raise UserError(f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
-                        ) from None
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
+        ) from None
 
 
 def _load(path: Path, archives: bool) -> object:
@@ -160,9 +203,13 @@ def _from_hub(transformer_type: str) -> Weights:
     tag = HUB_TAGS.get(transformer_type, transformer_type)
     others = "give MODEL.PRETRAIN_PATH_T the path of a file with weights of this backbone, or 'none' for random ones"
     if not timm.models.is_model_pretrained(tag):
-        raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; {others}.")
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; {others}."
+        )
     try:
         return timm.create_model(tag, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises many types
-        raise UserError(f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check "
-                        f"the network, or {others}.") from error
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check "
+            f"the network, or {others}."
+        ) from error

@@ -2,6 +2,7 @@
 
 The method and its hooks are in slimming.py and hooks.py; neither needs a configuration or a library beside torch.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,9 +26,19 @@ SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (0.5, 0.5),
-         score: str | Score | Sequence[str | Score] = "saliency", *, merge: bool = True, restore: bool = False,
-         shared: bool | str = True, blocks_at: str | None = None, prefix: int | None = None, suffix: int = 0) -> Model:
+def slim(
+    model: Model,
+    blocks: Sequence[int] = (0, 4),
+    keep: Sequence[float] = (0.5, 0.5),
+    score: str | Score | Sequence[str | Score] = "saliency",
+    *,
+    merge: bool = True,
+    restore: bool = False,
+    shared: bool | str = True,
+    blocks_at: str | None = None,
+    prefix: int | None = None,
+    suffix: int = 0,
+) -> Model:
     """Let every Vision Transformer in `model` drop patches behind `blocks` blocks, 0 for its input, in place; → the model.
 
     `keep` are the shares of the patches there are that each stage keeps, `score` is one of SCORES, a `Score`, or one for each
@@ -42,40 +53,79 @@ def slim(model: Model, blocks: Sequence[int] = (0, 4), keep: Sequence[float] = (
     library.
     """
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise UserError(f"{type(model).__name__} wraps a model already; slim the model, then wrap it.")
-    if any(type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None) for part in model.modules()):
-        raise UserError(f"{type(model).__name__} is compiled, so that hooks come too late; slim first, compile then.")
+        raise UserError(
+            f"{type(model).__name__} wraps a model already; slim the model, then wrap it."
+        )
+    if any(
+        type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None)
+        for part in model.modules()
+    ):
+        raise UserError(
+            f"{type(model).__name__} is compiled, so that hooks come too late; slim first, compile then."
+        )
     if shared not in (True, False, FIRST):
         raise UserError(f"shared is {shared!r}; it must be True, False or {FIRST!r}.")
-    if not (isinstance(blocks, Sequence) and isinstance(keep, Sequence) and 0 < len(blocks) == len(keep)) \
-            or list(blocks) != sorted(set(blocks)):
-        raise UserError(f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each, such "
-                        "as (0, 4) and (0.5, 0.5).")
+    if not (
+        isinstance(blocks, Sequence) and isinstance(keep, Sequence) and 0 < len(blocks) == len(keep)
+    ) or list(blocks) != sorted(set(blocks)):
+        raise UserError(
+            f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each, such "
+            "as (0, 4) and (0.5, 0.5)."
+        )
     if not all(0 < share <= 1 for share in keep):
         raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
     towers = find_towers(model, blocks_at, prefix, suffix)
-    hooks = [getattr(hook, "func", None) for tower in towers for hook in tower.patches._forward_hooks.values()]
-    if hasattr(model, "slimming") or any(isinstance(getattr(hook, "__self__", None), Slim) for hook in hooks):
-        raise UserError(f"{type(model).__name__} is slimmed already, or a part of it; call demo_sdtps.unslim(model) before.")
-    attach_to(model, towers, blocks, keep, _scores(score, len(blocks), towers[0]), merge=merge, restore=restore, follow=shared)
+    hooks = [
+        getattr(hook, "func", None)
+        for tower in towers
+        for hook in tower.patches._forward_hooks.values()
+    ]
+    if hasattr(model, "slimming") or any(
+        isinstance(getattr(hook, "__self__", None), Slim) for hook in hooks
+    ):
+        raise UserError(
+            f"{type(model).__name__} is slimmed already, or a part of it; call demo_sdtps.unslim(model) before."
+        )
+    attach_to(
+        model,
+        towers,
+        blocks,
+        keep,
+        _scores(score, len(blocks), towers[0]),
+        merge=merge,
+        restore=restore,
+        follow=shared,
+    )
     return model
 
 
-def attach_to(model: nn.Module, towers: Sequence[Tower], blocks: Sequence[int], keep: Sequence[float], scores: Sequence[Score],
-              **settings: Any) -> Slim:
+def attach_to(
+    model: nn.Module,
+    towers: Sequence[Tower],
+    blocks: Sequence[int],
+    keep: Sequence[float],
+    scores: Sequence[Score],
+    **settings: Any,
+) -> Slim:
     """Add slimming with these scores to the towers of a model; `settings` are those of `Slim`. Raises `UserError`."""
     slimming = Slim([tower.layout for tower in towers], blocks, keep, scores, **settings)
     for tower in towers:
-        check_stages(slimming, tower.blocks, f"{type(model).__name__}{tower.path and '.' + tower.path}")
+        check_stages(
+            slimming, tower.blocks, f"{type(model).__name__}{tower.path and '.' + tower.path}"
+        )
     for scorer in scores:
         name = type(scorer).__name__
         if scorer.needs_sizes:
-            raise UserError(f"score is {name}, whose merged tokens weigh more in attention (needs_sizes), which other blocks "
-                            "than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's "
-                            "model.")
+            raise UserError(
+                f"score is {name}, whose merged tokens weigh more in attention (needs_sizes), which other blocks "
+                "than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's "
+                "model."
+            )
         if scorer.needs_attention and not all(tower.has_class for tower in towers):
-            raise UserError(f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
-                            "class token; choose another score, such as saliency.")
+            raise UserError(
+                f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
+                "class token; choose another score, such as saliency."
+            )
     slimming.to(towers[0].patches.weight).train(model.training)
     attach(model, slimming, towers)
     return slimming
@@ -100,10 +150,17 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     Raises `UserError` where it had none, or the score has no loss.
     """
     slimming_of(model)
-    losses = [loss for module in model.modules() if isinstance(module, Slim) for loss in module.state.losses]
+    losses = [
+        loss
+        for module in model.modules()
+        if isinstance(module, Slim)
+        for loss in module.state.losses
+    ]
     if not losses:
-        raise UserError("The last forward had no loss of a score; call the model in training mode, with foreground=masks of "
-                        "(B, 1, H, W), and slim it by a score that learns: supervised, or self_supervised, without masks.")
+        raise UserError(
+            "The last forward had no loss of a score; call the model in training mode, with foreground=masks of "
+            "(B, 1, H, W), and slim it by a score that learns: supervised, or self_supervised, without masks."
+        )
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
 
 
@@ -111,18 +168,32 @@ def slimming_of(model: nn.Module) -> Slim:
     """The slimming of a model, or of the one that it wraps. Raises `UserError`."""
     found = next((module for module in model.modules() if isinstance(module, Slim)), None)
     if found is None:
-        raise UserError(f"{type(model).__name__} is not slimmed; call demo_sdtps.slim(model) before.")
+        raise UserError(
+            f"{type(model).__name__} is not slimmed; call demo_sdtps.slim(model) before."
+        )
     return found
 
 
 def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:
     """A score for each of `count` stages. Raises `UserError`."""
-    each = list(score) if isinstance(score, (list, tuple)) else [score, *(deepcopy(score) for _ in range(count - 1))]
+    each = (
+        list(score)
+        if isinstance(score, (list, tuple))
+        else [score, *(deepcopy(score) for _ in range(count - 1))]
+    )
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
     for name in each:
         if not isinstance(name, Score) and name not in SCORES:
-            raise UserError(f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
-                            f"{nearest(name, SCORES)}.")
-    return [one if isinstance(one, Score) else
-            resolve_name(ENTRIES[str(one)].place)(tower.patches.out_channels, (0, 0), modalities=IMAGE) for one in each]
+            raise UserError(
+                f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
+                f"{nearest(name, SCORES)}."
+            )
+    return [
+        one
+        if isinstance(one, Score)
+        else resolve_name(ENTRIES[str(one)].place)(
+            tower.patches.out_channels, (0, 0), modalities=IMAGE
+        )
+        for one in each
+    ]

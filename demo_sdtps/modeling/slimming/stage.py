@@ -4,6 +4,7 @@ The modalities are stacked along the batch dimension, so that a stage is one gat
 depend on the settings alone. `Slimming` is free of its host: this project's model calls it in `slim_backbone`, any other
 Vision Transformer through hooks (slim.py).
 """
+
 from __future__ import annotations
 
 import math
@@ -41,7 +42,9 @@ class Slimmed:
     tokens: ByModality  # (B, K, C), of the patches kept by the last stage
     class_tokens: ByModality  # (B, C)
     stages: tuple[Stage, ...]
-    loss: torch.Tensor | None  # (1,): mean of the stages' losses with their weight; None where no score has one
+    loss: (
+        torch.Tensor | None
+    )  # (1,): mean of the stages' losses with their weight; None where no score has one
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,14 @@ class Slimming(nn.Module):
     """Stages after `blocks` of the backbone, 0 for its input, that keep the shares `keep` of the patches there are, each by a
     score of its own. With `merge` the dropped patches are merged; with `shared` the modalities of a triplet keep the same."""
 
-    def __init__(self, blocks: Sequence[int], keep: Sequence[float], scores: Sequence[Score], merge: bool = True,
-                 shared: bool = True):
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        keep: Sequence[float],
+        scores: Sequence[Score],
+        merge: bool = True,
+        shared: bool = True,
+    ):
         super().__init__()
         self.blocks, self.keep, self.merge, self.shared = tuple(blocks), tuple(keep), merge, shared
         self.scores = nn.ModuleList(scores)
@@ -76,8 +85,17 @@ class Slimming(nn.Module):
         made = (scorer.pseudo_masks(seen, self.shared) for scorer in self.stage_scores)
         return seen.foreground or next(filter(None, made), {})
 
-    def forward(self, number: int, tokens: Tokens, seen: Context, names: Sequence[str], block: nn.Module, prefix: int,
-                rope: torch.Tensor | None = None, score: torch.Tensor | None = None) -> Step:
+    def forward(
+        self,
+        number: int,
+        tokens: Tokens,
+        seen: Context,
+        names: Sequence[str],
+        block: nn.Module,
+        prefix: int,
+        rope: torch.Tensor | None = None,
+        score: torch.Tensor | None = None,
+    ) -> Step:
         """Stage `number` on the input of `block`, which it is before: `tokens`, rows of the modalities `names`, with `prefix`
         tokens before the patches.
 
@@ -91,10 +109,22 @@ class Slimming(nn.Module):
             score = torch.cat(list(scores.values()))
         slimmed = self._drop(number, tokens, score, context, prefix)
         kept = slimmed.grid_positions(math.prod(seen.grid))
-        return Step(slimmed, Stage(context.positions, split_rows(score, names), split_rows(kept, names)), loss)
+        return Step(
+            slimmed,
+            Stage(context.positions, split_rows(score, names), split_rows(kept, names)),
+            loss,
+        )
 
-    def _context(self, number: int, tokens: Tokens, seen: Context, names: Sequence[str], block: nn.Module, prefix: int,
-                 rope: torch.Tensor | None) -> Context:
+    def _context(
+        self,
+        number: int,
+        tokens: Tokens,
+        seen: Context,
+        names: Sequence[str],
+        block: nn.Module,
+        prefix: int,
+        rope: torch.Tensor | None,
+    ) -> Context:
         """What the score of a stage reads."""
         scorer, positions = self.stage_scores[number], tokens.grid_positions(math.prod(seen.grid))
         patches, attention, metric = slice(prefix, prefix + positions.shape[1]), {}, {}
@@ -103,12 +133,23 @@ class Slimming(nn.Module):
             attention = split_rows(weights[..., patches], names)
         if scorer.needs_keys:
             metric = split_rows(keys(block, tokens.values).mean(dim=1)[:, patches], names)
-        sizes = torch.ones_like(positions, dtype=torch.float32) if tokens.sizes is None else tokens.sizes[:, patches]
+        sizes = (
+            torch.ones_like(positions, dtype=torch.float32)
+            if tokens.sizes is None
+            else tokens.sizes[:, patches]
+        )
         by_name = split_rows(positions, names)
         shares = {name: share.gather(1, by_name[name]) for name, share in seen.foreground.items()}
-        return replace(seen, tokens=split_rows(tokens.values[:, patches], names), keys=metric, attention=attention,
-                       class_tokens=split_rows(tokens.values[:, 0], names), positions=by_name, foreground=shares,
-                       sizes=split_rows(sizes, names) if scorer.needs_sizes else {})
+        return replace(
+            seen,
+            tokens=split_rows(tokens.values[:, patches], names),
+            keys=metric,
+            attention=attention,
+            class_tokens=split_rows(tokens.values[:, 0], names),
+            positions=by_name,
+            foreground=shares,
+            sizes=split_rows(sizes, names) if scorer.needs_sizes else {},
+        )
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
@@ -119,7 +160,9 @@ class Slimming(nn.Module):
             return own, loss
         return dict.fromkeys(own, sum_of_present(own, context.missing)), loss
 
-    def _drop(self, number: int, tokens: Tokens, score: torch.Tensor, context: Context, prefix: int) -> Tokens:
+    def _drop(
+        self, number: int, tokens: Tokens, score: torch.Tensor, context: Context, prefix: int
+    ) -> Tokens:
         """Keep the patches that are best by the score (B, n), and merge the others as the scorer says (`Score.merge`)."""
         patches = math.prod(context.grid)
         positions, keep = tokens.grid_positions(patches), self.counts(patches)[number]
@@ -128,11 +171,20 @@ class Slimming(nn.Module):
         kept, decision = select(score, keep)
         kept = kept.sort(dim=1).values  # in the order of the grid
         first = torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1)
-        last = torch.arange(tokens.values.shape[1] - tokens.extra, tokens.values.shape[1], device=kept.device)
+        last = torch.arange(
+            tokens.values.shape[1] - tokens.extra, tokens.values.shape[1], device=kept.device
+        )
         index = torch.cat([first, kept + prefix, last.expand(kept.shape[0], -1)], dim=1)
-        values, sizes = take(tokens.values, index), None if tokens.sizes is None else tokens.sizes.gather(1, index)
+        values, sizes = (
+            take(tokens.values, index),
+            None if tokens.sizes is None else tokens.sizes.gather(1, index),
+        )
         slimmed = Tokens(values, positions.gather(1, kept), sizes, tokens.extra)
-        return self.stage_scores[number].merge(tokens, slimmed, score, decision, context) if self.merge else slimmed
+        return (
+            self.stage_scores[number].merge(tokens, slimmed, score, decision, context)
+            if self.merge
+            else slimmed
+        )
 
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
@@ -140,28 +192,49 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     from demo_sdtps.modeling.slimming.scores import make_score
 
     model, width = cfg.MODEL, backbone.vit.embed_dim
-    scores = [make_score(model.SLIM_SCORE, cfg, width, backbone.grid_size, model.MODALITIES) for _ in model.SLIM_BLOCKS]
-    slimming = Slimming(model.SLIM_BLOCKS, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED)
+    scores = [
+        make_score(model.SLIM_SCORE, cfg, width, backbone.grid_size, model.MODALITIES)
+        for _ in model.SLIM_BLOCKS
+    ]
+    slimming = Slimming(
+        model.SLIM_BLOCKS, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED
+    )
     names = tuple(f"MODEL.SLIM_{name.upper()}" for name in NAMES)
-    check_stages(slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, names, model.SLIM_SCORE)
+    check_stages(
+        slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, names, model.SLIM_SCORE
+    )
     remaining_patches(backbone.num_patches, model.SLIM_KEEP, names[1])
     return slimming
 
 
-def check_stages(slimming: Slimming, blocks: Sequence[nn.Module], what: str, names: Sequence[str] = NAMES,
-                 score: str = "") -> None:
+def check_stages(
+    slimming: Slimming,
+    blocks: Sequence[nn.Module],
+    what: str,
+    names: Sequence[str] = NAMES,
+    score: str = "",
+) -> None:
     """Raise `UserError` for stages after blocks that `what` does not have, and for a score of the class token's attention where
     the blocks' attention is not known. `names` are those of the settings in the sentences."""
     if not all(0 <= block < len(blocks) for block in slimming.blocks):
-        raise UserError(f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks, so "
-                        f"patches can be dropped after blocks 0 (the input) to {len(blocks) - 1}; choose among these.")
+        raise UserError(
+            f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks, so "
+            f"patches can be dropped after blocks 0 (the input) to {len(blocks) - 1}; choose among these."
+        )
     for block, scorer in zip(slimming.blocks, slimming.stage_scores, strict=True):
         if scorer.needs_attention or scorer.needs_keys:
-            check_class_attention(blocks[block], f"{names[2]} is {score or type(scorer).__name__!r}")
+            check_class_attention(
+                blocks[block], f"{names[2]} is {score or type(scorer).__name__!r}"
+            )
 
 
-def slim_backbone(slimming: Slimming, backbone: Backbone, stem: ByModality, images: Mapping[str, torch.Tensor] | None = None,
-                  foreground: torch.Tensor | None = None) -> Slimmed:
+def slim_backbone(
+    slimming: Slimming,
+    backbone: Backbone,
+    stem: ByModality,
+    images: Mapping[str, torch.Tensor] | None = None,
+    foreground: torch.Tensor | None = None,
+) -> Slimmed:
     """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all,
     slimmed.
 
@@ -174,26 +247,40 @@ def slim_backbone(slimming: Slimming, backbone: Backbone, stem: ByModality, imag
     parts = []
     with backbone.ready(rows[0].device):
         for part in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
-            own = dict(zip(extras, part[len(names):], strict=False))
-            context = Context({}, {}, backbone.grid_size, missing=blank(own), images=own, patch_size=size, patch_stride=stride,
-                              foreground={} if foreground is None else dict.fromkeys(names, part[-1]))
-            parts.append(_run(slimming, backbone, torch.cat(part[:len(names)]), names, context))
+            own = dict(zip(extras, part[len(names) :], strict=False))
+            context = Context(
+                {},
+                {},
+                backbone.grid_size,
+                missing=blank(own),
+                images=own,
+                patch_size=size,
+                patch_stride=stride,
+                foreground={} if foreground is None else dict.fromkeys(names, part[-1]),
+            )
+            parts.append(_run(slimming, backbone, torch.cat(part[: len(names)]), names, context))
     return parts[0] if len(parts) == 1 else _joined(parts)
 
 
-def _run(slimming: Slimming, backbone: Backbone, stem: torch.Tensor, names: Sequence[str], seen: Context) -> Slimmed:
+def _run(
+    slimming: Slimming, backbone: Backbone, stem: torch.Tensor, names: Sequence[str], seen: Context
+) -> Slimmed:
     seen = replace(seen, foreground=slimming.foreground(seen))
     prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
-    for number, (start, stop) in enumerate(zip(slimming.blocks, (*slimming.blocks[1:], len(backbone.vit.blocks)), strict=True)):
+    for number, (start, stop) in enumerate(
+        zip(slimming.blocks, (*slimming.blocks[1:], len(backbone.vit.blocks)), strict=True)
+    ):
         rope = backbone.block_arguments(tokens)(start).get("rope")
         step = slimming(number, tokens, seen, names, backbone.vit.blocks[start], prefix, rope)
         stages.append(step.stage)
         losses += [] if step.loss is None else [step.loss]
         tokens = backbone.run_blocks(step.tokens, start, stop)
-    values = backbone.finish(tokens.values[:, :prefix + slimming.counts(backbone.num_patches)[-1]])
+    values = backbone.finish(tokens.values[:, : prefix + slimming.counts(backbone.num_patches)[-1]])
     values = values.to(stem.dtype) if backbone.precision else values
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return Slimmed(split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss)
+    return Slimmed(
+        split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss
+    )
 
 
 def sum_of_present(scores: ByModality, missing: ByModality) -> torch.Tensor:
@@ -206,7 +293,9 @@ def sum_of_present(scores: ByModality, missing: ByModality) -> torch.Tensor:
     return total.masked_fill(absent & ~absent.all(dim=0), 0).sum(dim=0)
 
 
-def patch_shares(mask: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+def patch_shares(
+    mask: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
     """Foreground masks (B, 1, H, W) in [0, 1] → share in the foreground of each patch of `size` pixels, at steps of `stride`,
     (B, N)."""
     return F.avg_pool2d(mask, size, stride).flatten(1)
@@ -220,7 +309,9 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
     counts = []
     for share in shares:
         if patches * share < 1:
-            raise UserError(f"{name} is {list(shares)}, but {share} of {patches} patches is less than one; raise it.")
+            raise UserError(
+                f"{name} is {list(shares)}, but {share} of {patches} patches is less than one; raise it."
+            )
         patches = math.ceil(round(patches * share, 6))
         counts.append(patches)
     return tuple(counts)
@@ -228,10 +319,22 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
 
 def _joined(parts: Sequence[Slimmed]) -> Slimmed:
     """The parts of a batch as one; evaluation has no loss."""
+
     def joined(fields: Sequence[ByModality]) -> ByModality:
         return {name: torch.cat([field[name] for field in fields]) for name in fields[0]}
 
-    stages = tuple(Stage(*(joined([getattr(stage, name) for stage in same]) for name in ("scored", "score", "kept")))
-                   for same in zip(*(part.stages for part in parts), strict=True))
-    return Slimmed(joined([part.tokens for part in parts]), joined([part.class_tokens for part in parts]), stages,
-                   None)
+    stages = tuple(
+        Stage(
+            *(
+                joined([getattr(stage, name) for stage in same])
+                for name in ("scored", "score", "kept")
+            )
+        )
+        for same in zip(*(part.stages for part in parts), strict=True)
+    )
+    return Slimmed(
+        joined([part.tokens for part in parts]),
+        joined([part.class_tokens for part in parts]),
+        stages,
+        None,
+    )

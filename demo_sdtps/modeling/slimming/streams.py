@@ -3,6 +3,7 @@
 What a forward chooses belongs to its thread, as replicas of nn.DataParallel run in threads. It is recorded by the input of
 every block, so that a block that the backward pass computes again (gradient checkpointing) drops the same.
 """
+
 from __future__ import annotations
 
 import threading
@@ -43,24 +44,49 @@ class Stream:
     foreground: torch.Tensor | None  # (B, N)
     next: int  # block
     chosen: list[Chosen] = field(default_factory=list)
-    held: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage: every token as it was last
-    record: Stream | None = None  # the same without gradients, for the backward pass; of a stream computed again itself
+    held: list[torch.Tensor] = field(
+        default_factory=list
+    )  # (B, N, C) at each stage: every token as it was last
+    record: Stream | None = (
+        None  # the same without gradients, for the backward pass; of a stream computed again itself
+    )
 
     def context(self) -> Context:
         """What a score reads of the images."""
         images = self.images()
-        rows = {} if images is None else dict(zip(self.names, images.chunk(len(self.names)), strict=True))
+        rows = (
+            {}
+            if images is None
+            else dict(zip(self.names, images.chunk(len(self.names)), strict=True))
+        )
         shares = {} if self.foreground is None else split_rows(self.foreground, self.names)
-        absent = {name: torch.ones(len(image), 1, dtype=torch.bool, device=image.device) for name, image in rows.items()
-                  if name in self.missing}
-        return Context({}, {}, self.grid, missing=absent, images=rows, foreground=shares, patch_size=self.size,
-                       patch_stride=self.stride)
+        absent = {
+            name: torch.ones(len(image), 1, dtype=torch.bool, device=image.device)
+            for name, image in rows.items()
+            if name in self.missing
+        }
+        return Context(
+            {},
+            {},
+            self.grid,
+            missing=absent,
+            images=rows,
+            foreground=shares,
+            patch_size=self.size,
+            patch_stride=self.stride,
+        )
 
 
 class Pass:
     """One forward of a model in one thread, begun by a module that is `level` modules below the model."""
 
-    def __init__(self, slim: Slim, level: float, inputs: Mapping[str, torch.Tensor], foreground: torch.Tensor | None):
+    def __init__(
+        self,
+        slim: Slim,
+        level: float,
+        inputs: Mapping[str, torch.Tensor],
+        foreground: torch.Tensor | None,
+    ):
         self.slim, self.level, self.inputs, self.foreground = slim, level, inputs, foreground
         self.streams: list[list[Stream]] = [[] for _ in slim.layouts]
         self.named: list[str] = []  # modalities of the streams so far
@@ -96,9 +122,17 @@ def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
     if isinstance(inputs, torch.Tensor):
         return {name: inputs} if inputs.ndim == 4 and inputs.is_floating_point() else {}
     if isinstance(inputs, (list, tuple)):
-        return {key: image for number, value in enumerate(inputs) for key, image in images_in(value, f"{name}{number}").items()}
+        return {
+            key: image
+            for number, value in enumerate(inputs)
+            for key, image in images_in(value, f"{name}{number}").items()
+        }
     if isinstance(inputs, Mapping):
-        return {key: image for own, value in inputs.items() for key, image in images_in(value, str(own)).items()}
+        return {
+            key: image
+            for own, value in inputs.items()
+            for key, image in images_in(value, str(own)).items()
+        }
     return {}
 
 

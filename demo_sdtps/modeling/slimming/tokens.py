@@ -1,4 +1,5 @@
 """Tokens between two blocks, what goes with them position by position, and tensors by modality."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
@@ -18,7 +19,9 @@ def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
 
 def blank(images: ByModality) -> ByModality:
     """Whether an image (B, 3, H, W) is missing, that is, zeros: (B, 1) bool by modality."""
-    return {modality: ~image.flatten(1).any(dim=1, keepdim=True) for modality, image in images.items()}
+    return {
+        modality: ~image.flatten(1).any(dim=1, keepdim=True) for modality, image in images.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,18 @@ class Tokens:
     behind the patches, and the extra tokens of slimming."""
 
     values: torch.Tensor  # (B, P + n + E, C)
-    positions: torch.Tensor | None = None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
-    sizes: torch.Tensor | None = None  # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
+    positions: torch.Tensor | None = (
+        None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
+    )
+    sizes: torch.Tensor | None = (
+        None  # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
+    )
     extra: int = 0  # E
 
     def patches(self, count: int) -> torch.Tensor:
         """(B, n, C) of the n = `count` patches."""
         end = self.values.shape[1] - self.extra
-        return self.values[:, end - count:end]
+        return self.values[:, end - count : end]
 
     def grid_positions(self, patches: int) -> torch.Tensor:
         """(B, n) int64: index of each patch on a grid of `patches`, also where `positions` is None."""
@@ -58,9 +65,11 @@ def rotary(rope: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
     positions = tokens.positions
     assert positions is not None
     rope = rope.reshape(*[1] * (4 - rope.ndim), *rope.shape).expand(positions.shape[0], -1, -1, -1)
-    chosen = rope.gather(2, positions[:, None, :, None].expand(-1, rope.shape[1], -1, rope.shape[3]))
+    chosen = rope.gather(
+        2, positions[:, None, :, None].expand(-1, rope.shape[1], -1, rope.shape[3])
+    )
     extra = rope.new_zeros(*rope.shape[:2], tokens.extra, rope.shape[3])
-    extra[..., rope.shape[3] // 2:] = 1
+    extra[..., rope.shape[3] // 2 :] = 1
     return torch.cat([chosen, extra], dim=2)
 
 
@@ -78,18 +87,29 @@ def attention_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch
     assert positions is not None
     batch, prefix = positions.shape[0], tokens.values.shape[1] - positions.shape[1] - tokens.extra
     rows = torch.arange(length + 1, device=positions.device).expand(batch, -1)
-    behind = rows[:, length - suffix:length], rows[:, length:].expand(-1, tokens.extra - suffix)  # the last is appended below
+    behind = (
+        rows[:, length - suffix : length],
+        rows[:, length:].expand(-1, tokens.extra - suffix),
+    )  # the last is appended below
     index = torch.cat([rows[:, :prefix], positions + prefix, *behind], dim=1)[:, None]
     mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape).expand(batch, -1, -1, -1)
     for dim in (2, 3):
         if mask.shape[dim] == length:
             mask = mask.transpose(2, dim)
-            mask = torch.cat([mask, torch.full_like(mask[:, :, :1], mask.dtype == torch.bool)], dim=2)
-            mask = mask.gather(2, index[..., None].expand(-1, mask.shape[1], -1, mask.shape[3])).transpose(2, dim)
+            mask = torch.cat(
+                [mask, torch.full_like(mask[:, :, :1], mask.dtype == torch.bool)], dim=2
+            )
+            mask = mask.gather(
+                2, index[..., None].expand(-1, mask.shape[1], -1, mask.shape[3])
+            ).transpose(2, dim)
     return mask
 
 
 PER_POSITION: dict[str, Callable[[torch.Tensor, Tokens, int], torch.Tensor]] = {
-    "rope": rotary, "attn_mask": attention_mask, "attention_mask": attention_mask, "use_mask": patch_mask}
+    "rope": rotary,
+    "attn_mask": attention_mask,
+    "attention_mask": attention_mask,
+    "use_mask": patch_mask,
+}
 """What becomes of the arguments of blocks that have a row for each position, by their names: of timm (rope, attn_mask),
 transformers (attention_mask) and STMI (use_mask)."""

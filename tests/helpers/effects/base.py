@@ -1,4 +1,5 @@
 """The table of effects, and the ground that all of them stand on: a tiny data set and a tiny model."""
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +17,18 @@ IDENTITIES, CAMERAS = 5, 8
 """Of the training split that layouts.py writes."""
 WIDTH = BACKBONE_WIDTH
 LABELS = torch.tensor([0, 0, 1, 1])
-BASE = (*SMALL, "SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False", "DATASETS.ROOT_DIR", "{root}/data",
-        "OUTPUT_DIR", "{root}/outputs/run")
+BASE = (
+    *SMALL,
+    "SOLVER.MAX_EPOCHS",
+    "1",
+    "SOLVER.EVAL_UNTRAINED",
+    "False",
+    "DATASETS.ROOT_DIR",
+    "{root}/data",
+    "OUTPUT_DIR",
+    "{root}/outputs/run",
+)
+
 
 class Effect(NamedTuple):
     observe: Callable[[CfgNode], object]
@@ -34,6 +45,7 @@ def effect(key: str, expected: dict[str, object], *others: str) -> Callable:
     Values are texts of the command line, as are the KEYs and VALUEs in `others`; {root} stands for the ground's folder,
     {value} for the value. A function can observe several keys, each with a line of its own.
     """
+
     def enter(observe):
         assert key not in EFFECTS, key
         EFFECTS[key] = Effect(observe, expected, others)
@@ -44,7 +56,9 @@ def effect(key: str, expected: dict[str, object], *others: str) -> Callable:
 
 def configuration(root: Path, key: str, value: str) -> CfgNode:
     opts = [*BASE, *EFFECTS[key].others, key, value]
-    return load_cfg(CONFIG, [opt.replace("{value}", value).replace("{root}", str(root)) for opt in opts])
+    return load_cfg(
+        CONFIG, [opt.replace("{value}", value).replace("{root}", str(root)) for opt in opts]
+    )
 
 
 def write_ground(root: Path) -> None:
@@ -54,12 +68,22 @@ def write_ground(root: Path) -> None:
     lost = write_rgbnt201(root / "other")["train"][0]
     for path in lost.paths:
         Path(path).unlink()
-    square = ("MODEL.PATCH_SIZE", "16", "INPUT.SIZE_TRAIN", "[64, 64]", "INPUT.SIZE_TEST", "[64, 64]")
+    square = (
+        "MODEL.PATCH_SIZE",
+        "16",
+        "INPUT.SIZE_TRAIN",
+        "[64, 64]",
+        "INPUT.SIZE_TEST",
+        "[64, 64]",
+    )
     pretrained, trained = (model_of(load_cfg(CONFIG, [*SMALL, *opts])) for opts in (square, ()))
     for model in (pretrained, trained):
         torch.nn.init.constant_(model.backbone.vit.norm.weight, MARK)
     torch.save(pretrained.backbone.vit.state_dict(), root / "backbone.pth")
-    torch.save({"model": trained.state_dict(), "dataset": "RGBNT201", "camera_num": CAMERAS}, root / "weights.pth")
+    torch.save(
+        {"model": trained.state_dict(), "dataset": "RGBNT201", "camera_num": CAMERAS},
+        root / "weights.pth",
+    )
 
 
 MARK = 7.5
@@ -74,7 +98,10 @@ def model_of(cfg: CfgNode):
 def images_of(cfg: CfgNode, seed: int = 1) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Random triplets (4, 3, H, W) by modality and their cameras."""
     draws = generator(seed)
-    images = {modality: torch.randn(len(LABELS), 3, *cfg.INPUT.SIZE_TRAIN, generator=draws) for modality in MODALITIES}
+    images = {
+        modality: torch.randn(len(LABELS), 3, *cfg.INPUT.SIZE_TRAIN, generator=draws)
+        for modality in MODALITIES
+    }
     return images, torch.arange(len(LABELS))
 
 

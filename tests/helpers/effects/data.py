@@ -1,4 +1,5 @@
 """DATASETS, DATALOADER and INPUT: what is read, how it is batched, how images are augmented."""
+
 import multiprocessing
 import shutil
 import time
@@ -40,17 +41,38 @@ def number_of_training_samples(cfg):
     return len(read_splits(cfg)["train"])
 
 
-@effect("DATASETS.FOLDERS", {"[train=train_171, query=test, gallery=test]": {"RGBNT201/train_171/NI"},
-                             "[train=test, RGB=NI, NI=RGB]": {"RGBNT201/test/RGB"}},
-        "DATASETS.NAMES", "Folder", "DATASETS.ROOT_DIR", "{root}/data/RGBNT201")
+@effect(
+    "DATASETS.FOLDERS",
+    {
+        "[train=train_171, query=test, gallery=test]": {"RGBNT201/train_171/NI"},
+        "[train=test, RGB=NI, NI=RGB]": {"RGBNT201/test/RGB"},
+    },
+    "DATASETS.NAMES",
+    "Folder",
+    "DATASETS.ROOT_DIR",
+    "{root}/data/RGBNT201",
+)
 def folder_of_the_near_infrared_images(cfg):
     root = Path(cfg.DATASETS.ROOT_DIR).parent
-    return {Path(sample.paths[1]).parent.relative_to(root).as_posix() for sample in read_splits(cfg, ("train",))["train"]}
+    return {
+        Path(sample.paths[1]).parent.relative_to(root).as_posix()
+        for sample in read_splits(cfg, ("train",))["train"]
+    }
 
 
-@effect("DATASETS.PATTERN", {r"(?P<identity>\d{6})_cam(?P<camera>\d+)": ({1, 3, 4, 12, 20}, {0, 1, 2}),
-                             r"cam(?P<identity>\d)_(?P<camera>\d)_": ({1, 2, 8}, {0})},
-        "DATASETS.NAMES", "Folder", "DATASETS.ROOT_DIR", "{root}/data/RGBNT201", "DATASETS.FOLDERS", "[train=train_171]")
+@effect(
+    "DATASETS.PATTERN",
+    {
+        r"(?P<identity>\d{6})_cam(?P<camera>\d+)": ({1, 3, 4, 12, 20}, {0, 1, 2}),
+        r"cam(?P<identity>\d)_(?P<camera>\d)_": ({1, 2, 8}, {0}),
+    },
+    "DATASETS.NAMES",
+    "Folder",
+    "DATASETS.ROOT_DIR",
+    "{root}/data/RGBNT201",
+    "DATASETS.FOLDERS",
+    "[train=train_171]",
+)
 def identities_and_cameras(cfg):
     samples = read_splits(cfg, ("train",))["train"]
     return {sample.identity for sample in samples}, {sample.camera for sample in samples}
@@ -73,11 +95,20 @@ def loading_processes(cfg):
     return len(set(multiprocessing.active_children()) - before)
 
 
-@effect("DATALOADER.TIMEOUT", {"0.1": True, "0": False, "1800": False}, "DATALOADER.NUM_WORKERS", "1", "DATASETS.CACHE", "no")
+@effect(
+    "DATALOADER.TIMEOUT",
+    {"0.1": True, "0": False, "1800": False},
+    "DATALOADER.NUM_WORKERS",
+    "1",
+    "DATASETS.CACHE",
+    "no",
+)
 def a_slow_batch_is_reported(cfg):
     loader = training_loader(cfg)
     decode = loader.dataset.decode
-    loader.dataset.decode = lambda paths: time.sleep(0.5 / cfg.SOLVER.IMS_PER_BATCH) or decode(paths)
+    loader.dataset.decode = lambda paths: (
+        time.sleep(0.5 / cfg.SOLVER.IMS_PER_BATCH) or decode(paths)
+    )
     try:
         next(batches(loader))
     except RuntimeError as error:
@@ -87,12 +118,19 @@ def a_slow_batch_is_reported(cfg):
 
 @effect("DATALOADER.NUM_INSTANCE", {"2": {2}, "4": {4}})
 def triplets_per_identity(cfg):
-    return {count for _, labels, _ in batches(training_loader(cfg)) for count in Counter(labels.tolist()).values()}
+    return {
+        count
+        for _, labels, _ in batches(training_loader(cfg))
+        for count in Counter(labels.tolist()).values()
+    }
 
 
 @effect("DATALOADER.SAMPLER", {"softmax_triplet": True, "softmax": False})
 def identities_come_in_groups(cfg):
-    return all(set(Counter(labels.tolist()).values()) == {2} for _, labels, _ in batches(training_loader(cfg)))
+    return all(
+        set(Counter(labels.tolist()).values()) == {2}
+        for _, labels, _ in batches(training_loader(cfg))
+    )
 
 
 @effect("SOLVER.IMS_PER_BATCH", {"4": {4}, "10": {10}})
@@ -105,12 +143,22 @@ def triplets_per_evaluation_batch(cfg):
     return [len(labels) for _, labels, _ in batches(test_loader(cfg, read_splits(cfg)["query"]))]
 
 
-@effect("INPUT.SIZE_TRAIN", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TEST", "{value}")
+@effect(
+    "INPUT.SIZE_TRAIN",
+    {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)},
+    "INPUT.SIZE_TEST",
+    "{value}",
+)
 def shape_of_a_training_image(cfg):
     return tuple(TrainTransform(cfg)(random_image()).shape)
 
 
-@effect("INPUT.SIZE_TEST", {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)}, "INPUT.SIZE_TRAIN", "{value}")
+@effect(
+    "INPUT.SIZE_TEST",
+    {"[32, 16]": (3, 32, 16), "[20, 24]": (3, 20, 24)},
+    "INPUT.SIZE_TRAIN",
+    "{value}",
+)
 def shape_of_an_image_in_evaluation(cfg):
     return tuple(test_transform(cfg)(random_image()).shape)
 
@@ -147,10 +195,15 @@ def erased_of_400(cfg):
 def most_different_images_of_a_triplet_of_equal_ones(cfg):
     dataset = training_loader(cfg).dataset
     dataset.images = [(random_image(),) * 3]
-    return max(len({image.numpy().tobytes() for image in dataset[0, seed][0]}) for seed in range(20))
+    return max(
+        len({image.numpy().tobytes() for image in dataset[0, seed][0]}) for seed in range(20)
+    )
 
 
-@effect("INPUT.MODALITY_DROPOUT", {"0": 0, "0.5": approx(550, abs=60), "0.9": approx(400 * (2.7 - 0.729), abs=40)})
+@effect(
+    "INPUT.MODALITY_DROPOUT",
+    {"0": 0, "0.5": approx(550, abs=60), "0.9": approx(400 * (2.7 - 0.729), abs=40)},
+)
 def dropped_of_400_triplets(cfg):
     dataset = training_loader(cfg).dataset
     blank = [[not image.any() for image in dataset[0, seeded(seed)][0]] for seed in range(400)]
@@ -158,10 +211,21 @@ def dropped_of_400_triplets(cfg):
     return sum(map(sum, blank))
 
 
-@effect("INPUT.PIXEL_MEAN", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[0, 0.25, 0.5]": [2.0, 1.5, 1.0]}, *PLAIN)
-@effect("INPUT.PIXEL_STD", {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[1, 0.25, 0.5]": [0.5, 2.0, 1.0]}, *PLAIN)
+@effect(
+    "INPUT.PIXEL_MEAN",
+    {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[0, 0.25, 0.5]": [2.0, 1.5, 1.0]},
+    *PLAIN,
+)
+@effect(
+    "INPUT.PIXEL_STD",
+    {"[0.5, 0.5, 0.5]": [1.0, 1.0, 1.0], "[1, 0.25, 0.5]": [0.5, 2.0, 1.0]},
+    *PLAIN,
+)
 def channels_of_white(cfg):
     white = random_image().fill_(255)
-    found = [transform(white).mean(dim=(1, 2)).tolist() for transform in (TrainTransform(cfg), test_transform(cfg))]
+    found = [
+        transform(white).mean(dim=(1, 2)).tolist()
+        for transform in (TrainTransform(cfg), test_transform(cfg))
+    ]
     assert found[0] == found[1]
     return found[0]

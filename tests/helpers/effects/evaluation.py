@@ -1,4 +1,5 @@
 """TEST: which features are ranked, and how."""
+
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,20 +35,29 @@ def weights_to_evaluate(cfg):
     return "loaded" if model.backbone.vit.norm.weight.eq(MARK).all() else "others"
 
 
-@effect("TEST.MISS", {"None": set(MODALITIES), "nothing": set(MODALITIES), "r": {"NI", "TI"}, "nt": {"RGB"}})
+@effect(
+    "TEST.MISS",
+    {"None": set(MODALITIES), "nothing": set(MODALITIES), "r": {"NI", "TI"}, "nt": {"RGB"}},
+)
 def modalities_that_are_seen(cfg):
     model, seen = model_of(cfg), []
     model.backbone.register_forward_pre_hook(lambda _, inputs: seen.extend(inputs[0]))
     loader = test_data_of(cfg).loader
     extract_features(cfg, model, loader)
     images = next(batches(loader))[0]
-    return {modality for modality in MODALITIES if any(torch.equal(images[modality][0], image) for image in seen)}
+    return {
+        modality
+        for modality in MODALITIES
+        if any(torch.equal(images[modality][0], image) for image in seen)
+    }
 
 
 @effect("TEST.AMP", {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16})
 def type_of_the_backbones_products_in_evaluation(cfg):
     model, seen = model_of(cfg), set()
-    model.backbone.vit.blocks[0].attn.qkv.register_forward_hook(lambda layer, inputs, product: seen.add(product.dtype))
+    model.backbone.vit.blocks[0].attn.qkv.register_forward_hook(
+        lambda layer, inputs, product: seen.add(product.dtype)
+    )
     (features,) = extract_features(cfg, model, test_data_of(cfg).loader)
     assert features[3].dtype == torch.float32
     (found,) = seen
@@ -65,12 +75,23 @@ def place_of_the_features_in_the_neck(cfg):
     found = extract_features(cfg, model.eval(), data.loader)[0][1]
     images, _, cameras = next(batches(data.loader))
     before = model.features(model.encode(images, cameras))["original"].double()
-    after = (before - neck.running_mean) / (neck.running_var.double() + neck.eps).sqrt() * neck.weight + neck.bias
-    (name,) = (name for name, feature in (("before", before), ("after", after)) if is_near(found[:len(feature)], feature, 6))
+    after = (before - neck.running_mean) / (
+        neck.running_var.double() + neck.eps
+    ).sqrt() * neck.weight + neck.bias
+    (name,) = (
+        name
+        for name, feature in (("before", before), ("after", after))
+        if is_near(found[: len(feature)], feature, 6)
+    )
     return name
 
 
-@effect("TEST.CROSS_MODAL", {"False": "cases", "True": "cross_modal"}, "TEST.WEIGHT", "{root}/weights.pth")
+@effect(
+    "TEST.CROSS_MODAL",
+    {"False": "cases", "True": "cross_modal"},
+    "TEST.WEIGHT",
+    "{root}/weights.pth",
+)
 def what_an_evaluation_writes(cfg):
     with TemporaryDirectory() as folder:
         config, output = Path(folder) / "config.yml", Path(folder) / "x.json"
@@ -79,13 +100,23 @@ def what_an_evaluation_writes(cfg):
         return list(json.loads(output.read_text()))[-1]
 
 
-@effect("TEST.CROSS_MODAL_DISTANCE", {"all": False, "shared": None, "pairs": True}, "TEST.RETURN_PATTERN", "1")
+@effect(
+    "TEST.CROSS_MODAL_DISTANCE",
+    {"all": False, "shared": None, "pairs": True},
+    "TEST.RETURN_PATTERN",
+    "1",
+)
 def queries_of_rgb_find_their_thermal_images(cfg):
     """Both are the identity's direction, and all other features are large and random."""
     data, model, draws = test_data_of(cfg), model_of(cfg), generator(5)
-    features = {case: {1: 1000 * torch.randn(len(data.samples), 3 * WIDTH, generator=draws)} for case in CASES}
+    features = {
+        case: {1: 1000 * torch.randn(len(data.samples), 3 * WIDTH, generator=draws)}
+        for case in CASES
+    }
     identities = torch.tensor([sample.identity for sample in data.samples])
-    features["nt"][1][:, :WIDTH] = features["rn"][1][:, 2 * WIDTH:] = identities[:, None] == torch.arange(WIDTH)
+    features["nt"][1][:, :WIDTH] = features["rn"][1][:, 2 * WIDTH :] = identities[
+        :, None
+    ] == torch.arange(WIDTH)
     found = rank_sets(cfg, model, features, data)["mAP"]["R"]["T"]
     return None if found is None else found == approx(1)
 
@@ -106,10 +137,18 @@ def distance_that_is_ranked(cfg):
     features = torch.randn(len(data.samples), 6, generator=generator(4)).double()
     features = features / features.norm(dim=1, keepdim=True)
     query, gallery = (features[places].tolist() for places in (data.query, data.gallery))
-    labels = [data.labels(name, places).tolist() for name in ("identity", "camera") for places in (data.query, data.gallery)]
-    expected = {"Euclidean": ranking.evaluate(query, gallery, *labels)[1],
-                "k-reciprocal": ranking.evaluate_distances(slow.k_reciprocal(query, gallery), *labels)[1]}
+    labels = [
+        data.labels(name, places).tolist()
+        for name in ("identity", "camera")
+        for places in (data.query, data.gallery)
+    ]
+    expected = {
+        "Euclidean": ranking.evaluate(query, gallery, *labels)[1],
+        "k-reciprocal": ranking.evaluate_distances(slow.k_reciprocal(query, gallery), *labels)[1],
+    }
     found = rank_features(cfg, features.float(), data).mAP
     name = min(expected, key=lambda name: abs(expected[name] - found))
-    assert found == approx(expected[name], abs=1 / len(query) / (2 * 4))  # rounding may exchange two neighbours, of 4 matches
+    assert found == approx(
+        expected[name], abs=1 / len(query) / (2 * 4)
+    )  # rounding may exchange two neighbours, of 4 matches
     return name

@@ -1,4 +1,5 @@
 """The keys of the losses, seen against the slow losses of tests/reference."""
+
 from itertools import combinations
 
 import torch
@@ -31,7 +32,10 @@ def rounding():
     """The relative error of a loss: logits, distances and the squares that cancel in them are larger than a loss."""
     logits, features = draw()
     distances = torch.pdist(features)
-    terms = 2 * features.square().sum(dim=1).max() / distances.min() ** 2 * distances.max() / triplet() + logits.abs().max()
+    terms = (
+        2 * features.square().sum(dim=1).max() / distances.min() ** 2 * distances.max() / triplet()
+        + logits.abs().max()
+    )
     return tolerance(WIDTH, len(LABELS), IDENTITIES) * float(terms)
 
 
@@ -48,7 +52,11 @@ def identity(smoothing):
 
 
 def center(center_losses):
-    return float(reference.center_loss(draw()[1].double(), LABELS, center_losses[0].centers.detach().double()))
+    return float(
+        reference.center_loss(
+            draw()[1].double(), LABELS, center_losses[0].centers.detach().double()
+        )
+    )
 
 
 def centers_of(cfg):
@@ -87,17 +95,32 @@ def margin(cfg):
     return which(loss_of(cfg), {margin: triplet(margin) for margin in (None, 0.3, 0.8)})
 
 
-@effect("MODEL.METRIC_LOSS_TYPE", {"triplet": {"triplet"}, "center": {"center"}, "triplet_center": {"triplet", "center"}},
-        *TRIPLETS_ALONE, "SOLVER.CENTER_LOSS_WEIGHT", "1")
+@effect(
+    "MODEL.METRIC_LOSS_TYPE",
+    {"triplet": {"triplet"}, "center": {"center"}, "triplet_center": {"triplet", "center"}},
+    *TRIPLETS_ALONE,
+    "SOLVER.CENTER_LOSS_WEIGHT",
+    "1",
+)
 def losses_of_the_features(cfg):
     losses = centers_of(cfg)
     parts = {"triplet": triplet(), "center": center(losses) if losses else 1e6}
-    sums = {names: sum(parts[name] for name in names) for count in range(3) for names in combinations(parts, count)}
+    sums = {
+        names: sum(parts[name] for name in names)
+        for count in range(3)
+        for names in combinations(parts, count)
+    }
     return set(which(loss_of(cfg, losses), sums))
 
 
-@effect("SOLVER.CENTER_LOSS_WEIGHT", {"0.0005": near(0.0005), "0.2": near(0.2)}, "MODEL.METRIC_LOSS_TYPE", "center",
-        "MODEL.ID_LOSS_WEIGHT", "0")
+@effect(
+    "SOLVER.CENTER_LOSS_WEIGHT",
+    {"0.0005": near(0.0005), "0.2": near(0.2)},
+    "MODEL.METRIC_LOSS_TYPE",
+    "center",
+    "MODEL.ID_LOSS_WEIGHT",
+    "0",
+)
 def weight_of_the_center_loss(cfg):
     losses = centers_of(cfg)
     return loss_of(cfg, losses) / center(losses)

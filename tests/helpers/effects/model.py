@@ -1,4 +1,5 @@
 """MODEL: what the network is made of and what it computes."""
+
 from dataclasses import replace
 
 import torch
@@ -23,7 +24,11 @@ def width_of_the_tokens(cfg):
 @effect("MODEL.MODALITIES", {"[RGB, NI, TI]": 3 * WIDTH, "[NI, TI]": 2 * WIDTH, "[TI]": WIDTH})
 def columns_of_the_original_feature(cfg):
     images, cameras = images_of(cfg)
-    return model_of(cfg).eval()({name: images[name] for name in cfg.MODEL.MODALITIES}, cameras, 1).shape[1]
+    return (
+        model_of(cfg)
+        .eval()({name: images[name] for name in cfg.MODEL.MODALITIES}, cameras, 1)
+        .shape[1]
+    )
 
 
 @effect("MODEL.PATCH_SIZE", {"4": 32, "8": 7 * 3})
@@ -32,8 +37,16 @@ def patches_of_an_image(cfg):
     return model_of(cfg).eval().encode(*images_of(cfg)).tokens["NI"].shape[1]
 
 
-@effect("MODEL.PRETRAIN_PATH_T", {"": False, "none": False, "{root}/backbone.pth": True}, "MODEL.PATCH_SIZE", "0",
-        "INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]")
+@effect(
+    "MODEL.PRETRAIN_PATH_T",
+    {"": False, "none": False, "{root}/backbone.pth": True},
+    "MODEL.PATCH_SIZE",
+    "0",
+    "INPUT.SIZE_TRAIN",
+    "[64, 32]",
+    "INPUT.SIZE_TEST",
+    "[64, 32]",
+)
 def the_backbone_holds_the_files_weights(cfg):
     backbone = model_of(cfg).backbone
     load_pretrained(backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
@@ -56,7 +69,12 @@ def is_random(model, cfg):
 def dropout_in_mlps_and_attention_and_its_chance_in_training_and_evaluation(cfg):
     model = model_of(cfg)
     block = model.backbone.vit.blocks[2]
-    return block.mlp.drop2.p, block.attn.attn_drop.p, is_random(model.train(), cfg), is_random(model.eval(), cfg)
+    return (
+        block.mlp.drop2.p,
+        block.attn.attn_drop.p,
+        is_random(model.train(), cfg),
+        is_random(model.eval(), cfg),
+    )
 
 
 @effect("MODEL.SIE_CAMERA", {"True": True, "False": False})
@@ -67,7 +85,10 @@ def the_camera_changes_the_features(cfg):
     return not torch.equal(model(images, cameras), model(images, (cameras + 1) % CAMERAS))
 
 
-@effect("MODEL.SIE_COE", {"0.5": approx(0.5, rel=100 * tolerance(4)), "3.0": approx(3.0, rel=100 * tolerance(4))})
+@effect(
+    "MODEL.SIE_COE",
+    {"0.5": approx(0.5, rel=100 * tolerance(4)), "3.0": approx(3.0, rel=100 * tolerance(4))},
+)
 @torch.no_grad()
 def share_of_the_cameras_embedding_in_the_tokens(cfg):
     """The rest of a token is less than a hundred times as long."""
@@ -89,9 +110,15 @@ def a_step_moves_the_backbones_weights_and_the_rest(cfg):
     optimizer = make_optimizer(cfg, model)
     total_loss(cfg, model.train()(*images_of(cfg)), LABELS, model.head_weights)[0].backward()
     optimizer.step()
-    moved = {name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name])}
+    moved = {
+        name for name, tensor in model.named_parameters() if not torch.equal(tensor, before[name])
+    }
     # A BatchNorm's bias is fixed in any case.
-    rest = {name for name in before if not name.startswith("backbone.vit.") and not name.endswith("bottleneck.bias")}
+    rest = {
+        name
+        for name in before
+        if not name.startswith("backbone.vit.") and not name.endswith("bottleneck.bias")
+    }
     return any(name.startswith("backbone.vit.") for name in moved), rest <= moved
 
 
@@ -102,15 +129,19 @@ def the_globals_are_the_class_tokens(cfg):
     images, cameras = images_of(cfg)
     global_feats = model.encode(images, cameras).global_feats
     model.double()
-    return all(is_near(global_feats[modality], model.backbone(image.double(), cameras)[1], *ENCODER)
-               for modality, image in images.items())
+    return all(
+        is_near(global_feats[modality], model.backbone(image.double(), cameras)[1], *ENCODER)
+        for modality, image in images.items()
+    )
 
 
 @effect("MODEL.DIRECT", {"1": [3 * WIDTH, 3 * WIDTH], "0": [3 * WIDTH, WIDTH, WIDTH, WIDTH]})
 @effect("MODEL.USE_SDTPS", {"True": [3 * WIDTH, 3 * WIDTH], "False": [3 * WIDTH]})
 @effect("MODEL.HDM", {"False": [3 * WIDTH, 3 * WIDTH], "True": [3 * WIDTH, 7 * WIDTH, 3 * WIDTH]})
 def widths_of_the_training_features(cfg):
-    return [feature.shape[1] for feature in model_of(cfg).train()(*images_of(cfg)).features.values()]
+    return [
+        feature.shape[1] for feature in model_of(cfg).train()(*images_of(cfg)).features.values()
+    ]
 
 
 @effect("MODEL.ATM", {"False": True, "True": False}, *HDM)
@@ -119,7 +150,9 @@ def the_enhanced_feature_is_hdms(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
     slimmed = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
-    return torch.equal(model.features(context)["moe"], model.hdm(slimmed, context.global_feats).flatten(1))
+    return torch.equal(
+        model.features(context)["moe"], model.hdm(slimmed, context.global_feats).flatten(1)
+    )
 
 
 @effect("MODEL.HEAD", {"4": 4, "8": 8}, *HDM, "MODEL.ATM", "True")
@@ -134,7 +167,10 @@ def slimmed(model, cfg):
     """Slimmed tokens and decision masks of all modalities, (3, 4, …)."""
     context = model.encode(*images_of(cfg))
     selections = model.sdtps(context).values()
-    return [torch.stack([getattr(selection, part) for selection in selections]) for part in ("tokens", "mask")]
+    return [
+        torch.stack([getattr(selection, part) for selection in selections])
+        for part in ("tokens", "mask")
+    ]
 
 
 @effect("MODEL.SDTPS_SPARSE_RATIO", {"0.5": {16.0}, "0.25": {8.0}})
@@ -155,11 +191,15 @@ def mlp_and_globals_matter_for_the_choice(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
     chosen = model.sdtps(context)["TI"].mask
-    others = {modality: torch.randn_like(feature) for modality, feature in context.global_feats.items()}
+    others = {
+        modality: torch.randn_like(feature) for modality, feature in context.global_feats.items()
+    }
     by_others = model.sdtps(replace(context, global_feats=others))["TI"].mask
     for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
         parameter.normal_()
-    return not torch.equal(model.sdtps(context)["TI"].mask, chosen), not torch.equal(by_others, chosen)
+    return not torch.equal(model.sdtps(context)["TI"].mask, chosen), not torch.equal(
+        by_others, chosen
+    )
 
 
 @effect("MODEL.SDTPS_USE_GUMBEL", {"False": False, "True": True})
@@ -176,7 +216,12 @@ def the_masks_gradient_is_felt(cfg):
     return float(model.sdtps.rgb_sparse.score_predictor[2].weight.grad.norm()) > 1e-5
 
 
-@effect("MODEL.SDTPS_GUMBEL_SELECT", {"False": [True, True], "True": [False, True]}, "MODEL.SDTPS_USE_GUMBEL", "True")
+@effect(
+    "MODEL.SDTPS_GUMBEL_SELECT",
+    {"False": [True, True], "True": [False, True]},
+    "MODEL.SDTPS_USE_GUMBEL",
+    "True",
+)
 @torch.no_grad()
 def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
     model = model_of(cfg).eval()
@@ -195,7 +240,10 @@ def hdm_is_given_the_tokens_of_sdtps(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
     selected = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
-    by_selected, by_all = (model.hdm(patches, context.global_feats).flatten(1) for patches in (selected, context.tokens))
+    by_selected, by_all = (
+        model.hdm(patches, context.global_feats).flatten(1)
+        for patches in (selected, context.tokens)
+    )
     found = model.features(context)["moe"]
     assert torch.equal(found, by_selected) != torch.equal(found, by_all)
     return torch.equal(found, by_selected)
@@ -207,6 +255,14 @@ def whose_choice_follows_the_missing_modalitys_global(cfg):
     model = model_of(cfg).eval()
     context = model.encode(*images_of(cfg))
     others = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
-    before, after = (model.sdtps(replace(context, missing={"NI": torch.ones(4, 1, dtype=torch.bool)}, global_feats=given))
-                     for given in (context.global_feats, others))
-    return {modality for modality in MODALITIES if not torch.equal(before[modality].mask, after[modality].mask)}
+    before, after = (
+        model.sdtps(
+            replace(context, missing={"NI": torch.ones(4, 1, dtype=torch.bool)}, global_feats=given)
+        )
+        for given in (context.global_feats, others)
+    )
+    return {
+        modality
+        for modality in MODALITIES
+        if not torch.equal(before[modality].mask, after[modality].mask)
+    }

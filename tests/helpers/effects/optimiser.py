@@ -1,4 +1,5 @@
 """SOLVER: the optimiser, its groups and the schedule."""
+
 from functools import partial
 
 import torch
@@ -9,8 +10,20 @@ from demo_sdtps.training.optim import make_optimizer, make_scheduler
 from effects.base import effect, model_of
 
 CLASSIFIER, BIAS = "heads.original.classifier.weight", "pife.reduce.RGB.1.bias"
-PLAIN_SGD = ("SOLVER.OPTIMIZER_NAME", "SGD", "SOLVER.BASE_LR", "0.5", "SOLVER.BIAS_LR_FACTOR", "1", "SOLVER.MOMENTUM", "0",
-             "SOLVER.WEIGHT_DECAY", "0", "SOLVER.WEIGHT_DECAY_BIAS", "0")
+PLAIN_SGD = (
+    "SOLVER.OPTIMIZER_NAME",
+    "SGD",
+    "SOLVER.BASE_LR",
+    "0.5",
+    "SOLVER.BIAS_LR_FACTOR",
+    "1",
+    "SOLVER.MOMENTUM",
+    "0",
+    "SOLVER.WEIGHT_DECAY",
+    "0",
+    "SOLVER.WEIGHT_DECAY_BIAS",
+    "0",
+)
 near = partial(approx, rel=10 * tolerance(8))
 """A few operations; a step is at least a tenth of the weight."""
 
@@ -27,7 +40,10 @@ def step_of(cfg, name, gradient, steps=1):
     return (parameter.double() - before).detach(), before.double()
 
 
-@effect("SOLVER.OPTIMIZER_NAME", {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW})
+@effect(
+    "SOLVER.OPTIMIZER_NAME",
+    {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW},
+)
 def kind_of_the_optimiser(cfg):
     return type(make_optimizer(cfg, model_of(cfg)))
 
@@ -61,13 +77,21 @@ def decay_of_a_weight_and_a_bias(cfg):
     return decay_of(cfg, CLASSIFIER), decay_of(cfg, BIAS)
 
 
-@effect("SOLVER.WARMUP_ITERS", {"0": approx(0.001 * 0.005), "20": approx(0.1 * 0.005 + 10 / 20 * 0.9 * 0.005)},
-        "SOLVER.MAX_EPOCHS", "10")
+@effect(
+    "SOLVER.WARMUP_ITERS",
+    {"0": approx(0.001 * 0.005), "20": approx(0.1 * 0.005 + 10 / 20 * 0.9 * 0.005)},
+    "SOLVER.MAX_EPOCHS",
+    "10",
+)
 def learning_rate_at_the_end(cfg):
     """The cosine's floor, or as far as the warm-up has come; the noise is over then."""
     model = model_of(cfg)
     optimizer = make_optimizer(cfg, model)
     make_scheduler(cfg, optimizer).step(cfg.SOLVER.MAX_EPOCHS)
     parameter = dict(model.named_parameters())[CLASSIFIER]
-    (rate,) = (group["lr"] for group in optimizer.param_groups if any(parameter is other for other in group["params"]))
+    (rate,) = (
+        group["lr"]
+        for group in optimizer.param_groups
+        if any(parameter is other for other in group["params"])
+    )
     return rate

@@ -1,4 +1,5 @@
 """Keys of whole runs: train_net.py on the tiny data set, with one epoch where nothing else is said."""
+
 import logging
 import shutil
 import sys
@@ -51,7 +52,9 @@ class Watch(logging.Handler):
         self.last, self.seen = output / "last.pth", []
 
     def note(self):
-        self.seen.append(torch.load(self.last, weights_only=True)["epoch"] if self.last.exists() else None)
+        self.seen.append(
+            torch.load(self.last, weights_only=True)["epoch"] if self.last.exists() else None
+        )
 
     def emit(self, record):
         if ": loss" in record.getMessage():
@@ -93,15 +96,25 @@ def watched(cfg) -> Run:
     def spied(cfg, model):
         optimizer = make_optimizer(cfg, model)
         parameters = list(model.parameters())
-        optimizer.register_step_pre_hook(lambda *_: norms.append(float(torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in parameters if parameter.grad is not None]))))
+        optimizer.register_step_pre_hook(
+            lambda *_: norms.append(
+                float(
+                    torch.nn.utils.get_total_norm(
+                        [parameter.grad for parameter in parameters if parameter.grad is not None]
+                    )
+                )
+            )
+        )
         return optimizer
 
     watch, logger = Watch(output), logging.getLogger("demo_sdtps.training.trainer")
     logger.addHandler(watch)
     try:
-        with mock.patch.object(Trainer, "_save", autospec=True, side_effect=Trainer._save) as save, \
-                mock.patch.object(reid, "make_optimizer", spied), mock.patch.object(trainer, "progress", Bar):
+        with (
+            mock.patch.object(Trainer, "_save", autospec=True, side_effect=Trainer._save) as save,
+            mock.patch.object(reid, "make_optimizer", spied),
+            mock.patch.object(trainer, "progress", Bar),
+        ):
             run(cfg)
     finally:
         logger.removeHandler(watch)
@@ -116,8 +129,14 @@ def epochs_with_an_evaluation(cfg):
     return [record["epoch"] for record in seen(cfg).records if "patterns" in record]
 
 
-@effect("SOLVER.CHECKPOINT_PERIOD", {"1": [None, 1, 2, 3], "2": [None, None, 2, 3]}, "SOLVER.MAX_EPOCHS", "3",
-        "SOLVER.EVAL_PERIOD", "2")
+@effect(
+    "SOLVER.CHECKPOINT_PERIOD",
+    {"1": [None, 1, 2, 3], "2": [None, None, 2, 3]},
+    "SOLVER.MAX_EPOCHS",
+    "3",
+    "SOLVER.EVAL_PERIOD",
+    "2",
+)
 def epoch_of_the_last_checkpoint_during_each_epoch_and_at_the_end(cfg):
     return seen(cfg).last
 
@@ -190,15 +209,24 @@ BEST_EPOCHS = {1: 2, 2: 3, 3: 1}
 """In the runs below, by return pattern."""
 
 
-@effect("TEST.RETURN_PATTERN", {str(pattern): epoch for pattern, epoch in BEST_EPOCHS.items()}, "SOLVER.MAX_EPOCHS", "3")
+@effect(
+    "TEST.RETURN_PATTERN",
+    {str(pattern): epoch for pattern, epoch in BEST_EPOCHS.items()},
+    "SOLVER.MAX_EPOCHS",
+    "3",
+)
 def epoch_of_the_best_checkpoint(cfg):
     """By rankings that are given: which epoch is best by which features cannot be had from a real training at will."""
     epochs = iter((1, 2, 3))
 
     def rankings(*_):
         epoch = next(epochs)
-        return {cfg.TEST.MISS: {pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5)
-                                for pattern, best in BEST_EPOCHS.items()}}
+        return {
+            cfg.TEST.MISS: {
+                pattern: Ranking(torch.ones(50), 0.9 if epoch == best else 0.5)
+                for pattern, best in BEST_EPOCHS.items()
+            }
+        }
 
     with mock.patch.object(reid, "evaluate_reid", rankings):
         output = run(cfg)
@@ -212,11 +240,20 @@ def type_of_the_logits_in_training(cfg):
     with autocast(device, choose_precision(cfg.SOLVER.AMP, device)):
         output = model(*images_of(cfg))
         total_loss(cfg, output, LABELS, model.head_weights)[0].backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    assert all(
+        parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    )
     return next(iter(output.logits.values())).dtype
 
 
-@effect("MODEL.COMPILE", {"True": (True, True), "False": (False, False)}, "TEST.WEIGHT", "{root}/weights.pth")
+@effect(
+    "MODEL.COMPILE",
+    {"True": (True, True), "False": (False, False)},
+    "TEST.WEIGHT",
+    "{root}/weights.pth",
+)
 def training_and_evaluation_compile_the_backbone(cfg):
     """Without compiling it, for time's sake: tests/modeling/test_fast_model.py does, and looks at what comes out."""
     with mock.patch.object(torch.nn.Module, "compile") as compiled:
@@ -231,7 +268,10 @@ def device_on_this_machine(cfg):
 
 @effect("MODEL.DEVICE_ID", {"0": "cuda:0", "2": "cuda:2", "4": "told"}, "MODEL.DEVICE", "auto")
 def device_on_a_machine_with_four_gpus(cfg):
-    with mock.patch("torch.cuda.is_available", lambda: True), mock.patch("torch.cuda.device_count", lambda: 4):
+    with (
+        mock.patch("torch.cuda.is_available", lambda: True),
+        mock.patch("torch.cuda.device_count", lambda: 4),
+    ):
         found = device_on_this_machine(cfg)
         assert found == device_on_this_machine(with_values(cfg, {"MODEL.DEVICE": "cuda"}))
     return found

@@ -1,4 +1,5 @@
 """MODEL.SLIM_…: what slimming in the backbone drops, by what, and what becomes of it."""
+
 import torch
 from numeric import tolerance
 from pytest import approx
@@ -16,12 +17,17 @@ def loss_of(cfg):
     """The auxiliary loss of a training forward, on triplets whose foreground is their upper half."""
     images, cameras = images_of(cfg)
     mask = torch.zeros(len(cameras), 1, *cfg.INPUT.SIZE_TRAIN)
-    mask[..., :mask.shape[2] // 2, :] = 1
+    mask[..., : mask.shape[2] // 2, :] = 1
     loss = model_of(cfg).train().encode(images | {MASK: mask}, cameras).loss
     return None if loss is None else loss.item()
 
 
-@effect("MODEL.SLIM_BLOCKS", {"[1, 2]": [33, 18, 11], "[0, 2]": [18, 18, 11]}, "MODEL.SLIM_KEEP", "[0.5, 0.5]")
+@effect(
+    "MODEL.SLIM_BLOCKS",
+    {"[1, 2]": [33, 18, 11], "[0, 2]": [18, 18, 11]},
+    "MODEL.SLIM_KEEP",
+    "[0.5, 0.5]",
+)
 @torch.no_grad()
 def tokens_in_the_first_three_blocks(cfg):
     model, seen = model_of(cfg).eval(), []
@@ -38,7 +44,13 @@ def patches_left_by_every_stage(cfg):
     return [stage.kept["NI"].shape[1] for stage in stages]
 
 
-@effect("MODEL.SLIM_SCORE", {"distinctness": True, "saliency": False}, *ONE_STAGE, "MODEL.SLIM_SHARED", "False")
+@effect(
+    "MODEL.SLIM_SCORE",
+    {"distinctness": True, "saliency": False},
+    *ONE_STAGE,
+    "MODEL.SLIM_SHARED",
+    "False",
+)
 @torch.no_grad()
 def patches_unlike_the_mean_are_kept(cfg):
     model = model_of(cfg).eval()
@@ -59,12 +71,18 @@ def all_modalities_keep_the_same_places(cfg):
 @torch.no_grad()
 def tokens_in_the_last_block(cfg):
     model, seen = model_of(cfg).eval(), []
-    model.backbone.vit.blocks[-1].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0].shape[1]))
+    model.backbone.vit.blocks[-1].register_forward_pre_hook(
+        lambda block, inputs: seen.append(inputs[0].shape[1])
+    )
     model.encode(*images_of(cfg))
     return seen[0]
 
 
-@effect("MODEL.SLIM_LOSS_WEIGHT", {value: approx(float(value), rel=tolerance(4)) for value in ("5.0", "0.25")}, *SUPERVISED)
+@effect(
+    "MODEL.SLIM_LOSS_WEIGHT",
+    {value: approx(float(value), rel=tolerance(4)) for value in ("5.0", "0.25")},
+    *SUPERVISED,
+)
 def loss_against_the_masks_over_that_of_weight_1(cfg):
     reference = cfg.clone()
     reference.defrost()

@@ -1,4 +1,5 @@
 """Scores of patches, at any place in the backbone, against slow versions of themselves."""
+
 from dataclasses import replace
 
 import pytest
@@ -21,8 +22,10 @@ SPAN = 4
 
 def context_of(seed, batch=3):
     draws = generator(seed)
-    tokens, class_tokens = ({modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
-                            for shape in ((10, WIDTH), (WIDTH,)))
+    tokens, class_tokens = (
+        {modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
+        for shape in ((10, WIDTH), (WIDTH,))
+    )
     for part in tokens.values():
         part.requires_grad_()
     return Context(tokens, class_tokens, GRID)
@@ -62,25 +65,58 @@ def test_a_patch_unlike_the_others_is_distinct():
 def test_the_score_of_sdtps_between_two_blocks(missing, beta):
     """Values and gradients: class tokens guide, without those of missing modalities, whatever SDTPS_GUIDE_MISSING says."""
     score = score_of("sdtps", 4, "MODEL.SDTPS_BETA", beta, "MODEL.SDTPS_GUIDE_MISSING", True)
-    context = replace(context_of(5), missing={name: torch.ones(3, 1, dtype=torch.bool) for name in missing})
-    weights = {modality: {name.replace(modality, "sparse.score_predictor"): part.detach().double().requires_grad_()
-                          for name, part in score.score_predictor.named_parameters() if name.startswith(modality)}
-               for modality in MODALITIES}
-    tokens = {modality: part.detach().double().requires_grad_() for modality, part in context.tokens.items()}
+    context = replace(
+        context_of(5), missing={name: torch.ones(3, 1, dtype=torch.bool) for name in missing}
+    )
+    weights = {
+        modality: {
+            name.replace(modality, "sparse.score_predictor"): part.detach()
+            .double()
+            .requires_grad_()
+            for name, part in score.score_predictor.named_parameters()
+            if name.startswith(modality)
+        }
+        for modality in MODALITIES
+    }
+    tokens = {
+        modality: part.detach().double().requires_grad_()
+        for modality, part in context.tokens.items()
+    }
     absent = [MODALITIES.index(modality) for modality in missing]
     found = score.scores(context)
     draws = generator(6)
     for place, modality in enumerate(MODALITIES):
-        expected = torch.stack([torch.stack(reference.scores_of(
-            weights[modality], tokens[modality][sample], place,
-            [context.class_tokens[other][sample].double() for other in MODALITIES], beta, absent)) for sample in range(3)])
+        expected = torch.stack(
+            [
+                torch.stack(
+                    reference.scores_of(
+                        weights[modality],
+                        tokens[modality][sample],
+                        place,
+                        [context.class_tokens[other][sample].double() for other in MODALITIES],
+                        beta,
+                        absent,
+                    )
+                )
+                for sample in range(3)
+            ]
+        )
         assert_close(found[modality], expected, *GUIDED, scale=SPAN)
         probe = torch.randn(3, 10, generator=draws)
         (found[modality] * probe).sum().backward()
         (expected * probe).sum().backward()
-        pairs = [(context.tokens[modality], tokens[modality]), *(
-            (score.score_predictor.get_parameter(name.replace("sparse.score_predictor", modality)), exact)
-            for name, exact in weights[modality].items())]
+        pairs = [
+            (context.tokens[modality], tokens[modality]),
+            *(
+                (
+                    score.score_predictor.get_parameter(
+                        name.replace("sparse.score_predictor", modality)
+                    ),
+                    exact,
+                )
+                for name, exact in weights[modality].items()
+            ),
+        ]
         for own, exact in pairs:
             assert exact.grad.eq(0).all() == (beta == 0.5)
             assert_close(own.grad, exact.grad, *GUIDED, *GUIDED, 3 * 10)
@@ -89,8 +125,10 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
 def test_a_modality_without_tokens_counts_as_missing():
     score, context = score_of("sdtps", 7), context_of(8)
     present = [modality for modality in MODALITIES if modality != "NI"]
-    tokens, class_tokens = ({modality: part[modality] for modality in present}
-                            for part in (context.tokens, context.class_tokens))
+    tokens, class_tokens = (
+        {modality: part[modality] for modality in present}
+        for part in (context.tokens, context.class_tokens)
+    )
     found = score.scores(Context(tokens, class_tokens, GRID))
     expected = score.scores(replace(context, missing={"NI": torch.ones(3, 1, dtype=torch.bool)}))
     assert list(found) == present
@@ -106,10 +144,21 @@ def picture_of(seed, positions=None):
     draws = generator(seed)
     count = LARGE[0] * LARGE[1] if positions is None else positions.shape[1]
     tokens = torch.randn(3, count, 16, generator=draws, requires_grad=True)
-    image = torch.rand(3, 3, *((step * (n - 1) + side) for step, n, side in zip(STRIDE, LARGE, SIZE, strict=True)),
-                       generator=draws)
-    return Context({"NI": tokens}, {}, LARGE, positions={} if positions is None else {"NI": positions}, images={"NI": image},
-                   patch_size=SIZE, patch_stride=STRIDE)
+    image = torch.rand(
+        3,
+        3,
+        *((step * (n - 1) + side) for step, n, side in zip(STRIDE, LARGE, SIZE, strict=True)),
+        generator=draws,
+    )
+    return Context(
+        {"NI": tokens},
+        {},
+        LARGE,
+        positions={} if positions is None else {"NI": positions},
+        images={"NI": image},
+        patch_size=SIZE,
+        patch_stride=STRIDE,
+    )
 
 
 def some_places():
@@ -126,16 +175,33 @@ def test_saliency_equals_the_slow_one(positions):
     assert found.dtype == torch.float32 and not found.requires_grad
     for row in range(3):
         where = None if positions is None else positions[row]
-        expected = torch.tensor(cues.saliency(context.images["NI"][row].double(), LARGE, SIZE, STRIDE), dtype=torch.double)
+        expected = torch.tensor(
+            cues.saliency(context.images["NI"][row].double(), LARGE, SIZE, STRIDE),
+            dtype=torch.double,
+        )
         # Mean colours of up to 1, their distances, sums along rows and columns.
-        assert_close(found[row], expected if where is None else expected[where], SIZE[0] * SIZE[1], 3, sum(LARGE), scale=1.0)
+        assert_close(
+            found[row],
+            expected if where is None else expected[where],
+            SIZE[0] * SIZE[1],
+            3,
+            sum(LARGE),
+            scale=1.0,
+        )
 
 
 def test_an_object_is_salient_also_where_it_touches_the_border():
     """And nothing of an even picture is."""
     image = torch.full((2, 3, 45, 45), 0.5)
     image[1, :, 10:, 20:30] = 0.9
-    context = Context({"TI": torch.zeros(2, 81, 8)}, {}, (9, 9), images={"TI": image}, patch_size=(5, 5), patch_stride=(5, 5))
+    context = Context(
+        {"TI": torch.zeros(2, 81, 8)},
+        {},
+        (9, 9),
+        images={"TI": image},
+        patch_size=(5, 5),
+        patch_stride=(5, 5),
+    )
     (score,) = make_score("saliency", tiny_cfg(), 8, (9, 9)).scores(context).values()
     is_object = image[1, 0, 2::5, 2::5].flatten() > 0.6
     assert score[0].abs().max() == 0 and score[1][is_object].min() > score[1][~is_object].max()

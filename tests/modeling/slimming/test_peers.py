@@ -1,4 +1,5 @@
 """The peers of studies/baselines.py against slow versions of them, alone and in the model."""
+
 from dataclasses import replace
 from itertools import count as numbers
 
@@ -36,10 +37,20 @@ def draw(seed, has_sizes):
     values = torch.randn(ROWS, 1 + PATCHES, WIDTH, generator=draws)
     attention = torch.randn(ROWS, HEADS, PATCHES, generator=draws).softmax(dim=-1)
     keys = torch.randn(ROWS, PATCHES, WIDTH, generator=draws)
-    sizes = torch.randint(1, 5, (ROWS, 1 + PATCHES), generator=draws).float() if has_sizes else torch.ones(ROWS, 1 + PATCHES)
+    sizes = (
+        torch.randint(1, 5, (ROWS, 1 + PATCHES), generator=draws).float()
+        if has_sizes
+        else torch.ones(ROWS, 1 + PATCHES)
+    )
     tokens = Tokens(values.requires_grad_(), sizes=sizes if has_sizes else None)
-    context = Context(by_modality(values[:, 1:]), by_modality(values[:, 0]), GRID, attention=by_modality(attention),
-                      keys=by_modality(keys), sizes=by_modality(sizes[:, 1:]))
+    context = Context(
+        by_modality(values[:, 1:]),
+        by_modality(values[:, 0]),
+        GRID,
+        attention=by_modality(attention),
+        keys=by_modality(keys),
+        sizes=by_modality(sizes[:, 1:]),
+    )
     return tokens, context
 
 
@@ -49,13 +60,17 @@ def joined(parts):
 
 def exactly(context):
     """Keys, attention and sizes of all rows in float64."""
-    attention = torch.stack([torch.stack(reference_cues.mean_attention(row)) for row in joined(context.attention)])
+    attention = torch.stack(
+        [torch.stack(reference_cues.mean_attention(row)) for row in joined(context.attention)]
+    )
     return joined(context.keys), attention, joined(context.sizes)
 
 
 def are_apart(values, *lengths):
     """Whether values (…, n) are so far from each other that roundings decide nothing."""
-    return float(values.sort(dim=-1).values.diff(dim=-1).min()) > 2 * tolerance(*lengths) * float(values.abs().max())
+    return float(values.sort(dim=-1).values.diff(dim=-1).min()) > 2 * tolerance(*lengths) * float(
+        values.abs().max()
+    )
 
 
 def cosines(tokens):
@@ -73,24 +88,34 @@ def clear(has_sizes):
             return tokens, context
 
 
-@pytest.mark.parametrize("has_sizes", [False, True], ids=["first stage", "patches that stand for several"])
+@pytest.mark.parametrize(
+    "has_sizes", [False, True], ids=["first stage", "patches that stand for several"]
+)
 @pytest.mark.parametrize("count", [8, 11, 12])
 def test_merging_against_its_description(count, has_sizes):
     """What is kept, the means, sizes and gradients, in float32 also under autocast."""
     tokens, context = clear(has_sizes)
-    score = make_score(PLACE + "ToMe", tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", [count / PATCHES]),
-                       WIDTH, GRID)
+    score = make_score(
+        PLACE + "ToMe",
+        tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", [count / PATCHES]),
+        WIDTH,
+        GRID,
+    )
     with torch.autocast("cpu", torch.bfloat16):
         scores = torch.cat(list(score(context).values()))
         kept, decision = select(scores, count)
         kept = kept.sort(dim=1).values
-        slimmed = Tokens(torch.cat([tokens.values[:, :1], take(tokens.values[:, 1:], kept)], dim=1), kept)
+        slimmed = Tokens(
+            torch.cat([tokens.values[:, :1], take(tokens.values[:, 1:], kept)], dim=1), kept
+        )
         merged = score.merge(tokens, slimmed, scores, decision, context)
     keys, _, sizes = exactly(context)
     values, expected = tokens.values.detach().double().requires_grad_(), []
     for row in range(ROWS):
         groups = reference.tome(keys[row], count)
-        expected.append(torch.cat([values[row, :1], reference.means(values[row, 1:], sizes[row], groups)]))
+        expected.append(
+            torch.cat([values[row, :1], reference.means(values[row, 1:], sizes[row], groups)])
+        )
         assert kept[row].tolist() == sorted(group[0] for group in groups)
         assert merged.sizes[row].tolist() == [1, *reference.totals(sizes[row], groups)]
     assert torch.equal(merged.positions, kept) and merged.extra == 0
@@ -105,7 +130,9 @@ def test_the_nearest_patch_is_found_in_float32_under_autocast():
     """In bfloat16 both cosines are 0.957, of which the first would be the nearest."""
     angles = torch.tensor([0.0, 0.30, 3.0, 0.29])
     keys = torch.stack([angles.cos(), angles.sin()], dim=-1)[None]
-    score = make_score(PLACE + "ToMe", tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.75]"), 2, (2, 2))
+    score = make_score(
+        PLACE + "ToMe", tiny_cfg("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.75]"), 2, (2, 2)
+    )
     with torch.autocast("cpu", torch.bfloat16):
         found = score(Context({"RGB": keys}, {}, (2, 2), keys={"RGB": keys}))["RGB"]
     assert found.tolist() == [[-1 - 3, 0, 0, 0]]
@@ -128,11 +155,21 @@ def test_evit_sums_what_it_drops():
     slimmed = Tokens(torch.cat([tokens.values[:, :1], take(tokens.values, 1 + kept)], dim=1), kept)
     extra = score.merge(tokens, slimmed, scores, decision, context).values[:, -1]
     values, (_, attention, _) = tokens.values.detach().double().requires_grad_(), exactly(context)
-    expected = torch.stack([sum(attention[row, patch] * values[row, 1 + patch] for patch in range(PATCHES)
-                                if patch not in kept[row].tolist()) for row in range(ROWS)])
+    expected = torch.stack(
+        [
+            sum(
+                attention[row, patch] * values[row, 1 + patch]
+                for patch in range(PATCHES)
+                if patch not in kept[row].tolist()
+            )
+            for row in range(ROWS)
+        ]
+    )
     assert_close(extra, expected, HEADS, PATCHES)
-    found, slow = (torch.autograd.grad(part.square().sum(), given)[0]
-                   for part, given in ((extra, tokens.values), (expected, values)))
+    found, slow = (
+        torch.autograd.grad(part.square().sum(), given)[0]
+        for part, given in ((extra, tokens.values), (expected, values))
+    )
     assert_close(found, slow, HEADS, PATCHES, PATCHES)
 
 
@@ -145,10 +182,12 @@ def test_the_attention_is_that_of_the_next_block():
     score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
     model.slimming.register_forward_pre_hook(lambda module, args: inputs.append(args[1]))
     model.encode(*random_images(5))
-    backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(
+        lambda module, args: seen.append(args[0])
+    )
     with backbone.ready(torch.device("cpu")):
         backbone.run_blocks(inputs[0], 1, 2)
-    expected = seen[0][:, :, 0, -LEFT[0]:].double()
+    expected = seen[0][:, :, 0, -LEFT[0] :].double()
     assert_close(joined(contexts[0].attention), expected, *2 * BLOCK[:4], 1 + LEFT[0])
 
 
@@ -161,7 +200,7 @@ def test_the_sizes_are_those_of_the_tokens():
     model.backbone.run_blocks = lambda tokens, *blocks: seen.append(tokens) or run(tokens, *blocks)
     model.encode(*random_images(6))
     found = torch.cat(list(contexts[0].sizes.values()))
-    assert torch.equal(found, seen[1].sizes[:, -LEFT[1]:]) and found.max() > 1
+    assert torch.equal(found, seen[1].sizes[:, -LEFT[1] :]) and found.max() > 1
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
@@ -183,7 +222,9 @@ def test_a_peer_in_the_model(name, training):
             assert all(feature.isfinite().all() for feature in model.features(context).values())
         for stage, before, after in zip(context.stages, LEFT, LEFT[1:], strict=False):
             for modality in MODALITIES:
-                assert stage.scored[modality].shape == (4, before) and stage.kept[modality].shape == (4, after)
+                assert stage.scored[modality].shape == (4, before) and stage.kept[
+                    modality
+                ].shape == (4, after)
                 assert (stage.kept[modality].diff(dim=1) > 0).all()
         assert all(context.tokens[modality].shape[1] == LEFT[-1] for modality in MODALITIES)
     prefix = model.backbone.vit.num_prefix_tokens
@@ -197,7 +238,9 @@ def test_a_peer_in_the_model(name, training):
         assert tokens.sizes[:, prefix:].sum(dim=1).eq(32).all()
 
 
-@pytest.mark.parametrize("options", [(), ("MODEL.TRANSFORMER_TYPE", "eva02_tiny_patch14_224")], ids=str)
+@pytest.mark.parametrize(
+    "options", [(), ("MODEL.TRANSFORMER_TYPE", "eva02_tiny_patch14_224")], ids=str
+)
 def test_fused_and_plain_attention_agree_on_merged_tokens(options):
     """In float64, so that no rounding of theirs changes what is merged."""
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe", *options).eval().double()
@@ -212,54 +255,105 @@ def test_fused_and_plain_attention_agree_on_merged_tokens(options):
 
 def test_without_merging_the_same_patches_are_dropped():
     images, cameras = random_images(14)
-    merged, dropped = (tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SHARED", "False",
-                                  "MODEL.SLIM_SCORE", PLACE + "ToMe", "MODEL.SLIM_MERGE", merge).eval()
-                       .encode(images, cameras) for merge in (True, False))
-    assert all(torch.equal(merged.positions[modality], dropped.positions[modality]) for modality in MODALITIES)
+    merged, dropped = (
+        tiny_model(
+            "MODEL.SLIM_BLOCKS",
+            "[1]",
+            "MODEL.SLIM_KEEP",
+            "[0.5]",
+            "MODEL.SLIM_SHARED",
+            "False",
+            "MODEL.SLIM_SCORE",
+            PLACE + "ToMe",
+            "MODEL.SLIM_MERGE",
+            merge,
+        )
+        .eval()
+        .encode(images, cameras)
+        for merge in (True, False)
+    )
+    assert all(
+        torch.equal(merged.positions[modality], dropped.positions[modality])
+        for modality in MODALITIES
+    )
     assert not torch.allclose(merged.tokens["RGB"], dropped.tokens["RGB"])
 
 
 def test_pairs_leave_at_least_half():
-    with pytest.raises(UserError, match=r"MODEL.SLIM_KEEP is \[0.4\], but ToMe can .* by more MODEL.SLIM_BLOCKS\.$"):
-        tiny_model("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]", "MODEL.SLIM_SCORE", PLACE + "ToMe")
+    with pytest.raises(
+        UserError, match=r"MODEL.SLIM_KEEP is \[0.4\], but ToMe can .* by more MODEL.SLIM_BLOCKS\.$"
+    ):
+        tiny_model(
+            "MODEL.SLIM_BLOCKS",
+            "[1]",
+            "MODEL.SLIM_KEEP",
+            "[0.4]",
+            "MODEL.SLIM_SCORE",
+            PLACE + "ToMe",
+        )
 
 
 @pytest.mark.parametrize("size", [(8, 6), (7, 5)], ids=str)
 def test_energy_of_the_wavelet(size):
     """The last pixels of odd sides are repeated."""
     images = torch.randn(2, 3, *size, generator=generator(16))
-    even = images[..., [min(row, size[0] - 1) for row in range(8)], :][..., [min(column, size[1] - 1) for column in range(6)]]
-    expected = torch.stack([sum(reference.haar_energy(channel) for channel in image.double()) for image in even])
-    assert_close(haar_energy(images), expected[:, None, :size[0], :size[1]], 4, 9)
+    even = images[..., [min(row, size[0] - 1) for row in range(8)], :][
+        ..., [min(column, size[1] - 1) for column in range(6)]
+    ]
+    expected = torch.stack(
+        [sum(reference.haar_energy(channel) for channel in image.double()) for image in even]
+    )
+    assert_close(haar_energy(images), expected[:, None, : size[0], : size[1]], 4, 9)
     assert haar_energy(torch.full((1, 3, 4, 4), 7.0)).eq(0).all()
 
 
-@pytest.mark.parametrize("missing", [frozenset(), frozenset({"RGB", "TI"})], ids=["nothing missing", "RGB and TI missing"])
+@pytest.mark.parametrize(
+    "missing",
+    [frozenset(), frozenset({"RGB", "TI"})],
+    ids=["nothing missing", "RGB and TI missing"],
+)
 def test_editor_keeps_the_union_of_both_tops(missing):
     """Of overlapping patches, at every stage, by each modality's own attention and the present images' energy.
 
     Pixels are small whole numbers and attention weights multiples of 2^-16, so that their sums are exact.
     """
-    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", "studies.baselines:Editor", "MODEL.STRIDE_SIZE", "[6,5]").eval()
+    model = tiny_model(
+        *SLIM, "MODEL.SLIM_SCORE", "studies.baselines:Editor", "MODEL.STRIDE_SIZE", "[6,5]"
+    ).eval()
     contexts = []
 
     def exact(context):
-        return replace(context, attention={name: (2**16 * part).round() / 2**16 for name, part in context.attention.items()})
+        return replace(
+            context,
+            attention={
+                name: (2**16 * part).round() / 2**16 for name, part in context.attention.items()
+            },
+        )
 
     for score in model.slimming.scores:
-        score.scores = lambda context, scores=score.scores: contexts.append(exact(context)) or scores(contexts[-1])
+        score.scores = lambda context, scores=score.scores: (
+            contexts.append(exact(context)) or scores(contexts[-1])
+        )
     images, cameras = random_images(17, batch=2)
     images = {name: (4 * image).round() for name, image in images.items()}
     with torch.no_grad():
         stages = model.encode_cases(images, cameras, [missing])[0].stages
     for sample in range(2):
-        energy = sum(reference.haar_energy(channel) for modality in MODALITIES if modality not in missing
-                     for channel in images[modality][sample].double())
+        energy = sum(
+            reference.haar_energy(channel)
+            for modality in MODALITIES
+            if modality not in missing
+            for channel in images[modality][sample].double()
+        )
         strength = reference.patch_means(energy, (8, 8), (6, 5))
         assert len(strength) == model.backbone.num_patches
-        for stage, context, count in zip(stages, contexts, model.slimming.counts(model.backbone.num_patches), strict=True):
+        for stage, context, count in zip(
+            stages, contexts, model.slimming.counts(model.backbone.num_patches), strict=True
+        ):
             for modality in MODALITIES:
                 places = stage.scored[modality][sample].tolist()
                 attention = reference_cues.mean_attention(context.attention[modality][sample])
-                kept = reference.union_of_tops(attention, [strength[place] for place in places], count)
+                kept = reference.union_of_tops(
+                    attention, [strength[place] for place in places], count
+                )
                 assert stage.kept[modality][sample].tolist() == [places[index] for index in kept]

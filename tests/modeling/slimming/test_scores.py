@@ -1,4 +1,5 @@
 """A score of patches is one class: one from outside the project is named by module and class, and every command serves it."""
+
 import json
 import re
 import sys
@@ -21,7 +22,11 @@ from demo_sdtps.modeling.slimming.scores.base import Context, Score
 from demo_sdtps.modeling.slimming.scores.guided import SDTPS
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-(EXAMPLE,) = (example for example in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class Contrast" in example)
+(EXAMPLE,) = (
+    example
+    for example in re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    if "class Contrast" in example
+)
 SLIM = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE")
 
 
@@ -32,8 +37,18 @@ def run(tiny_root, tmp_path_factory):
     (folder / "contrast.py").write_text(EXAMPLE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        words = cli_args_for(tiny_root, *SLIM, "contrast:Contrast", "SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0",
-                             "SOLVER.EVAL_UNTRAINED", "True", config=BASELINE)
+        words = cli_args_for(
+            tiny_root,
+            *SLIM,
+            "contrast:Contrast",
+            "SOLVER.MAX_EPOCHS",
+            "1",
+            "SOLVER.WARMUP_ITERS",
+            "0",
+            "SOLVER.EVAL_UNTRAINED",
+            "True",
+            config=BASELINE,
+        )
         assert call([*words, "OUTPUT_DIR", folder / "run"]) == 0
         yield words, folder / "run"
     sys.modules.pop("contrast", None)
@@ -42,13 +57,19 @@ def run(tiny_root, tmp_path_factory):
 def test_every_command_serves_a_score_from_outside(run, command, tmp_path, tiny_root):
     words, folder = run
     weights = ("--weight", folder / "last.pth", "DATASETS.ROOT_DIR", tiny_root)
-    evaluated = [command(test_net.main, *weights, "--json", tmp_path / "all.json", "TEST.MISS", "all"),
-                 command(draw_tokens.main, *weights, "--output", tmp_path / "tokens.png"),
-                 command(selection_quality.main, *weights, "--json", tmp_path / "s.json"),
-                 command(profile_flops.main, *words), command(report.main, "--run", folder)]
+    evaluated = [
+        command(test_net.main, *weights, "--json", tmp_path / "all.json", "TEST.MISS", "all"),
+        command(draw_tokens.main, *weights, "--output", tmp_path / "tokens.png"),
+        command(selection_quality.main, *weights, "--json", tmp_path / "s.json"),
+        command(profile_flops.main, *words),
+        command(report.main, "--run", folder),
+    ]
     assert [(code, stderr) for code, _, stderr in evaluated] == [(0, "")] * len(evaluated)
     assert len(json.loads((tmp_path / "all.json").read_text())["cases"]) == 7
-    assert "score" in json.loads((tmp_path / "s.json").read_text())["stages"]["stage 1"]["nothing"]["RGB"]
+    assert (
+        "score"
+        in json.loads((tmp_path / "s.json").read_text())["stages"]["stage 1"]["nothing"]["RGB"]
+    )
 
 
 class Strange(Score):
@@ -67,9 +88,14 @@ def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog)
     assert code == 0 and "Not counted" in caplog.text and "aten::cumprod" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "parts"), [
-    ("salincy", ["'salincy'", "the nearest is 'saliency'"]), ("nowhere:Score", ["'nowhere:Score'", "cannot be imported"]),
-    (f"{__name__}:Unsuited", ["Unsuited", "cannot be imported as a score"])])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("salincy", ["'salincy'", "the nearest is 'saliency'"]),
+        ("nowhere:Score", ["'nowhere:Score'", "cannot be imported"]),
+        (f"{__name__}:Unsuited", ["Unsuited", "cannot be imported as a score"]),
+    ],
+)
 def test_an_unknown_score_is_one_sentence_before_any_data_are_read(command, name, parts):
     code, stdout, stderr = command(train_net.main, *cli_args_for("/nowhere", *SLIM, name))
     assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
@@ -78,14 +104,19 @@ def test_an_unknown_score_is_one_sentence_before_any_data_are_read(command, name
 
 def context_of(seed, batch=3, width=24, grid=(4, 2), **more):
     draws = generator(seed)
-    tokens, class_tokens = ({modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
-                            for shape in ((grid[0] * grid[1], width), (width,)))
+    tokens, class_tokens = (
+        {modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
+        for shape in ((grid[0] * grid[1], width), (width,))
+    )
     return Context(tokens, class_tokens, grid, **more)
 
 
 def test_settings_reach_the_scores_by_their_names():
     cfg = tiny_cfg("MODEL.SDTPS_BETA", "0.125", "MODEL.SLIM_LOSS_WEIGHT", "3.0")
-    assert make_score("sdtps", cfg, 24, (4, 2)).beta == 0.125 and make_score("supervised", cfg, 24, (4, 2)).loss_weight == 3.0
+    assert (
+        make_score("sdtps", cfg, 24, (4, 2)).beta == 0.125
+        and make_score("supervised", cfg, 24, (4, 2)).loss_weight == 3.0
+    )
 
 
 @pytest.mark.parametrize("missing", [(), ("NI",)], ids=["complete", "NI missing"])
@@ -94,25 +125,43 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
     ours = SDTPS(WIDTH, (8, 4), PATCHES, guide_missing=False, beta=0.25, use_gumbel=True)
     alone = MultiModalSDTPS(WIDTH, PATCHES, use_gumbel=True)
     alone.load_state_dict(ours.state_dict())
-    context = context_of(4, batch=5, width=WIDTH, grid=(8, 4),
-                         missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing})
-    context = replace(context, global_feats={m: part + 1 for m, part in context.class_tokens.items()})
+    context = context_of(
+        4,
+        batch=5,
+        width=WIDTH,
+        grid=(8, 4),
+        missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing},
+    )
+    context = replace(
+        context, global_feats={m: part + 1 for m, part in context.class_tokens.items()}
+    )
     torch.manual_seed(seeded(5))
     found = ours(context)
     torch.manual_seed(seeded(5))
-    expected = alone(*context.tokens.values(), *context.global_feats.values(),
-                     missing=tuple(modality in missing for modality in MODALITIES))
-    outputs = [*(selection.tokens for selection in found.values()), *(selection.mask for selection in found.values())]
+    expected = alone(
+        *context.tokens.values(),
+        *context.global_feats.values(),
+        missing=tuple(modality in missing for modality in MODALITIES),
+    )
+    outputs = [
+        *(selection.tokens for selection in found.values()),
+        *(selection.mask for selection in found.values()),
+    ]
     assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
     for part in (outputs, expected):
-        sum((output * torch.arange(output.numel()).view_as(output).sin()).sum() for output in part).backward()
+        sum(
+            (output * torch.arange(output.numel()).view_as(output).sin()).sum() for output in part
+        ).backward()
     gradients = dict(alone.named_parameters())
     for name, parameter in ours.named_parameters():
         assert torch.equal(parameter.grad, gradients[name].grad), name
 
 
 def test_class_tokens_guide_sdtps_where_there_are_no_globals():
-    module, context = SDTPS(24, (4, 2), 8, guide_missing=True, beta=0.25, aggr_ratio=0.8), context_of(3)
+    module, context = (
+        SDTPS(24, (4, 2), 8, guide_missing=True, beta=0.25, aggr_ratio=0.8),
+        context_of(3),
+    )
     with_globals = module(replace(context, global_feats=context.class_tokens))
     for modality, selection in module(context).items():
         assert torch.equal(selection.tokens, with_globals[modality].tokens)
@@ -123,5 +172,9 @@ def test_a_checkpoint_imports_no_module_by_itself(run, command, tmp_path, tiny_r
     words = ("--weight", folder / "last.pth", "DATASETS.ROOT_DIR", tiny_root)
     monkeypatch.delitem(sys.modules, "contrast")
     code, _, stderr = command(test_net.main, *words)
-    assert code == 2 and "'contrast:Contrast', whose module is not imported" in stderr and stderr.count("\n") == 1
+    assert (
+        code == 2
+        and "'contrast:Contrast', whose module is not imported" in stderr
+        and stderr.count("\n") == 1
+    )
     assert command(test_net.main, *words, "MODEL.SLIM_SCORE", "contrast:Contrast")[0] == 0

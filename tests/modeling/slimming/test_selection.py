@@ -1,4 +1,5 @@
 """How well a ranking of patches finds a foreground, and the rankings that SDTPS makes."""
+
 from itertools import permutations
 
 import pytest
@@ -18,20 +19,35 @@ def test_average_precision_with_and_without_ties(levels):
     scores = torch.randint(levels, (40, 17), generator=draws).float() / levels
     relevant = torch.rand(40, 17, generator=draws) < torch.linspace(0, 1, 40)[:, None]
     found = average_precision(scores, relevant)
-    expected = [reference.average_precision(*row) for row in zip(scores.tolist(), relevant.tolist(), strict=True)]
+    expected = [
+        reference.average_precision(*row)
+        for row in zip(scores.tolist(), relevant.tolist(), strict=True)
+    ]
     assert None in expected and found.dtype == torch.double
     assert found.isnan().tolist() == [value is None for value in expected]
-    assert found[~found.isnan()].tolist() == pytest.approx([value for value in expected if value is not None], abs=1e-12)
+    assert found[~found.isnan()].tolist() == pytest.approx(
+        [value for value in expected if value is not None], abs=1e-12
+    )
     shuffled = torch.randperm(17, generator=draws)
-    assert_close(average_precision(scores[:, shuffled], relevant[:, shuffled]), found, 17, 17, dtype=torch.float64)
+    assert_close(
+        average_precision(scores[:, shuffled], relevant[:, shuffled]),
+        found,
+        17,
+        17,
+        dtype=torch.float64,
+    )
 
 
-@pytest.mark.parametrize("relevant", [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1], [1]])
+@pytest.mark.parametrize(
+    "relevant", [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1], [1]]
+)
 def test_the_ap_of_a_random_order_is_the_mean_over_all_orders(relevant):
     orders = list(permutations(range(len(relevant))))
     expected = sum(reference.average_precision(order, relevant) for order in orders) / len(orders)
     rows = torch.tensor([relevant, [0] * len(relevant)], dtype=torch.bool)
-    assert random_order(rows) == pytest.approx(expected) and random_order(rows[:1]) == pytest.approx(expected)
+    assert random_order(rows) == pytest.approx(expected) and random_order(
+        rows[:1]
+    ) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -40,9 +56,12 @@ def test_the_ap_of_a_random_order_is_the_mean_over_all_orders(relevant):
 def test_the_score_is_the_one_that_chose(case, guide_missing):
     model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", guide_missing).eval()
     missing = CASES[case]
-    context, = model.encode_cases(*random_images(1), [missing])
+    (context,) = model.encode_cases(*random_images(1), [missing])
     selections = model.sdtps(context)
-    scores = {modality: choice.scores for modality, choice in choices(model, context, missing)[SDTPS].items()}
+    scores = {
+        modality: choice.scores
+        for modality, choice in choices(model, context, missing)[SDTPS].items()
+    }
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present
     for modality, found in scores.items():

@@ -21,13 +21,26 @@ from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.scores.supervised import above_otsu
 
 WIDTH, GRID, PATCH, PATCHES, LEFT, BATCH = 12, (6, 4), 4, 24, 15, 3
-SLIM = ("MODEL.SLIM_BLOCKS", "[0,2]", "MODEL.SLIM_KEEP", "[0.4,0.5]", "MODEL.SLIM_SCORE", "self_supervised",
-        "MODEL.SLIM_LOSS_WEIGHT", "2.5")
+SLIM = (
+    "MODEL.SLIM_BLOCKS",
+    "[0,2]",
+    "MODEL.SLIM_KEEP",
+    "[0.4,0.5]",
+    "MODEL.SLIM_SCORE",
+    "self_supervised",
+    "MODEL.SLIM_LOSS_WEIGHT",
+    "2.5",
+)
 
 
 @pytest.mark.parametrize("count", [2, 3, 15, 128])
 def test_otsus_threshold_against_trying_all(count):
-    scores = torch.cat([torch.rand(4, count, generator=generator(1)), torch.randn(4, count, generator=generator(2)).exp()])
+    scores = torch.cat(
+        [
+            torch.rand(4, count, generator=generator(1)),
+            torch.randn(4, count, generator=generator(2)).exp(),
+        ]
+    )
     for score, found in zip(scores, above_otsu(scores), strict=True):
         assert found.tolist() == otsu(score.tolist())
 
@@ -40,31 +53,62 @@ def test_equal_scores_have_no_foreground():
 def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
     """Of what an earlier stage has left; of the sum of all modalities where they keep the same places, else of their own."""
     draws = generator(3)
-    images = {name: torch.rand(BATCH, 3, GRID[0] * PATCH, GRID[1] * PATCH, generator=draws) for name in MODALITIES}
-    places = {name: torch.rand(BATCH, PATCHES, generator=draws).argsort(dim=1)[:, :LEFT].sort(dim=1).values
-              for name in MODALITIES}
-    scores = {name: torch.randn(BATCH, LEFT, generator=draws, requires_grad=True) for name in MODALITIES}
-    context = Context({name: torch.zeros(BATCH, LEFT, WIDTH) for name in MODALITIES}, {}, GRID, positions=places, images=images,
-                      patch_size=(PATCH, PATCH), patch_stride=(PATCH, PATCH))
+    images = {
+        name: torch.rand(BATCH, 3, GRID[0] * PATCH, GRID[1] * PATCH, generator=draws)
+        for name in MODALITIES
+    }
+    places = {
+        name: torch.rand(BATCH, PATCHES, generator=draws)
+        .argsort(dim=1)[:, :LEFT]
+        .sort(dim=1)
+        .values
+        for name in MODALITIES
+    }
+    scores = {
+        name: torch.randn(BATCH, LEFT, generator=draws, requires_grad=True) for name in MODALITIES
+    }
+    context = Context(
+        {name: torch.zeros(BATCH, LEFT, WIDTH) for name in MODALITIES},
+        {},
+        GRID,
+        positions=places,
+        images=images,
+        patch_size=(PATCH, PATCH),
+        patch_stride=(PATCH, PATCH),
+    )
     torch.manual_seed(seeded())
     score = make_score("self_supervised", tiny_cfg(*SLIM), WIDTH, GRID).train()
     terms = {name: [] for name in MODALITIES}
     exact = {name: part.detach().double().requires_grad_() for name, part in scores.items()}
     for row in range(BATCH):
-        own = {name: torch.tensor(reference_cues.saliency(images[name][row].double(), GRID, (PATCH, PATCH), (PATCH, PATCH)))
-               for name in MODALITIES}
+        own = {
+            name: torch.tensor(
+                reference_cues.saliency(
+                    images[name][row].double(), GRID, (PATCH, PATCH), (PATCH, PATCH)
+                )
+            )
+            for name in MODALITIES
+        }
         for name in MODALITIES:
             mask = otsu((sum(own.values()) if shared else own[name]).tolist())
             for number, place in enumerate(places[name][row].tolist()):
                 p = 1 / (1 + (-exact[name][row, number]).exp())
                 terms[name].append(-mask[place] * p.log() - (1 - mask[place]) * (1 - p).log())
     expected = 2.5 * sum(sum(own) / len(own) for own in terms.values()) / len(MODALITIES)
-    context = replace(context, foreground={name: mask.gather(1, places[name])
-                                           for name, mask in score.pseudo_masks(context, shared).items()})
+    context = replace(
+        context,
+        foreground={
+            name: mask.gather(1, places[name])
+            for name, mask in score.pseudo_masks(context, shared).items()
+        },
+    )
     found = score.loss(scores, context)
     assert_close(found, expected, BATCH * LEFT, len(MODALITIES))
-    for ours, theirs in zip(torch.autograd.grad(found, list(scores.values())),
-                            torch.autograd.grad(expected, list(exact.values())), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(found, list(scores.values())),
+        torch.autograd.grad(expected, list(exact.values())),
+        strict=True,
+    ):
         assert_close(ours, theirs, 3, 3)
     assert score.eval().pseudo_masks(context, shared) == {}
 
@@ -76,19 +120,25 @@ def test_the_loss_of_the_model(shared):
     images, cameras = random_images(4)
     seen = {}
     for number, score in enumerate(model.slimming.scores):
-        score.register_forward_hook(lambda module, args, output, number=number: seen.update({number: (args[0], output)}))
+        score.register_forward_hook(
+            lambda module, args, output, number=number: seen.update({number: (args[0], output)})
+        )
     output = model(images, cameras)
     grid, (size, stride) = model.backbone.grid_size, model.backbone.patch_windows
     expected = []
     for context, scores in seen.values():
         terms = []
         for row in range(len(cameras)):
-            own = {name: torch.tensor(reference_cues.saliency(image[row].double(), grid, size, stride))
-                   for name, image in images.items()}
+            own = {
+                name: torch.tensor(reference_cues.saliency(image[row].double(), grid, size, stride))
+                for name, image in images.items()
+            }
             for name, score in scores.items():
                 mask = torch.tensor(otsu((sum(own.values()) if shared else own[name]).tolist()))
                 share = mask[context.positions_of(name)[row]]
-                terms.append(F.binary_cross_entropy_with_logits(score[row].detach().double(), share.double()))
+                terms.append(
+                    F.binary_cross_entropy_with_logits(score[row].detach().double(), share.double())
+                )
         expected.append(2.5 * sum(terms) / len(terms))
     assert_close(output.auxiliary, torch.stack([sum(expected) / 2]), 4 * 32, 3, 2)
     output.auxiliary.sum().backward()
@@ -105,11 +155,20 @@ def test_any_vision_transformer_learns_it_without_masks(name):
     case.call(model, images)
     loss = demo_sdtps.slim_loss(model)
     loss.backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.slimming.parameters())
-    side = next(module.kernel_size for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for parameter in model.slimming.parameters()
+    )
+    side = next(
+        module.kernel_size for module in model.modules() if isinstance(module, torch.nn.Conv2d)
+    )
     grid = tuple(pixels // length for pixels, length in zip(images.shape[-2:], side, strict=True))
-    masks = torch.stack([torch.tensor(otsu(reference_cues.saliency(image, grid, side, side))).unflatten(0, grid)
-                         for image in images])[:, None]
+    masks = torch.stack(
+        [
+            torch.tensor(otsu(reference_cues.saliency(image, grid, side, side))).unflatten(0, grid)
+            for image in images
+        ]
+    )[:, None]
     taught = demo_sdtps.slim(case.model(), *given, "supervised").train()
     taught.load_state_dict(model.state_dict())
     masks = F.interpolate(masks, scale_factor=side).to(images)
@@ -139,6 +198,8 @@ def test_blocks_that_are_computed_again_have_the_same_loss(half):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             model(images)
             demo_sdtps.slim_loss(model).backward()
-        gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        gradients.append(
+            [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        )
     assert len(gradients[0]) == len(gradients[1]) > len(list(model.slimming.parameters()))
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))

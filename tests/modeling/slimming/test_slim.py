@@ -1,4 +1,5 @@
 """demo_sdtps.slim on tiny models of every library beside a slow version: values, gradients, all kept, taken off again."""
+
 import copy
 
 import pytest
@@ -34,8 +35,11 @@ def case(request):
 
 
 def of_library(case, score, blocks, keep, **settings):
-    slow_scores = {"saliency": by_saliency(case), "distinctness": lambda model, images: distinctness,
-                   "supervised": lambda model, images: supervised(model)}
+    slow_scores = {
+        "saliency": by_saliency(case),
+        "distinctness": lambda model, images: distinctness,
+        "supervised": lambda model, images: supervised(model),
+    }
     return compare(case, score, blocks, keep, slow_scores[score], **settings)
 
 
@@ -55,7 +59,9 @@ class ByAttention(EViT):
 
 
 def test_by_the_attention_that_the_next_block_computes(case):
-    compare(case, ByAttention(WIDTH, case.grid), (0, 2), (0.6, 0.5), lambda model, images: attention)
+    compare(
+        case, ByAttention(WIDTH, case.grid), (0, 2), (0.6, 0.5), lambda model, images: attention
+    )
 
 
 @pytest.mark.parametrize("merge", [True, False])
@@ -72,11 +78,15 @@ def test_keeping_all_is_the_dense_model(case, score):
         images = case.draw().requires_grad_()
         found, expected = case.call(model, images), case.call(dense, images)
         assert torch.equal(found, expected)
-        ours, theirs = (gradients_of(output, dict(each.named_parameters()) | {"images": images})
-                        for output, each in ((found, model), (expected, dense)))
+        ours, theirs = (
+            gradients_of(output, dict(each.named_parameters()) | {"images": images})
+            for output, each in ((found, model), (expected, dense))
+        )
         assert ours.keys() == theirs.keys()
-        assert all(one is other is None or torch.equal(one, other) for one, other in zip(ours.values(), theirs.values(),
-                                                                                         strict=True))
+        assert all(
+            one is other is None or torch.equal(one, other)
+            for one, other in zip(ours.values(), theirs.values(), strict=True)
+        )
 
 
 def test_taking_slimming_off_restores_the_model(case):
@@ -85,10 +95,14 @@ def test_taking_slimming_off_restores_the_model(case):
     expected = case.call(dense, images)
     for score in ("supervised", "saliency"):
         assert demo_sdtps.slim(model, (1, 2), (0.5, 0.5), score) is model
-        assert hooks_of(model) > hooks and not torch.equal(case.call(model, images)[0, 0], expected[0, 0])
+        assert hooks_of(model) > hooks and not torch.equal(
+            case.call(model, images)[0, 0], expected[0, 0]
+        )
         assert demo_sdtps.unslim(model) is model
         assert hooks_of(model) == hooks and list(model.state_dict()) == list(dense.state_dict())
-        assert [name for name, _ in model.named_modules()] == [name for name, _ in dense.named_modules()]
+        assert [name for name, _ in model.named_modules()] == [
+            name for name, _ in dense.named_modules()
+        ]
         assert torch.equal(case.call(model, images), expected)
 
 
@@ -101,8 +115,12 @@ def test_operations_fall(case):
             case.call(each, images)
         counts.append(counter.get_total_flops())
     patches = case.grid[0] * case.grid[1]
-    linear = sum(parameter.numel() for parameter in dense.get_submodule(case.blocks)[1].parameters() if parameter.ndim == 2)
+    linear = sum(
+        parameter.numel()
+        for parameter in dense.get_submodule(case.blocks)[1].parameters()
+        if parameter.ndim == 2
+    )
     saved = 2 * len(images) * patches / 2 * linear * (DEPTH - 1)
     before, after = case.prefix + patches, case.prefix + patches // 2
-    products = 4 * len(images) * WIDTH * (before ** 2 - after ** 2) * (DEPTH - 1)
+    products = 4 * len(images) * WIDTH * (before**2 - after**2) * (DEPTH - 1)
     assert saved <= counts[0] - counts[1] <= saved + products

@@ -1,4 +1,5 @@
 """The examples of docs/slim.md, as printed: each on a randomly initialised model, beside the same model without the line."""
+
 import re
 
 import pytest
@@ -12,7 +13,9 @@ PAGE = (ROOT / "docs" / "slim.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: re.findall(r"import (\w+)", text)[-1])
+@pytest.mark.parametrize(
+    "example", EXAMPLES, ids=lambda text: re.findall(r"import (\w+)", text)[-1]
+)
 def test_an_example_runs_as_printed(example):
     torch.manual_seed(0)
     names = {}

@@ -1,4 +1,5 @@
 """How the hooks of demo_sdtps.slim follow images through a host: layouts, masks, several images, copies, threads, errors."""
+
 import copy
 import pickle
 import re
@@ -25,11 +26,21 @@ PATCHES = ROWS * COLUMNS
 # What stands around the patches, what the blocks return, what needs the whole grid
 
 
-@pytest.mark.parametrize("settings", [
-    {"prefix": 1}, {"suffix": 2}, {"prefix": 1, "suffix": 2, "restore": True}, {"suffix": 2, "merge": False}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prefix": 1},
+        {"suffix": 2},
+        {"prefix": 1, "suffix": 2, "restore": True},
+        {"suffix": 2, "merge": False},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("is_tuple", [False, True])
 def test_tokens_behind_the_patches_and_blocks_that_return_more(settings, is_tuple):
-    case = case_of(partial(Tower, settings.get("suffix", 0), is_tuple), blocks_at="blocks", **settings)
+    case = case_of(
+        partial(Tower, settings.get("suffix", 0), is_tuple), blocks_at="blocks", **settings
+    )
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
@@ -53,7 +64,9 @@ def test_restored_places_hold_their_tokens_as_they_were_when_dropped():
     dense, model, steps = slim_both(case, *STAGES, restore=True)
     inputs = []
     for index in (1, 2):
-        model.blocks[index].register_forward_pre_hook(lambda block, args: inputs.append(args[0]), prepend=True)
+        model.blocks[index].register_forward_pre_hook(
+            lambda block, args: inputs.append(args[0]), prepend=True
+        )
     images = case.draw(3)
     output = case.call(model, images)
     first, second = (step.stage.kept["image"].tolist() for step in (steps[0][0], steps[1][0]))
@@ -62,17 +75,27 @@ def test_restored_places_hold_their_tokens_as_they_were_when_dropped():
             if place not in first[row]:
                 assert torch.equal(output[row, 1 + place], inputs[0][row, 1 + place])
             elif place not in second[row]:
-                assert torch.equal(output[row, 1 + place], inputs[1][row, 1 + first[row].index(place)])
+                assert torch.equal(
+                    output[row, 1 + place], inputs[1][row, 1 + first[row].index(place)]
+                )
     assert torch.equal(inputs[0], dense.blocks[0](dense.embed(images)))
 
 
-@pytest.mark.parametrize(("given", "found"), [
-    ({"prefix": 2}, "prefix=2 and suffix=0"), ({"suffix": 3}, "prefix=None and suffix=3"),
-    ({"prefix": 1, "suffix": 1}, "prefix=1 and suffix=1")])
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"prefix": 2}, "prefix=2 and suffix=0"),
+        ({"suffix": 3}, "prefix=None and suffix=3"),
+        ({"prefix": 1, "suffix": 1}, "prefix=1 and suffix=1"),
+    ],
+)
 def test_wrong_numbers_of_tokens_are_refused(given, found):
     case = case_of(Tower, blocks_at="blocks", **given)
     _, model, _ = slim_both(case, *STAGES)
-    with pytest.raises(UserError, match=f"^Block gets 17 tokens where the grid has 16 patches, but {found} were expected"):
+    with pytest.raises(
+        UserError,
+        match=f"^Block gets 17 tokens where the grid has 16 patches, but {found} were expected",
+    ):
         case.call(model, case.draw())
 
 
@@ -80,8 +103,11 @@ def test_wrong_numbers_of_tokens_are_refused(given, found):
 
 
 def mask_between(kind, length, batch=2):
-    values = torch.randn(*(length, length) if kind != "4-D" else (batch, 1, length, length), generator=generator(3),
-                         dtype=torch.double)
+    values = torch.randn(
+        *(length, length) if kind != "4-D" else (batch, 1, length, length),
+        generator=generator(3),
+        dtype=torch.double,
+    )
     return (values > -0.5) | torch.eye(length, dtype=torch.bool) if kind == "boolean" else values
 
 
@@ -91,10 +117,17 @@ def test_masks_between_all_tokens(where, kind):
     """timm's are given to a method of the model."""
     if where == "timm":
         mask = mask_between(kind, 9)
-        case = CASES["timm"]._replace(call=lambda model, images: model.forward_features(images, attn_mask=mask))
+        case = CASES["timm"]._replace(
+            call=lambda model, images: model.forward_features(images, attn_mask=mask)
+        )
     else:
         mask = mask_between(kind, 19)
-        case = case_of(partial(Tower, 2), lambda model, images: model(images, attn_mask=mask), blocks_at="blocks", suffix=2)
+        case = case_of(
+            partial(Tower, 2),
+            lambda model, images: model(images, attn_mask=mask),
+            blocks_at="blocks",
+            suffix=2,
+        )
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
@@ -107,12 +140,16 @@ def test_masks_of_the_patches():
 # Methods of a model in place of its forward, and blocks alone
 
 
-@pytest.mark.parametrize(("name", "call"), [
-    ("timm", lambda model, images: model.forward_features(images)),
-    ("timm, rotary", lambda model, images: model.forward_features(images)),
-    ("open_clip", lambda model, images: model.encode_image(images)),
-    ("CLIP", lambda model, images: model.get_image_features(pixel_values=images).pooler_output)],
-    ids=["timm", "timm, rotary", "open_clip", "CLIP"])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("timm", lambda model, images: model.forward_features(images)),
+        ("timm, rotary", lambda model, images: model.forward_features(images)),
+        ("open_clip", lambda model, images: model.encode_image(images)),
+        ("CLIP", lambda model, images: model.get_image_features(pixel_values=images).pooler_output),
+    ],
+    ids=["timm", "timm, rotary", "open_clip", "CLIP"],
+)
 def test_methods_of_a_model(name, call):
     case = CASES[name]._replace(call=call)
     compare(case, "saliency", *STAGES, by_saliency(case))
@@ -121,7 +158,10 @@ def test_methods_of_a_model(name, call):
 def test_a_block_alone_is_as_it_was():
     case = host_case()
     dense, model, _ = slim_both(case, *STAGES)
-    tokens, images = torch.randn(2, 17, 32, dtype=torch.double, generator=generator(1)), case.draw(6)
+    tokens, images = (
+        torch.randn(2, 17, 32, dtype=torch.double, generator=generator(1)),
+        case.draw(6),
+    )
     expected = case.call(model, images)
     for index in range(DEPTH):
         assert torch.equal(model.tower.blocks[index](tokens), dense.tower.blocks[index](tokens))
@@ -156,7 +196,11 @@ def test_an_error_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("score", ["saliency", "supervised"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["deepcopy", "pickle"],
+)
 def test_copies_compute_by_their_own_weights(score, copied):
     case = CASES["timm"]
     model, images = demo_sdtps.slim(case.model(), *STAGES, score), case.draw()
@@ -166,7 +210,9 @@ def test_copies_compute_by_their_own_weights(score, copied):
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.5)
-    assert not torch.equal(case.call(other, images), expected) and torch.equal(case.call(model, images), expected)
+    assert not torch.equal(case.call(other, images), expected) and torch.equal(
+        case.call(model, images), expected
+    )
     demo_sdtps.unslim(other)
     assert torch.equal(case.call(model, images), expected)
 
@@ -203,7 +249,11 @@ def test_threads_do_not_mix(kind, has_gradients):
             return case.call(each, images)
 
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(encode, [model, model] if kind == "one model" else replicas_of(model, 2), given))
+        found = list(
+            pool.map(
+                encode, [model, model] if kind == "one model" else replicas_of(model, 2), given
+            )
+        )
     handle.remove()
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
@@ -211,6 +261,7 @@ def test_threads_do_not_mix(kind, has_gradients):
 @pytest.mark.parametrize("name", ["timm", "ViT"])
 def test_two_towers_of_one_model(name):
     """Each in its own layout; by attention each reads its own."""
+
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
@@ -223,6 +274,9 @@ def test_two_towers_of_one_model(name):
     parts = copy.deepcopy(both)
     demo_sdtps.slim(both, *STAGES, EViT(WIDTH, GRID))
     one, other = both(images, small)
-    for found, part, case, given in ((one, parts.one, CASES[name], images), (other, parts.other, CASES["timm, DINOv3"], small)):
+    for found, part, case, given in (
+        (one, parts.one, CASES[name], images),
+        (other, parts.other, CASES["timm, DINOv3"], small),
+    ):
         demo_sdtps.slim(part, *STAGES, EViT(WIDTH, GRID))
         assert torch.equal(found, case.call(part, given))

@@ -1,4 +1,5 @@
 """Several images in one forward of a model that demo_sdtps.slim slimmed: which keep one set, and where they come from."""
+
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,9 @@ def test_images_of_a_forward_by_saliency(way, shared):
 
     def score(model, images):
         parts = images.chunk(3)
-        return saliency(lambda call: parts if shared else [images if way == "stacked" else parts[call]], case)
+        return saliency(
+            lambda call: parts if shared else [images if way == "stacked" else parts[call]], case
+        )
 
     compare(case, "saliency", *STAGES, score, case.draw(6))
 
@@ -88,7 +91,9 @@ def test_batches_of_several_sizes_and_images_that_nobody_keeps():
         score = saliency(lambda call, voters=voters: [images[voter] for voter in voters], case)
         for row, places in enumerate(kept[number]):
             values = torch.tensor(score(0, row, 1, None, SimpleNamespace(patches=range(PATCHES))))
-            assert_order(places[values[places].argsort(descending=True)], -values, tolerance(192, 16, 16, 16))
+            assert_order(
+                places[values[places].argsort(descending=True)], -values, tolerance(192, 16, 16, 16)
+            )
 
 
 @pytest.mark.parametrize("name", ["ViT", "CLIP's vision", "DINOv2, registers"])

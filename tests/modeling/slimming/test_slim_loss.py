@@ -1,4 +1,5 @@
 """demo_sdtps.slim_loss: the loss of a score with weights against masks of the foreground."""
+
 import copy
 import gc
 import math
@@ -21,7 +22,10 @@ STAGES = (1, 2), (0.6, 0.5)
 
 def slimmed_with_masks(score="supervised", **settings):
     _, model, steps = slim_both(host_case(**settings), *STAGES, score)
-    images, masks = host_case().draw(6), torch.rand(2, 1, 32, 32, generator=generator(2), dtype=torch.double)
+    images, masks = (
+        host_case().draw(6),
+        torch.rand(2, 1, 32, 32, generator=generator(2), dtype=torch.double),
+    )
     return model.train(), dict(zip(("RGB", "NI", "TI"), images.chunk(3), strict=True)), masks, steps
 
 
@@ -39,13 +43,18 @@ def test_the_loss_is_that_of_the_formula(way):
             for row, (own, at) in enumerate(zip(scores.tolist(), places.tolist(), strict=True)):
                 for score, place in zip(own, at, strict=True):
                     top, left = 8 * (place // 4), 8 * (place % 4)
-                    share = float(masks[row % 2, 0, top:top + 8, left:left + 8].mean())
+                    share = float(masks[row % 2, 0, top : top + 8, left : left + 8].mean())
                     p = 1 / (1 + math.exp(-score))
                     terms.append((number, -share * math.log(p) - (1 - share) * math.log(1 - p)))
-    means = [sum(term for own, term in terms if own == number) / sum(own == number for own, _ in terms) for number in range(2)]
+    means = [
+        sum(term for own, term in terms if own == number) / sum(own == number for own, _ in terms)
+        for number in range(2)
+    ]
     weight = model.slimming.scores[0].loss_weight
     assert_close(loss, weight * sum(means) / 2, 2, 64, 64, 3, 16, 2)
-    reached = torch.autograd.grad(loss, [*model.slimming.parameters(), model.tower.stem.weight], retain_graph=True)
+    reached = torch.autograd.grad(
+        loss, [*model.slimming.parameters(), model.tower.stem.weight], retain_graph=True
+    )
     assert all(gradient.abs().max() > 0 for gradient in reached)
     assert torch.equal(output, model(images)), "masks change the loss alone"
 
@@ -65,7 +74,9 @@ def test_a_forward_without_masks_has_no_loss():
     other(images, foreground=masks)
     with pytest.raises(UserError, match=sentence):
         demo_sdtps.slim_loss(other)
-    with pytest.raises(UserError, match=re.escape("Host is not slimmed; call demo_sdtps.slim(model) before.")):
+    with pytest.raises(
+        UserError, match=re.escape("Host is not slimmed; call demo_sdtps.slim(model) before.")
+    ):
         demo_sdtps.slim_loss(demo_sdtps.unslim(other))
 
 
@@ -96,11 +107,15 @@ def test_training_steps_learn_the_masks(kind):
 @pytest.mark.parametrize("gradients", [True, False])
 def test_forwards_without_a_backward_leave_nothing(keep, gradients):
     """What is recorded for the backward pass goes with the graph, and the model with its last reference."""
-    model = demo_sdtps.slim(timm.create_model("test_vit", img_size=32), (0, 1), (keep, keep), restore=True)
+    model = demo_sdtps.slim(
+        timm.create_model("test_vit", img_size=32), (0, 1), (keep, keep), restore=True
+    )
     records = []
     with torch.set_grad_enabled(gradients):
         for number in range(5):
-            model(torch.randn(2, 3, 32, 32)) if number % 2 else model.forward_features(torch.randn(2, 3, 32, 32))
+            model(torch.randn(2, 3, 32, 32)) if number % 2 else model.forward_features(
+                torch.randn(2, 3, 32, 32)
+            )
             records.append(len(model.slimming.state.records))
     assert len(set(records[1:])) == 1, records
     gone = weakref.ref(model.slimming)
@@ -109,14 +124,22 @@ def test_forwards_without_a_backward_leave_nothing(keep, gradients):
     assert gone() is None
 
 
-@pytest.mark.parametrize("masks", [torch.ones(2, 1, 32, 32, dtype=torch.bool), torch.ones(2, 1, 32, 32, dtype=torch.uint8)],
-                         ids=["bool", "uint8"])
+@pytest.mark.parametrize(
+    "masks",
+    [torch.ones(2, 1, 32, 32, dtype=torch.bool), torch.ones(2, 1, 32, 32, dtype=torch.uint8)],
+    ids=["bool", "uint8"],
+)
 def test_masks_of_other_types_count_as_numbers(masks):
-    model = demo_sdtps.slim(timm.create_model("test_vit", img_size=32), (1,), (0.5,), "supervised").train()
+    model = demo_sdtps.slim(
+        timm.create_model("test_vit", img_size=32), (1,), (0.5,), "supervised"
+    ).train()
     images, found = torch.randn(2, 3, 32, 32), []
     for given in (masks, masks.float()):
         model(images, foreground=given)
         found.append(demo_sdtps.slim_loss(model))
     assert torch.equal(*found)
-    with pytest.raises(UserError, match=r"^foreground is \(2, 32, 32\) for images \(2, 3, 32, 32\); give masks \(B, 1, H, W\)"):
+    with pytest.raises(
+        UserError,
+        match=r"^foreground is \(2, 32, 32\) for images \(2, 3, 32, 32\); give masks \(B, 1, H, W\)",
+    ):
         model(images, foreground=masks[:, 0])

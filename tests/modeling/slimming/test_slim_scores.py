@@ -1,4 +1,5 @@
 """What scores ask for: keys of a block, the weight of merged tokens in attention, the count of their operations."""
+
 import pytest
 import torch
 from golden_cases import relative_error
@@ -18,20 +19,30 @@ def one_modality(seed):
     return images["RGB"], cameras
 
 
-@pytest.mark.parametrize("name", ["test_vit", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3_qkvb"])
+@pytest.mark.parametrize(
+    "name", ["test_vit", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3_qkvb"]
+)
 def test_keys_are_those_of_the_next_block(name):
     """Before a rotary embedding."""
     backbone = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.PATCH_SIZE", 8).eval().backbone
     seen, tokens = [], Tokens(backbone.stem(*one_modality(15), 2))
-    backbone.vit.blocks[2].attn.k_norm.register_forward_hook(lambda module, arguments, output: seen.append(output))
+    backbone.vit.blocks[2].attn.k_norm.register_forward_hook(
+        lambda module, arguments, output: seen.append(output)
+    )
     found = keys(backbone.vit.blocks[2], tokens.values)
     with torch.no_grad(), backbone.ready(found.device):
         backbone.run_blocks(tokens, 2, 3)
     _, expected = seen
-    assert_close(found, expected, *4 * [backbone.vit.embed_dim])  # norm and projection, of keys alone and with the others
+    assert_close(
+        found, expected, *4 * [backbone.vit.embed_dim]
+    )  # norm and projection, of keys alone and with the others
 
 
-@pytest.mark.parametrize(("precision", "limit"), [(None, tolerance(*6 * BLOCK)), (torch.bfloat16, 60 ** 0.5 / 2 ** 8)], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "limit"),
+    [(None, tolerance(*6 * BLOCK)), (torch.bfloat16, 60**0.5 / 2**8)],
+    ids=str,
+)
 def test_a_merged_token_weighs_as_much_as_its_patches(precision, limit):
     """A token of size 8 in attention and eight equal tokens of size 1 give the same other tokens.
 
@@ -46,13 +57,21 @@ def test_a_merged_token_weighs_as_much_as_its_patches(precision, limit):
     for fused in (True, False):
         backbone.fused_attention = fused
         with torch.no_grad(), backbone.ready(values.device):
-            plain, merged, apart = (backbone.run_blocks(tokens, 0, 3).values[:, :6] - values
-                                    for tokens in (Tokens(values), Tokens(values, sizes=sizes), Tokens(repeated)))
+            plain, merged, apart = (
+                backbone.run_blocks(tokens, 0, 3).values[:, :6] - values
+                for tokens in (Tokens(values), Tokens(values, sizes=sizes), Tokens(repeated))
+            )
         assert relative_error(merged, apart) < limit and relative_error(plain, apart) > 0.1
 
 
-@pytest.mark.parametrize("score", ["saliency", "self_supervised", *(f"studies.baselines:{name}"
-                                   for name in ("EViT", "ToMe", "Editor"))])
+@pytest.mark.parametrize(
+    "score",
+    [
+        "saliency",
+        "self_supervised",
+        *(f"studies.baselines:{name}" for name in ("EViT", "ToMe", "Editor")),
+    ],
+)
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)
     model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", score).eval()

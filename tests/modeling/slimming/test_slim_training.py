@@ -1,4 +1,5 @@
 """Training of models that demo_sdtps.slim slimmed: recomputation, half precision, compiler, processes."""
+
 import copy
 import shutil
 from functools import partial
@@ -20,7 +21,9 @@ from studies.baselines import EViT
 
 STAGES = (1, 2), (0.6, 0.5)
 BACK = (*PATH, *PATH)
-RECOMPUTED = [(kind, reentrant) for kind in ("blocks", "segments", "whole") for reentrant in (False, True)]
+RECOMPUTED = [
+    (kind, reentrant) for kind in ("blocks", "segments", "whole") for reentrant in (False, True)
+]
 
 
 def step(call, model, images, forwards=1):
@@ -30,13 +33,18 @@ def step(call, model, images, forwards=1):
     images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
     outputs = [call(model, image) for image in images]
     draws = generator(5)
-    sum((output * torch.randn(output.shape, generator=draws, dtype=output.dtype)).sum() for output in outputs).backward()
+    sum(
+        (output * torch.randn(output.shape, generator=draws, dtype=output.dtype)).sum()
+        for output in outputs
+    ).backward()
     named = {name: parameter.grad for name, parameter in model.named_parameters()}
     return outputs, named | {f"images.{number}": image.grad for number, image in enumerate(images)}
 
 
 def agree(call, plain, recomputing, images, forwards=1):
-    (outputs, found), (expected, gradients) = (step(call, model, images, forwards) for model in (recomputing, plain))
+    (outputs, found), (expected, gradients) = (
+        step(call, model, images, forwards) for model in (recomputing, plain)
+    )
     assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
     assert_gradients_equal(found, gradients, BACK)
@@ -44,6 +52,7 @@ def agree(call, plain, recomputing, images, forwards=1):
 
 def pair(build, score, blocks=STAGES[0], **settings):
     """Two models of the same weights, slimmed; → the first as it is, the second as `build(recompute, reentrant)` makes it."""
+
     def make(**ways):
         model = case_of(partial(build, **ways)).model()
         path = "tower.blocks" if hasattr(model, "tower") else "blocks"
@@ -63,10 +72,22 @@ def pair(build, score, blocks=STAGES[0], **settings):
 # Recomputation
 
 
-@pytest.mark.parametrize(("kind", "reentrant", "score", "settings"), [
-    (*case, score, settings) for case in RECOMPUTED for score, settings in (
-        ("saliency", {}), ("saliency", {"merge": False}), ("distinctness", {}), ("supervised", {}),
-        ("distinctness", {"restore": True})) if not (case[1] and settings.get("restore"))], ids=str)  # which is refused
+@pytest.mark.parametrize(
+    ("kind", "reentrant", "score", "settings"),
+    [
+        (*case, score, settings)
+        for case in RECOMPUTED
+        for score, settings in (
+            ("saliency", {}),
+            ("saliency", {"merge": False}),
+            ("distinctness", {}),
+            ("supervised", {}),
+            ("distinctness", {"restore": True}),
+        )
+        if not (case[1] and settings.get("restore"))
+    ],
+    ids=str,
+)  # which is refused
 def test_recomputation_gives_the_same_gradients(kind, reentrant, score, settings):
     """Of what is computed again, with numbers drawn in blocks and by the score; of two forwards whose losses are added."""
     plain, recomputing = pair(partial(Tower, dropout=0.2), score, **settings)
@@ -78,7 +99,9 @@ def test_recomputation_gives_the_same_gradients(kind, reentrant, score, settings
 @pytest.mark.parametrize(("kind", "reentrant"), RECOMPUTED)
 @pytest.mark.parametrize("shared", [True, False, "first"])
 def test_recomputation_in_a_host_of_three_images(kind, reentrant, shared):
-    plain, recomputing = pair(Host, "distinctness" if shared == "first" else "saliency", shared=shared)
+    plain, recomputing = pair(
+        Host, "distinctness" if shared == "first" else "saliency", shared=shared
+    )
     agree(host_case().call, plain, recomputing(kind, reentrant), host_case().draw(12), 2)
 
 
@@ -94,9 +117,24 @@ def test_backward_twice_through_recomputed_blocks():
     assert_gradients_equal(found[1], found[0], BACK)
 
 
-@pytest.mark.parametrize(("name", "reentrant"), [
-    *((name, False) for name in ("timm", "timm, rotary", "timm, rotary by block", "ViT", "CLIP's vision", "open_clip")),
-    ("ViT", True), ("CLIP's vision", True)])  # the others have no choice
+@pytest.mark.parametrize(
+    ("name", "reentrant"),
+    [
+        *(
+            (name, False)
+            for name in (
+                "timm",
+                "timm, rotary",
+                "timm, rotary by block",
+                "ViT",
+                "CLIP's vision",
+                "open_clip",
+            )
+        ),
+        ("ViT", True),
+        ("CLIP's vision", True),
+    ],
+)  # the others have no choice
 def test_recomputation_by_the_libraries(name, reentrant):
     case = CASES[name]
     _, plain, _ = slim_both(case, *STAGES)
@@ -106,7 +144,10 @@ def test_recomputation_by_the_libraries(name, reentrant):
     if "timm" in name or name == "open_clip":
         model.set_grad_checkpointing(True)
     else:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable = (
+            getattr(model, "activation_checkpointing_enable", None)
+            or model.gradient_checkpointing_enable
+        )
         enable({"use_reentrant": reentrant})
     agree(case.call, plain, model, case.draw(4), 2)
 
@@ -122,19 +163,35 @@ def test_recomputation_of_the_whole_model(reentrant, method, score, is_same):
     plain = copy.deepcopy(model)
 
     def call(each, images):
-        again = partial(checkpoint, use_reentrant=reentrant) if each is model else lambda forward, given: forward(given)
-        return torch.stack([again(getattr(each, method), part) for part in (images, images if is_same else 2 * images)])
+        again = (
+            partial(checkpoint, use_reentrant=reentrant)
+            if each is model
+            else lambda forward, given: forward(given)
+        )
+        return torch.stack(
+            [
+                again(getattr(each, method), part)
+                for part in (images, images if is_same else 2 * images)
+            ]
+        )
 
     agree(call, plain, model, case.draw())
 
 
 def test_masks_of_a_whole_model_that_is_computed_again():
-    case, masks = CASES["timm"], torch.rand(2, 1, 64, 32, generator=generator(2), dtype=torch.double)
+    case, masks = (
+        CASES["timm"],
+        torch.rand(2, 1, 64, 32, generator=generator(2), dtype=torch.double),
+    )
     model = demo_sdtps.slim(case.model(), *STAGES, "supervised").train()
     plain, given = copy.deepcopy(model), {"foreground": masks}
 
     def call(each, images):
-        output = checkpoint(each, images, use_reentrant=False, **given) if each is model else each(images, **given)
+        output = (
+            checkpoint(each, images, use_reentrant=False, **given)
+            if each is model
+            else each(images, **given)
+        )
         return torch.cat([output.flatten(), demo_sdtps.slim_loss(each)[None]])
 
     agree(call, plain, model, case.draw())
@@ -149,7 +206,9 @@ def test_restore_with_reentrant_checkpointing_is_refused(kind, blocks):
     """Where dropped patches leave the part that is computed again; `unslim` works after it."""
     _, recomputing = pair(Segmenter, "saliency", blocks, restore=True)
     model, images = recomputing(kind, True), case_of(Segmenter).draw().requires_grad_()
-    with pytest.raises(UserError, match=r"^restore=True needs .* with use_reentrant=False, or evaluation mode\.$"):
+    with pytest.raises(
+        UserError, match=r"^restore=True needs .* with use_reentrant=False, or evaluation mode\.$"
+    ):
         model(images).sum().backward()
     demo_sdtps.unslim(model)(images).sum().backward()
 
@@ -166,7 +225,10 @@ def test_a_trained_score_with_reentrant_checkpointing_is_refused(kind, blocks, s
     """Where it has a loss: without masks the supervised one has none."""
     _, recomputing = pair(Tower, score, blocks)
     model, images = recomputing(kind, True), case_of(Tower).draw().requires_grad_()
-    with pytest.raises(UserError, match=r"^The score (Self)?Supervised needs .* use_reentrant=False, or evaluation mode\.$"):
+    with pytest.raises(
+        UserError,
+        match=r"^The score (Self)?Supervised needs .* use_reentrant=False, or evaluation mode\.$",
+    ):
         model(images, foreground=torch.rand(2, 1, 32, 32).double())
     if score == "supervised":
         model(images).sum().backward()
@@ -176,7 +238,9 @@ def test_a_trained_score_with_reentrant_checkpointing_is_refused(kind, blocks, s
 
 
 @pytest.mark.parametrize("name", ["timm", "timm, rotary", "open_clip", "DINOv2, registers"])
-@pytest.mark.parametrize("score", ["saliency", "supervised", EViT(WIDTH, GRID)], ids=["saliency", "supervised", "EViT"])
+@pytest.mark.parametrize(
+    "score", ["saliency", "supervised", EViT(WIDTH, GRID)], ids=["saliency", "supervised", "EViT"]
+)
 def test_half_precision_runs_and_is_near(name, score):
     _, model, _ = slim_both(CASES[name], (1,), (0.6,), score)
     model, images = model.float().train(), CASES[name].draw().float()
@@ -184,7 +248,10 @@ def test_half_precision_runs_and_is_near(name, score):
         output = CASES[name].call(model, images)
     output.float().square().sum().backward()
     assert output.isfinite().all()
-    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(
+        parameter.grad is None or parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+    )
     if score == "saliency":  # keeps the same patches in any precision
         lengths = (3 * 16 * 16, *DEPTH * sums_of_a_block(WIDTH, HEADS, 24), WIDTH, WIDTH, WIDTH)
         assert_close(output, CASES[name].call(model, images), *lengths, dtype=torch.bfloat16)
@@ -193,9 +260,15 @@ def test_half_precision_runs_and_is_near(name, score):
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "backend"), [
-    ("timm", "aot_eager"), ("timm, rotary", "aot_eager"), ("ViT", "aot_eager"),
-    pytest.param("timm", "inductor", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("timm", "aot_eager"),
+        ("timm, rotary", "aot_eager"),
+        ("ViT", "aot_eager"),
+        pytest.param("timm", "inductor", marks=pytest.mark.soak),
+    ],
+)
 def test_a_compiled_model_computes_the_same(name, backend):
     """In evaluation and in training, and again with another batch."""
     case = CASES[name]
@@ -207,7 +280,9 @@ def test_a_compiled_model_computes_the_same(name, backend):
         images = case.draw(batch)
         with torch.no_grad():
             assert_close(case.call(model, images), case.call(plain, images), *PATH)
-        (found, ours), (expected, theirs) = (step(case.call, each, images) for each in (model, plain))
+        (found, ours), (expected, theirs) = (
+            step(case.call, each, images) for each in (model, plain)
+        )
         assert_close(found[0], expected[0], *PATH)
         assert_gradients_equal(ours, theirs, BACK)
 

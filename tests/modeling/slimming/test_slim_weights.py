@@ -1,4 +1,5 @@
 """Slimming (MODEL.SLIM_BLOCKS) of checkpoints that were trained without it, or with other settings, by test_net.py."""
+
 import json
 
 import pytest
@@ -24,12 +25,18 @@ def score(name):
 @pytest.fixture
 def checkpoint(tiny_root, tmp_path):
     """A file with random weights of a configuration, as train_net.py writes it, or under DeMo's names alone; → its path."""
+
     def write(*opts, demo=False):
         words = cli_args_for(tiny_root, *opts, config=BASELINE)
         cfg = load_cfg(BASELINE, words[2:])
         torch.manual_seed(0)
         weights, path = make_model(cfg, 6, 4).state_dict(), tmp_path / "weights.pth"
-        torch.save(to_demo(weights) if demo else {"model": weights, "dataset": "RGBNT201", "config": cfg.dump()}, path)
+        torch.save(
+            to_demo(weights)
+            if demo
+            else {"model": weights, "dataset": "RGBNT201", "config": cfg.dump()},
+            path,
+        )
         return path
 
     return write
@@ -38,10 +45,18 @@ def checkpoint(tiny_root, tmp_path):
 @pytest.fixture
 def evaluate(command, tiny_root, tmp_path):
     """Call test_net.py with a checkpoint; → exit code, record, stderr."""
+
     def call(weights, *opts):
         found = tmp_path / "found.json"
-        code, _, stderr = command(test_net.main, *cli_args_for(tiny_root, *opts, config=BASELINE), "--weight", weights,
-                                  "--overwrite", "--json", found)
+        code, _, stderr = command(
+            test_net.main,
+            *cli_args_for(tiny_root, *opts, config=BASELINE),
+            "--weight",
+            weights,
+            "--overwrite",
+            "--json",
+            found,
+        )
         return code, cases_of(found)["None"] if code == 0 else None, stderr
 
     return call
@@ -50,9 +65,17 @@ def evaluate(command, tiny_root, tmp_path):
 @pytest.mark.parametrize("demo", [False, True])
 def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, evaluate, demo):
     weights = checkpoint(demo=demo)
-    records = {name: evaluate(weights, *opts)[:2] for name, opts in {
-        "dense": (), "all kept": ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]"),
-        **{name: (*STAGES, *score(name)) for name in ("distinctness", "studies.baselines:EViT", "saliency")}}.items()}
+    records = {
+        name: evaluate(weights, *opts)[:2]
+        for name, opts in {
+            "dense": (),
+            "all kept": ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[1.0]"),
+            **{
+                name: (*STAGES, *score(name))
+                for name in ("distinctness", "studies.baselines:EViT", "saliency")
+            },
+        }.items()
+    }
     assert all(code == 0 for code, _ in records.values())
     assert records["all kept"] == records["dense"]
     assert len({json.dumps(record) for _, record in records.values()}) >= 3
@@ -70,7 +93,9 @@ def test_a_dense_checkpoint_has_no_weights_of_a_score(checkpoint, evaluate, name
 def test_a_score_trained_with_other_stages(checkpoint, evaluate):
     """As many stages at other blocks with other shares run; another number, or another score with weights, is refused."""
     weights = checkpoint(*STAGES, *score("sdtps"))
-    code, record, _ = evaluate(weights, "MODEL.SLIM_BLOCKS", "[2,4]", "MODEL.SLIM_KEEP", "[0.7,0.6]", *score("sdtps"))
+    code, record, _ = evaluate(
+        weights, "MODEL.SLIM_BLOCKS", "[2,4]", "MODEL.SLIM_KEEP", "[0.7,0.6]", *score("sdtps")
+    )
     assert code == 0 and set(record) == {"1", "2", "3"}
     for opts in ((*ONE_STAGE, *score("sdtps")), (*STAGES, *score("supervised"), *WITH_MASKS)):
         code, _, stderr = evaluate(weights, *opts)
@@ -78,11 +103,16 @@ def test_a_score_trained_with_other_stages(checkpoint, evaluate):
 
 
 @pytest.mark.parametrize("opts", [(), (*ONE_STAGE, *score("distinctness"))])
-def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(checkpoint, evaluate, caplog, opts):
+def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(
+    checkpoint, evaluate, caplog, opts
+):
     with_score = evaluate(checkpoint(*STAGES, *score("sdtps")), *opts)
     assert "so it is left out" in caplog.text and len(caplog.records) == 1
-    backbone = {name: tensor for name, tensor in read_checkpoint(checkpoint(*STAGES, *score("sdtps"))).model.items()
-                if not name.startswith("slimming.")}
+    backbone = {
+        name: tensor
+        for name, tensor in read_checkpoint(checkpoint(*STAGES, *score("sdtps"))).model.items()
+        if not name.startswith("slimming.")
+    }
     path = checkpoint()
     torch.save({"model": backbone, "dataset": "RGBNT201"}, path)
     assert with_score[:2] == evaluate(path, *opts)[:2]
@@ -90,7 +120,12 @@ def test_a_trained_score_that_is_not_used_is_left_out_with_a_warning(checkpoint,
 
 def test_a_checkpoint_with_a_score_is_converted_and_back(checkpoint, command, tmp_path):
     weights = checkpoint(*STAGES, *score("sdtps"))
-    for source, target, kind in ((weights, "demo.pth", "demo"), (tmp_path / "demo.pth", "back.pth", "ours")):
+    for source, target, kind in (
+        (weights, "demo.pth", "demo"),
+        (tmp_path / "demo.pth", "back.pth", "ours"),
+    ):
         assert command(convert_checkpoint.main, source, tmp_path / target, "--to", kind)[0] == 0
     before, after = (read_checkpoint(path).model for path in (weights, tmp_path / "back.pth"))
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )

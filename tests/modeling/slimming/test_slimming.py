@@ -1,4 +1,5 @@
 """Slimming between the blocks of every kind of backbone beside a slow version: values, gradients, and what is kept."""
+
 import copy
 import math
 from functools import partial
@@ -25,20 +26,46 @@ DEPTH = 3
 SCORE = (384, 64, 384, 64)
 """Lengths of the sums of what is computed in float32, at most: cosines, or logits and softmax, and those of the means."""
 ALLOWED = tolerance(*SCORE)
-NO_CAMERA = ("MODEL.SIE_CAMERA", "False", "MODEL.DROP_PATH", "0", "INPUT.JOINT_AUGMENTATION", "True")
+NO_CAMERA = (
+    "MODEL.SIE_CAMERA",
+    "False",
+    "MODEL.DROP_PATH",
+    "0",
+    "INPUT.JOINT_AUGMENTATION",
+    "True",
+)
 
 
 def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
-    opts = [*NO_CAMERA, "MODEL.SLIM_BLOCKS", str(blocks), "MODEL.SLIM_KEEP", str(keep), "MODEL.SLIM_SCORE", "distinctness",
-            *map(str, opts)]
+    opts = [
+        *NO_CAMERA,
+        "MODEL.SLIM_BLOCKS",
+        str(blocks),
+        "MODEL.SLIM_KEEP",
+        str(keep),
+        "MODEL.SLIM_SCORE",
+        "distinctness",
+        *map(str, opts),
+    ]
     torch.manual_seed(seeded())
     if name == "test_vit":
         cfg = tiny_cfg("MODEL.STRIDE_SIZE", "[16,16]", "MODEL.PATCH_SIZE", 16, *opts)
     elif name == "CLIP":
         sizes = [part for split in ("TRAIN", "TEST") for part in (f"INPUT.SIZE_{split}", "[64,32]")]
-        cfg = load_cfg(CONFIG, ["MODEL.TRANSFORMER_TYPE", "ViT-B-16", "MODEL.PATCH_SIZE", "0", "MODEL.STRIDE_SIZE", "[16,16]",
-                                *sizes, *opts])
+        cfg = load_cfg(
+            CONFIG,
+            [
+                "MODEL.TRANSFORMER_TYPE",
+                "ViT-B-16",
+                "MODEL.PATCH_SIZE",
+                "0",
+                "MODEL.STRIDE_SIZE",
+                "[16,16]",
+                *sizes,
+                *opts,
+            ],
+        )
     else:
         cfg = cfg_of(name, *opts)
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +83,13 @@ def draw(cfg, batch=2):
 
 def stem_of(backbone, images, stop):
     cameras = torch.zeros(sum(map(len, images.values())), dtype=torch.long)
-    return dict(zip(images, backbone.stem(torch.cat(list(images.values())), cameras, stop).chunk(len(images)), strict=True))
+    return dict(
+        zip(
+            images,
+            backbone.stem(torch.cat(list(images.values())), cameras, stop).chunk(len(images)),
+            strict=True,
+        )
+    )
 
 
 def slow_score(name, backbone, slimming):
@@ -65,17 +98,27 @@ def slow_score(name, backbone, slimming):
         return [float(value) for value in slow_cues.distinctness(patches)]
 
     def supervised(stage, modality, images):
-        return [slimming.scores[stage].heads[modality](patch).squeeze() for patch in images[modality].patches.values()]
+        return [
+            slimming.scores[stage].heads[modality](patch).squeeze()
+            for patch in images[modality].patches.values()
+        ]
 
     def attention(stage, modality, images):
         image, index = images[modality], slimming.blocks[stage]
         block = backbone.vit.blocks[index]
-        weights, _ = reference.attention(block.attn, [block.norm1(token) for token in image.tokens],
-                                         reference.rotations_of(backbone.vit, index, image))
+        weights, _ = reference.attention(
+            block.attn,
+            [block.norm1(token) for token in image.tokens],
+            reference.rotations_of(backbone.vit, index, image),
+        )
         first = len(image.prefix)
-        return slow_cues.mean_attention(weights[:, 0, first:first + len(image.patches)].detach())
+        return slow_cues.mean_attention(weights[:, 0, first : first + len(image.patches)].detach())
 
-    return {"distinctness": distinctness, "supervised": supervised, "studies.baselines:EViT": attention}[name]
+    return {
+        "distinctness": distinctness,
+        "supervised": supervised,
+        "studies.baselines:EViT": attention,
+    }[name]
 
 
 def slow(cfg, backbone, slimming, images, stages):
@@ -84,58 +127,104 @@ def slow(cfg, backbone, slimming, images, stages):
     inputs, found = stem_of(backbone, images, 0), []
     for row in range(len(images["RGB"])):
         triplet = {modality: tokens[row] for modality, tokens in inputs.items()}
-        found.append(reference.slimmed(backbone, triplet, list(cfg.MODEL.SLIM_BLOCKS), cfg.MODEL.SLIM_KEEP,
-                                       slow_score(cfg.MODEL.SLIM_SCORE, backbone, slimming), cfg.MODEL.SLIM_SHARED,
-                                       cfg.MODEL.SLIM_MERGE, nudge=partial(nudge, stages, row),
-                                       weigh=list if cfg.MODEL.SLIM_SCORE.endswith("EViT") else None))
+        found.append(
+            reference.slimmed(
+                backbone,
+                triplet,
+                list(cfg.MODEL.SLIM_BLOCKS),
+                cfg.MODEL.SLIM_KEEP,
+                slow_score(cfg.MODEL.SLIM_SCORE, backbone, slimming),
+                cfg.MODEL.SLIM_SHARED,
+                cfg.MODEL.SLIM_MERGE,
+                nudge=partial(nudge, stages, row),
+                weigh=list if cfg.MODEL.SLIM_SCORE.endswith("EViT") else None,
+            )
+        )
     return found
 
 
 def nudge(stages, row, stage, modality, place):
-    kept, scores = (part[modality][row].detach() for part in (stages[stage].kept, stages[stage].score))
+    kept, scores = (
+        part[modality][row].detach() for part in (stages[stage].kept, stages[stage].score)
+    )
     return ALLOWED * float(scores.abs().max()) * (place in kept)
 
 
 def gradients(outputs, probes, parameters):
-    return torch.autograd.grad(sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)),
-                               parameters, allow_unused=True)
+    return torch.autograd.grad(
+        sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)),
+        parameters,
+        allow_unused=True,
+    )
 
 
 CASES = [(name, "[1]", "[0.5]", "distinctness", True, True) for name in BACKBONES]
 CASES += [(name, "[0,2]", "[0.7,0.5]", "studies.baselines:EViT", False, True) for name in BACKBONES]
-CASES += [("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge)
-          for shared in (True, False) for merge in (True, False)]
-CASES += [(EVA02, "[0,1]", "[0.6,1.0]", "supervised", False, False), (MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True)]
+CASES += [
+    ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge)
+    for shared in (True, False)
+    for merge in (True, False)
+]
+CASES += [
+    (EVA02, "[0,1]", "[0.6,1.0]", "supervised", False, False),
+    (MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True),
+]
 
 
 LARGE = (REGISTERS, MIXED)
 
 
-@pytest.mark.parametrize(("name", "blocks", "keep", "score", "shared", "merge"), [
-    pytest.param(*case, marks=pytest.mark.slow if case[0] in LARGE else ()) for case in CASES])
-def test_values_and_gradients_are_those_of_the_slow_version(name, blocks, keep, score, shared, merge):
-    cfg, backbone, slimming = build(name, blocks, keep, "MODEL.SLIM_SCORE", score, "MODEL.SLIM_SHARED", shared,
-                                    "MODEL.SLIM_MERGE", merge)
+@pytest.mark.parametrize(
+    ("name", "blocks", "keep", "score", "shared", "merge"),
+    [pytest.param(*case, marks=pytest.mark.slow if case[0] in LARGE else ()) for case in CASES],
+)
+def test_values_and_gradients_are_those_of_the_slow_version(
+    name, blocks, keep, score, shared, merge
+):
+    cfg, backbone, slimming = build(
+        name,
+        blocks,
+        keep,
+        "MODEL.SLIM_SCORE",
+        score,
+        "MODEL.SLIM_SHARED",
+        shared,
+        "MODEL.SLIM_MERGE",
+        merge,
+    )
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
     found = slim_backbone(slimming, backbone, stem_of(backbone, images, slimming.blocks[0]))
     expected = slow(cfg, backbone, slimming, images, found.stages)
     for modality in MODALITIES:
         for stage in range(len(slimming.blocks)):
-            assert found.stages[stage].kept[modality].tolist() == [kept[stage][modality] for _, kept in expected]
+            assert found.stages[stage].kept[modality].tolist() == [
+                kept[stage][modality] for _, kept in expected
+            ]
     parts = [*found.tokens.values(), *found.class_tokens.values()]
-    slow_parts = [torch.stack([torch.stack(list(triplet[modality].patches.values())) for triplet, _ in expected])
-                  for modality in MODALITIES]
-    slow_parts += [torch.stack([triplet[modality].prefix[0] for triplet, _ in expected]) for modality in MODALITIES]
+    slow_parts = [
+        torch.stack(
+            [torch.stack(list(triplet[modality].patches.values())) for triplet, _ in expected]
+        )
+        for modality in MODALITIES
+    ]
+    slow_parts += [
+        torch.stack([triplet[modality].prefix[0] for triplet, _ in expected])
+        for modality in MODALITIES
+    ]
     for ours, theirs in zip(parts, slow_parts, strict=True):
         assert_close(ours, theirs, *SCORE)
     probes = [torch.randn_like(part) for part in parts]
     named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
-    found, expected = (gradients(outputs, probes, list(named.values())) for outputs in (parts, slow_parts))
+    found, expected = (
+        gradients(outputs, probes, list(named.values())) for outputs in (parts, slow_parts)
+    )
     # Of a layer: a bias of keys or of a score's last layer has none, as a softmax does not change with it.
     scales = {}
     for key, theirs in zip(named, expected, strict=True):
         if theirs is not None:
-            scales[key.rpartition(".")[0]] = max(scales.get(key.rpartition(".")[0], 0.0), float(theirs.abs().max()))
+            scales[key.rpartition(".")[0]] = max(
+                scales.get(key.rpartition(".")[0], 0.0), float(theirs.abs().max())
+            )
     for key, ours, theirs in zip(named, found, expected, strict=True):
         assert (ours is None) == (theirs is None), key
         if ours is not None:
@@ -148,10 +237,16 @@ def test_keeping_all_is_the_dense_backbone(name):
     cfg, backbone, slimming = build(name, "[0,2]", "[1.0,1.0]")
     images = draw(cfg)
     found = slim_backbone(slimming, backbone, stem_of(backbone, images, 0))
-    patches, class_tokens = backbone(torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long))
+    patches, class_tokens = backbone(
+        torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long)
+    )
     assert torch.equal(torch.cat(list(found.tokens.values())), patches)
     assert torch.equal(torch.cat(list(found.class_tokens.values())), class_tokens)
-    assert all(stage.mask(modality, backbone.num_patches).all() for stage in found.stages for modality in MODALITIES)
+    assert all(
+        stage.mask(modality, backbone.num_patches).all()
+        for stage in found.stages
+        for modality in MODALITIES
+    )
 
 
 def test_the_stages_record_what_they_scored_and_kept():
@@ -166,9 +261,15 @@ def test_the_stages_record_what_they_scored_and_kept():
             mask = stage.mask(modality, 6)
             assert mask.shape == (3, 6) and mask.dtype == torch.float32
             for row in range(3):
-                ranked = stage.scored[modality][row][stage.score[modality][row].argsort(descending=True, stable=True)]
+                ranked = stage.scored[modality][row][
+                    stage.score[modality][row].argsort(descending=True, stable=True)
+                ]
                 kept = stage.kept[modality][row].tolist()
-                assert kept == sorted(ranked[:count].tolist()) == mask[row].nonzero().flatten().tolist()
+                assert (
+                    kept
+                    == sorted(ranked[:count].tolist())
+                    == mask[row].nonzero().flatten().tolist()
+                )
 
 
 def test_returned_patches_stand_at_the_recorded_places():
@@ -181,10 +282,15 @@ def test_returned_patches_stand_at_the_recorded_places():
                 layer.bias.zero_()
         images = draw(cfg, 3)
         found = slim_backbone(slimming, backbone, stem_of(backbone, images, 1))
-        patches, class_tokens = backbone(torch.cat(list(images.values())), torch.zeros(9, dtype=torch.long))
+        patches, class_tokens = backbone(
+            torch.cat(list(images.values())), torch.zeros(9, dtype=torch.long)
+        )
     for modality, dense in zip(MODALITIES, patches.chunk(3), strict=True):
         kept = found.stages[-1].kept[modality]
-        assert torch.equal(found.tokens[modality], torch.stack([dense[row, places] for row, places in enumerate(kept)]))
+        assert torch.equal(
+            found.tokens[modality],
+            torch.stack([dense[row, places] for row, places in enumerate(kept)]),
+        )
     assert torch.equal(torch.cat(list(found.class_tokens.values())), class_tokens)
 
 
@@ -209,40 +315,72 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
 @pytest.mark.parametrize("weight", ["0", "1", "0.3"])
 def test_the_loss_against_masks(weight):
     """Binary cross-entropy written out, its mean over patches, images, modalities and stages, times its weight once."""
-    cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.5,0.5]", "MODEL.SLIM_SCORE", "supervised",
-                                    "MODEL.SLIM_LOSS_WEIGHT", weight, "MODEL.SLIM_SHARED", "False")
+    cfg, backbone, slimming = build(
+        "test_vit",
+        "[1,2]",
+        "[0.5,0.5]",
+        "MODEL.SLIM_SCORE",
+        "supervised",
+        "MODEL.SLIM_LOSS_WEIGHT",
+        weight,
+        "MODEL.SLIM_SHARED",
+        "False",
+    )
     images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
     stem = stem_of(backbone, images, 1)
     found = slim_backbone(slimming.train(), backbone, stem, foreground=shares)
-    terms = [[-share * math.log(p) - (1 - share) * math.log(1 - p)
-              for scores, places in zip(stage.score.values(), stage.scored.values(), strict=True)
-              for row in range(2) for score, place in zip(scores[row], places[row], strict=True)
-              for share, p in ((shares[row, place].item(), 1 / (1 + math.exp(-score.item()))),)] for stage in found.stages]
+    terms = [
+        [
+            -share * math.log(p) - (1 - share) * math.log(1 - p)
+            for scores, places in zip(stage.score.values(), stage.scored.values(), strict=True)
+            for row in range(2)
+            for score, place in zip(scores[row], places[row], strict=True)
+            for share, p in ((shares[row, place].item(), 1 / (1 + math.exp(-score.item()))),)
+        ]
+        for stage in found.stages
+    ]
     expected = float(weight) * sum(sum(stage) / len(stage) for stage in terms) / 2
     assert_close(found.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
-    reached = torch.autograd.grad(found.loss.sum(), [*slimming.parameters(), images["NI"]], retain_graph=True)
+    reached = torch.autograd.grad(
+        found.loss.sum(), [*slimming.parameters(), images["NI"]], retain_graph=True
+    )
     assert all((gradient.abs().max() > 0) == (weight != "0") for gradient in reached)
     assert slim_backbone(slimming, backbone, stem).loss is None
     assert slim_backbone(slimming.eval(), backbone, stem, foreground=shares).loss is None
 
 
-@pytest.mark.parametrize(("count", "shares", "left"), [(10, [0.5, 0.5], (5, 3)), (128, [0.7, 0.7, 0.7], (90, 63, 45)),
-                                                       (7, [1.0, 0.3], (7, 3)), (10, [0.7], (7,)), (3, [], ())])
+@pytest.mark.parametrize(
+    ("count", "shares", "left"),
+    [
+        (10, [0.5, 0.5], (5, 3)),
+        (128, [0.7, 0.7, 0.7], (90, 63, 45)),
+        (7, [1.0, 0.3], (7, 3)),
+        (10, [0.7], (7,)),
+        (3, [], ()),
+    ],
+)
 def test_counts_are_rounded_up(count, shares, left):
     """A share that is whole but for the rounding of its product stays: 10 · 0.7 is 7."""
     assert remaining_patches(count, shares) == left
 
 
 def test_less_than_one_patch_is_refused():
-    with pytest.raises(UserError, match=r"keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it"):
+    with pytest.raises(
+        UserError, match=r"keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it"
+    ):
         remaining_patches(8, [0.5, 0.2])
 
 
 def weights_of(backbone, tokens, queries=slice(None)):
-    return attention_weights(backbone.vit.blocks[1], tokens, queries, backbone.block_arguments(tokens)(1).get("rope"))
+    return attention_weights(
+        backbone.vit.blocks[1], tokens, queries, backbone.block_arguments(tokens)(1).get("rope")
+    )
 
 
-CHANGED = {"q/k norm": ("test_vit", {"qk_norm": True}), "post norm": (EVA02, {"use_post_norm": True})}
+CHANGED = {
+    "q/k norm": ("test_vit", {"qk_norm": True}),
+    "post norm": (EVA02, {"use_post_norm": True}),
+}
 
 
 @pytest.mark.parametrize("name", [*BACKBONES, *CHANGED])
@@ -255,12 +393,20 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
     stem = backbone.stem(torch.cat(list(draw(cfg).values())), torch.zeros(6, dtype=torch.long), 1)
     places = torch.stack([torch.randperm(backbone.num_patches)[:3].sort().values for _ in range(6)])
     prefix = backbone.vit.num_prefix_tokens
-    few = torch.cat([stem[:, :prefix], torch.stack([row[prefix:][place] for row, place in zip(stem, places, strict=True)]),
-                     torch.randn_like(stem[:, :2])], dim=1)
+    few = torch.cat(
+        [
+            stem[:, :prefix],
+            torch.stack([row[prefix:][place] for row, place in zip(stem, places, strict=True)]),
+            torch.randn_like(stem[:, :2]),
+        ],
+        dim=1,
+    )
     for tokens in (Tokens(stem), Tokens(few, places, extra=2)):
         seen = []
         weights = backbone.vit.blocks[1].attn.attn_drop
-        handle = weights.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+        handle = weights.register_forward_pre_hook(
+            lambda _, inputs, seen=seen: seen.append(inputs[0])
+        )
         with backbone.ready(torch.device("cpu")):
             backbone.run_blocks(tokens, 1, 2)
             found = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
@@ -273,8 +419,12 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
 
 
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
-    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock))
-    with pytest.raises(UserError, match=r"MODEL.SLIM_SCORE is '.*:EViT', which reads .* \(ParallelScalingBlock\)"):
+    monkeypatch.setattr(
+        timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock)
+    )
+    with pytest.raises(
+        UserError, match=r"MODEL.SLIM_SCORE is '.*:EViT', which reads .* \(ParallelScalingBlock\)"
+    ):
         build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "studies.baselines:EViT")
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)
 
@@ -284,14 +434,25 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
     """Its logits are not rounded to bfloat16, which has 8 bits."""
     cfg, backbone, _ = build("test_vit", "[]", "[]")
     backbone = backbone.float()
-    tokens = Tokens(stem_of(backbone, {name: image.float() for name, image in draw(cfg).items()}, 1)["RGB"])
+    tokens = Tokens(
+        stem_of(backbone, {name: image.float() for name, image in draw(cfg).items()}, 1)["RGB"]
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
     attention, seen = backbone.vit.blocks[1].attn, backbone.vit.blocks[1].norm1(tokens.values)
     # The products as they are computed there, as every kernel rounds to bfloat16 in its own way.
-    query, key = (F.linear(rows.bfloat16(), weight.bfloat16(), bias.bfloat16()).unflatten(-1, (attention.num_heads, -1))
-                  .transpose(1, 2).double() for rows, weight, bias in zip(
-                      (seen[:, :1], seen), attention.qkv.weight.chunk(3)[:2], attention.qkv.bias.chunk(3)[:2], strict=True))
+    query, key = (
+        F.linear(rows.bfloat16(), weight.bfloat16(), bias.bfloat16())
+        .unflatten(-1, (attention.num_heads, -1))
+        .transpose(1, 2)
+        .double()
+        for rows, weight, bias in zip(
+            (seen[:, :1], seen),
+            attention.qkv.weight.chunk(3)[:2],
+            attention.qkv.bias.chunk(3)[:2],
+            strict=True,
+        )
+    )
     expected = (query @ key.mT * attention.scale).softmax(dim=-1)[:, :, 0]
     assert_close(found, expected, 32, 9)
 
@@ -302,12 +463,18 @@ def test_empty_blocks_have_no_slimming():
     images = draw(cfg)
     batch, dense = torch.cat(list(images.values())), copy.deepcopy(backbone.vit)
     patches, class_tokens = backbone(batch, torch.zeros(6, dtype=torch.long))
-    tokens = dense.norm_pre(dense.pos_drop(torch.cat([dense.cls_token.expand(6, -1, -1), dense.patch_embed(batch)], 1)
-                                           + dense.pos_embed))
+    tokens = dense.norm_pre(
+        dense.pos_drop(
+            torch.cat([dense.cls_token.expand(6, -1, -1), dense.patch_embed(batch)], 1)
+            + dense.pos_embed
+        )
+    )
     for block in dense.blocks:
         tokens = block(tokens)
     tokens = dense.head(dense.norm(tokens))
     assert torch.equal(patches, tokens[:, 1:]) and torch.equal(class_tokens, tokens[:, 0])
-    ours, theirs = (torch.autograd.grad(part.sum(), list(vit.parameters()))
-                    for part, vit in ((patches.square(), backbone.vit), (tokens[:, 1:].square(), dense)))
+    ours, theirs = (
+        torch.autograd.grad(part.sum(), list(vit.parameters()))
+        for part, vit in ((patches.square(), backbone.vit), (tokens[:, 1:].square(), dense))
+    )
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))

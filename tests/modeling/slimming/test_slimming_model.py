@@ -1,4 +1,5 @@
 """Slimming in the whole model: missing modalities, chunks, what stands behind it, precision, position maps."""
+
 from itertools import count
 
 import pytest
@@ -37,14 +38,21 @@ CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
-CHOOSING, MERGING = (tuple(f"studies.baselines:{name}" for name in names) for names in (("EViT", "Editor"),
-                                                                                     ("ToMe",)))
+CHOOSING, MERGING = (
+    tuple(f"studies.baselines:{name}" for name in names)
+    for names in (("EViT", "Editor"), ("ToMe",))
+)
 """Peers that make an extra token, and others."""
 
 
 def every(*scores):
-    return pytest.mark.parametrize("score", [score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
-                                             for score in scores])
+    return pytest.mark.parametrize(
+        "score",
+        [
+            score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
+            for score in scores
+        ],
+    )
 
 
 def slim_model(score="distinctness", *opts):
@@ -54,7 +62,11 @@ def slim_model(score="distinctness", *opts):
 
 def with_masks(images, seed=0):
     height, width = images["RGB"].shape[2:]
-    return images | {MASK: (torch.rand(len(images["RGB"]), 1, height, width, generator=generator(seed)) > 0.5).float()}
+    return images | {
+        MASK: (
+            torch.rand(len(images["RGB"]), 1, height, width, generator=generator(seed)) > 0.5
+        ).float()
+    }
 
 
 def exact(images):
@@ -77,11 +89,17 @@ def alike(one, other, score):
     found = torch.ones(len(one.tokens["RGB"]), dtype=torch.bool)
     for stage, same in zip(one.stages, other.stages, strict=True):
         for name in MODALITIES:
-            for row in (found & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten():
+            for row in (
+                (found & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten()
+            ):
                 scores = stage.score[name][row]
                 order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
                 # EDITOR's scores are twice a rank.
-                allowed = 2 if score.endswith(":Editor") else tolerance(*SCORE, *SCORE) * float(scores.abs().max())
+                allowed = (
+                    2
+                    if score.endswith(":Editor")
+                    else tolerance(*SCORE, *SCORE) * float(scores.abs().max())
+                )
                 assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
                 found[row] = False
     return found
@@ -96,14 +114,25 @@ def test_every_case_of_missing_modalities(score):
     images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
     together = model.encode_cases(images, cameras, CASES)
     for missing, found in zip(CASES, together, strict=True):
-        zeroed = {name: torch.zeros_like(image) if name in missing else image for name, image in images.items()}
-        noise = {name: torch.randn_like(image) if name in missing else image for name, image in images.items()}
+        zeroed = {
+            name: torch.zeros_like(image) if name in missing else image
+            for name, image in images.items()
+        }
+        noise = {
+            name: torch.randn_like(image) if name in missing else image
+            for name, image in images.items()
+        }
         alone = [model.encode(zeroed, cameras), *model.encode_cases(noise, cameras, [missing])]
         for other in alone:
             rows = alike(found, other, score)
             for part in ("tokens", "class_tokens", "global_feats"):
                 for name in MODALITIES:
-                    assert_close(getattr(other, part)[name][rows], getattr(found, part)[name][rows], *SCORE, *SCORE)
+                    assert_close(
+                        getattr(other, part)[name][rows],
+                        getattr(found, part)[name][rows],
+                        *SCORE,
+                        *SCORE,
+                    )
         assert all(found.missing[name].eq(name in missing).all() for name in MODALITIES)
         assert all(found.positions[name] is found.stages[-1].kept[name] for name in MODALITIES)
 
@@ -111,8 +140,17 @@ def test_every_case_of_missing_modalities(score):
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
 def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
-    model = trained(slim_model("supervised", "MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True,
-                               "MODEL.SDTPS_GUIDE_MISSING", False)).double()
+    model = trained(
+        slim_model(
+            "supervised",
+            "MODEL.SLIM_SHARED",
+            is_shared,
+            "MODEL.USE_SDTPS",
+            True,
+            "MODEL.SDTPS_GUIDE_MISSING",
+            False,
+        )
+    ).double()
     model.slimming.train()
     images, cameras = random_images(8, batch=len(CASES))
     images = exact(with_masks(images))
@@ -120,22 +158,35 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
         for name in case:
             images[name][row] = 0
     together = model.encode(images, cameras)
-    own = [model.encode({name: image[row:row + 1] for name, image in images.items()}, cameras[row:row + 1])
-           for row in range(len(CASES))]
+    own = [
+        model.encode(
+            {name: image[row : row + 1] for name, image in images.items()}, cameras[row : row + 1]
+        )
+        for row in range(len(CASES))
+    ]
     for name in MODALITIES:
         for stage, *stages in zip(together.stages, *(one.stages for one in own), strict=True):
             assert torch.equal(stage.kept[name], torch.cat([part.kept[name] for part in stages]))
-        assert_close(together.tokens[name], torch.cat([one.tokens[name] for one in own]), *SCORE, *SCORE)
-        score, parts = model.sdtps(together)[name].score, [model.sdtps(one)[name].score for one in own]
+        assert_close(
+            together.tokens[name], torch.cat([one.tokens[name] for one in own]), *SCORE, *SCORE
+        )
+        score, parts = (
+            model.sdtps(together)[name].score,
+            [model.sdtps(one)[name].score for one in own],
+        )
         assert_close(score, torch.cat(parts), *SCORE, *SCORE)
     assert_close(together.loss, torch.stack([one.loss for one in own]).mean(dim=0), *SCORE)
     (head,) = [dict(model.slimming.scores[0].heads)["NI"][-1]]
     expected = torch.autograd.grad(sum(one.loss for one in own) / len(own), head.weight)[0]
-    found, = torch.autograd.grad(together.loss, head.weight)
+    (found,) = torch.autograd.grad(together.loss, head.weight)
     assert_close(found, expected, *SCORE, *SCORE)
     seen = [row for row, case in enumerate(CASES) if "NI" not in case]
     blanks = [row for row in range(len(CASES)) if row not in seen]
-    logits = torch.autograd.grad(together.loss, together.stages[0].score["NI"], allow_unused=True)[0] if not is_shared else None
+    logits = (
+        torch.autograd.grad(together.loss, together.stages[0].score["NI"], allow_unused=True)[0]
+        if not is_shared
+        else None
+    )
     assert logits is None or (logits[blanks].eq(0).all() and logits[seen].ne(0).all())
 
 
@@ -145,15 +196,24 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
     model = slim_model().eval().double()
     images, cameras = random_images(2)
     images = exact(images)
-    stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)[:, 1:].unflatten(0, (3, 4))
+    stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)[
+        :, 1:
+    ].unflatten(0, (3, 4))
     for missing in CASES:
-        context, = model.encode_cases(images, cameras, [missing])
+        (context,) = model.encode_cases(images, cameras, [missing])
         for row in range(4):
-            scores = sum(torch.tensor(distinctness(stem[index, row]), dtype=torch.double)
-                         for index, name in enumerate(MODALITIES) if name not in missing)
+            scores = sum(
+                torch.tensor(distinctness(stem[index, row]), dtype=torch.double)
+                for index, name in enumerate(MODALITIES)
+                if name not in missing
+            )
             first, *others = (context.stages[0].kept[name][row] for name in MODALITIES)
             assert len(first) == COUNTS[0] and all(torch.equal(first, other) for other in others)
-            assert_order(first[scores[first].argsort(descending=True)], -scores, tolerance(*SCORE) * len(MODALITIES))
+            assert_order(
+                first[scores[first].argsort(descending=True)],
+                -scores,
+                tolerance(*SCORE) * len(MODALITIES),
+            )
 
 
 @pytest.mark.parametrize("score", QUICKEST)
@@ -170,7 +230,9 @@ def test_chunks_have_the_values_of_one_pass(score, monkeypatch):
         rows = alike(found[0], other, score)
         for name in MODALITIES:
             assert torch.equal(other.positions[name][rows], found[0].positions[name][rows])
-            assert_close(other.global_feats[name][rows], found[0].global_feats[name][rows], *SCORE, *SCORE)
+            assert_close(
+                other.global_feats[name][rows], found[0].global_feats[name][rows], *SCORE, *SCORE
+            )
             for one, same in zip(found[0].stages, other.stages, strict=True):
                 assert torch.equal(one.mask(name, PATCHES)[rows], same.mask(name, PATCHES)[rows])
                 assert_close(one.score[name][rows], same.score[name][rows], *SCORE, *SCORE)
@@ -184,8 +246,16 @@ def test_gradients_with_a_batch_larger_than_a_chunk():
     assert loss.shape == (1,) and loss.requires_grad
 
 
-@pytest.mark.parametrize("opts", [("MODEL.USE_SDTPS", "True"), ("MODEL.USE_SDTPS", "True", *FUSION), FUSION,
-                                  ("MODEL.STRIDE_SIZE", "[6, 5]", "MODEL.USE_SDTPS", "True", *FUSION)], ids=" ".join)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        ("MODEL.USE_SDTPS", "True"),
+        ("MODEL.USE_SDTPS", "True", *FUSION),
+        FUSION,
+        ("MODEL.STRIDE_SIZE", "[6, 5]", "MODEL.USE_SDTPS", "True", *FUSION),
+    ],
+    ids=" ".join,
+)
 def test_what_stands_behind_sees_the_patches_that_are_left(opts):
     model = slim_model("distinctness", *opts)
     count = model.slimming.counts(model.backbone.num_patches)[-1]
@@ -198,7 +268,10 @@ def test_what_stands_behind_sees_the_patches_that_are_left(opts):
     expected = count
     if model.sdtps:
         selections = model.sdtps(context)
-        assert selections["RGB"].mask.shape == (4, count) and selections["NI"].index.shape == (4, -(-count // 2))
+        assert selections["RGB"].mask.shape == (4, count) and selections["NI"].index.shape == (
+            4,
+            -(-count // 2),
+        )
         expected = int(count * 0.4 * 0.5) + 1
         assert selections["TI"].tokens.shape[1] == expected
     if model.hdm:
@@ -207,7 +280,15 @@ def test_what_stands_behind_sees_the_patches_that_are_left(opts):
 
 def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
     with pytest.raises(UserError, match="SDTPS_AGGR_RATIO do not fit: 4 patches"):
-        slim_model("distinctness", "MODEL.USE_SDTPS", "True", "MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
+        slim_model(
+            "distinctness",
+            "MODEL.USE_SDTPS",
+            "True",
+            "MODEL.SLIM_BLOCKS",
+            "[1]",
+            "MODEL.SLIM_KEEP",
+            "[0.125]",
+        )
 
 
 @every(*SCORES, *CHOOSING, *MERGING)
@@ -237,9 +318,13 @@ def test_bfloat16_is_near_float32(score):
     model.train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = model(images, cameras)
-        loss, parts = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
+        loss, parts = total_loss(
+            tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights
+        )
     loss.backward()
-    gradients = [parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None]
+    gradients = [
+        parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    ]
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
     assert ("auxiliary" in parts) == (score in ("supervised", "self_supervised"))
 
@@ -253,11 +338,16 @@ def test_frozen_backbones_leave_the_heads_to_learn():
 
 
 def test_slimming_saves_operations_and_adds_nothing_without_blocks():
-    dense, slim = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "studies.baselines:EViT")
+    dense, slim = (
+        tiny_cfg(*PLAIN),
+        tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "studies.baselines:EViT"),
+    )
     models = [make_model(cfg, CLASSES, CAMERAS) for cfg in (dense, slim)]
     macs = [count_macs(cfg, model)[""] for cfg, model in zip((dense, slim), models, strict=True)]
     assert 0.4 * macs[0] < macs[1] < 0.75 * macs[0]
-    assert models[0].slimming is None and list(models[0].state_dict()) == list(models[1].state_dict())
+    assert models[0].slimming is None and list(models[0].state_dict()) == list(
+        models[1].state_dict()
+    )
 
 
 @pytest.mark.slow

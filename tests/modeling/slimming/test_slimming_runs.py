@@ -1,4 +1,5 @@
 """Runs with slimming: training by the commands, going on, two processes, and the sentence for every mistake."""
+
 import json
 from itertools import count
 
@@ -20,12 +21,21 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.training.trainer import Trainer
 
-SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "INPUT.JOINT_AUGMENTATION", "True")
+SLIM = (
+    "MODEL.SLIM_BLOCKS",
+    "[1,3]",
+    "MODEL.SLIM_KEEP",
+    "[0.5,0.5]",
+    "INPUT.JOINT_AUGMENTATION",
+    "True",
+)
 SUPERVISED = (*SLIM, "MODEL.SLIM_SCORE", "supervised")
 
 
 def words(root, output, *more):
-    return cli_args_for(root, *SLIM, "SOLVER.EVAL_UNTRAINED", "False", "OUTPUT_DIR", output, *more, config=BASELINE)
+    return cli_args_for(
+        root, *SLIM, "SOLVER.EVAL_UNTRAINED", "False", "OUTPUT_DIR", output, *more, config=BASELINE
+    )
 
 
 @pytest.mark.slow
@@ -41,13 +51,24 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
 
     weights = torch.load(tmp_path / "run" / "last.pth", weights_only=True)["model"]
     names = {name for name in weights if name.startswith("slimming.scores.1.")}
-    assert {name.removeprefix("slimming.scores.1.").split(".")[0] for name in names} == \
-        ({"heads"} if score == "supervised" else {"map", "updates"})
-    given = ["--weight", tmp_path / "run" / "last.pth", "DATASETS.ROOT_DIR", tiny_root, "TEST.AMP", "bf16"]
+    assert {name.removeprefix("slimming.scores.1.").split(".")[0] for name in names} == (
+        {"heads"} if score == "supervised" else {"map", "updates"}
+    )
+    given = [
+        "--weight",
+        tmp_path / "run" / "last.pth",
+        "DATASETS.ROOT_DIR",
+        tiny_root,
+        "TEST.AMP",
+        "bf16",
+    ]
     assert call([*given, "--json", tmp_path / "all.json", "TEST.MISS", "all"], test_net.main) == 0
     cases = json.loads((tmp_path / "all.json").read_text())["cases"]
     assert len(cases) == 7 and len({json.dumps(record) for record in cases.values()}) > 1
-    assert call([*given, "--split", "query", "--output", tmp_path / "x.npz"], export_features.main) == 0
+    assert (
+        call([*given, "--split", "query", "--output", tmp_path / "x.npz"], export_features.main)
+        == 0
+    )
     assert call(words(tiny_root, tmp_path / "none", *more), profile_flops.main) == 0
     assert records_of(tmp_path / "run")[-1]["loss"] > 0
 
@@ -80,17 +101,26 @@ def slim(blocks, keep, *more):
     return ["MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep, *more]
 
 
-@pytest.mark.parametrize(("opts", "said"), [
-    (slim("[2]", "[0.5, 0.5]"), "one share for each block"), (slim("[4, 2]", "[0.5, 0.5]"), "write [2, 4]"),
-    (slim("[2]", "[1.2]"), "(0, 1]"),
-    (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), "JOINT_AUGMENTATION is False"),
-])
+@pytest.mark.parametrize(
+    ("opts", "said"),
+    [
+        (slim("[2]", "[0.5, 0.5]"), "one share for each block"),
+        (slim("[4, 2]", "[0.5, 0.5]"), "write [2, 4]"),
+        (slim("[2]", "[1.2]"), "(0, 1]"),
+        (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), "JOINT_AUGMENTATION is False"),
+    ],
+)
 def test_mistakes_in_the_configuration(opts, said):
     assert said in error(None, opts)
 
 
-@pytest.mark.parametrize(("opts", "said"), [(slim("[6]", "[0.5]"), "test_vit has 6 blocks"),
-                                            (slim("[2, 4]", "[0.1, 0.1]"), "0.1 of 4 patches is less than one")])
+@pytest.mark.parametrize(
+    ("opts", "said"),
+    [
+        (slim("[6]", "[0.5]"), "test_vit has 6 blocks"),
+        (slim("[2, 4]", "[0.1, 0.1]"), "0.1 of 4 patches is less than one"),
+    ],
+)
 def test_mistakes_that_the_backbone_shows(opts, said, command, tiny_root, tmp_path):
     words = cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / "run", config=CONFIG)
     code, stdout, stderr = command(train_net.main, *words)

@@ -1,4 +1,5 @@
 """The picture of kept tokens: its rows, its scores, and what it draws once."""
+
 import torch
 from commands import CONFIG, cli_args_for, weights_file
 
@@ -9,12 +10,21 @@ from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.reports.figures import spread
 from demo_sdtps.reports.tokens import panels, patch_grids, shown_samples
 
-SLIM = ("MODEL.SLIM_BLOCKS", "[0,2]", "MODEL.SLIM_KEEP", "[0.5,0.5]", "MODEL.SLIM_SCORE", "distinctness")
+SLIM = (
+    "MODEL.SLIM_BLOCKS",
+    "[0,2]",
+    "MODEL.SLIM_KEEP",
+    "[0.5,0.5]",
+    "MODEL.SLIM_SCORE",
+    "distinctness",
+)
 
 
 def samples_of(folder, lights):
-    return [Sample((str(folder / "test" / "RGB" / f"{place:06}_cam1_{light}_00.jpg"),), place, 0)
-            for place, light in enumerate(lights)]
+    return [
+        Sample((str(folder / "test" / "RGB" / f"{place:06}_cam1_{light}_00.jpg"),), place, 0)
+        for place, light in enumerate(lights)
+    ]
 
 
 def nights(samples):
@@ -23,7 +33,9 @@ def nights(samples):
 
 def test_half_of_the_rows_are_by_day(tmp_path):
     mostly = samples_of(tmp_path, [1] * 20 + [0] * 5)
-    assert shown_samples(mostly, 8) == [mostly[place] for place in spread(25, 8)]  # another data set
+    assert shown_samples(mostly, 8) == [
+        mostly[place] for place in spread(25, 8)
+    ]  # another data set
     (tmp_path / MARKER).touch()
     for count, dark in ((8, 4), (7, 3), (1, 0)):
         chosen = shown_samples(mostly, count)
@@ -33,7 +45,10 @@ def test_half_of_the_rows_are_by_day(tmp_path):
 
 def grids_of(root, tmp_path, *more):
     words = cli_args_for(root, *SLIM, *more)[2:]
-    cfg = load_cfg(CONFIG, [*words, "TEST.WEIGHT", str(weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words)))])
+    cfg = load_cfg(
+        CONFIG,
+        [*words, "TEST.WEIGHT", str(weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words)))],
+    )
     model, splits = load_model_and_data(cfg, ("query",))
     samples = splits["query"][:3]
     return cfg, samples, patch_grids(cfg, model, samples)
@@ -60,10 +75,17 @@ def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
         titles = list(panels(cfg, samples[0], grids, 0))
         assert [title for title in titles if title in MODALITIES] == list(MODALITIES)
         drawn = [title for title in titles if "stage 1" in title]
-        assert len(drawn) == (2 if shared else 2 * len(MODALITIES)) and ("shared" in drawn[0]) == shared
+        assert (
+            len(drawn) == (2 if shared else 2 * len(MODALITIES))
+            and ("shared" in drawn[0]) == shared
+        )
 
 
 def test_a_missing_modality_keeps_nothing(tiny_root, tmp_path):
     cfg, samples, grids = grids_of(tiny_root, tmp_path, "TEST.MISS", "nt")
     assert [list(by_modality) for by_modality in grids.values()] == [["RGB"]] * 3
-    assert not [title for title in panels(cfg, samples[0], grids, 0) if title.endswith((", NI", ", TI", "shared"))]
+    assert not [
+        title
+        for title in panels(cfg, samples[0], grids, 0)
+        if title.endswith((", NI", ", TI", "shared"))
+    ]

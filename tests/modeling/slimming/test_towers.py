@@ -1,4 +1,5 @@
 """Which Vision Transformers demo_sdtps.slim finds, and what it refuses before the first forward, by one sentence."""
+
 import copy
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import demo_sdtps
 from demo_sdtps.config import UserError
 from studies.baselines import EViT, ToMe
 
-KNOWN = ("timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2")
+KNOWN = "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2"
 NONE = f"has no Vision Transformer that slimming knows ({KNOWN}); name the blocks of another one by blocks_at."
 
 
@@ -39,7 +40,9 @@ def refused(model, sentence, *args, **settings):
 
 
 def swin():
-    return timm.create_model("swin_tiny_patch4_window7_224", embed_dim=16, depths=(1, 1), num_heads=(1, 2), img_size=56)
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224", embed_dim=16, depths=(1, 1), num_heads=(1, 2), img_size=56
+    )
 
 
 def torchvision_swin():
@@ -47,45 +50,103 @@ def torchvision_swin():
 
 
 def sam():
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32, "image_size": 64}
-    return transformers.SamVisionModel(transformers.SamVisionConfig(**small, output_channels=16, global_attn_indexes=[]))
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "mlp_dim": 32,
+        "image_size": 64,
+    }
+    return transformers.SamVisionModel(
+        transformers.SamVisionConfig(**small, output_channels=16, global_attn_indexes=[])
+    )
 
 
 def beit():
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 64}
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 64,
+    }
     return transformers.BeitModel(transformers.BeitConfig(**small, use_relative_position_bias=True))
 
 
 WINDOWS, BIASES = "attends in windows", "adds a fixed bias for every pair of positions"
 
 
-@pytest.mark.parametrize(("build", "inner", "reason"), [
-    (swin, "SwinTransformer", WINDOWS),
-    (torchvision_swin, "SwinTransformer", WINDOWS),
-    (lambda: timm.create_model("samvit_base_patch16", embed_dim=32, depth=1, num_heads=2, img_size=64),
-     "VisionTransformerSAM", WINDOWS),
-    (sam, "SamVisionModel", WINDOWS),
-    (lambda: nn.Sequential(timm.create_model("beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64)),
-     "Beit", BIASES),
-    (beit, "BeitModel", BIASES),
-    (lambda: timm.create_model("vit_relpos_small_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64),
-     "VisionTransformerRelPos", BIASES)],
-    ids=["Swin", "torchvision's Swin", "timm's SAM", "SAM", "timm's BEiT", "BEiT", "relative positions"])
+@pytest.mark.parametrize(
+    ("build", "inner", "reason"),
+    [
+        (swin, "SwinTransformer", WINDOWS),
+        (torchvision_swin, "SwinTransformer", WINDOWS),
+        (
+            lambda: timm.create_model(
+                "samvit_base_patch16", embed_dim=32, depth=1, num_heads=2, img_size=64
+            ),
+            "VisionTransformerSAM",
+            WINDOWS,
+        ),
+        (sam, "SamVisionModel", WINDOWS),
+        (
+            lambda: nn.Sequential(
+                timm.create_model(
+                    "beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64
+                )
+            ),
+            "Beit",
+            BIASES,
+        ),
+        (beit, "BeitModel", BIASES),
+        (
+            lambda: timm.create_model(
+                "vit_relpos_small_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64
+            ),
+            "VisionTransformerRelPos",
+            BIASES,
+        ),
+    ],
+    ids=[
+        "Swin",
+        "torchvision's Swin",
+        "timm's SAM",
+        "SAM",
+        "timm's BEiT",
+        "BEiT",
+        "relative positions",
+    ],
+)
 def test_other_architectures(build, inner, reason):
-    refused(build(), f"{inner} {reason}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.")
+    refused(
+        build(),
+        f"{inner} {reason}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.",
+    )
 
 
 def test_other_architectures_whose_blocks_are_named():
-    model = timm.create_model("beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64)
-    refused(model, f"Beit {BIASES}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.",
-            (0,), (0.5,), blocks_at="blocks")
+    model = timm.create_model(
+        "beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64
+    )
+    refused(
+        model,
+        f"Beit {BIASES}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.",
+        (0,),
+        (0.5,),
+        blocks_at="blocks",
+    )
 
 
 def test_a_model_that_is_wrapped():
-    refused(nn.DataParallel(timm_model("test_vit")), "DataParallel wraps a model already; slim the model, then wrap it.")
+    refused(
+        nn.DataParallel(timm_model("test_vit")),
+        "DataParallel wraps a model already; slim the model, then wrap it.",
+    )
 
 
-@pytest.mark.parametrize("model", [nn.Linear(2, 2), torchvision.models.squeezenet1_1()], ids=["Linear", "SqueezeNet"])
+@pytest.mark.parametrize(
+    "model", [nn.Linear(2, 2), torchvision.models.squeezenet1_1()], ids=["Linear", "SqueezeNet"]
+)
 def test_no_transformer(model):
     refused(model, f"{type(model).__name__} {NONE}")
 
@@ -96,27 +157,50 @@ def test_text_alone_has_no_tower():
 
 
 def test_stems_of_convolutions():
-    stem = ("but slimming needs one convolution, whose output is the grid of patches; choose a backbone without a "
-            "convolutional stem.")
-    hybrid = timm.create_model("vit_tiny_r_s16_p8_224", embed_dim=32, depth=1, num_heads=2, img_size=64)
-    refused(hybrid, f"VisionTransformer makes its patches by {type(hybrid.patch_embed).__name__}, {stem}")
+    stem = (
+        "but slimming needs one convolution, whose output is the grid of patches; choose a backbone without a "
+        "convolutional stem."
+    )
+    hybrid = timm.create_model(
+        "vit_tiny_r_s16_p8_224", embed_dim=32, depth=1, num_heads=2, img_size=64
+    )
+    refused(
+        hybrid,
+        f"VisionTransformer makes its patches by {type(hybrid.patch_embed).__name__}, {stem}",
+    )
     convolutions = [ConvStemConfig(8, 3, 4), ConvStemConfig(16, 3, 4)]
-    model = torchvision.models.VisionTransformer(64, 16, 1, 2, 32, 64, conv_stem_configs=convolutions)
-    refused(nn.ModuleDict({"body": model}), f"ModuleDict.body makes its patches by Sequential, {stem}")
+    model = torchvision.models.VisionTransformer(
+        64, 16, 1, 2, 32, 64, conv_stem_configs=convolutions
+    )
+    refused(
+        nn.ModuleDict({"body": model}), f"ModuleDict.body makes its patches by Sequential, {stem}"
+    )
 
 
 def test_attention_without_a_class_token():
     model = timm_model("test_vit", class_token=False, global_pool="avg")
-    refused(model, "score is EViT, which reads the attention of the class token, but VisionTransformer has no class token; "
-                   "choose another score, such as saliency.", (1,), (0.5,), EViT(32, (4, 4)))
+    refused(
+        model,
+        "score is EViT, which reads the attention of the class token, but VisionTransformer has no class token; "
+        "choose another score, such as saliency.",
+        (1,),
+        (0.5,),
+        EViT(32, (4, 4)),
+    )
     slimmed = demo_sdtps.slim(model, (1,), (0.5,))
     assert slimmed.forward_features(torch.randn(1, 3, 64, 32)).shape == (1, 4, 32)
 
 
 def test_attention_that_is_computed_in_another_way():
-    refused(Tower(), "score is 'EViT', which reads the keys of a block, but the attention of this backbone's blocks (Block) is "
-                     "computed in another way; choose another score or backbone.", (1,), (0.5,), EViT(32, (4, 4)),
-            blocks_at="blocks")
+    refused(
+        Tower(),
+        "score is 'EViT', which reads the keys of a block, but the attention of this backbone's blocks (Block) is "
+        "computed in another way; choose another score or backbone.",
+        (1,),
+        (0.5,),
+        EViT(32, (4, 4)),
+        blocks_at="blocks",
+    )
 
 
 def test_compiled_models():
@@ -137,50 +221,78 @@ def test_a_model_that_is_slimmed():
     refused(model, again)
     refused(nn.Sequential(model), again.replace("VisionTransformer", "Sequential"))
     refused(copy.deepcopy(model), again)
-    with pytest.raises(UserError, match=r"^VisionTransformer is not slimmed; call demo_sdtps\.slim\(model\) before\.$"):
+    with pytest.raises(
+        UserError,
+        match=r"^VisionTransformer is not slimmed; call demo_sdtps\.slim\(model\) before\.$",
+    ):
         demo_sdtps.unslim(demo_sdtps.unslim(model))
 
 
 SCORES = "'saliency' or 'distinctness' or 'supervised' or 'self_supervised', or a Score"
-DEPTH = ("but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 (the input) to 2; choose among "
-         "these.")
+DEPTH = (
+    "but VisionTransformer has 3 blocks, so patches can be dropped after blocks 0 (the input) to 2; choose among "
+    "these."
+)
 NO_LIST = "but VisionTransformer has no list of blocks there; give the path of an nn.Sequential or nn.ModuleList."
 BOTH = "but there must be increasing blocks and one share for each, such as (0, 4) and (0.5, 0.5)."
 
 
-@pytest.mark.parametrize(("settings", "sentence"), [
-    ({"blocks": (3,), "keep": (0.5,)}, f"blocks is [3], {DEPTH}"),
-    ({"blocks": (-1,), "keep": (0.5,)}, f"blocks is [-1], {DEPTH}"),
-    ({"blocks": (), "keep": ()}, f"blocks is () and keep (), {BOTH}"),
-    ({"blocks": (2, 1)}, f"blocks is (2, 1) and keep (0.5, 0.5), {BOTH}"),
-    ({"blocks": (1, 1)}, f"blocks is (1, 1) and keep (0.5, 0.5), {BOTH}"),
-    ({"blocks": (1,)}, f"blocks is (1,) and keep (0.5, 0.5), {BOTH}"),
-    ({"keep": (0.5, 0.0)}, "keep is (0.5, 0.0), but each share must be above 0 and at most 1."),
-    ({"keep": (1.5, 0.5)}, "keep is (1.5, 0.5), but each share must be above 0 and at most 1."),
-    ({"keep": (float("nan"), 0.5)}, "keep is (nan, 0.5), but each share must be above 0 and at most 1."),
-    ({"score": "salience"}, f"score is 'salience', but it must be {SCORES}; the nearest is 'saliency'."),
-    ({"score": ToMe(32, (2, 2))}, "score is ToMe, whose merged tokens weigh more in attention (needs_sizes), which other "
-                                  "blocks than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of "
-                                  "this project's model."),
-    ({"score": None}, f"score is None, but it must be {SCORES}."),
-    ({"blocks": 2}, f"blocks is 2 and keep (0.5, 0.5), {BOTH}"),
-    ({"score": []}, "score has 0 scores for 2 blocks; give one for each."),
-    ({"shared": "all"}, "shared is 'all'; it must be True, False or 'first'."),
-    ({"blocks_at": "layers"}, f"blocks_at is 'layers', {NO_LIST}"),
-    ({"blocks_at": "patch_embed"}, f"blocks_at is 'patch_embed', {NO_LIST}")], ids=str)
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"blocks": (3,), "keep": (0.5,)}, f"blocks is [3], {DEPTH}"),
+        ({"blocks": (-1,), "keep": (0.5,)}, f"blocks is [-1], {DEPTH}"),
+        ({"blocks": (), "keep": ()}, f"blocks is () and keep (), {BOTH}"),
+        ({"blocks": (2, 1)}, f"blocks is (2, 1) and keep (0.5, 0.5), {BOTH}"),
+        ({"blocks": (1, 1)}, f"blocks is (1, 1) and keep (0.5, 0.5), {BOTH}"),
+        ({"blocks": (1,)}, f"blocks is (1,) and keep (0.5, 0.5), {BOTH}"),
+        ({"keep": (0.5, 0.0)}, "keep is (0.5, 0.0), but each share must be above 0 and at most 1."),
+        ({"keep": (1.5, 0.5)}, "keep is (1.5, 0.5), but each share must be above 0 and at most 1."),
+        (
+            {"keep": (float("nan"), 0.5)},
+            "keep is (nan, 0.5), but each share must be above 0 and at most 1.",
+        ),
+        (
+            {"score": "salience"},
+            f"score is 'salience', but it must be {SCORES}; the nearest is 'saliency'.",
+        ),
+        (
+            {"score": ToMe(32, (2, 2))},
+            "score is ToMe, whose merged tokens weigh more in attention (needs_sizes), which other "
+            "blocks than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of "
+            "this project's model.",
+        ),
+        ({"score": None}, f"score is None, but it must be {SCORES}."),
+        ({"blocks": 2}, f"blocks is 2 and keep (0.5, 0.5), {BOTH}"),
+        ({"score": []}, "score has 0 scores for 2 blocks; give one for each."),
+        ({"shared": "all"}, "shared is 'all'; it must be True, False or 'first'."),
+        ({"blocks_at": "layers"}, f"blocks_at is 'layers', {NO_LIST}"),
+        ({"blocks_at": "patch_embed"}, f"blocks_at is 'patch_embed', {NO_LIST}"),
+    ],
+    ids=str,
+)
 def test_wrong_settings(settings, sentence):
     refused(timm_model("test_vit"), sentence, **{"blocks": (1, 2), "keep": (0.5, 0.5)} | settings)
 
 
 def test_blocks_without_a_patch_convolution():
     model = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([Block()]))
-    refused(model, "blocks_at is '1', but Sequential has no nn.Conv2d beside these blocks, whose output is the grid of "
-                   "patches; slimming needs one.", (0,), (0.5,), blocks_at="1")
+    refused(
+        model,
+        "blocks_at is '1', but Sequential has no nn.Conv2d beside these blocks, whose output is the grid of "
+        "patches; slimming needs one.",
+        (0,),
+        (0.5,),
+        blocks_at="1",
+    )
 
 
 def test_less_than_one_patch_is_refused_by_the_first_forward():
     model = demo_sdtps.slim(timm_model("test_vit"), (1, 2), (0.5, 0.2))
-    with pytest.raises(UserError, match=r"^keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it\.$"):
+    with pytest.raises(
+        UserError,
+        match=r"^keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it\.$",
+    ):
         model(torch.randn(1, 3, 64, 32))
 
 
@@ -188,12 +300,16 @@ def test_a_tower_is_found_wherever_it_is():
     model = nn.Sequential(nn.Identity(), nn.ModuleDict({"body": torchvision_model()}))
     assert demo_sdtps.slim(model, (1,), (0.5,)).slimming.blocks == (1,)
     seen = []
-    model[1].body.encoder.layers[1].register_forward_hook(lambda block, args, output: seen.append(output.shape[1]))
+    model[1].body.encoder.layers[1].register_forward_hook(
+        lambda block, args, output: seen.append(output.shape[1])
+    )
     model[1].body(torch.randn(1, 3, 64, 64))
     assert seen == [1 + 8 + 1]
 
 
-@pytest.mark.parametrize("build", [open_clip_model, lambda: transformers_model("CLIPModel")], ids=["open_clip", "CLIP"])
+@pytest.mark.parametrize(
+    "build", [open_clip_model, lambda: transformers_model("CLIPModel")], ids=["open_clip", "CLIP"]
+)
 def test_text_is_never_slimmed(build):
     """Its blocks are of the same class as the images'."""
     model = build().eval()
@@ -202,8 +318,12 @@ def test_text_is_never_slimmed(build):
     for name, module in model.named_modules():
         if "text" in name or name.startswith("transformer"):
             assert not module._forward_hooks and not module._forward_pre_hooks, name
-    encode = [each.encode_text if hasattr(each, "encode_text") else lambda words, each=each: each.get_text_features(words)[1]
-              for each in (model, dense)]
+    encode = [
+        each.encode_text
+        if hasattr(each, "encode_text")
+        else lambda words, each=each: each.get_text_features(words)[1]
+        for each in (model, dense)
+    ]
     assert torch.equal(encode[0](WORDS), encode[1](WORDS))
 
 

@@ -1,4 +1,5 @@
 """What train_net.py and test_net.py of the miniature share: its command line and images."""
+
 import argparse
 import logging
 import sys
@@ -29,5 +30,8 @@ def batches(count, seed, scenes):
     torch.manual_seed(seed)
     for _ in range(count):
         labels, cameras = torch.arange(8) % 4, torch.arange(8) % 3
-        images = {name: torch.randn(8, 3, *cfg.INPUT.SIZE_TRAIN) + labels.view(-1, 1, 1, 1) for name in ("RGB", "NI", "TI")}
+        images = {
+            name: torch.randn(8, 3, *cfg.INPUT.SIZE_TRAIN) + labels.view(-1, 1, 1, 1)
+            for name in ("RGB", "NI", "TI")
+        }
         yield images, labels, cameras, *([torch.arange(8) // 4] if scenes else [])

@@ -3,6 +3,7 @@
 The model is patched by demo_sdtps in cases that say so. Every weight follows from its name, so that two models agree in
 whatever weights they share.
 """
+
 import json
 import sys
 import zlib
@@ -59,15 +60,36 @@ def run(opts, precision=None, patched=False):
     model.eval()
     inner = {}
     if hasattr(model, "sdtps"):
-        model.sdtps.register_forward_hook(lambda _, given, found: inner.update(inputs=given, outputs=found))
+        model.sdtps.register_forward_hook(
+            lambda _, given, found: inner.update(inputs=given, outputs=found)
+        )
     with torch.no_grad():
-        small_patterns = {count: {pattern: model(part, cam_label=cameras[:count], return_pattern=pattern)
-                                  for pattern in PATTERNS} for count, part in small.items()}
-        patterns = {pattern: model(images, cam_label=cameras, return_pattern=pattern) for pattern in PATTERNS}
+        small_patterns = {
+            count: {
+                pattern: model(part, cam_label=cameras[:count], return_pattern=pattern)
+                for pattern in PATTERNS
+            }
+            for count, part in small.items()
+        }
+        patterns = {
+            pattern: model(images, cam_label=cameras, return_pattern=pattern)
+            for pattern in PATTERNS
+        }
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    return {"config": dict(cfg.MODEL), "images": images, "initial": initial, "frozen": frozen, "outputs": outputs,
-            "loss": loss.detach(), "gradients": gradients, "weights": model.state_dict(), "patterns": patterns,
-            "trained": trained, "small_patterns": small_patterns, "inner": inner}
+    return {
+        "config": dict(cfg.MODEL),
+        "images": images,
+        "initial": initial,
+        "frozen": frozen,
+        "outputs": outputs,
+        "loss": loss.detach(),
+        "gradients": gradients,
+        "weights": model.state_dict(),
+        "patterns": patterns,
+        "trained": trained,
+        "small_patterns": small_patterns,
+        "inner": inner,
+    }
 
 
 @lru_cache
@@ -80,7 +102,11 @@ def total_loss(output, labels):
     index = len(output) % 2
     loss = output[-1] if index else 0
     for i in range(0, len(output) - index, 2):
-        loss = loss + F.cross_entropy(output[i].float(), labels) + output[i + 1].float().square().mean()
+        loss = (
+            loss
+            + F.cross_entropy(output[i].float(), labels)
+            + output[i + 1].float().square().mean()
+        )
     return loss
 
 

@@ -1,4 +1,5 @@
 """Evaluate the miniature with the weights of a file that nobody has."""
+
 import torch
 from engine.processor import do_inference
 from miniature import batches, parse

@@ -1,4 +1,5 @@
 """Train the miniature: two batches an epoch."""
+
 import torch
 import torch.nn.functional as F
 from engine.processor import do_train
@@ -13,5 +14,18 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     model = make_model(cfg, num_class=4, camera_num=3, view_num=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    do_train(cfg, model, None, list(batches(2, 1, False)), list(batches(3, 2, True)), optimizer, None, None,
-             lambda score, feature, label: F.cross_entropy(score, label) + 0.01 * feature.square().mean(), 8, words.local_rank)
+    do_train(
+        cfg,
+        model,
+        None,
+        list(batches(2, 1, False)),
+        list(batches(3, 2, True)),
+        optimizer,
+        None,
+        None,
+        lambda score, feature, label: (
+            F.cross_entropy(score, label) + 0.01 * feature.square().mean()
+        ),
+        8,
+        words.local_rank,
+    )

@@ -3,6 +3,7 @@
 A new score is one file with a subclass of `base.Score`, and one line in the registry; from outside the project its name is
 "package.module:Class".
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,12 +19,22 @@ if TYPE_CHECKING:
     from demo_sdtps.modeling.slimming.scores.base import Score
 
 
-def make_score(name: str, cfg: CfgNode, width: int, grid: tuple[int, int], modalities: Sequence[str] = MODALITIES) -> Score:
+def make_score(
+    name: str,
+    cfg: CfgNode,
+    width: int,
+    grid: tuple[int, int],
+    modalities: Sequence[str] = MODALITIES,
+) -> Score:
     """The score `name` for tokens of `width` channels on a grid of (rows, columns) patches, with the settings of `cfg`.
 
     Raises `UserError` for an unknown name and for settings that the score rejects.
     """
     model = cfg.MODEL
-    settings = {"keep": tuple(model.SLIM_KEEP), "beta": model.SDTPS_BETA, "loss_weight": model.SLIM_LOSS_WEIGHT,
-                "modalities": modalities}
+    settings = {
+        "keep": tuple(model.SLIM_KEEP),
+        "beta": model.SDTPS_BETA,
+        "loss_weight": model.SLIM_LOSS_WEIGHT,
+        "modalities": modalities,
+    }
     return resolve_name(score_entry(name, "MODEL.SLIM_SCORE").place)(width, grid, **settings)

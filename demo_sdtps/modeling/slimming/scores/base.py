@@ -1,5 +1,6 @@
 """The contract of a score of patches (`Score`), its input (`Context`), and what slimming (`Stage`) and SDTPS (`Selection`) keep
 by it."""
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -39,12 +40,24 @@ class Context:
     class_tokens: ByModality  # (B, C)
     grid: tuple[int, int]  # (rows, columns) of patches
     global_feats: ByModality = field(default_factory=dict)  # (B, C); empty where there are none
-    missing: ByModality = field(default_factory=dict)  # (B, 1) bool: whether the image is zeros; a modality left out has all
-    attention: ByModality = field(default_factory=dict)  # (B, heads, N) over the patches; empty for none
-    keys: ByModality = field(default_factory=dict)  # (B, N, D) of the next block, mean over its heads; empty for none
-    sizes: ByModality = field(default_factory=dict)  # (B, N) patches merged into each (`Tokens.sizes`); empty for none
-    positions: ByModality = field(default_factory=dict)  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
-    foreground: ByModality = field(default_factory=dict)  # (B, N) in [0, 1]: share of the patch in the foreground mask
+    missing: ByModality = field(
+        default_factory=dict
+    )  # (B, 1) bool: whether the image is zeros; a modality left out has all
+    attention: ByModality = field(
+        default_factory=dict
+    )  # (B, heads, N) over the patches; empty for none
+    keys: ByModality = field(
+        default_factory=dict
+    )  # (B, N, D) of the next block, mean over its heads; empty for none
+    sizes: ByModality = field(
+        default_factory=dict
+    )  # (B, N) patches merged into each (`Tokens.sizes`); empty for none
+    positions: ByModality = field(
+        default_factory=dict
+    )  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
+    foreground: ByModality = field(
+        default_factory=dict
+    )  # (B, N) in [0, 1]: share of the patch in the foreground mask
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
     patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
@@ -68,7 +81,9 @@ class Context:
 class Selection:
     """What SDTPS makes of the N patches of one modality."""
 
-    tokens: torch.Tensor  # (B, S, C): replace the patches; their mean is the feature of SDTPS, and HDM attends to them
+    tokens: (
+        torch.Tensor
+    )  # (B, S, C): replace the patches; their mean is the feature of SDTPS, and HDM attends to them
     mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
     score: torch.Tensor  # (B, N): the patches with the highest are kept
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
@@ -86,8 +101,12 @@ class Score(nn.Module, ABC):
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether it reads `Context.sizes`, and its merged tokens weigh in attention by `Tokens.sizes`
-    keeps_own = False  # whether each modality keeps its own places by it, whatever MODEL.SLIM_SHARED says
-    of_images = False  # whether it reads the images alone, so that it is known before the backbone runs
+    keeps_own = (
+        False  # whether each modality keeps its own places by it, whatever MODEL.SLIM_SHARED says
+    )
+    of_images = (
+        False  # whether it reads the images alone, so that it is known before the backbone runs
+    )
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__()
@@ -98,14 +117,19 @@ class Score(nn.Module, ABC):
         for modality, score in found.items():
             expected = context.tokens[modality].shape[:2]
             if score.shape != expected:
-                raise UserError(f"The score {type(self).__name__} gives {tuple(score.shape)} for {modality}, but one number "
-                                f"for each patch was expected, {tuple(expected)}; correct its method score.")
+                raise UserError(
+                    f"The score {type(self).__name__} gives {tuple(score.shape)} for {modality}, but one number "
+                    f"for each patch was expected, {tuple(expected)}; correct its method score."
+                )
         return found
 
     def scores(self, context: Context) -> ByModality:
         """`score` of every modality. A score of all together overrides this one; equal scores for all modalities give one set
         of indices for all."""
-        return {modality: self.score(tokens, context.of(modality)) for modality, tokens in context.tokens.items()}
+        return {
+            modality: self.score(tokens, context.of(modality))
+            for modality, tokens in context.tokens.items()
+        }
 
     @abstractmethod
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
@@ -123,7 +147,14 @@ class Score(nn.Module, ABC):
         """A loss of the scores (B, N) in training, a scalar with its weight; None for none."""
         return None
 
-    def merge(self, tokens: Tokens, slimmed: Tokens, score: torch.Tensor, decision: torch.Tensor, context: Context) -> Tokens:
+    def merge(
+        self,
+        tokens: Tokens,
+        slimmed: Tokens,
+        score: torch.Tensor,
+        decision: torch.Tensor,
+        context: Context,
+    ) -> Tokens:
         """What slimming does with the patches it drops, with MODEL.SLIM_MERGE: `tokens` with n patches, and `slimmed` with the
         kept of them, have the rows of all modalities, as `score` and `decision` (B, n), 1 for a kept patch and 0 for another.
 
@@ -132,4 +163,6 @@ class Score(nn.Module, ABC):
         # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
         logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
         extra = softmax_mean(tokens.patches(score.shape[1]), logits).to(slimmed.values.dtype)
-        return replace(slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1)
+        return replace(
+            slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1
+        )

@@ -1,4 +1,5 @@
 """A score of patches that needs no training."""
+
 import torch
 
 from demo_sdtps.modeling.sdtps import cosines

@@ -1,4 +1,5 @@
 """The score of SDTPS between the backbone's blocks, and SDTPS after them, which aggregates what it keeps (docs/method.md)."""
+
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -39,16 +40,22 @@ class GuidedScore(Score):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         guidance, weights = self._guided(tokens, context)
-        return guided_score(predict(self.mlp(context.modality), tokens), guidance, weights, self.beta)
+        return guided_score(
+            predict(self.mlp(context.modality), tokens), guidance, weights, self.beta
+        )
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """"MLP", and by modality the guidance of its global feature."""
+        """ "MLP", and by modality the guidance of its global feature."""
         guidance = self._guided(tokens, context)[0]
         by_index = dict(zip(guide_order(MODALITIES.index(context.modality)), guidance, strict=True))
-        return {"MLP": predict(self.mlp(context.modality), tokens),
-                **{modality: by_index[index] for index, modality in enumerate(MODALITIES)}}
+        return {
+            "MLP": predict(self.mlp(context.modality), tokens),
+            **{modality: by_index[index] for index, modality in enumerate(MODALITIES)},
+        }
 
-    def _guided(self, tokens: torch.Tensor, context: Context) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
+    def _guided(
+        self, tokens: torch.Tensor, context: Context
+    ) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
         """→ guidance (G, B, N) in `guide_order` and its weights."""
         found = context.global_feats or context.class_tokens
         absent = {} if self.guide_missing else context.missing
@@ -62,9 +69,17 @@ class GuidedScore(Score):
 class SDTPSScore(GuidedScore):
     """The published score at any place in the backbone, with an MLP per modality. Missing modalities do not guide."""
 
-    def __init__(self, width: int, grid: tuple[int, int], modalities: Sequence[str] = MODALITIES, **settings: Any):
+    def __init__(
+        self,
+        width: int,
+        grid: tuple[int, int],
+        modalities: Sequence[str] = MODALITIES,
+        **settings: Any,
+    ):
         super().__init__(width, grid, **settings)
-        self.score_predictor = nn.ModuleDict({modality: score_mlp(width) for modality in modalities})
+        self.score_predictor = nn.ModuleDict(
+            {modality: score_mlp(width) for modality in modalities}
+        )
 
     def mlp(self, modality: str) -> nn.Module:
         return self.score_predictor[modality]
@@ -77,8 +92,16 @@ class SDTPS(GuidedScore):
     as `MultiModalSDTPS`.
     """
 
-    def __init__(self, width: int, grid: tuple[int, int], patches: int, guide_missing: bool, beta: float,
-                 modalities: Sequence[str] = MODALITIES, **settings: Any):
+    def __init__(
+        self,
+        width: int,
+        grid: tuple[int, int],
+        patches: int,
+        guide_missing: bool,
+        beta: float,
+        modalities: Sequence[str] = MODALITIES,
+        **settings: Any,
+    ):
         super().__init__(width, grid, beta=beta)
         self.guide_missing = guide_missing
         sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
@@ -97,7 +120,9 @@ class SDTPS(GuidedScore):
             tokens = context.tokens[modality]
             kept, extra, mask, decision, index = self.part(modality, "sparse").split(tokens, score)
             aggregated = self.part(modality, "aggr")(kept, decision)
-            found[modality] = Selection(torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index)
+            found[modality] = Selection(
+                torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index
+            )
         return found
 
     def part(self, modality: str, part: str) -> Any:

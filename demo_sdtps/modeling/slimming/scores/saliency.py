@@ -1,4 +1,5 @@
 """Contrast of a patch's colour with the picture's border: a score of the images alone, without weights (docs/method.md)."""
+
 import torch
 import torch.nn.functional as F
 
@@ -22,7 +23,10 @@ class Saliency(Score):
 
     def scores(self, context: Context) -> ByModality:
         found = saliency(context)
-        return {modality: found[modality].gather(1, context.positions_of(modality)) for modality in context.tokens}
+        return {
+            modality: found[modality].gather(1, context.positions_of(modality))
+            for modality in context.tokens
+        }
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.scores(context)[context.modality]
@@ -34,14 +38,20 @@ def saliency(context: Context) -> ByModality:
     # All modalities in one batch, as the way over the grid takes many small operations.
     images = torch.cat(list(context.images.values()))
     with torch.autocast(images.device.type, enabled=False):
-        colours = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride).flatten(2).transpose(1, 2)
+        colours = (
+            F.avg_pool2d(images.float(), context.patch_size, context.patch_stride)
+            .flatten(2)
+            .transpose(1, 2)
+        )
         return split_rows(border_contrast(colours, context.grid), context.images)
 
 
 def border_contrast(colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """colours (B, N, 3) on a grid of (rows, columns) → score (B, N) of `Saliency`."""
     border = border_places(grid, colours.device)
-    distances = torch.cdist(colours, colours[:, border], compute_mode="donot_use_mm_for_euclid_dist")
+    distances = torch.cdist(
+        colours, colours[:, border], compute_mode="donot_use_mm_for_euclid_dist"
+    )
     nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
     start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
     return nearest + geodesic(start, colours, grid)
@@ -52,7 +62,7 @@ def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:
     # By indices of a known number, as a mask would wait for the device.
     rows, columns = grid
     places = torch.arange(rows * columns, device=device).unflatten(0, grid)
-    sides = places[1:-1, ::max(1, columns - 1)]
+    sides = places[1:-1, :: max(1, columns - 1)]
     return torch.cat([places[0], sides.flatten(), *([places[-1]] if rows > 1 else [])])
 
 
@@ -64,7 +74,12 @@ def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) 
     """
     cost, seen = start.unflatten(1, grid), colours.unflatten(1, grid)
     # Along a line with the sums S of its steps, the cheapest way to x is S(x) + min over y before x of cost(y) - S(y).
-    sums = {dim: F.pad(seen.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)).cumsum(dim) for dim in (1, 2)}
+    sums = {
+        dim: F.pad(seen.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)).cumsum(
+            dim
+        )
+        for dim in (1, 2)
+    }
     for _ in range(ROUNDS):
         for dim, steps in sums.items():
             forth = (cost - steps).cummin(dim).values + steps

@@ -1,4 +1,5 @@
 """Scores that learn in training, from foreground masks or from the saliency of the images, and need neither in evaluation."""
+
 from collections.abc import Sequence
 
 import torch
@@ -21,12 +22,24 @@ class Supervised(Score):
     foreground (`Context.foreground`), 0 for a missing image; its gradient reaches the backbone.
     """
 
-    def __init__(self, width: int, grid: tuple[int, int], loss_weight: float = 5.0,
-                 modalities: Sequence[str] = MODALITIES, **settings: object):
+    def __init__(
+        self,
+        width: int,
+        grid: tuple[int, int],
+        loss_weight: float = 5.0,
+        modalities: Sequence[str] = MODALITIES,
+        **settings: object,
+    ):
         super().__init__(width, grid, **settings)
         self.loss_weight = loss_weight
-        self.heads = nn.ModuleDict({modality: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(),
-                                                            nn.Linear(HIDDEN, 1)) for modality in modalities})
+        self.heads = nn.ModuleDict(
+            {
+                modality: nn.Sequential(
+                    nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 1)
+                )
+                for modality in modalities
+            }
+        )
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.heads[context.modality](tokens).squeeze(-1).float()
@@ -35,8 +48,12 @@ class Supervised(Score):
         if not (self.training and context.foreground):
             return None
         weights = {modality: 1.0 - absent.float() for modality, absent in context.missing.items()}
-        losses = [F.binary_cross_entropy_with_logits(score, context.foreground[modality].float(), weights.get(modality))
-                  for modality, score in scores.items()]
+        losses = [
+            F.binary_cross_entropy_with_logits(
+                score, context.foreground[modality].float(), weights.get(modality)
+            )
+            for modality, score in scores.items()
+        ]
         return self.loss_weight * torch.stack(losses).mean()
 
 
@@ -60,5 +77,7 @@ def above_otsu(score: torch.Tensor) -> torch.Tensor:
     total = ordered.cumsum(dim=1)
     low, high = total[:, :-1] / below, (total[:, -1:] - total[:, :-1]) / (count - below)
     between = below * (count - below) * (high - low).square()
-    best = F.pad(between, (0, 1)).argmax(dim=1, keepdim=True)  # the last parts nothing, as a single patch cannot be parted
+    best = F.pad(between, (0, 1)).argmax(
+        dim=1, keepdim=True
+    )  # the last parts nothing, as a single patch cannot be parted
     return (score > ordered.gather(1, best)).to(score.dtype)

@@ -1,4 +1,5 @@
 """The keys of DeMo that the miniature reads."""
+
 from yacs.config import CfgNode
 
 _C = CfgNode()

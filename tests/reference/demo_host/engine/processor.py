@@ -1,4 +1,5 @@
 """DeMo's training loop and evaluation in miniature: what they ask of the model, and in which order."""
+
 import logging
 import os
 
@@ -6,8 +7,19 @@ import torch
 from utils.metrics import R1_mAP, R1_mAP_eval
 
 
-def do_train(cfg, model, center_criterion, train_loader, val_loader, optimizer, optimizer_center, scheduler, loss_fn, num_query,
-             local_rank):
+def do_train(
+    cfg,
+    model,
+    center_criterion,
+    train_loader,
+    val_loader,
+    optimizer,
+    optimizer_center,
+    scheduler,
+    loss_fn,
+    num_query,
+    local_rank,
+):
     logger = logging.getLogger("DeMo.train")
     make_evaluator = R1_mAP if cfg.DATASETS.NAMES == "MSVR310" else R1_mAP_eval
     evaluator = make_evaluator(num_query, feat_norm=True)
@@ -26,7 +38,9 @@ def do_train(cfg, model, center_criterion, train_loader, val_loader, optimizer, 
             accuracy = (output[0].argmax(dim=1) == labels).float().mean()
             logger.info("epoch %d loss %.3f accuracy %.3f", epoch, float(loss), float(accuracy))
         for pattern in (1, 2, 3) if test_sign else (3,):
-            training_neat_eval(cfg, model, val_loader, "cpu", evaluator, epoch, logger, return_pattern=pattern)
+            training_neat_eval(
+                cfg, model, val_loader, "cpu", evaluator, epoch, logger, return_pattern=pattern
+            )
     os.makedirs(cfg.OUTPUT_DIR, exist_ok=True)
     torch.save(model.state_dict(), os.path.join(cfg.OUTPUT_DIR, cfg.MODEL.NAME + "best.pth"))
 
@@ -36,7 +50,9 @@ def training_neat_eval(cfg, model, val_loader, device, evaluator, epoch, logger,
 
 
 def do_inference(cfg, model, val_loader, num_query, return_pattern=1):
-    evaluator = (R1_mAP if cfg.DATASETS.NAMES == "MSVR310" else R1_mAP_eval)(num_query, feat_norm=True)
+    evaluator = (R1_mAP if cfg.DATASETS.NAMES == "MSVR310" else R1_mAP_eval)(
+        num_query, feat_norm=True
+    )
     _evaluate(cfg, model, val_loader, evaluator, logging.getLogger("DeMo.test"), return_pattern)
 
 
@@ -49,5 +65,11 @@ def _evaluate(cfg, model, val_loader, evaluator, logger, return_pattern):
         scenes = scenes if cfg.DATASETS.NAMES == "MSVR310" else []
         evaluator.update((feature, labels, cameras, *scenes, ["name"] * len(labels)))
     cmc, average, *_ = evaluator.compute()
-    logger.info("pattern %d width %d mAP %.6f Rank-1 %.6f", return_pattern, feature.shape[1], average, cmc[0])
+    logger.info(
+        "pattern %d width %d mAP %.6f Rank-1 %.6f",
+        return_pattern,
+        feature.shape[1],
+        average,
+        cmc[0],
+    )
     return average, cmc

@@ -1,4 +1,5 @@
 """A plain ViT in place of DeMo's ImageNet backbone, under its weight names, and a small tower of CLIP's (clip.py)."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,7 +20,9 @@ class Attention(nn.Module):
 
     def forward(self, tokens):
         batch, count, width = tokens.shape
-        query, key, value = self.qkv(tokens).view(batch, count, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.qkv(tokens).view(batch, count, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        )
         weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1)
         return self.proj((weights @ value).transpose(1, 2).reshape(batch, count, width))
 
@@ -67,7 +70,9 @@ class Vit(nn.Module):
         self.cls_token = nn.Parameter(0.02 * torch.randn(1, 1, width))
         self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 1 + patches, width))
         self.sie_weight = cfg.MODEL.SIE_COE
-        self.sie_embed = nn.Parameter(0.02 * torch.randn(camera_num, 1, width)) if cfg.MODEL.SIE_CAMERA else None
+        self.sie_embed = (
+            nn.Parameter(0.02 * torch.randn(camera_num, 1, width)) if cfg.MODEL.SIE_CAMERA else None
+        )
         self.blocks = nn.Sequential(*(Block(width, heads, ratio) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
 

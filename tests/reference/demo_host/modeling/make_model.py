@@ -1,4 +1,5 @@
 """DeMo in miniature: its attributes, its forward written twice, its outputs; without SDTPS."""
+
 import copy
 
 import torch
@@ -49,17 +50,29 @@ class DeMo(nn.Module):
         setattr(self, f"bottleneck{suffix}", bottleneck)
         setattr(self, f"classifier{suffix}", classifier)
 
-    def forward(self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None):
+    def forward(
+        self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None
+    ):
         if self.training:
-            RGB_cash, RGB_global = self.BACKBONE(x["RGB"], cam_label=cam_label, view_label=view_label)
+            RGB_cash, RGB_global = self.BACKBONE(
+                x["RGB"], cam_label=cam_label, view_label=view_label
+            )
             NI_cash, NI_global = self.BACKBONE(x["NI"], cam_label=cam_label, view_label=view_label)
             TI_cash, TI_global = self.BACKBONE(x["TI"], cam_label=cam_label, view_label=view_label)
             if self.GLOBAL_LOCAL:
-                RGB_global = self.rgb_reduce(torch.cat([RGB_global, self.pool(RGB_cash.mT).squeeze(-1)], dim=-1))
-                NI_global = self.nir_reduce(torch.cat([NI_global, self.pool(NI_cash.mT).squeeze(-1)], dim=-1))
-                TI_global = self.tir_reduce(torch.cat([TI_global, self.pool(TI_cash.mT).squeeze(-1)], dim=-1))
+                RGB_global = self.rgb_reduce(
+                    torch.cat([RGB_global, self.pool(RGB_cash.mT).squeeze(-1)], dim=-1)
+                )
+                NI_global = self.nir_reduce(
+                    torch.cat([NI_global, self.pool(NI_cash.mT).squeeze(-1)], dim=-1)
+                )
+                TI_global = self.tir_reduce(
+                    torch.cat([TI_global, self.pool(TI_cash.mT).squeeze(-1)], dim=-1)
+                )
             if self.HDM or self.ATM:
-                moe_feat, loss_moe = self.generalFusion(RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global)
+                moe_feat, loss_moe = self.generalFusion(
+                    RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global
+                )
                 moe_score = self.classifier_moe(self.bottleneck_moe(moe_feat))
             if self.direct:
                 ori = torch.cat([RGB_global, NI_global, TI_global], dim=-1)
@@ -71,33 +84,78 @@ class DeMo(nn.Module):
             NI_score = self.classifier_n(self.bottleneck_n(NI_global))
             TI_score = self.classifier_t(self.bottleneck_t(TI_global))
             if self.HDM or self.ATM:
-                return moe_score, moe_feat, RGB_score, RGB_global, NI_score, NI_global, TI_score, TI_global, loss_moe
+                return (
+                    moe_score,
+                    moe_feat,
+                    RGB_score,
+                    RGB_global,
+                    NI_score,
+                    NI_global,
+                    TI_score,
+                    TI_global,
+                    loss_moe,
+                )
             return RGB_score, RGB_global, NI_score, NI_global, TI_score, TI_global
         else:
             missing = self.miss_type if self.miss_type in MISSING else ""
-            x = {**x, **{name: torch.zeros_like(x[name]) for name in ("RGB", "NI", "TI") if name[0].lower() in missing}}
+            x = {
+                **x,
+                **{
+                    name: torch.zeros_like(x[name])
+                    for name in ("RGB", "NI", "TI")
+                    if name[0].lower() in missing
+                },
+            }
             cam_label = x.get("cam_label", cam_label)
-            RGB_cash, RGB_global = self.BACKBONE(x["RGB"], cam_label=cam_label, view_label=view_label)
+            RGB_cash, RGB_global = self.BACKBONE(
+                x["RGB"], cam_label=cam_label, view_label=view_label
+            )
             NI_cash, NI_global = self.BACKBONE(x["NI"], cam_label=cam_label, view_label=view_label)
             TI_cash, TI_global = self.BACKBONE(x["TI"], cam_label=cam_label, view_label=view_label)
             if self.GLOBAL_LOCAL:
-                RGB_global = self.rgb_reduce(torch.cat([RGB_global, self.pool(RGB_cash.mT).squeeze(-1)], dim=-1))
-                NI_global = self.nir_reduce(torch.cat([NI_global, self.pool(NI_cash.mT).squeeze(-1)], dim=-1))
-                TI_global = self.tir_reduce(torch.cat([TI_global, self.pool(TI_cash.mT).squeeze(-1)], dim=-1))
+                RGB_global = self.rgb_reduce(
+                    torch.cat([RGB_global, self.pool(RGB_cash.mT).squeeze(-1)], dim=-1)
+                )
+                NI_global = self.nir_reduce(
+                    torch.cat([NI_global, self.pool(NI_cash.mT).squeeze(-1)], dim=-1)
+                )
+                TI_global = self.tir_reduce(
+                    torch.cat([TI_global, self.pool(TI_cash.mT).squeeze(-1)], dim=-1)
+                )
             ori = torch.cat([RGB_global, NI_global, TI_global], dim=-1)
             if not (self.HDM or self.ATM):
                 return ori
-            moe_feat = self.generalFusion(RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global)
+            moe_feat = self.generalFusion(
+                RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global
+            )
             return {1: ori, 2: moe_feat}.get(return_pattern, torch.cat([ori, moe_feat], dim=-1))
 
     def load_param(self, trained_path):
-        self.load_state_dict(torch.load(trained_path, map_location="cpu", weights_only=True), strict=False)
+        self.load_state_dict(
+            torch.load(trained_path, map_location="cpu", weights_only=True), strict=False
+        )
 
     def flops(self):
         """Multiply-accumulates of one triplet in evaluation, and the operators that fvcore has no rule for."""
-        supported_ops = dict.fromkeys(f"aten::{name}" for name in (
-            "adaptive_avg_pool1d", "add", "baddbmm", "div", "gelu", "mT", "mean", "mul", "pow", "scaled_dot_product_attention",
-            "sigmoid", "softmax", "stack", "unflatten"))
+        supported_ops = dict.fromkeys(
+            f"aten::{name}"
+            for name in (
+                "adaptive_avg_pool1d",
+                "add",
+                "baddbmm",
+                "div",
+                "gelu",
+                "mT",
+                "mean",
+                "mul",
+                "pow",
+                "scaled_dot_product_attention",
+                "sigmoid",
+                "softmax",
+                "stack",
+                "unflatten",
+            )
+        )
         images = {modality: torch.zeros(1, 3, *self.image_size) for modality in ("RGB", "NI", "TI")}
         counts, unsupported = flop_count(copy.deepcopy(self).eval(), (images,), supported_ops)
         return sum(counts.values()), dict(unsupported)

@@ -1,4 +1,5 @@
 """DeMo's evaluation in miniature; MSVR310's fails with a current NumPy, as DeMo's does."""
+
 import numpy as np
 import torch
 
@@ -19,7 +20,9 @@ def eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50):
     return np.mean(curves, axis=0), np.mean(averages)
 
 
-def eval_func_msrv(distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids, max_rank=50):
+def eval_func_msrv(
+    distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids, max_rank=50
+):
     g_pids.astype(np.str)
     return eval_func(distmat, q_pids, g_pids, q_sceneids, g_sceneids, max_rank)
 
@@ -37,9 +40,17 @@ class R1_mAP_eval:  # noqa: N801 (DeMo's name)
     def compute(self):
         features, *labels = (torch.cat(parts) for parts in zip(*self.seen, strict=True))
         features = torch.nn.functional.normalize(features)
-        query, gallery = features[:self.num_query], features[self.num_query:]
-        distance = re_ranking(query, gallery, 50, 15, 0.3) if self.reranking else torch.cdist(query, gallery).numpy()
-        sides = [part.numpy() for label in labels for part in (label[:self.num_query], label[self.num_query:])]
+        query, gallery = features[: self.num_query], features[self.num_query :]
+        distance = (
+            re_ranking(query, gallery, 50, 15, 0.3)
+            if self.reranking
+            else torch.cdist(query, gallery).numpy()
+        )
+        sides = [
+            part.numpy()
+            for label in labels
+            for part in (label[: self.num_query], label[self.num_query :])
+        ]
         return *(eval_func_msrv if len(labels) == 3 else eval_func)(distance, *sides), distance
 
 
