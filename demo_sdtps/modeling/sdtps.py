@@ -45,8 +45,9 @@ def guided_score(
 ) -> torch.Tensor:
     """(1 - 2β)·predicted + β·Σ weight·guidance, all (..., N)."""
     return (1 - 2 * beta) * predicted + beta * sum(
-        weight * seen for weight, seen in zip(weights, guidance)
-    )  # noqa: B905 (3.8)
+        weight * guide
+        for weight, guide in zip(weights, guidance)  # noqa: B905 (Python 3.8)
+    )
 
 
 def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:

@@ -33,8 +33,8 @@ RANDOM = dict(
     zip(
         RANDOM_WEIGHTS,
         (
-            "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones ('hub' downloads "
-            "them, 'none' says that random ones are meant)",
+            "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones "
+            "('hub' downloads them, 'none' says that random ones are meant)",
             "the backbone starts from random weights (MODEL.PRETRAIN_PATH_T none)",
         ),
         strict=True,
