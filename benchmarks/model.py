@@ -171,9 +171,9 @@ def precision_rows(
             None if are_alike else 3 if half else 1.1,
         )
         if are_alike and sides.device.type == "cuda":
-            reference, own = (allocated(step, sides.device) / MIB for step in steps.values())
+            reference, ours = (allocated(step, sides.device) / MIB for step in steps.values())
             yield Row(
-                "… memory beside models and optimisers", reference, own, "MiB", reference / own
+                "… memory beside models and optimisers", reference, ours, "MiB", reference / ours
             )
             with inference(sides.ours, half):
                 sides.ours.backbone.compile_blocks()
@@ -184,17 +184,17 @@ def precision_rows(
             )
         del sides, work, steps  # frees memory for the processes that follow
         if with_memory and not half:
-            reference, own = (
+            reference, ours = (
                 peak_memory(train, side, batch // 2) / MIB for side in ("reference", "ours")
             )
             yield Row(
                 f"… peak memory of a process, {batch // 2} triplets",
                 reference,
-                own,
+                ours,
                 "MiB",
-                reference / own,
+                reference / ours,
                 "≥ 1×",
-                reference >= own,
+                reference >= ours,
             )
 
 
@@ -243,14 +243,14 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])
-        found: dict[str, list[float]] = {}
+        seconds_by_side: dict[str, list[float]] = {}
         seconds = in_turns(
             "evaluation",
             {
-                "reference": lambda: found.update(
+                "reference": lambda: seconds_by_side.update(
                     reference=[plain_evaluation(sides, data, number) for number in RETURN_PATTERNS]
                 ),
-                "ours": lambda: found.update(
+                "ours": lambda: seconds_by_side.update(
                     ours=[
                         one.mAP
                         for case in evaluate_reid(cfg, sides.ours, data).values()
@@ -265,8 +265,8 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
             # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
             check_equal(
                 "evaluation",
-                torch.tensor(found["ours"]),
-                torch.tensor(found["reference"]),
+                torch.tensor(seconds_by_side["ours"]),
+                torch.tensor(seconds_by_side["reference"]),
                 0.17 / len(data.query),
             )
         half = "" if mode == "off" else f", both in {mode}"
@@ -329,13 +329,13 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     title = f"HDM + ATMoE, {batch} triplets, {count} patches"
     training = in_turns(
         title,
-        {name: partial(fusion_step, own, tokens) for name, own in modules.items()},
+        {name: partial(fusion_step, module, tokens) for name, module in modules.items()},
         rounds,
         device,
     )
     evaluation = in_turns(
         title,
-        {name: partial(fused, own, tokens) for name, own in modules.items()},
+        {name: partial(fused, module, tokens) for name, module in modules.items()},
         2 * rounds,
         device,
     )

@@ -28,11 +28,11 @@ def ranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
     distance = squared_distances(*case[:2])
     labels = case[2:]
     arrays = [side.cpu().numpy() for side in (distance, *labels)]
-    found = evaluate_distances(distance, *labels)
+    metrics = evaluate_distances(distance, *labels)
     cmc, mean_average_precision = demo_ranking.evaluate_distances(*arrays)
     check_equal(
         "mAP and CMC",
-        torch.tensor([found.mAP, *found.cmc]),
+        torch.tensor([metrics.mAP, *metrics.cmc]),
         torch.tensor([mean_average_precision, *cmc]),
         1e-5,
     )
@@ -47,7 +47,9 @@ def ranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
     )
     return [
         speed_row(
-            f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {found.mAP:.2f}", seconds, 20
+            f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {metrics.mAP:.2f}",
+            seconds,
+            20,
         )
     ]
 
@@ -60,8 +62,8 @@ def reranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]
     rows = []
     for what, sides in (("the same images", (query, query)), ("other images", (query, other))):
         arrays = [side.cpu().numpy() for side in sides]
-        found, expected = k_reciprocal(*sides), demo_ranking.k_reciprocal(*arrays)
-        check_equal("re-ranking", found.cpu(), torch.from_numpy(expected), 2e-2)
+        result, expected = k_reciprocal(*sides), demo_ranking.k_reciprocal(*arrays)
+        check_equal("re-ranking", result.cpu(), torch.from_numpy(expected), 2e-2)
         seconds = in_turns(
             "re-ranking",
             {
@@ -89,13 +91,13 @@ def clustered(queries: int, gallery: int, width: int, device: torch.device = CPU
     centres = F.normalize(torch.randn(identities, width, generator=generator), dim=1)
 
     def side(samples: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        own = torch.arange(samples) % identities
-        features = centres[own] + SPREAD / width**0.5 * torch.randn(
+        identity_of = torch.arange(samples) % identities
+        features = centres[identity_of] + SPREAD / width**0.5 * torch.randn(
             samples, width, generator=generator
         )
         return (
             F.normalize(features, dim=1).to(device),
-            own,
+            identity_of,
             torch.randint(CAMERAS, (samples,), generator=generator),
         )
 

@@ -72,12 +72,14 @@ def main() -> None:
         )
     parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
     rows = {part: resolve_name(f"benchmarks.{PARTS[part][1]}") for part in parts}
-    found = {
+    rows_by_part = {
         part: list(rows[part](arguments.quick, device))
         for part in progress(parts, "measuring", unit="part")
     }
     record = about(device, arguments.quick) | {
-        "parts": {part: [row._asdict() for row in own] for part, own in found.items()}
+        "parts": {
+            part: [row._asdict() for row in part_rows] for part, part_rows in rows_by_part.items()
+        }
     }
     if arguments.json:
         write_json(arguments.json, record)

@@ -99,11 +99,13 @@ def rows_of(
     device, batch = choose_device(cfg), FEW if quick else BATCH
     model = make_model(cfg, CLASSES, CAMERAS)
     slimmed = {setting.name: setting.of(cfg) for setting in settings}
-    stages = {name: make_slimming(own, model.backbone) for name, own in slimmed.items()}
+    stages = {
+        name: make_slimming(slim_model, model.backbone) for name, slim_model in slimmed.items()
+    }
     operations: dict[str, float] = {DENSE: count_macs(cfg, model)[""]}
-    for name, own in slimmed.items():
+    for name, slim_model in slimmed.items():
         model.slimming = stages[name]
-        operations[name] = count_macs(own, model)[""]
+        operations[name] = count_macs(slim_model, model)[""]
     # So that one optimizer serves all: its states are twice the size of the model.
     model.add_module("timed", nn.ModuleList(stages.values()))
     model.to(device)
@@ -114,19 +116,19 @@ def rows_of(
     def works(
         work: Callable[[ByModality], object], training: bool
     ) -> dict[str, Callable[[], object]]:
-        found: dict[str, Callable[[], object]] = {
+        cases: dict[str, Callable[[], object]] = {
             DENSE: partial(with_stages, model, None, partial(work, images))
         }
-        for name, own in slimmed.items():
-            seen = masked if training and reads_masks(own) else images
-            found[name] = partial(with_stages, model, stages[name], partial(work, seen))
-        return found
+        for name, slim_model in slimmed.items():
+            inputs = masked if training and reads_masks(slim_model) else images
+            cases[name] = partial(with_stages, model, stages[name], partial(work, inputs))
+        return cases
 
     for half in halves:
         name = name_of(half)
         what = f"{cfg.MODEL.TRANSFORMER_TYPE}, inference, {name}"
         with inference(model, half):
-            cases = works(lambda seen: model(seen, cameras), training=False)
+            cases = works(lambda pixels: model(pixels, cameras), training=False)
             seconds = in_turns(what, cases, 1 if quick else 4, device)
             rest = others(cases) if half and device.type == "cpu" else {}
         yield from pairs(what, seconds, operations, rest)
@@ -148,11 +150,11 @@ def with_stages(model: DeMo, stages: Slimming | None, work: Callable[[], object]
 
 def others(cases: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of each case in operators that are no matrix product, by torch's profiler."""
-    found = {}
+    extra_rows = {}
     for name, work in cases.items():
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             work()
-        found[name] = (
+        extra_rows[name] = (
             sum(
                 event.self_cpu_time_total
                 for event in profiler.key_averages()
@@ -160,7 +162,7 @@ def others(cases: Mapping[str, Callable[[], object]]) -> dict[str, float]:
             )
             / 1e6
         )
-    return found
+    return extra_rows
 
 
 def pairs(

@@ -14,8 +14,8 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
     def find(name: str) -> object:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(import_module(places[name]), name)
-        setattr(sys.modules[package], name, found)
-        return found
+        value = getattr(import_module(places[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     return find

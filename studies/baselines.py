@@ -85,8 +85,8 @@ class ToMe(Score):
         source = closest.argsort(dim=1, descending=True, stable=True)[
             :, : count - self.left[int(count)]
         ]
-        found = torch.zeros(tokens.shape[:2], device=tokens.device)
-        return found.scatter(1, 2 * source, (-2.0 - 2 * partner.gather(1, source)).float())
+        scores = torch.zeros(tokens.shape[:2], device=tokens.device)
+        return scores.scatter(1, 2 * source, (-2.0 - 2 * partner.gather(1, source)).float())
 
     def merge(
         self,
@@ -144,13 +144,13 @@ class Editor(Score):
             for modality in context.tokens
         }
         strength = sum_of_present(energies, context.missing)
-        found = {}
+        strengths = {}
         for modality, attention in context.attention.items():
-            own = ranks(strength.gather(1, context.positions_of(modality)))
-            found[modality] = -torch.minimum(
-                2 * ranks(mean_attention(attention)), 2 * own + 1
+            rank_scores = ranks(strength.gather(1, context.positions_of(modality)))
+            strengths[modality] = -torch.minimum(
+                2 * ranks(mean_attention(attention)), 2 * rank_scores + 1
             ).float()
-        return found
+        return strengths
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.scores(context)[context.modality]

@@ -74,8 +74,8 @@ def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str
 def map_of_cases(variant: dict[str, Any], pattern: int) -> dict[str, float]:
     """mAP in percent by seed, mean over the cases of missing modalities."""
     return {
-        seed: 100 * float(np.mean([found[case][str(pattern)]["mAP"] for case in INCOMPLETE]))
-        for seed, found in variant["missing"].items()
+        seed: 100 * float(np.mean([cases[case][str(pattern)]["mAP"] for case in INCOMPLETE]))
+        for seed, cases in variant["missing"].items()
     }
 
 
@@ -98,14 +98,17 @@ def table(result: dict[str, Any]) -> str:
     columns: dict[str, list[str]] = {"variant": [_named(variant) for variant in result["variants"]]}
 
     def add(name: str, cells: Iterable[str]) -> None:
-        found = list(cells)
-        if any(cell not in ("", "–") for cell in found):
-            columns[name] = found
+        cells_of_row = list(cells)
+        if any(cell not in ("", "–") for cell in cells_of_row):
+            columns[name] = cells_of_row
 
     def compared(name: str, values_of: Callable[[dict[str, Any]], dict[str, float]]) -> None:
-        found = [values_of(variant) for variant in result["variants"]]
-        add(name, (_spread(own.values()) for own in found))
-        add(f"Δ {name}", ("" if own is found[0] else _difference(own, found[0]) for own in found))
+        values = [values_of(variant) for variant in result["variants"]]
+        add(name, (_spread(by_seed.values()) for by_seed in values))
+        add(
+            f"Δ {name}",
+            ("" if by_seed is values[0] else _difference(by_seed, values[0]) for by_seed in values),
+        )
 
     for pattern in result["patterns"][:-1]:
         add(
@@ -158,9 +161,9 @@ def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str
             np.mean(
                 [
                     value
-                    for own, row in matrices["mAP"].items()
+                    for row_of, row in matrices["mAP"].items()
                     for other, value in row.items()
-                    if own != other and bool(set(own) & set(other)) is is_common
+                    if row_of != other and bool(set(row_of) & set(other)) is is_common
                 ]
             )
         )
@@ -182,25 +185,25 @@ def recalls(variant: dict[str, Any]) -> dict[str, float]:
     modalities of complete triplets, in percent."""
     stages = {
         seed: [
-            own[COMPLETE]
-            for own in (found.get("stages") or {"": found["cases"]}).values()
-            if COMPLETE in own
+            cases[COMPLETE]
+            for cases in (selection.get("stages") or {"": selection["cases"]}).values()
+            if COMPLETE in cases
         ]
-        for seed, found in variant["selection"].items()
+        for seed, selection in variant["selection"].items()
     }
     return {
-        seed: 100 * float(np.mean([row["recall"] for row in own[-1].values()]))
-        for seed, own in stages.items()
-        if own and "recall" in next(iter(own[-1].values()))
+        seed: 100 * float(np.mean([row["recall"] for row in cases[-1].values()]))
+        for seed, cases in stages.items()
+        if cases and "recall" in next(iter(cases[-1].values()))
     }
 
 
 def _provenance(result: dict[str, Any]) -> str:
     runs = [
-        made
+        provenance
         for variant in result["variants"]
-        for made in variant["made_with"].values()
-        if {"machine", "versions", "commit", "changed"} <= made.keys()
+        for provenance in variant["made_with"].values()
+        if {"machine", "versions", "commit", "changed"} <= provenance.keys()
     ]
     tree = result.get("tree")  # of files that no change had; otherwise
     commits = sorted(
@@ -228,16 +231,16 @@ def _provenance(result: dict[str, Any]) -> str:
 
 
 def _spread(values: Iterable[float]) -> str:
-    found = np.array(list(values))
-    if not len(found):
+    array = np.array(list(values))
+    if not len(array):
         return "–"
-    return f"{found.mean():.1f}" + (f" ± {found.std(ddof=1):.1f}" if len(found) > 1 else "")
+    return f"{array.mean():.1f}" + (f" ± {array.std(ddof=1):.1f}" if len(array) > 1 else "")
 
 
 def _difference(values: dict[str, float], baseline: dict[str, float]) -> str:
-    if not (found := paired_difference(values, baseline)):
+    if not (difference := paired_difference(values, baseline)):
         return ""
-    mean, low, high = found
+    mean, low, high = difference
     emphasis = "**" if low > 0 or high < 0 else ""
     return f"{emphasis}{mean:+.1f}{emphasis} [{low:+.1f}, {high:+.1f}]"
 

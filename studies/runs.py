@@ -114,7 +114,7 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
     known = None if arguments.changed_tree else tree  # variants of other files may be kept
     seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
     variants = make_variants(study, arguments.opts, arguments.runs, tree)
-    found = finished_variants(path, variants, seeds, known)
+    finished = finished_variants(path, variants, seeds, known)
     result = {
         "title": study["title"],
         "command": command(),
@@ -123,23 +123,25 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
         "patterns": study["return_patterns"],
         "variants": [],
     }
-    costs = {variant.name: cost(variant.cfg) for variant in variants if variant.name not in found}
+    costs = {
+        variant.name: cost(variant.cfg) for variant in variants if variant.name not in finished
+    }
 
     def keep(variant: Variant, failures: Mapping[Path, str]) -> None:
-        found[variant.name] = {
+        finished[variant.name] = {
             "name": variant.name,
             **costs[variant.name],
             **gather(variant, seeds, failures, study),
         }
-        result["variants"] = [found[one.name] for one in variants if one.name in found]
+        result["variants"] = [finished[one.name] for one in variants if one.name in finished]
         write_json(path, result)
 
     jobs = arguments.jobs or (1 if torch.cuda.is_available() else cpu_cores())
-    left = [variant for variant in variants if variant.name not in found]
+    left = [variant for variant in variants if variant.name not in finished]
     if seconds := [
-        made["seconds"]
+        record_of["seconds"]
         for record in arguments.runs.glob(f"*/*/{RECORD}")
-        if "seconds" in (made := read_json(record) or {})
+        if "seconds" in (record_of := read_json(record) or {})
     ]:
         count = len(left) * len(seeds)
         logger.info(
@@ -153,10 +155,10 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
             count * mean(seconds) / jobs / 60,
         )
     run_all(left, seeds, jobs, study, keep)
-    if study["times"] and not all("inference" in one for one in found.values()):
+    if study["times"] and not all("inference" in one for one in finished.values()):
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
-            found[name] |= times
-    result["variants"] = [found[variant.name] for variant in variants]
+            finished[name] |= times
+    result["variants"] = [finished[variant.name] for variant in variants]
     write_json(path, result)
     return result
 
@@ -217,9 +219,9 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for an invalid file."""
-    found = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
-    found = {FORMER.get(key, key): value for key, value in found.items()}
-    study = _checked(path, "it", {"title": path.stem} | found, DEFAULTS)
+    content = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
+    content = {FORMER.get(key, key): value for key, value in content.items()}
+    study = _checked(path, "it", {"title": path.stem} | content, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
         raise UserError(
             f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example."
@@ -238,9 +240,9 @@ def read_study(path: Path) -> dict[str, Any]:
     return study
 
 
-def _checked(path: Path, where: str, found: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+def _checked(path: Path, where: str, content: Any, defaults: dict[str, Any]) -> dict[str, Any]:
     """A section of a study completed by `defaults`, whose keys and types it has. Raises `UserError`."""
-    for key, value in found.items() if isinstance(found, dict) else [("", found)]:
+    for key, value in content.items() if isinstance(content, dict) else [("", content)]:
         if key not in defaults:
             raise UserError(
                 f"The study {path}: {where} has {key or value!r}, which is no key; the keys are "
@@ -250,7 +252,7 @@ def _checked(path: Path, where: str, found: Any, defaults: dict[str, Any]) -> di
             raise UserError(
                 f"The study {path}: {key} of {where} is {value!r}, but it must be like {defaults[key]!r}."
             )
-    return defaults | found
+    return defaults | content
 
 
 def make_variants(
@@ -305,13 +307,13 @@ def run_all(
     )
     started: list[subprocess.Popen] = []
     with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
-        made = {
+        futures = {
             pool.submit(run_steps, *run, study, threads, started): folder
             for folder, run in runs.items()
         }
         try:
-            for one in progress(as_completed(made), "runs", len(made), unit="run"):
-                folder, reason = made[one], one.result()
+            for one in progress(as_completed(futures), "runs", len(futures), unit="run"):
+                folder, reason = futures[one], one.result()
                 variant = runs[folder][0]
                 failures |= {folder: reason} if reason else {}
                 left[variant.name] -= 1
@@ -366,14 +368,16 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
     # Relative, so that the command in run.json works in the study's working directory.
-    found = [([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)]
+    commands = [
+        ([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)
+    ]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
     for key, measured in MEASURED.items():
         for name, script, options in (
             measured if study[key] and (key != "selection" or selects_patches(variant.cfg)) else ()
         ):
             output = folder / f"{name}.json"
-            found.append(
+            commands.append(
                 (
                     [
                         os.path.relpath(ROOT / script),
@@ -386,7 +390,7 @@ def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list
                     output,
                 )
             )
-    return found
+    return commands
 
 
 def is_done(output: Path) -> bool:
@@ -403,7 +407,7 @@ def gather(
     variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]
 ) -> dict[str, Any]:
     """The results of a variant's runs by seed (as text, for JSON)."""
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "command": variant.command,
         "records": {},
         "made_with": {},
@@ -412,17 +416,17 @@ def gather(
     }
     for seed in seeds:
         folder, name = variant.run_folder(seed), str(seed)
-        found["records"][name] = read_records(folder)
+        entry["records"][name] = read_records(folder)
         record = read_json(folder / RECORD) or {}
-        found["made_with"][name] = {key: value for key, value in record.items() if key != "command"}
+        entry["made_with"][name] = {key: value for key, value in record.items() if key != "command"}
         if folder in failures:
-            found["failed"][name] = failures[folder]
+            entry["failed"][name] = failures[folder]
             continue
         for _, output in steps(variant, seed, study)[1:]:
             content = read_json(output)
-            found[output.stem][name] = (
+            entry[output.stem][name] = (
                 content
                 if output.stem == "selection"
                 else content.get("cases") or content["cross_modal"]
             )
-    return found
+    return entry

@@ -25,12 +25,12 @@ def main() -> None:
             f"{arguments.run} holds no finished run (no metrics.json with an evaluated last epoch); run make demo, "
             "or give the OUTPUT_DIR of another run."
         )
-    found = " / ".join(
+    figures = " / ".join(
         f"{100 * records[-1]['patterns'][str(pattern)]['mAP']:.1f}" for pattern in RETURN_PATTERNS
     )
     limits = " / ".join("{:.1f} to {:.1f}".format(*limits) for _, *limits in demo_ranges().values())
     print_lines(
-        f"mAP of original / enhanced / both: {found}; with another seed or precision: {limits} (95 % of runs)"
+        f"mAP of original / enhanced / both: {figures}; with another seed or precision: {limits} (95 % of runs)"
     )
 
 

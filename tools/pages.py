@@ -95,11 +95,11 @@ def with_tables(page: Path) -> str:
 
 def data(name: str) -> Any:
     """The content of docs/NAME.json. Raises `UserError` where it is missing."""
-    if (found := read_json(DOCS / f"{name}.json")) is None:
+    if (content := read_json(DOCS / f"{name}.json")) is None:
         raise UserError(
             f"{DOCS / name}.json is missing; the command that writes it is in {DOCS / 'performance.md'}."
         )
-    return found
+    return content
 
 
 def keys() -> str:
@@ -117,12 +117,12 @@ def keys() -> str:
 
 def interface() -> str:
     """The names of REFERENCE and what their docstrings begin with."""
-    found = [f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names]
+    qualified = [f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names]
     return as_rows(
         ("name", "meaning"),
         [
             (f"`{name}`", " ".join((resolve_name(name).__doc__ or "").split("\n\n")[0].split()))
-            for name in found
+            for name in qualified
         ],
     )
 
@@ -147,12 +147,12 @@ def _script(module: str) -> str:
 def hosts() -> str:
     """The code bases of the plug-in, measured by `make test-hosts`."""
     record, rows = data("hosts"), []
-    for found in record["hosts"]:
-        host = next(host for host in HOSTS.values() if host.name == found["host"])
-        repository, commit = found["commit"].split()
+    for host_record in record["hosts"]:
+        host = next(host for host in HOSTS.values() if host.name == host_record["host"])
+        repository, commit = host_record["commit"].split()
         row = [f"[{host.name}](https://github.com/{repository}) {commit}", "refused", "", "", ""]
-        if "refused" not in found:
-            macs, speeds = found["macs"], found["images_per_second"]
+        if "refused" not in host_record:
+            macs, speeds = host_record["macs"], host_record["images_per_second"]
             way = (
                 "grid restored"
                 if host.restore
@@ -164,9 +164,9 @@ def hosts() -> str:
                 way,
                 f"{macs['before'] / 1e9:.1f} → {macs['after'] / 1e9:.1f} ({macs['after'] / macs['before']:.0%})",
                 f"{speeds['before']:.2f} → {speeds['after']:.2f} ({speeds['after'] / speeds['before']:.2f}×)",
-                f"{found['keep_all']:g}",
+                f"{host_record['keep_all']:g}",
             ]
-        rows.append([*row, "no" if "refused" in found["sdtps"] else "yes"])
+        rows.append([*row, "no" if "refused" in host_record["sdtps"] else "yes"])
     headers = (
         "code base",
         "slimming",
@@ -214,7 +214,7 @@ def demo_ranges() -> dict[int, tuple[float, float, float]]:
         ]
         for pattern in RETURN_PATTERNS
     }
-    return {pattern: interval(found, 1 + 1 / len(found)) for pattern, found in values.items()}
+    return {pattern: interval(maps, 1 + 1 / len(maps)) for pattern, maps in values.items()}
 
 
 def benchmark(name: str) -> str:
@@ -231,21 +231,21 @@ def summary() -> str:
     for name, variant, called in SUMMARY:
         result = read_result(DOCS / "results" / f"{name}.json")
         first = result["variants"][0]
-        found = next((one for one in result["variants"] if one["name"] == variant), None)
-        if found is None:
+        row = next((one for one in result["variants"] if one["name"] == variant), None)
+        if row is None:
             raise UserError(
                 f"docs/results/{name}.json has no variant {variant!r}, which README.md shows; finish `make study`."
             )
-        values = list(final_metric(found, 3, "mAP").values())
+        values = list(final_metric(row, 3, "mAP").values())
         speeds = (
-            f"{first[what] / found[what]:.1f}×" if what in found else "–"
+            f"{first[what] / row[what]:.1f}×" if what in row else "–"
             for what in ("inference", "training step")
         )
         rows.append(
             [
                 called,
                 f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}",
-                f"{found['gmacs'] / first['gmacs']:.0%}",
+                f"{row['gmacs'] / first['gmacs']:.0%}",
                 *speeds,
             ]
         )

@@ -123,8 +123,8 @@ def make_optimizer(model, rate, decay):
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        own = 2 * rate if name.endswith("bias") else rate
+        rate_of_group = 2 * rate if name.endswith("bias") else rate
         if name.startswith("BACKBONE.base."):
-            own = BACKBONE_RATE
-        groups.append({"params": [parameter], "lr": own, "weight_decay": decay})
+            rate_of_group = BACKBONE_RATE
+        groups.append({"params": [parameter], "lr": rate_of_group, "weight_decay": decay})
     return torch.optim.Adam(groups, lr=rate)

@@ -55,9 +55,9 @@ def dispatch() -> None:
         name for name in COMMANDS if not words or words[0] in ("-h", "--help", name.split()[0])
     ]
     if not group or words[1:2] not in ([], ["-h"], ["--help"]):
-        given = " ".join(words[: 2 if group else 1])
+        command_words = " ".join(words[: 2 if group else 1])
         raise UserError(
-            f"There is no command {given!r}{nearest(given, group or COMMANDS)}; {COMMAND} --help lists all."
+            f"There is no command {command_words!r}{nearest(command_words, group or COMMANDS)}; {COMMAND} --help lists all."
         )
     print_lines(
         f"usage: {COMMAND} COMMAND …, where COMMAND --help explains each:",

@@ -48,16 +48,16 @@ def main() -> None:
     features = dict(
         zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True)
     )
-    found = analyse(cfg, data, features, arguments.queries, arguments.points)
+    analysis = analyse(cfg, data, features, arguments.queries, arguments.points)
     caption = reid_caption(cfg, data)
     if arguments.json:
-        write_json(arguments.json, {"caption": caption, **as_json(cfg, data, found)})
+        write_json(arguments.json, {"caption": caption, **as_json(cfg, data, analysis)})
     if arguments.output:
         about = f"but for the first plot: return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
-        draw_analysis(cfg, found, data, f"{caption}\n{about}", arguments.output)
+        draw_analysis(cfg, analysis, data, f"{caption}\n{about}", arguments.output)
     print_lines(
         caption,
-        *missing_table(found.records).splitlines(),
+        *missing_table(analysis.records).splitlines(),
         *filter(None, (arguments.json, arguments.output)),
     )
 

@@ -13,7 +13,9 @@ from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 def main() -> None:
     schema = (
-        schema_of(given, (DEMO_SCHEMA, SEPS_SCHEMA)) if (given := _config_file()) else DEMO_SCHEMA
+        schema_of(config_file, (DEMO_SCHEMA, SEPS_SCHEMA))
+        if (config_file := _config_file())
+        else DEMO_SCHEMA
     )
     is_seps = schema is SEPS_SCHEMA
     parser = config_parser(
@@ -32,7 +34,7 @@ def main() -> None:
     arguments, cfg = parse(parser)
     from demo_sdtps.reports.data import check_captions, check_triplets, table
 
-    found = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
+    report = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
     root = Path(cfg.DATASETS.ROOT_DIR)
     folder = root / cfg.DATASETS.NAMES if is_seps else reader_of(cfg).folder_in(root)
     if arguments.json:
@@ -41,10 +43,10 @@ def main() -> None:
             {
                 "data set": cfg.DATASETS.NAMES,
                 "folder": str(folder),
-                "counts": found.counts,
-                "expected": dict(found.expected),
-                "differences": found.differences,
-                "warnings": list(found.warnings),
+                "counts": report.counts,
+                "expected": dict(report.expected),
+                "differences": report.differences,
+                "warnings": list(report.warnings),
                 "decoded": arguments.decode,
             },
         )
@@ -53,12 +55,12 @@ def main() -> None:
     )
     print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
-        *table(found),
-        *found.warnings,
-        *(f"WARNING: {sentence}" for sentence in found.differences),
+        *table(report),
+        *report.warnings,
+        *(f"WARNING: {sentence}" for sentence in report.differences),
         f"{arguments.config_file} can train on it; {decoded}.",
     )
-    sys.exit(1 if found.differences else 0)
+    sys.exit(1 if report.differences else 0)
 
 
 def _config_file() -> str | None:

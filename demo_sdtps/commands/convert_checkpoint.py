@@ -32,31 +32,31 @@ def main() -> None:
     from demo_sdtps.modeling.checkpoints.loading import read_checkpoint, save_whole
     from demo_sdtps.modeling.checkpoints.names import backbone_of, to_demo, unknown_names
 
-    output, found = arguments.output, read_checkpoint(arguments.input)
-    if output.exists() and output.samefile(found.path):
+    output, content = arguments.output, read_checkpoint(arguments.input)
+    if output.exists() and output.samefile(content.path):
         raise UserError(f"The output {output} is the checkpoint to read; choose another.")
     if arguments.to == BACKBONE:
-        weights = backbone_of(found.model, arguments.input)
+        weights = backbone_of(content.model, arguments.input)
         save_whole(weights, output)
         print_lines(
             f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
             f"{output}"
         )
         return
-    if found.has_demo_names == (arguments.to == "demo"):
+    if content.has_demo_names == (arguments.to == "demo"):
         raise UserError(
             f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
-            f"convert; give --to {'ours' if found.has_demo_names else 'demo'} or use the file as it is."
+            f"convert; give --to {'ours' if content.has_demo_names else 'demo'} or use the file as it is."
         )
 
-    weights = to_demo(found.model) if arguments.to == "demo" else found.model
-    about = {"num_class": found.num_class, "camera_num": found.camera_num}
+    weights = to_demo(content.model) if arguments.to == "demo" else content.model
+    about = {"num_class": content.num_class, "camera_num": content.camera_num}
     save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
     print_lines(
-        f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {found.num_class} identities, "
-        f"{found.camera_num} cameras"
+        f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {content.num_class} identities, "
+        f"{content.camera_num} cameras"
     )
-    if unknown := unknown_names(found.model):
+    if unknown := unknown_names(content.model):
         print_lines(
             f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
             f"{', …' if len(unknown) > 5 else ''}"

@@ -50,7 +50,7 @@ def main() -> None:
         sample for sample in splits["query"] if matches[sample] or arguments.method == "rollout"
     ]
     chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
-    found = attention_of(
+    maps = attention_of(
         cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method
     )
-    print_lines(draw_attention(cfg, chosen, found, arguments.method, arguments.output))
+    print_lines(draw_attention(cfg, chosen, maps, arguments.method, arguments.output))

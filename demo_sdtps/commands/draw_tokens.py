@@ -43,9 +43,9 @@ def main() -> None:
     stored = [
         load_cfg(stored_config(weight), [*opts, "TEST.WEIGHT", str(weight)]) for weight in others
     ]
-    cfgs = [cfg, *(with_values(own, data) for own in stored)]
-    for own in cfgs:
-        check_selection(own)
-    loaded = [load_model_and_data(own, ("query",)) for own in cfgs]
-    models = [(own, model) for own, (model, _) in zip(cfgs, loaded, strict=True)]
+    cfgs = [cfg, *(with_values(model_cfg, data) for model_cfg in stored)]
+    for model_cfg in cfgs:
+        check_selection(model_cfg)
+    loaded = [load_model_and_data(model_cfg, ("query",)) for model_cfg in cfgs]
+    models = [(model_cfg, model) for model_cfg, (model, _) in zip(cfgs, loaded, strict=True)]
     print_lines(draw_tokens(models, loaded[0][1]["query"], arguments.output, arguments.samples))

@@ -94,7 +94,7 @@ def main() -> None:
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
-        found = analyse(cfg, data, by_case, arguments.queries, arguments.points)
+        analysis = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
         drawn = {
             "page": write_page(
@@ -102,7 +102,7 @@ def main() -> None:
                 cfg,
                 model,
                 data,
-                found,
+                analysis,
                 records,
                 untrained,
                 matrices,

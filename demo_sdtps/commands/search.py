@@ -108,8 +108,8 @@ def main() -> None:
     with parsed_in_group(parser) as (arguments, cfg):
         from demo_sdtps.retrieval.search import search
 
-        found = search(arguments, cfg)
-        if found:
+        result = search(arguments, cfg)
+        if result:
             from demo_sdtps.reports.search_page import show
 
-            show(arguments, found)
+            show(arguments, result)

@@ -51,15 +51,17 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
     return partial(apply, _with_weights(make, published, weight).to(device).eval(), wanted)
 
 
-def largest_instance(found: dict[str, torch.Tensor], classes: Sequence[int]) -> torch.Tensor | None:
+def largest_instance(
+    instances: dict[str, torch.Tensor], classes: Sequence[int]
+) -> torch.Tensor | None:
     """Of a Mask R-CNN's output the largest mask (H, W) of these classes: the crop's own person, not a bystander.
 
     None where no instance has a score of `MIN_SCORE`.
     """
-    wanted = torch.isin(found["labels"], torch.tensor(classes, device=found["labels"].device)) & (
-        found["scores"] >= MIN_SCORE
-    )
-    masks = found["masks"][wanted, 0]
+    wanted = torch.isin(
+        instances["labels"], torch.tensor(classes, device=instances["labels"].device)
+    ) & (instances["scores"] >= MIN_SCORE)
+    masks = instances["masks"][wanted, 0]
     return masks[masks.sum(dim=(1, 2)).argmax()] if len(masks) else None
 
 
@@ -69,8 +71,8 @@ def _apply_maskrcnn(
 ) -> torch.Tensor:
     """The network scales the image itself."""
     device = next(network.parameters()).device
-    (found,) = network([image.to(device) / 255])
-    mask = largest_instance(found, classes)
+    (prediction,) = network([image.to(device) / 255])
+    mask = largest_instance(prediction, classes)
     return torch.zeros(image.shape[1:]) if mask is None else mask.cpu()
 
 

@@ -24,12 +24,12 @@ def main() -> None:
         )
 
         model, data = load_seps_and_data(cfg, several=True)
-        found, caption = (
+        metrics, caption = (
             {cfg.TEST.SPLIT: evaluate_retrieval(model, data)},
             retrieval_caption(cfg, data),
         )
         if not is_main():
             return
         if arguments.json:
-            write_json(arguments.json, {"caption": caption, **found})
-        print_lines(caption, *percent_table(found).splitlines())
+            write_json(arguments.json, {"caption": caption, **metrics})
+        print_lines(caption, *percent_table(metrics).splitlines())

@@ -16,8 +16,8 @@ def backbone_class(name: str) -> str:
     import timm  # a slow import, which CLIP's configurations do without
 
     known = {
-        model: found
-        for module, found in TIMM_MODULES.items()
+        model: names
+        for module, names in TIMM_MODULES.items()
         for model in timm.list_models(module=module)
     }
     if name not in known:

@@ -225,13 +225,13 @@ def read_arguments(
 ) -> argparse.Namespace:
     """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` for an output
     (`check_outputs`)."""
-    given = [
+    command_line = [
         FLAG.sub(lambda flag: flag[0].replace("-", "_"), word)
         for word in (sys.argv[1:] if words is None else words)
     ]
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
     arguments = parser.parse_intermixed_args(
-        [f" {word}" if NEGATIVE.fullmatch(word) else word for word in given]
+        [f" {word}" if NEGATIVE.fullmatch(word) else word for word in command_line]
     )
     if "opts" in arguments:
         arguments.opts = [word.strip() for word in arguments.opts]
@@ -274,8 +274,8 @@ def parsed_in_group(
     from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
 
     with init_distributed():
-        arguments, own = parse(parser)
-        yield arguments, broadcast_from_main(lambda: own)
+        arguments, actions = parse(parser)
+        yield arguments, broadcast_from_main(lambda: actions)
 
 
 def print_lines(*lines: object) -> None:

@@ -74,12 +74,12 @@ def load_cfg(
         advice = f"give --config_file an existing YAML file such as {schema.example}"
         for place, content in with_bases(path, advice):
             _merge(cfg, schema, flatten(content, schema), str(place))
-    given = list(pairs_of(opts))
-    _merge(cfg, schema, iter(given), "the command line")
+    key_values = list(pairs_of(opts))
+    _merge(cfg, schema, iter(key_values), "the command line")
     if (
         isinstance(config, StoredText)
         and schema is DEMO_SCHEMA
-        and "MODEL.SLIM_SCORE" not in dict(given)
+        and "MODEL.SLIM_SCORE" not in dict(key_values)
     ):
         check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     if not cfg.OUTPUT_DIR:
@@ -92,12 +92,12 @@ def load_cfg(
 def with_bases(path: Path, advice: str) -> list[tuple[Path, dict]]:
     """A YAML file and those that it starts from by `_BASE_: file`, relative to its folder (fvcore's convention), the first base
     first: paths and sections. Raises `UserError` as `read_yaml`, and where a file starts from itself."""
-    found: list[tuple[Path, dict]] = []
-    while path.resolve() not in [place.resolve() for place, _ in found]:
+    layers: list[tuple[Path, dict]] = []
+    while path.resolve() not in [place.resolve() for place, _ in layers]:
         content = read_yaml(path, "configuration", advice)
-        found.insert(0, (path, content))
+        layers.insert(0, (path, content))
         if not (base := content.pop(BASE, None)):
-            return found
+            return layers
         path = path.parent / str(base)
     raise UserError(
         f"The configuration {path} starts from itself ({BASE}); remove one of the lines."

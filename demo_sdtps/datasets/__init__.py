@@ -82,17 +82,17 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
             f"DATASETS.ROOT_DIR{reader.layout}. Put it there ({page} has its layout), or "
             f"correct DATASETS.ROOT_DIR{reader.instead}."
         )
-    found = {}
+    result = {}
     for split in splits:
         try:
-            found[split] = reader.read(root, split)
+            result[split] = reader.read(root, split)
         except UserError as error:
             raise UserError(
                 f"{str(error).rstrip('.')}. (The {split} split of {name}; expected layout: "
                 f"DATASETS.ROOT_DIR{reader.layout})"
             ) from None
-        if not found[split]:
+        if not result[split]:
             raise UserError(
                 f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR{reader.layout}."
             )
-    return found
+    return result

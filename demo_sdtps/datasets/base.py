@@ -168,20 +168,20 @@ def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
     The images of a triplet have the same name, but for the ending. Raises `UserError` for a missing image, or one that is there
     twice.
     """
-    found = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
-    for stem in sorted({stem for images in found.values() for stem in images}):
-        missing = [modality for modality in MODALITIES if stem not in found[modality]]
+    names_of = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
+    for stem in sorted({stem for images in names_of.values() for stem in images}):
+        missing = [modality for modality in MODALITIES if stem not in names_of[modality]]
         if missing:
             there = next(modality for modality in MODALITIES if modality not in missing)
-            name = found[there][stem]
+            name = names_of[there][stem]
             raise UserError(
                 f"The triplet {name} in {folder} has no {' and no '.join(missing)} image: "
                 f"{folder / names[missing[0]] / name} is missing; add it or remove the triplet's other "
                 f"images such as {folder / names[there] / name}."
             )
     return [
-        tuple(str(folder / names[modality] / found[modality][stem]) for modality in MODALITIES)
-        for stem, _ in sorted(found[MODALITIES[0]].items(), key=lambda image: image[1])
+        tuple(str(folder / names[modality] / names_of[modality][stem]) for modality in MODALITIES)
+        for stem, _ in sorted(names_of[MODALITIES[0]].items(), key=lambda image: image[1])
     ]
 
 

@@ -41,24 +41,24 @@ def _count(samples: Iterable[Sample], by_scene: bool) -> Counts:
 
 def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
     """What is known of the counts of DATASETS.NAMES, by split: published, or noted by tools/make_synthetic.py."""
-    made = synthetic.made(Path(cfg.DATASETS.ROOT_DIR))
-    return reader_of(cfg).published if made is None else made
+    record = synthetic.made(Path(cfg.DATASETS.ROOT_DIR))
+    return reader_of(cfg).published if record is None else record
 
 
 def differences(
-    found: Mapping[str, Counts], expected: Mapping[str, Mapping[str, int]]
+    actual: Mapping[str, Counts], expected: Mapping[str, Mapping[str, int]]
 ) -> list[str]:
     """A sentence on each count that differs from the expected one, and how to fix it."""
     sentences = []
     for split, counts in expected.items():
         for name, number in counts.items():
-            if (seen := found[split][name]) != number:
+            if (count := actual[split][name]) != number:
                 what = (
-                    f"{number - seen:,} fewer: unpack or download the data again"
-                    if seen < number
-                    else f"{seen - number:,} more: remove what does not belong to them"
+                    f"{number - count:,} fewer: unpack or download the data again"
+                    if count < number
+                    else f"{count - number:,} more: remove what does not belong to them"
                 )
                 sentences.append(
-                    f"{split} has {seen:,} {name}, but {number:,} are expected; {what} (docs/data.md)."
+                    f"{split} has {count:,} {name}, but {number:,} are expected; {what} (docs/data.md)."
                 )
     return sentences

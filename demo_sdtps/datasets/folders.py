@@ -30,9 +30,7 @@ class Triplet:
     def stamp(self) -> str:
         """Sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing one."""
         status = (path and os.stat(path) for path in self.paths)
-        return " ".join(
-            f"{found.st_size}:{found.st_mtime_ns}" if found else "-" for found in status
-        )
+        return " ".join(f"{stat.st_size}:{stat.st_mtime_ns}" if stat else "-" for stat in status)
 
     def without(self, broken: Collection[str]) -> "Triplet":
         """With None for these paths, which may be all."""
@@ -91,7 +89,7 @@ def read_query(
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
         return read_folder(place, flat, modalities)
-    own = next(
+    reference_image = next(
         (
             parent
             for parent in (*place.parents, *place.absolute().parents)
@@ -99,18 +97,18 @@ def read_query(
         ),
         None,
     )
-    if own is None and flat is None:
+    if reference_image is None and flat is None:
         raise UserError(
             f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
             f"it into one of them, or give a folder with them; {FLAT}."
         )
-    found = triplets_in(
-        {modality: own.parent / modality for modality in MODALITIES}
-        if own
+    triplets = triplets_in(
+        {modality: reference_image.parent / modality for modality in MODALITIES}
+        if reference_image
         else {str(flat): place.parent}
     )
     names = {str(place), str(place.absolute())}
-    triplet = next((triplet for triplet in found if not names.isdisjoint(triplet.paths)), None)
+    triplet = next((triplet for triplet in triplets if not names.isdisjoint(triplet.paths)), None)
     if triplet is None:
         raise UserError(
             f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
@@ -122,18 +120,18 @@ def read_query(
 def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES) -> list[Triplet]:
     """The triplets of the images below the folders of modalities that exist, sorted by name; folders in them named as `others`
     are left out. Raises `UserError` as `image_names`."""
-    found = {
+    names_of = {
         modality: image_names(place, others) for modality, place in places.items() if place.is_dir()
     }
     return [
         Triplet(
             name,
             tuple(
-                str(places[modality] / found[modality][name])
-                if name in found.get(modality, ())
+                str(places[modality] / names_of[modality][name])
+                if name in names_of.get(modality, ())
                 else None
                 for modality in MODALITIES
             ),
         )
-        for name in sorted({name for images in found.values() for name in images})
+        for name in sorted({name for images in names_of.values() for name in images})
     ]

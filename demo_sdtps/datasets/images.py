@@ -57,7 +57,7 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
             Exception
         ) as error:  # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
-    given = tuple(getattr(item, "shape", ()))
+    shape = tuple(getattr(item, "shape", ()))
     wanted = "tensors must be (3, height, width) or (height, width); image.permute(2, 0, 1) puts channels first"
     if isinstance(item, np.ndarray):
         wanted = "arrays must be (height, width, 3) or (height, width); image.transpose(1, 2, 0) puts channels last"
@@ -69,7 +69,7 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
         )
     image = item[None] if item.ndim == 2 else item
     if image.ndim != 3 or image.shape[0] not in (1, COLOURS) or 0 in image.shape:
-        raise UserError(f"An image has the shape {given}, but {wanted}{advice}")
+        raise UserError(f"An image has the shape {shape}, but {wanted}{advice}")
     if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
         image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
     if image.dtype != torch.uint8:
@@ -109,13 +109,13 @@ def decode_all(
 def verify(paths: Iterable[str]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
     checked = set(paths)
-    if found := unreadable(checked):
+    if damaged := unreadable(checked):
         raise UserError(
             "\n  ".join(
                 [
-                    f"{len(found)} of {len(checked)} images cannot be read; replace them or remove their "
+                    f"{len(damaged)} of {len(checked)} images cannot be read; replace them or remove their "
                     "triplets:",
-                    *found.values(),
+                    *damaged.values(),
                 ]
             )
         )

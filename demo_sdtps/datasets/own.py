@@ -87,15 +87,15 @@ def _reading(rows: Callable[[Path], list[Row]]) -> Callable[[Path, str], list[Sa
     rows = cache(rows)
 
     def read(root: Path, split: str) -> list[Sample]:
-        found = [row for row in rows(root) if row.identity != JUNK]
+        labelled_rows = [row for row in rows(root) if row.identity != JUNK]
         identities, cameras = (
-            numbers_of(row.identity for row in found),
-            numbers_of(row.camera for row in found),
+            numbers_of(row.identity for row in labelled_rows),
+            numbers_of(row.camera for row in labelled_rows),
         )
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
         return [
             Sample(row.paths, identities[row.identity], order[cameras[row.camera]])
-            for row in found
+            for row in labelled_rows
             if row.split == split
         ]
 
@@ -157,8 +157,8 @@ def _rows_of_table(table: Path, modalities: list[str]) -> list[Row]:
                 line.get(modality.lower()) if modality in modalities else None
                 for modality in MODALITIES
             ]
-            found = tuple(str(table.parent / path) if path else None for path in paths)
-            if absent := [path for path in found if path and not os.path.isfile(path)]:
+            resolved = tuple(str(table.parent / path) if path else None for path in paths)
+            if absent := [path for path in resolved if path and not os.path.isfile(path)]:
                 raise UserError(
                     f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
                 )
@@ -167,6 +167,6 @@ def _rows_of_table(table: Path, modalities: list[str]) -> list[Row]:
                     f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and a camera; "
                     "correct it."
                 )
-            if any(found):
-                rows.append(Row(line["split"], line["identity"], line["camera"], found))
+            if any(resolved):
+                rows.append(Row(line["split"], line["identity"], line["camera"], resolved))
     return rows

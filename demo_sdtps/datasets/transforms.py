@@ -122,13 +122,13 @@ class DropModalities:
 
     def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
         present = [place for place, image in enumerate(parted(images)[0]) if image is not None]
-        made = self.transform(images, draw)
+        result = self.transform(images, draw)
         dropped = [place for place in present if draw.random() < self.probability]
         if len(dropped) == len(present):
             dropped.remove(draw.choice(dropped))
         for place in dropped:
-            made[place].zero_()
-        return made
+            result[place].zero_()
+        return result
 
 
 def parted(images: Decoded) -> tuple[Decoded, list[torch.Tensor]]:
@@ -146,10 +146,12 @@ def with_blanks(images: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     """uint8 (C, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
     _, height, width = image.shape
-    seen = image[:, max(-down, 0) : max(height - down, 0), max(-right, 0) : max(width - right, 0)]
+    visible = image[
+        :, max(-down, 0) : max(height - down, 0), max(-right, 0) : max(width - right, 0)
+    ]
     canvas = torch.zeros(image.shape)
     top, left = max(down, 0), max(right, 0)
-    canvas[:, top : top + seen.shape[1], left : left + seen.shape[2]] = seen
+    canvas[:, top : top + visible.shape[1], left : left + visible.shape[2]] = visible
     return canvas
 
 

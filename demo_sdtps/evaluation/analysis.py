@@ -86,13 +86,15 @@ def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> Ca
         for place, camera in enumerate(cameras)
     }
     for part in chunks(len(query.identity), len(gallery.identity)):
-        rows, own = distances(part), Labels(*(labels[part] for labels in query))
-        for place, seen in columns.items():
-            if len(seen):
-                found = _match_ranks(
-                    rows[:, seen].__getitem__, own, Labels(*(labels[seen] for labels in gallery))
+        rows, labels_of_part = distances(part), Labels(*(labels[part] for labels in query))
+        for place, columns_of_camera in columns.items():
+            if len(columns_of_camera):
+                ranks = _match_ranks(
+                    rows[:, columns_of_camera].__getitem__,
+                    labels_of_part,
+                    Labels(*(labels[columns_of_camera] for labels in gallery)),
                 )
-                average[part, place] = average_precisions(*found)
+                average[part, place] = average_precisions(*ranks)
     matrix = np.array(
         [
             [_mean(average[query.camera.numpy() == camera, place]) for place in columns]
@@ -104,12 +106,12 @@ def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> Ca
 
 def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> list[IdentityScore]:
     """mAP of each identity's queries by `average_precision` (Q,) and `identity` (Q,), the lowest first."""
-    found = []
+    rows = []
     for label in identity.unique().tolist():
-        own = average_precision[identity.numpy() == label]
-        if count := int((~np.isnan(own)).sum()):
-            found.append(IdentityScore(label, _mean(own), count))
-    return sorted(found, key=lambda score: (score.mAP, score.identity))
+        precisions = average_precision[identity.numpy() == label]
+        if count := int((~np.isnan(precisions)).sum()):
+            rows.append(IdentityScore(label, _mean(precisions), count))
+    return sorted(rows, key=lambda score: (score.mAP, score.identity))
 
 
 def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
@@ -148,11 +150,11 @@ def distance_histogram(
         float(rows[positive | negative].max(initial=0))
         for rows, positive, negative in _kinds(distances, query, gallery)
     )
-    limits, found = (0.0, largest or 1.0), np.zeros((2, bins), np.int64)
+    limits, counts = (0.0, largest or 1.0), np.zeros((2, bins), np.int64)
     for rows, *kinds in _kinds(distances, query, gallery):
         for place, wanted in enumerate(kinds):
-            found[place] += np.histogram(rows[wanted], bins, limits)[0]
-    return Histogram(np.linspace(*limits, bins + 1), *found)
+            counts[place] += np.histogram(rows[wanted], bins, limits)[0]
+    return Histogram(np.linspace(*limits, bins + 1), *counts)
 
 
 def _kinds(

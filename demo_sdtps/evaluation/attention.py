@@ -35,18 +35,18 @@ class FusionWeights(NamedTuple):
 @contextmanager
 def recorded(backbone: Backbone) -> Iterator[list[Tokens]]:
     """Inside, the list holds the input of every block that has run, in order; for a pass of one part (`Backbone.chunks`)."""
-    seen: list[Tokens] = []
+    outputs: list[Tokens] = []
     run = backbone.run_blocks
 
     def one_by_one(tokens: Tokens, start: int, stop: int) -> Tokens:
         for index in range(start, stop):
-            seen.append(tokens)
+            outputs.append(tokens)
             tokens = run(tokens, index, index + 1)
         return tokens
 
     vars(backbone)["run_blocks"] = one_by_one  # hides the method of the class
     try:
-        yield seen
+        yield outputs
     finally:
         del vars(backbone)["run_blocks"]
 
@@ -65,19 +65,23 @@ def rollout(
     backbone = model.backbone
     for block in backbone.vit.blocks:
         check_class_attention(block, "The method is rollout", "choose gradcam")
-    context, seen = _encode(model, images, cameras, missing)
-    prefix, first = backbone.vit.num_prefix_tokens, seen[0]
+    context, outputs = _encode(model, images, cameras, missing)
+    prefix, first = backbone.vit.num_prefix_tokens, outputs[0]
     product = torch.eye(first.values.shape[1], device=first.values.device).repeat(
         first.values.shape[0], 1, 1
     )
-    for index, tokens in enumerate(seen):
-        product = _carried(product, seen[max(0, index - 1)], tokens, backbone)
+    for index, tokens in enumerate(outputs):
+        product = _carried(product, outputs[max(0, index - 1)], tokens, backbone)
         rope = backbone.block_arguments(tokens)(index).get("rope")
         seen_by = attention_weights(backbone.vit.blocks[index], tokens, rope=rope).mean(dim=1)
         product = (seen_by @ product + product) / 2
     positions = first.grid_positions(backbone.num_patches)
     return _on_grid(
-        product[:, 0, prefix : prefix + positions.shape[1]], positions, seen[-1], context, backbone
+        product[:, 0, prefix : prefix + positions.shape[1]],
+        positions,
+        outputs[-1],
+        context,
+        backbone,
     )
 
 
@@ -95,17 +99,17 @@ def grad_cam(
     that slimming has dropped have the value 0. Other arguments and errors are those of `rollout`.
     """
     backbone = model.backbone
-    context, seen = _encode(model, images, cameras, missing)
-    values = seen[-1].values
+    context, outputs = _encode(model, images, cameras, missing)
+    values = outputs[-1].values
     gradient = torch.autograd.grad(target(context).sum(), values)[0]
     positions, prefix = (
-        seen[-1].grid_positions(backbone.num_patches),
+        outputs[-1].grid_positions(backbone.num_patches),
         backbone.vit.num_prefix_tokens,
     )
     patches = slice(prefix, prefix + positions.shape[1])
     weights = gradient[:, patches].mean(dim=1, keepdim=True)
-    found = (values[:, patches] * weights).sum(dim=-1).relu()
-    return _on_grid(found.detach(), positions, seen[-1], context, backbone)
+    relevance = (values[:, patches] * weights).sum(dim=-1).relu()
+    return _on_grid(relevance.detach(), positions, outputs[-1], context, backbone)
 
 
 def similarity_to(
@@ -142,10 +146,10 @@ def _encode(
     }
     # A frozen backbone has gradients by the images; with gradients the batch is not parted.
     seen_images |= {name: seen_images[name].detach().requires_grad_() for name in model.modalities}
-    with recorded(model.backbone) as seen, torch.enable_grad():
+    with recorded(model.backbone) as outputs, torch.enable_grad():
         context = model.encode(seen_images, cameras)
     check_finite("The tokens of the images", context.tokens.values())
-    return context, seen
+    return context, outputs
 
 
 def _carried(

@@ -40,9 +40,9 @@ def load_model_and_data(
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
     load_weights(model, checkpoint)
-    found = read_splits(cfg, splits)
-    check_equal(found, "samples")
-    cameras = 1 + max(sample.camera for samples in found.values() for sample in samples)
+    result = read_splits(cfg, splits)
+    check_equal(result, "samples")
+    cameras = 1 + max(sample.camera for samples in result.values() for sample in samples)
     if model.backbone.camera_embedding is not None and cameras > len(
         model.backbone.camera_embedding
     ):
@@ -53,4 +53,4 @@ def load_model_and_data(
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()
-    return model, found
+    return model, result

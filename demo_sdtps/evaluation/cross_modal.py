@@ -39,7 +39,7 @@ def set_distances(
     that are "shared", as all modalities that they are made from are present on both sides, None where none is; or the mean over
     the "pairs" of a part that is present in the query and one in the gallery.
     """
-    own, other = (
+    own_columns, other = (
         [place for place, source in enumerate(sources) if how == "all" or source <= side]
         for side in present
     )
@@ -48,10 +48,10 @@ def set_distances(
             torch.add,
             [
                 squared_distances(scale(query[:, one]), scale(gallery[:, two]))
-                for one, two in product(own, other)
+                for one, two in product(own_columns, other)
             ],
-        ) / (len(own) * len(other))
-    shared = [place for place in own if place in other]
+        ) / (len(own_columns) * len(other))
+    shared = [place for place in own_columns if place in other]
     return (
         squared_distances(*(scale(side[:, shared].flatten(1)) for side in (query, gallery)))
         if shared
@@ -77,12 +77,12 @@ def rank_sets(
     TEST.CROSS_MODAL_DISTANCE.
     """
     device, sets = next(model.parameters()).device, sets_of(model.modalities)
-    found: dict[str, dict[str, dict[str, float | None]]] = {
+    matrices: dict[str, dict[str, dict[str, float | None]]] = {
         name: {one: {} for one in sets} for name in ("mAP", "Rank-1")
     }
-    for own, other in product(sets, repeat=2):
-        cases = [sets[own], sets[other]]
-        how = "all" if own == other else cfg.TEST.CROSS_MODAL_DISTANCE
+    for query_set, other in product(sets, repeat=2):
+        cases = [sets[query_set], sets[other]]
+        how = "all" if query_set == other else cfg.TEST.CROSS_MODAL_DISTANCE
         pattern = 1 if how == "pairs" else cfg.TEST.RETURN_PATTERN
         sources = model.sources[pattern]
         query, gallery = (
@@ -98,6 +98,6 @@ def rank_sets(
             lambda feature: normalise(cfg, feature),
         )
         ranking = None if distances is None else rank_distances(cfg, distances, data)
-        found["mAP"][own][other] = ranking.mAP if ranking else None
-        found["Rank-1"][own][other] = ranking.rank(1) if ranking else None
-    return found
+        matrices["mAP"][query_set][other] = ranking.mAP if ranking else None
+        matrices["Rank-1"][query_set][other] = ranking.rank(1) if ranking else None
+    return matrices

@@ -148,9 +148,9 @@ def match_ranks(
     rank_parts, match_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for part in chunks(queries, gallery) if gallery else ():
-            row, own, match = own_samples(part)
+            row, own_rows, match = own_samples(part)
             match_parts.append(np.bincount(row[match], minlength=len(range(queries)[part])))
-            rank_parts.append(_match_ranks(distances(part), row, own, match, pool))
+            rank_parts.append(_match_ranks(distances(part), row, own_rows, match, pool))
     return np.concatenate(rank_parts), np.concatenate(match_parts)
 
 
@@ -163,7 +163,7 @@ def own_samples_of(
     Arguments are those of `match_ranks`. Raises `ValueError` where a length does not fit.
     """
     query_ids, gallery_ids, query_keys, gallery_keys = (
-        torch.as_tensor(found).cpu().numpy() for found in (*ids, *keys)
+        torch.as_tensor(labels).cpu().numpy() for labels in (*ids, *keys)
     )
     for count, own_ids, own_keys in zip(
         shape, (query_ids, gallery_ids), (query_keys, gallery_keys), strict=True
@@ -180,20 +180,20 @@ def own_samples_of(
     def own_samples(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         counts = ends[part] - starts[part]
         row = np.arange(len(counts)).repeat(counts)
-        own = order[starts[part].repeat(counts) + rank_in_group(counts) - 1]
-        return row, own, gallery_keys[own] != query_keys[part][row]
+        samples = order[starts[part].repeat(counts) + rank_in_group(counts) - 1]
+        return row, samples, gallery_keys[samples] != query_keys[part][row]
 
     return own_samples
 
 
 def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
     """Average precision of each query (Q,) float64, NaN without a match, by the result of `match_ranks`."""
-    found = np.full(len(matches), np.nan)
+    precisions = np.full(len(matches), np.nan)
     scored = matches > 0
     counts = matches[scored]
     if len(counts):
-        found[scored] = np.add.reduceat(rank_in_group(counts) / rank, _starts(counts)) / counts
-    return found
+        precisions[scored] = np.add.reduceat(rank_in_group(counts) / rank, _starts(counts)) / counts
+    return precisions
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
@@ -245,15 +245,15 @@ def chunks(queries: int, gallery: int) -> Iterator[slice]:
 
 
 def _match_ranks(
-    distance: torch.Tensor, row: np.ndarray, own: np.ndarray, match: np.ndarray, pool: Executor
+    distance: torch.Tensor, row: np.ndarray, own_rows: np.ndarray, match: np.ndarray, pool: Executor
 ) -> np.ndarray:
     """Ranks (m,) of the matches in distances (q, G), from 1: query by query, ascending within each. The distances are counted
     where they are.
 
-    The samples of the queries' own identities are given query by query too: the query's row (n,), the gallery index `own`
+    The samples of the queries' own identities are given query by query too: the query's row (n,), the gallery index `own_rows`
     (n,), and whether the sample is a match or excluded (n,).
     """
-    value = _on_cpu(distance[torch.from_numpy(row), torch.from_numpy(own)])
+    value = _on_cpu(distance[torch.from_numpy(row), torch.from_numpy(own_rows)])
     if np.isnan(value).any():
         raise ValueError(
             "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
@@ -300,13 +300,15 @@ def counts_within(
 
     def count(queries: range) -> None:
         for query in queries:
-            own = limits[bounds[query] : bounds[query + 1]]
-            if len(own):
+            bounds_of_query = limits[bounds[query] : bounds[query + 1]]
+            if len(bounds_of_query):
                 near = distance[query][
-                    distance[query] <= own[-1]
+                    distance[query] <= bounds_of_query[-1]
                 ]  # few where features are good, so that sorting is cheap
                 near.sort()
-                within[bounds[query] : bounds[query + 1]] = near.searchsorted(own, "right")
+                within[bounds[query] : bounds[query + 1]] = near.searchsorted(
+                    bounds_of_query, "right"
+                )
 
     # One task per thread: starting a task costs as much as a query.
     size = max(1, -(-len(distance) // torch.get_num_threads()))

@@ -173,9 +173,9 @@ def tokens_of_hdm(model: DeMo) -> int:
 
 def plain_hdm_macs(width: int, tokens: int) -> int:
     """Multiply-accumulates of HDM as seven multi-head attentions, whose keys and values are projected token by token."""
-    seen = tokens * sum(map(len, SUBSETS.values()))
+    attended = tokens * sum(map(len, SUBSETS.values()))
     # Key and value of every token seen; query and output of every subset; logits and weighted sums.
-    return 2 * seen * width**2 + 2 * len(SUBSETS) * width**2 + 2 * seen * width
+    return 2 * attended * width**2 + 2 * len(SUBSETS) * width**2 + 2 * attended * width
 
 
 def attention_macs(inputs: list, outputs: list) -> int:

@@ -65,10 +65,10 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
     """Number of the queries with a match in the gallery. Raises `UserError` where there is none."""
-    key, seen = exclude_key(cfg), defaultdict(set)
+    key, cameras_of = exclude_key(cfg), defaultdict(set)
     for sample in gallery:
-        seen[sample.identity].add(getattr(sample, key))
-    matched = sum(1 for sample in query if seen[sample.identity] - {getattr(sample, key)})
+        cameras_of[sample.identity].add(getattr(sample, key))
+    matched = sum(1 for sample in query if cameras_of[sample.identity] - {getattr(sample, key)})
     if not matched:
         raise UserError(
             f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
@@ -83,26 +83,26 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
 
     `splits` are all three, `matched` is the number of queries with a match.
     """
-    found = []
+    warnings = []
     known = {sample.identity for sample in splits["train"]}
     if shared := sorted(
         known & {sample.identity for sample in (*splits["query"], *splits["gallery"])}
     ):
-        found.append(
+        warnings.append(
             f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
             "not those of unseen ones; leave them out of one, or renumber them if they are others."
         )
     if unmatched := len(splits["query"]) - matched:
-        found.append(
+        warnings.append(
             f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
             f"with another {exclude_key(cfg)}) and are not scored (the usual protocol)."
         )
     if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
-        found.append(
+        warnings.append(
             "WARNING: MODEL.SLIM_SHARED keeps the same positions of the three modalities, but they are flipped and "
             "cropped apart, so that a place is not the same in each; set INPUT.JOINT_AUGMENTATION to True."
         )
-    return found
+    return warnings
 
 
 def exclude_key(cfg: CfgNode) -> str:

@@ -52,13 +52,13 @@ class Distances:
         are_distinct = len(self.distinct) == len(self.index)
         if self.kept is not None and are_distinct:
             return self.kept[rows]
-        own = self.index[rows]
+        neighbours = self.index[rows]
         distance = (
-            self._between(self.distinct[own], self.distinct)
+            self._between(self.distinct[neighbours], self.distinct)
             if self.kept is None
-            else self.kept[own]
+            else self.kept[neighbours]
         )
-        distance.scatter_(1, own[:, None], 0)
+        distance.scatter_(1, neighbours[:, None], 0)
         return distance if are_distinct else distance.index_select(1, self.index)
 
     def _kept(self) -> torch.Tensor:

@@ -109,7 +109,7 @@ def measure_selection(
                     for measure, values in measures(choice, relevant).items():
                         numbers[name, case, modality, measure].append(values.cpu())
     whole = {key: torch.cat(parts) for key, parts in numbers.items()}
-    found = {
+    rates = {
         name: {case: _rows(whole, name, case) for case in cases}
         for name in dict.fromkeys(name for name, *_ in whole)
     }
@@ -118,7 +118,7 @@ def measure_selection(
         for light in sorted(set(lights) - {""})
     }
     by_light = {
-        light: {name: _rows(whole, name, COMPLETE, those) for name in found}
+        light: {name: _rows(whole, name, COMPLETE, those) for name in rates}
         for light, those in shown.items()
     }
     count = len(foreground)
@@ -128,12 +128,12 @@ def measure_selection(
         for modality, total in sums.items()
     }
     return Quality(
-        found.pop(SDTPS, {}),
+        rates.pop(SDTPS, {}),
         random_order(foreground),
         cosines,
         count,
         int((~foreground.any(dim=1)).sum()),
-        found,
+        rates,
         by_light,
     )
 
@@ -163,11 +163,11 @@ def choices(
     check_features(
         "The network's features", [*context.tokens.values(), *context.global_feats.values()]
     )
-    found: dict[str, dict[str, Choice]] = {}
+    choices_of: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in model.modalities if modality not in missing]
     for number, stage in enumerate(context.stages, start=1):
         check_finite("The scores of the patches", (stage.score[modality] for modality in present))
-        found[f"stage {number}"] = {
+        choices_of[f"stage {number}"] = {
             modality: Choice(
                 stage.scored[modality],
                 stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
@@ -176,17 +176,17 @@ def choices(
             for modality in present
         }
     if model.sdtps:
-        selections, found[SDTPS] = model.sdtps(context), {}
+        selections, choices_of[SDTPS] = model.sdtps(context), {}
         for modality in present:
             parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
             scores = {"score": selections[modality].score} | {
                 name: part for name, part in parts.items() if name not in missing
             }
             check_finite("The scores of the patches", scores.values())
-            found[SDTPS][modality] = Choice(
+            choices_of[SDTPS][modality] = Choice(
                 context.positions_of(modality), selections[modality].mask > 0, scores
             )
-    return found
+    return choices_of
 
 
 def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -260,13 +260,13 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
 
     with ThreadPoolExecutor() as pool:
         masks = pool.map(on_person, paths)
-        found = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))
-    if not found.any():
+        masks_of = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))
+    if not masks_of.any():
         raise UserError(
             f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
             "find; check the masks, or use smaller patches."
         )
-    return found
+    return masks_of
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
@@ -296,7 +296,7 @@ def as_tables(quality: Quality) -> list[str]:
     lines = []
     for name, cases in quality.choices.items():
         groups = {case_name(case): rows for case, rows in cases.items()}
-        groups |= {f"nothing, {light}": found[name] for light, found in quality.lights.items()}
+        groups |= {f"nothing, {light}": rate[name] for light, rate in quality.lights.items()}
         lines += [*([f"{name}:"] if quality.stages else []), as_table(groups)]
     cosines = ", ".join(
         f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items()

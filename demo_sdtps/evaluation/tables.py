@@ -27,8 +27,8 @@ Record = Mapping[str, Mapping[str, float]]
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """The records of a run's metrics.json, one for each epoch; [] without such a file."""
-    found = read_json(folder / METRICS)
-    return found if isinstance(found, list) else []
+    records = read_json(folder / METRICS)
+    return records if isinstance(records, list) else []
 
 
 def evaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,10 +90,10 @@ def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
     }
 
 
-def cross_modal_tables(cfg: CfgNode, found: CrossModal) -> list[str]:
+def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
     """The lines of a table in percent for each measure."""
     lines = [cross_modal_caption(cfg)]
-    for measure, rows in found.items():
+    for measure, rows in result.items():
         percent = {
             one: {other: None if value is None else 100 * value for other, value in row.items()}
             for one, row in rows.items()

@@ -57,15 +57,15 @@ def keys(block: nn.Module, values: torch.Tensor) -> torch.Tensor:
 
 def attention_of(block: nn.Module) -> Any:
     """The attention of a block, None where it is not known."""
-    found: Any = _first(block, ATTENTIONS)
-    found = getattr(found, "attention", found)  # of transformers' ViT before version 5
+    attention: Any = _first(block, ATTENTIONS)
+    attention = getattr(attention, "attention", attention)  # of transformers' ViT before version 5
     norm = _first(block, NORMS)
-    is_known = norm is not None and not {type(block).__name__, type(found).__name__} & set(
+    is_known = norm is not None and not {type(block).__name__, type(attention).__name__} & set(
         OTHER_WAYS
     )
     return (
-        found
-        if is_known and _projections(found) and getattr(found, "num_kv_groups", 1) == 1
+        attention
+        if is_known and _projections(attention) and getattr(attention, "num_kv_groups", 1) == 1
         else None
     )
 
@@ -85,9 +85,9 @@ def _projected(block: nn.Module, values: torch.Tensor, is_key: bool) -> torch.Te
     """Queries or keys of tokens (B, L, C) → (B, heads, L, D)."""
     attention = attention_of(block)
     # EVA's variant with the norm behind the attention.
-    seen = values if type(block).__name__ == "EvaBlockPostNorm" else _first(block, NORMS)(values)
+    normed = values if type(block).__name__ == "EvaBlockPostNorm" else _first(block, NORMS)(values)
     projection = _projections(attention)[is_key]
-    heads = F.linear(seen, *projection).unflatten(-1, (_heads(attention), -1)).transpose(1, 2)
+    heads = F.linear(normed, *projection).unflatten(-1, (_heads(attention), -1)).transpose(1, 2)
     norm = getattr(attention, "k_norm" if is_key else "q_norm", None)
     return heads if norm is None else norm(heads)
 

@@ -82,12 +82,12 @@ class DeMo(nn.Module):
         width = sum(original.values())
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
         self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
-        own, fused = (
+        unfused, fused = (
             [frozenset(names) for names in parts]
             for parts in (zip(self.modalities), subsets.values())
         )
-        sources = own + (own if self.sdtps else []) + (fused if self.hdm else [])
-        self.sources = {1: own, 2: sources[len(own) :] or own, 3: sources}
+        sources = unfused + (unfused if self.sdtps else []) + (fused if self.hdm else [])
+        self.sources = {1: unfused, 2: sources[len(unfused) :] or unfused, 3: sources}
         self.heads = nn.ModuleDict(
             {name: BNNeck(dim, num_class) for name, dim in self.widths.items()}
         )
@@ -206,11 +206,14 @@ class DeMo(nn.Module):
         absent = frozenset[str]().union(*cases)
         blank_images = {name: image for name, image in images.items() if name in absent}
         if self.slimming:
-            seen = self._stem(present, cameras)
-            empty = self._blank_stem(blank_images, cam_label) if absent else seen
+            present_context = self._stem(present, cameras)
+            empty = self._blank_stem(blank_images, cam_label) if absent else present_context
             return [
                 self._slim(
-                    {name: (empty if name in case else seen)[name] for name in _present(images)},
+                    {
+                        name: (empty if name in case else present_context)[name]
+                        for name in _present(images)
+                    },
                     images
                     | {
                         name: _zeros(image, len(image))
@@ -263,12 +266,12 @@ class DeMo(nn.Module):
 
     def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
-        found = self.encode(zeros, cameras)
+        context = self.encode(zeros, cameras)
         rows: dict[str, Any] = {
-            field: {name: part[camera_of] for name, part in getattr(found, field).items()}
+            field: {name: part[camera_of] for name, part in getattr(context, field).items()}
             for field in ENCODED
         }
-        return replace(found, **rows)
+        return replace(context, **rows)
 
     def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
@@ -319,16 +322,20 @@ def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
     return torch.zeros_like(image[:1]).expand(count, -1, -1, -1)
 
 
-def _mixed(seen: Context, blanks: Context, missing: frozenset[str]) -> Context:
-    """`seen` with the `missing` modalities of `blanks`."""
+def _mixed(context: Context, blanks: Context, missing: frozenset[str]) -> Context:
+    """`context` with the `missing` modalities of `blanks`."""
     names = [
-        modality for modality in MODALITIES if modality in seen.tokens or modality in blanks.tokens
+        modality
+        for modality in MODALITIES
+        if modality in context.tokens or modality in blanks.tokens
     ]
     mixed: dict[str, Any] = {
-        field: {name: getattr(blanks if name in missing else seen, field)[name] for name in names}
+        field: {
+            name: getattr(blanks if name in missing else context, field)[name] for name in names
+        }
         for field in ENCODED
     }
-    return replace(seen, **mixed)
+    return replace(context, **mixed)
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> DeMo:

@@ -146,7 +146,7 @@ class HDM(nn.Module):
         weights: dict[tuple[str, str], torch.Tensor] = {}
         for modality, subsets in self.holders.items():
             tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
-            seen = torch.cat(
+            attended = torch.cat(
                 [
                     F.linear(global_feats[modality], key).unsqueeze(-1),
                     torch.bmm(key.expand(tokens.shape[0], -1, -1), tokens.transpose(1, 2)),
@@ -154,14 +154,16 @@ class HDM(nn.Module):
                 dim=-1,
             )
             logits |= {
-                (subset, modality): own
-                for subset, own in zip(subsets, seen.chunk(len(subsets), dim=1), strict=True)
+                (subset, modality): logits_of
+                for subset, logits_of in zip(
+                    subsets, attended.chunk(len(subsets), dim=1), strict=True
+                )
             }
         for subset, modalities in self.subsets.items():
-            own = torch.cat([logits[subset, modality] for modality in modalities], dim=-1).softmax(
-                dim=-1
-            )
-            parts = F.dropout(own, self.dropout, self.training).chunk(len(modalities), dim=-1)
+            logits_of = torch.cat(
+                [logits[subset, modality] for modality in modalities], dim=-1
+            ).softmax(dim=-1)
+            parts = F.dropout(logits_of, self.dropout, self.training).chunk(len(modalities), dim=-1)
             weights |= {
                 (subset, modality): part for modality, part in zip(modalities, parts, strict=True)
             }
@@ -176,9 +178,9 @@ class HDM(nn.Module):
         """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C), by (subset, modality)."""
         pooled: dict[tuple[str, str], torch.Tensor] = {}
         for modality, subsets in self.holders.items():
-            own = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
-            sums = torch.bmm(own[..., 1:], patches[modality]).add_(
-                own[..., :1] * global_feats[modality].unsqueeze(1)
+            weights_of = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
+            sums = torch.bmm(weights_of[..., 1:], patches[modality]).add_(
+                weights_of[..., :1] * global_feats[modality].unsqueeze(1)
             )
             pooled |= {
                 (subset, modality): part

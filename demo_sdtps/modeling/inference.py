@@ -36,8 +36,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
     """Raise `UserError` where a model's outputs, `what` in the sentence, are not finite."""
-    found = [tensor.isfinite().all() for tensor in tensors]
-    if found and not torch.stack(found).all():  # a GPU is waited for once
+    flags = [tensor.isfinite().all() for tensor in tensors]
+    if flags and not torch.stack(flags).all():  # a GPU is waited for once
         raise UserError(
             f"{what} are not finite; the weights are damaged or their training diverged: use other weights, or "
             "train with a lower SOLVER.BASE_LR."

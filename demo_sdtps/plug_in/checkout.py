@@ -27,7 +27,7 @@ class Checkout:
             f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}."
         )
         try:
-            found = import_module(name)
+            module_object = import_module(name)
         except ModuleNotFoundError as error:
             if error.name and (name + ".").startswith(error.name + "."):
                 raise absent from None
@@ -36,23 +36,23 @@ class Checkout:
                 "requirements.txt lists."
             ) from None
         places = (
-            [found.__file__]
-            if getattr(found, "__file__", None)
-            else list(getattr(found, "__path__", []))
+            [module_object.__file__]
+            if getattr(module_object, "__file__", None)
+            else list(getattr(module_object, "__path__", []))
         )
         if not any(self.folder in Path(place).resolve().parents for place in places if place):
             raise absent
-        return found
+        return module_object
 
     def find(self, module: str, name: str) -> Any:
         """A name in a module of the checkout. Raises `UserError`."""
         sought = f"{module}.{name}"
-        found = self.module(module, sought)
-        if not hasattr(found, name):
+        value = self.module(module, sought)
+        if not hasattr(value, name):
             raise UserError(
                 f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}."
             )
-        return getattr(found, name)
+        return getattr(value, name)
 
     def replace(self, module: str, name: str, value: object) -> None:
         """Replace a name in a module of the checkout, in this process. Raises `UserError` where there is none."""

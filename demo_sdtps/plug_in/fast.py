@@ -50,13 +50,13 @@ def _eval_func(
     distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50, **scenes
 ) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    found = evaluate_distances(
+    metrics = evaluate_distances(
         torch.as_tensor(distmat),
         *map(torch.as_tensor, (q_pids, g_pids, q_camids, g_camids)),
         **scenes,
         max_rank=min(max_rank, distmat.shape[1]),
     )
-    return found.cmc.numpy(), found.mAP
+    return metrics.cmc.numpy(), metrics.mAP
 
 
 def _eval_func_msrv(

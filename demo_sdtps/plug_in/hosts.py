@@ -84,7 +84,7 @@ def module_at(model: Any, path: str) -> Any:
 
 def blocks_of(model: Any, host: Host) -> list[str]:
     """Paths of the blocks of each tower. Raises `UserError`."""
-    found = [
+    modules = [
         next(
             (
                 f"{tower}.{name}"
@@ -95,9 +95,9 @@ def blocks_of(model: Any, host: Host) -> list[str]:
         )
         for tower in host.towers
     ]
-    if not all(found):
+    if not all(modules):
         raise UserError(
             f"{host.name} has no blocks at {' or '.join(f'{host.towers[0]}.{name}' for name in BLOCKS)}, between "
             "which slimming drops patches; leave MODEL.SLIM_BLOCKS empty."
         )
-    return found
+    return modules

@@ -87,16 +87,16 @@ def launch(
     sys.path.insert(0, str(folder))
     checkout = Checkout(folder)
     add_config(checkout.find("config", "cfg"))
-    made: list[Callable[[Any, Any], object]] = []
+    wrappers: list[Callable[[Any, Any], object]] = []
     if fast:
         from demo_sdtps.plug_in.fast import FastFusion, replace_ranking
 
         replace_ranking(checkout)
-        made.append(FastFusion.replace)
-    made.append(patch)
+        wrappers.append(FastFusion.replace)
+    wrappers.append(patch)
     if weight is not None:
-        made.append(lambda model, cfg: _load_from(weight, model))
-    _after_make_model(checkout, made)
+        wrappers.append(lambda model, cfg: _load_from(weight, model))
+    _after_make_model(checkout, wrappers)
     if "HDM" in checkout.find("config", "cfg").MODEL:  # DeMo's
         _evaluate_all_patterns(checkout)
 
@@ -110,30 +110,30 @@ def launch(
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _after_make_model(checkout: Checkout, made: list[Callable[[Any, Any], object]]) -> None:
+def _after_make_model(checkout: Checkout, wrappers: list[Callable[[Any, Any], object]]) -> None:
     """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg). Raises `UserError` for none."""
-    found = [
+    importers = [
         (module, name)
         for module, name in FACTORIES
         if checkout.has(module) and hasattr(checkout.module(module, module), name)
     ]
-    if not found:
+    if not importers:
         checkout.find(*FACTORIES[0])  # the sentence
-    for module, name in found:
+    for module, name in importers:
         original = checkout.find(module, name)
-        make = _then(original, made)
+        make = _then(original, wrappers)
         for place in ("modeling", module):
             if getattr(checkout.module(place, place), name, None) is original:
                 checkout.replace(place, name, make)
 
 
 def _then(
-    original: Callable[..., Any], made: list[Callable[[Any, Any], object]]
+    original: Callable[..., Any], wrappers: list[Callable[[Any, Any], object]]
 ) -> Callable[..., Any]:
     @wraps(original)
     def make_model(cfg, *args, **kwargs):
         model = original(cfg, *args, **kwargs)
-        for change in made:
+        for change in wrappers:
             change(model, cfg)
         return model
 
@@ -161,8 +161,8 @@ def _evaluate_all_patterns(checkout: Checkout) -> None:
     @wraps(original)
     def training_neat_eval(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
-        own, asked = call.arguments["cfg"].MODEL, call.arguments.get("return_pattern")
-        if not own.USE_SDTPS or (asked is not None and (own.HDM or own.ATM)):
+        model_cfg, asked = call.arguments["cfg"].MODEL, call.arguments.get("return_pattern")
+        if not model_cfg.USE_SDTPS or (asked is not None and (model_cfg.HDM or model_cfg.ATM)):
             return original(*args, **kwargs)
         for pattern in RETURN_PATTERNS:
             call.arguments["return_pattern"] = pattern

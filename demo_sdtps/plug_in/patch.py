@@ -67,14 +67,14 @@ class SeenPass:
     @property
     def global_feats(self) -> list[torch.Tensor]:
         """Raises `UserError` for another forward than the host's."""
-        found = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
-        if not len(self.tokens) == len(found) == 3:
+        tokens = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
+        if not len(self.tokens) == len(tokens) == 3:
             host = self.model.sdtps_host
             raise UserError(
                 f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches by {host.backbone} "
-                f"and {len(found)} global features, but three of each (RGB, NI, TI) were expected in {host.name}."
+                f"and {len(tokens)} global features, but three of each (RGB, NI, TI) were expected in {host.name}."
             )
-        return found
+        return tokens
 
     def selected(self) -> list[torch.Tensor]:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
@@ -101,38 +101,42 @@ class SeenPass:
 
 def _seen_by(module: nn.Module, *names: str) -> SeenPass | None:
     """The pass under way in this thread, if `module` is its model's own and no copy, which has the same hooks."""
-    seen: SeenPass | None = getattr(_thread, "seen", None)
-    return seen if seen and any(module is module_at(seen.model, name) for name in names) else None
+    current: SeenPass | None = getattr(_thread, "seen", None)
+    return (
+        current
+        if current and any(module is module_at(current.model, name) for name in names)
+        else None
+    )
 
 
 def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
-    seen = getattr(_thread, "seen", None)
-    if seen is None or _seen_by(backbone, seen.model.sdtps_host.backbone) is None:
+    current = getattr(_thread, "seen", None)
+    if current is None or _seen_by(backbone, current.model.sdtps_host.backbone) is None:
         return
-    parts = 3 if seen.model.sdtps_host.is_stacked else 1
-    seen.tokens += output[0].chunk(parts)
-    seen.class_tokens += output[1].chunk(parts)
+    parts = 3 if current.model.sdtps_host.is_stacked else 1
+    current.tokens += output[0].chunk(parts)
+    current.class_tokens += output[1].chunk(parts)
 
 
 def _see_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-    seen = _seen_by(reduce, *REDUCES)
-    if seen is not None:
-        seen.reduced.append(output)
+    current = _seen_by(reduce, *REDUCES)
+    if current is not None:
+        current.reduced.append(output)
 
 
 def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
-    seen = _seen_by(fusion, "generalFusion")
-    if seen is None:
+    current = _seen_by(fusion, "generalFusion")
+    if current is None:
         return None
-    return (*seen.selected(), *inputs[3:])
+    return (*current.selected(), *inputs[3:])
 
 
 def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
     """The tensor as it is; its gradient times a weight."""
-    seen = tensor.view_as(tensor)
-    if seen.requires_grad:
-        seen.register_hook(lambda gradient: weight * gradient)
-    return seen
+    copy = tensor.view_as(tensor)
+    if copy.requires_grad:
+        copy.register_hook(lambda gradient: weight * gradient)
+    return copy
 
 
 class SDTPSForward(Patched, nn.Module):
@@ -158,23 +162,25 @@ class SDTPSForward(Patched, nn.Module):
         asked = call.arguments.get("return_pattern", 3)
         if host.has_patterns:
             call.arguments["return_pattern"] = 3
-        with SeenPass(self) as seen:
+        with SeenPass(self) as current:
             output = super().forward(*call.args, **call.kwargs)
         if call.arguments[host.mode] if host.mode else self.training:
-            return (*output[: host.pair], *self._pair(seen), *output[host.pair :])
+            return (*output[: host.pair], *self._pair(current), *output[host.pair :])
         if not host.has_patterns:
-            return torch.cat([output, self._feature(seen)], dim=-1)
-        width = sum(feature.shape[-1] for feature in seen.global_feats)
+            return torch.cat([output, self._feature(current)], dim=-1)
+        width = sum(feature.shape[-1] for feature in current.global_feats)
         original, fused = output[:, :width], output[:, width:]
         if asked not in (2, 3):
             return original.contiguous()
-        return torch.cat([*([original] if asked == 3 else []), self._feature(seen), fused], dim=-1)
+        return torch.cat(
+            [*([original] if asked == 3 else []), self._feature(current), fused], dim=-1
+        )
 
-    def _feature(self, seen: SeenPass) -> torch.Tensor:
-        return torch.cat([tokens.mean(dim=1) for tokens in seen.selected()], dim=-1)
+    def _feature(self, current: SeenPass) -> torch.Tensor:
+        return torch.cat([tokens.mean(dim=1) for tokens in current.selected()], dim=-1)
 
-    def _pair(self, seen: SeenPass) -> tuple[torch.Tensor, ...]:
-        feature = self._feature(seen)
+    def _pair(self, current: SeenPass) -> tuple[torch.Tensor, ...]:
+        feature = self._feature(current)
         logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
         if self.sdtps_loss_weight == 1:
             return logits, feature
@@ -244,8 +250,8 @@ def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
 
 def missing_letters(cfg: CfgNode) -> str:
     """First letters of the modalities that are missing in evaluation."""
-    found = cfg.TEST.get("MISS", "")
-    return found if found in MISSING_CASES else ""
+    letters = cfg.TEST.get("MISS", "")
+    return letters if letters in MISSING_CASES else ""
 
 
 def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:

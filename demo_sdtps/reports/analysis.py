@@ -73,9 +73,9 @@ def analyse(
     )
     nearest = analysis.nearest_samples(distances, query, gallery, torch.tensor(listed), NEAREST)
     shown = spread(len(data.samples), points)
-    seen = normalise(cfg, chosen[shown]).numpy()
+    shown_features = normalise(cfg, chosen[shown]).numpy()
     embeddings = {
-        METHODS[method]: embed(seen, method, cfg.SOLVER.SEED)
+        METHODS[method]: embed(shown_features, method, cfg.SOLVER.SEED)
         for method in progress(("pca", "tsne"), "features in two dimensions", unit="method")
     }
     return Analysis(
@@ -108,21 +108,21 @@ def rank_lists(data: TestData, nearest: analysis.Nearest) -> list[list[tuple[int
     """The lists of `Analysis`, one per row of `nearest`; a short gallery has fewer samples."""
     samples = data.gallery.numpy()[nearest.sample]
     return [
-        [found for found in zip(*row, strict=True) if found[1] < np.inf]
+        [hit for hit in zip(*row, strict=True) if hit[1] < np.inf]
         for row in zip(
             samples.tolist(), nearest.distance.tolist(), nearest.is_match.tolist(), strict=True
         )
     ]
 
 
-def as_json(cfg: CfgNode, data: TestData, found: Analysis) -> dict[str, object]:
-    """`found` as plain lists, dicts and numbers (docs/getting_started.md)."""
+def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]:
+    """`result` as plain lists, dicts and numbers (docs/getting_started.md)."""
     return {
         "weight": cfg.TEST.WEIGHT,
         "return_pattern": cfg.TEST.RETURN_PATTERN,
         "missing": analysed_case(cfg),
         "options": options(cfg).removeprefix(", "),
-        "cases": found.records,
+        "cases": result.records,
         "samples": [
             {
                 "paths": sample.paths,
@@ -135,7 +135,7 @@ def as_json(cfg: CfgNode, data: TestData, found: Analysis) -> dict[str, object]:
         "queries": [
             {"sample": sample, "average_precision": known(value), "first_match": rank}
             for sample, value, rank in zip(
-                data.query.tolist(), *(part.tolist() for part in found.scores), strict=True
+                data.query.tolist(), *(part.tolist() for part in result.scores), strict=True
             )
         ],
         "rank_lists": [
@@ -146,22 +146,22 @@ def as_json(cfg: CfgNode, data: TestData, found: Analysis) -> dict[str, object]:
                     for one in nearest
                 ],
             }
-            for query, nearest in found.rank_lists.items()
+            for query, nearest in result.rank_lists.items()
         ],
-        "worst_queries": found.worst,
-        "camera_matrix": {"cameras": found.cameras.cameras, "mAP": camera_rows(found)},
-        "identities": [score._asdict() for score in found.identities],
-        "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
+        "worst_queries": result.worst,
+        "camera_matrix": {"cameras": result.cameras.cameras, "mAP": camera_rows(result)},
+        "identities": [score._asdict() for score in result.identities],
+        "distances": {name: values.tolist() for name, values in result.distances._asdict().items()},
         "scatter": {
-            "samples": found.points,
-            **{name: places.tolist() for name, places in found.embeddings.items()},
+            "samples": result.points,
+            **{name: places.tolist() for name, places in result.embeddings.items()},
         },
     }
 
 
-def camera_rows(found: Analysis) -> list[list[float | None]]:
+def camera_rows(result: Analysis) -> list[list[float | None]]:
     """The matrix of cameras, None where it is blank."""
-    return [[known(value) for value in row] for row in found.cameras.mAP.tolist()]
+    return [[known(value) for value in row] for row in result.cameras.mAP.tolist()]
 
 
 def known(value: float) -> float | None:

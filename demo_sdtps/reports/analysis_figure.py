@@ -24,7 +24,7 @@ PANELS: list[list[Any]] = [
 WIDTH, WORST, NEAREST = 18.0, 4, 3  # inches; the worst queries, each with its nearest
 
 
-def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, path: Path) -> Path:
+def draw_analysis(cfg: CfgNode, analysis: Analysis, data: TestData, title: str, path: Path) -> Path:
     """All but the other rank lists, in one figure. Raises `UserError` for an image that cannot be read."""
     columns = WORST * (1 + NEAREST)
     width, height = room(cfg, 1)
@@ -32,53 +32,53 @@ def draw_analysis(cfg: CfgNode, found: Analysis, data: TestData, title: str, pat
     figure = plt.figure(figsize=(WIDTH, sum(rows)), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=rows)  # type: ignore[misc]  # an array of two
     axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
-    _draw_records(axes["missing"], found)
+    _draw_records(axes["missing"], analysis)
     draw_matrix(
         axes["cameras"],
-        found.cameras.mAP,
-        [str(camera + 1) for camera in found.cameras.cameras],
+        analysis.cameras.mAP,
+        [str(camera + 1) for camera in analysis.cameras.cameras],
         unknown="no pair",
     )
     axes["cameras"].set(
         title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query"
     )
-    _draw_distances(axes["distances"], found)
-    scores = [100 * score.mAP for score in found.identities]
+    _draw_distances(axes["distances"], analysis)
+    scores = [100 * score.mAP for score in analysis.identities]
     axes["identities"].bar(np.arange(len(scores)), scores, color=PLAIN)
     # Names of many identities would cover each other.
-    names = [str(score.identity) for score in found.identities] if len(scores) <= 60 else []
+    names = [str(score.identity) for score in analysis.identities] if len(scores) <= 60 else []
     axes["identities"].set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
     axes["identities"].set(
         title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100)
     )
     axes["identities"].margins(x=0.01)
-    identities = data.labels("identity", torch.tensor(found.points)).numpy()
-    for method, places in found.embeddings.items():
+    identities = data.labels("identity", torch.tensor(analysis.points)).numpy()
+    for method, places in analysis.embeddings.items():
         draw_points(axes[method], places, identities)
         axes[method].set_title(f"{method} of the features, by identity")
     below.suptitle(
         f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity"
     )
-    for query, part in zip(found.worst, below.subfigures(1, WORST), strict=False):
-        precision, first = (scores[query] for scores in found.scores)
+    for query, part in zip(analysis.worst, below.subfigures(1, WORST), strict=False):
+        precision, first = (scores[query] for scores in analysis.scores)
         draw_list(
             cfg,
             part.subplots(1, 1 + NEAREST),
             data,
             int(data.query[query]),
             f"query: AP {100 * precision:.1f} %\nfirst hit at rank {first}",
-            found.rank_lists[query],
+            analysis.rank_lists[query],
         )
     figure.suptitle(title)
-    for method, places in found.embeddings.items():
+    for method, places in analysis.embeddings.items():
         name_groups(axes[method], places, identities)
     return save(figure, path)
 
 
-def _draw_records(axis: plt.Axes, found: Analysis) -> None:
+def _draw_records(axis: plt.Axes, analysis: Analysis) -> None:
     """mAP of every return pattern in every case of missing modalities."""
     for number, (pattern, name) in enumerate(PATTERN_NAMES.items()):
-        values = [100 * record[str(pattern)]["mAP"] for record in found.records.values()]
+        values = [100 * record[str(pattern)]["mAP"] for record in analysis.records.values()]
         bars = axis.bar(
             np.arange(len(values)) + 0.27 * (number - 1),
             values,
@@ -89,7 +89,7 @@ def _draw_records(axis: plt.Axes, found: Analysis) -> None:
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
     cases = [
         " and ".join(name for name in MODALITIES if name in CASES[case]) or "nothing"
-        for case in found.records
+        for case in analysis.records
     ]
     axis.set_xticks(np.arange(len(cases)), cases)
     axis.set(
@@ -101,9 +101,9 @@ def _draw_records(axis: plt.Axes, found: Analysis) -> None:
     axis.legend()
 
 
-def _draw_distances(axis: plt.Axes, found: Analysis) -> None:
+def _draw_distances(axis: plt.Axes, analysis: Analysis) -> None:
     """Shares in percent, since there are far more negatives."""
-    edges, *counts = found.distances
+    edges, *counts = analysis.distances
     for values, name, colour in zip(
         counts, ("matches", "other identities"), (MATCH, WRONG), strict=True
     ):

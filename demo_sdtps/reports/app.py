@@ -52,15 +52,15 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     def answer(*paths: str | None) -> tuple[str, Image.Image | None]:
         if not any(paths):
             return "", None
-        given = dict(zip(modalities, paths, strict=True))
+        files = dict(zip(modalities, paths, strict=True))
         query = Triplet(
             Path(next(filter(None, paths))).stem,
-            tuple(given.get(modality) for modality in MODALITIES),
+            tuple(files.get(modality) for modality in MODALITIES),
         )
         try:
-            found = search(arguments, cfg, [query], reid)
-            assert found
-            page, _ = page_of(found, str(arguments.gallery), address)
+            hits = search(arguments, cfg, [query], reid)
+            assert hits
+            page, _ = page_of(hits, str(arguments.gallery), address)
             return FRAME.format(html.escape(page)), kept_patches(reid, query)
         except UserError as error:
             raise gradio.Error(str(error)) from None

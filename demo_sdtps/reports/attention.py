@@ -73,12 +73,12 @@ def attention_of(
     features = (
         [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(1)
     )
-    found = []
-    for number, (seen, _, cameras) in enumerate(
+    results = []
+    for number, (pixels, _, cameras) in enumerate(
         progress(batches(loader), METHODS[method], len(loader), unit="triplet")
     ):
         inputs = (
-            {modality: image.to(device) for modality, image in seen.items()},
+            {modality: image.to(device) for modality, image in pixels.items()},
             cameras.to(device),
         )
         if method == "rollout":
@@ -90,8 +90,8 @@ def attention_of(
             maps = grad_cam(model, *inputs, target, missing)
         with torch.no_grad():
             (context,) = model.encode_cases(*inputs, [missing])
-        found.append((maps, fusion_weights(model, context)))
-    return found
+        results.append((maps, fusion_weights(model, context)))
+    return results
 
 
 def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:
@@ -112,13 +112,13 @@ def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]
 def draw_attention(
     cfg: CfgNode,
     samples: Sequence[Sample],
-    found: Sequence[tuple[Maps, FusionWeights]],
+    results: Sequence[tuple[Maps, FusionWeights]],
     method: str,
     path: Path,
 ) -> Path:
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
     missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
-    bars = sum(part is not None for part in found[0][1])
+    bars = sum(part is not None for part in results[0][1])
     width, height = room(cfg, 2.4)
     widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
     size = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
@@ -131,10 +131,10 @@ def draw_attention(
         layout="constrained",
     )
     largest = max(
-        (float(weights.gates.max()) for _, weights in found if weights.gates is not None),
+        (float(weights.gates.max()) for _, weights in results if weights.gates is not None),
         default=1.0,
     )
-    for row, (sample, (maps, weights)) in enumerate(zip(samples, found, strict=True)):
+    for row, (sample, (maps, weights)) in enumerate(zip(samples, results, strict=True)):
         scales = scales_of(
             {
                 modality: values
@@ -167,8 +167,8 @@ def draw_attention(
         axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
         if weights.hdm:
             shares = {
-                subset: {name: float(share) for name, share in own.items()}
-                for subset, own in weights.hdm.items()
+                subset: {name: float(share) for name, share in map_of_subset.items()}
+                for subset, map_of_subset in weights.hdm.items()
             }
             draw_shares(axes[row, 2 * len(names)], shares, row == 0)
         if weights.hdm and weights.gates is not None:
@@ -189,8 +189,10 @@ def draw_attention(
 def scales_of(values: ByModality, method: str) -> dict[str, float]:
     """The value that is drawn as the most, given values (1, rows, columns): each image's own in rollout, the triplet's in
     Grad-CAM, where the images have one target."""
-    own = {modality: max(float(found.max()), 1e-12) for modality, found in values.items()}
-    return own if method == "rollout" else dict.fromkeys(own, max(own.values()))
+    scales = {
+        modality: max(float(values_of.max()), 1e-12) for modality, values_of in values.items()
+    }
+    return scales if method == "rollout" else dict.fromkeys(scales, max(scales.values()))
 
 
 def draw_shares(axis: plt.Axes, shares: dict[str, dict[str, float]], first: bool) -> None:
@@ -227,8 +229,8 @@ def draw_gates(
     gates."""
     places = range(gates.shape[1])
     axis.barh(places, gates.mean(dim=0).numpy(), color=PLAIN)
-    for own in gates:
-        axis.plot(own.numpy(), places, ".", color=TEXT, markersize=3)
+    for gate in gates:
+        axis.plot(gate.numpy(), places, ".", color=TEXT, markersize=3)
     axis.axvline(1 / len(places), color=TEXT, linewidth=0.5, linestyle=":")
     axis.set(yticks=places, yticklabels=map(" + ".join, subsets), xlim=(0, 1.05 * largest))
     axis.invert_yaxis()

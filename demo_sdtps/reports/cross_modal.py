@@ -11,7 +11,7 @@ from demo_sdtps.runtime.files import write_json
 
 
 def report_cross_modal(
-    cfg: CfgNode, found: CrossModal, caption: str, json: Path | None, image: Path | None
+    cfg: CfgNode, result: CrossModal, caption: str, json: Path | None, image: Path | None
 ) -> None:
     """Print the matrices as tables, and write them to the files that are given."""
     if json:
@@ -21,22 +21,22 @@ def report_cross_modal(
                 "caption": caption,
                 "return_pattern": cfg.TEST.RETURN_PATTERN,
                 "distance": cfg.TEST.CROSS_MODAL_DISTANCE,
-                "cross_modal": found,
+                "cross_modal": result,
             },
         )
     if image:
-        draw_cross_modal(found, f"{caption}\n{cross_modal_caption(cfg)}", image)
-    print_lines(caption, *cross_modal_tables(cfg, found), *filter(None, (image,)))
+        draw_cross_modal(result, f"{caption}\n{cross_modal_caption(cfg)}", image)
+    print_lines(caption, *cross_modal_tables(cfg, result), *filter(None, (image,)))
 
 
-def draw_cross_modal(found: CrossModal, title: str, path: Path) -> Path:
+def draw_cross_modal(result: CrossModal, title: str, path: Path) -> Path:
     """A heat map for each measure."""
     from demo_sdtps.reports.figures import draw_matrix, np, plt, save
 
     figure, axes = plt.subplots(
-        1, len(found), figsize=(5.5 * len(found), 5.5), layout="constrained"
+        1, len(result), figsize=(5.5 * len(result), 5.5), layout="constrained"
     )
-    for axis, (measure, rows) in zip(axes, found.items(), strict=True):
+    for axis, (measure, rows) in zip(axes, result.items(), strict=True):
         draw_matrix(
             axis, np.array([list(row.values()) for row in rows.values()], float), list(rows), "-"
         )

@@ -66,15 +66,17 @@ def check_captions(cfg: CfgNode, decode: bool) -> Findings:
     return Findings(counts, warnings=tuple(seps_evaluation.data_warnings(splits)))
 
 
-def table(found: Findings) -> list[str]:
+def table(findings: Findings) -> list[str]:
     """A row of counts for each split, and below it one of the expected counts, where there are any."""
-    names = list(next(iter(found.counts.values())))
+    names = list(next(iter(findings.counts.values())))
     lines = ["".ljust(SPLIT) + "".join(name.rjust(NUMBER) for name in names)]
-    for split, counts in found.counts.items():
+    for split, counts in findings.counts.items():
         lines.append(split.ljust(SPLIT) + "".join(f"{counts[name]:{NUMBER},}" for name in names))
-        if expected := found.expected.get(split):
+        if expected := findings.expected.get(split):
             cells = (f"{expected[name]:,}" if name in expected else "" for name in names)
             lines.append(
                 ("  expected".ljust(SPLIT) + "".join(cell.rjust(NUMBER) for cell in cells)).rstrip()
             )
-    return lines if found.expected else [*lines, "expected counts: not known here (docs/data.md)"]
+    return (
+        lines if findings.expected else [*lines, "expected counts: not known here (docs/data.md)"]
+    )

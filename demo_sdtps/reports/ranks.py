@@ -42,7 +42,7 @@ def draw_ranks(
     nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
     first = analysis.score_queries(
         lambda part: distances(shown[part]),
-        analysis.Labels(*(own[shown] for own in query)),
+        analysis.Labels(*(labels[shown] for labels in query)),
         gallery,
     ).first_match.tolist()
     columns = 1 + min(BEST, len(data.gallery))
@@ -51,9 +51,9 @@ def draw_ranks(
     figure, axes = plt.subplots(
         len(chosen), columns, figsize=size, squeeze=False, layout="constrained"
     )
-    for row, query, found, rank in zip(axes, chosen.tolist(), nearest, first, strict=True):
-        late = f"\nfirst hit at rank {rank}" if rank > len(found) else ""
-        draw_list(cfg, row, data, query, f"query{late}", found)
+    for row, query, hits, rank in zip(axes, chosen.tolist(), nearest, first, strict=True):
+        late = f"\nfirst hit at rank {rank}" if rank > len(hits) else ""
+        draw_list(cfg, row, data, query, f"query{late}", hits)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     order = ", ".join(cfg.MODEL.MODALITIES)
     figure.suptitle(

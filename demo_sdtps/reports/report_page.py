@@ -62,7 +62,7 @@ def write_page(
     cfg: CfgNode,
     model: DeMo,
     data: TestData,
-    found: Analysis,
+    analysis: Analysis,
     records: list[dict[str, Any]],
     untrained: Record | None,
     cross_modal: CrossModal,
@@ -77,7 +77,7 @@ def write_page(
     from plotly.offline import get_plotlyjs
 
     runs = {cfg.OUTPUT_DIR: records, **(others or {})}
-    wanted = shown_samples(data, found)
+    wanted = shown_samples(data, analysis)
     samples = [data.samples[index] for index in wanted]
     kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
@@ -85,11 +85,11 @@ def write_page(
         "stacked": stacked(cfg),
         "kept": kept,
         "palette": AS_DATA,
-        "runs": [{"name": name, "records": own} for name, own in runs.items()],
+        "runs": [{"name": name, "records": run_records} for name, run_records in runs.items()],
         "patterns": list(PATTERN_NAMES.values()),
         "samples": [named(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
-        **results(data, found, {index: place for place, index in enumerate(wanted)}),
+        **results(data, analysis, {index: place for place, index in enumerate(wanted)}),
     }
     templates = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -102,19 +102,19 @@ def write_page(
     page = templates.get_template("report.html").render(
         title=Path(cfg.OUTPUT_DIR).resolve().name,
         caption=reid_caption(cfg, data),
-        runs={name: evaluated(own)[-1]["patterns"] for name, own in runs.items()},
+        runs={name: evaluated(run_records)[-1]["patterns"] for name, run_records in runs.items()},
         differing=differing(list(runs)) if others else {},
         sections={name: text for name, text in SECTIONS.items() if others or name != "comparison"},
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()},
         pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES,
-        record=found.records[analysed_case(cfg)],
+        record=analysis.records[analysed_case(cfg)],
         untrained=untrained,
         options=options(cfg),
-        missing=missing_rows(found.records),
+        missing=missing_rows(analysis.records),
         matched=data.matched,
-        failures=int((found.scores.first_match > 1).sum()),
-        left_out=left_out(data, found, len(samples), thumbnails),
+        failures=int((analysis.scores.first_match > 1).sum()),
+        left_out=left_out(data, analysis, len(samples), thumbnails),
         cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
         cross_modal={
             measure: {name: row.values() for name, row in rows.items()}
@@ -122,12 +122,12 @@ def write_page(
         },
         cameras={
             camera + 1: row
-            for camera, row in zip(found.cameras.cameras, camera_rows(found), strict=True)
+            for camera, row in zip(analysis.cameras.cameras, camera_rows(analysis), strict=True)
         },
         key=exclude_key(cfg),
-        identities=found.identities,
+        identities=analysis.identities,
         distance=distance_name(cfg),
-        worst=len(found.worst),
+        worst=len(analysis.worst),
         nearest=NEAREST,
         settings=cfg.dump(),
         content=content,
@@ -143,9 +143,9 @@ def differing(runs: Sequence[str]) -> dict[str, list[object]]:
     """The keys in which the configurations of runs differ, with the value of each."""
     first, *others = (flat(load_cfg(Path(run) / CONFIG)) for run in runs)
     return {
-        key: [value, *(own[key] for own in others)]
+        key: [value, *(other[key] for other in others)]
         for key, value in first.items()
-        if key != "OUTPUT_DIR" and any(own[key] != value for own in others)
+        if key != "OUTPUT_DIR" and any(other[key] != value for other in others)
     }
 
 
@@ -153,20 +153,20 @@ def source(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def shown_samples(data: TestData, found: Analysis) -> list[int]:
+def shown_samples(data: TestData, analysis: Analysis) -> list[int]:
     """Indices of the samples in the page, the most needed first: the queries, their nearest, those of the lowest average
     precision first, and the points."""
-    order = found.scores.average_precision.argsort(kind="stable").tolist()
-    queries = [query for query in order if query in found.rank_lists]
-    nearest = [sample for query in queries for sample, *_ in found.rank_lists[query]]
-    return list(dict.fromkeys([*data.query[queries].tolist(), *nearest, *found.points]))
+    order = analysis.scores.average_precision.argsort(kind="stable").tolist()
+    queries = [query for query in order if query in analysis.rank_lists]
+    nearest = [sample for query in queries for sample, *_ in analysis.rank_lists[query]]
+    return list(dict.fromkeys([*data.query[queries].tolist(), *nearest, *analysis.points]))
 
 
-def left_out(data: TestData, found: Analysis, samples: int, thumbnails: int) -> list[str]:
+def left_out(data: TestData, analysis: Analysis, samples: int, thumbnails: int) -> list[str]:
     """What the page leaves out, as sentences."""
     bounds = (
-        (len(found.rank_lists), len(data.query), "queries have a rank list", "--queries"),
-        (len(found.points), len(data.samples), "samples are in the scatter plot", "--points"),
+        (len(analysis.rank_lists), len(data.query), "queries have a rank list", "--queries"),
+        (len(analysis.points), len(data.samples), "samples are in the scatter plot", "--points"),
         (
             min(samples, thumbnails),
             samples,
@@ -192,9 +192,9 @@ def named(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     }
 
 
-def results(data: TestData, found: Analysis, place: dict[int, int]) -> dict[str, object]:
+def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[str, object]:
     """The numbers of the plots and the rank lists; samples by their `place` in the page."""
-    average, first = (part.tolist() for part in found.scores)
+    average, first = (part.tolist() for part in analysis.scores)
     queries = [
         {
             "sample": place[int(data.query[query])],
@@ -204,17 +204,19 @@ def results(data: TestData, found: Analysis, place: dict[int, int]) -> dict[str,
                 (place[sample], distance, is_match) for sample, distance, is_match in nearest
             ],
         }
-        for query, nearest in found.rank_lists.items()
+        for query, nearest in analysis.rank_lists.items()
     ]
-    order = {query: number for number, query in enumerate(found.rank_lists)}
+    order = {query: number for number, query in enumerate(analysis.rank_lists)}
     return {
         "queries": queries,
-        "worst": [order[query] for query in found.worst],
-        "identities": [score._asdict() for score in found.identities],
-        "distances": {name: values.tolist() for name, values in found.distances._asdict().items()},
+        "worst": [order[query] for query in analysis.worst],
+        "identities": [score._asdict() for score in analysis.identities],
+        "distances": {
+            name: values.tolist() for name, values in analysis.distances._asdict().items()
+        },
         "scatter": {
-            "samples": [place[point] for point in found.points],
-            "places": {name: places.tolist() for name, places in found.embeddings.items()},
+            "samples": [place[point] for point in analysis.points],
+            "places": {name: places.tolist() for name, places in analysis.embeddings.items()},
         },
     }
 

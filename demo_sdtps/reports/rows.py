@@ -57,7 +57,7 @@ def _digits(value: float) -> str:
 
 def headline(record: dict) -> str:
     """Command, machine and versions of a record."""
-    made, what = record["versions"], record["machine"]
+    versions, what = record["versions"], record["machine"]
     half = "with" if what["bfloat16"] else "without"
     where = (
         f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions"
@@ -66,7 +66,7 @@ def headline(record: dict) -> str:
     )
     return (
         f"`{record['command']}` on {where}, {what['threads']} threads; "
-        + ", ".join(f"{name} {version}" for name, version in made.items() if version)
+        + ", ".join(f"{name} {version}" for name, version in versions.items() if version)
         + "."
     )
 

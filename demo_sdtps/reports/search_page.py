@@ -30,14 +30,14 @@ PRINTED = 5  # queries whose hits are printed
 PAGE = Path(__file__).resolve().parent / "templates" / "search.html"
 
 
-def show(arguments: argparse.Namespace, found: Found) -> None:
+def show(arguments: argparse.Namespace, result: Found) -> None:
     """Write the hits of each query to --csv and --output, all or nothing, or print them; then the images that were left out.
     Raises `UserError`."""
     lines: list[str] = []
     with ExitStack() as stack:
         if arguments.output:
             page, shown = page_of(
-                found, f"{arguments.gallery}", partial(link, folder=arguments.output.parent)
+                result, f"{arguments.gallery}", partial(link, folder=arguments.output.parent)
             )
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
@@ -46,11 +46,11 @@ def show(arguments: argparse.Namespace, found: Found) -> None:
         if arguments.csv:
             write_csv(
                 stack.enter_context(atomic_write(arguments.csv)),
-                [query.file for query in found.queries],
-                [[(hit.file, distance) for hit, distance in hits] for hits in found.hits],
+                [query.file for query in result.queries],
+                [[(hit.file, distance) for hit, distance in hits] for hits in result.hits],
             )
-            lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, found.hits))}", *lines]
-    print_lines(*(lines or table(found)), *left_out(found.broken))
+            lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, result.hits))}", *lines]
+    print_lines(*(lines or table(result)), *left_out(result.broken))
 
 
 def left_out(broken: dict[str, str]) -> list[str]:
@@ -58,10 +58,10 @@ def left_out(broken: dict[str, str]) -> list[str]:
     return [f"Left out, {counted(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
-def table(found: Found) -> list[str]:
+def table(result: Found) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
-    for query, hits in list(zip(found.queries, found.hits, strict=True))[:PRINTED]:
+    for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
         lines += [
             "",
             query.file,
@@ -70,7 +70,7 @@ def table(found: Found) -> list[str]:
                 for rank, (hit, distance) in enumerate(hits, start=1)
             ),
         ]
-    left = len(found.queries) - PRINTED
+    left = len(result.queries) - PRINTED
     return (
         [*lines, "", f"… queries left out: {left}; --csv and --output write all"]
         if left > 0
@@ -78,14 +78,14 @@ def table(found: Found) -> list[str]:
     )
 
 
-def page_of(found: Found, gallery: str, link: Callable[[str], str]) -> tuple[str, str]:
+def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[str, str]:
     """The page, and what it shows in a few words; `link` gives the address of a file. Raises `UserError` for an image that
     cannot be read."""
     rows: list[list[tuple[str, Triplet]]] = []
-    size, longest = 0, max(map(len, found.hits))
+    size, longest = 0, max(map(len, result.hits))
     most = min(MOST_HITS, longest)
     for query, hits in progress(
-        list(zip(found.queries, found.hits, strict=True)), "drawing", unit="query"
+        list(zip(result.queries, result.hits, strict=True)), "drawing", unit="query"
     ):
         row = [
             ("query", query),
@@ -98,8 +98,8 @@ def page_of(found: Found, gallery: str, link: Callable[[str], str]) -> tuple[str
         if rows and size > MOST_BYTES:
             break
         rows.append(row)
-    shown = f"queries: {len(found.queries)}, hits of each: {longest}"
-    if len(rows) < len(found.queries) or most < longest:
+    shown = f"queries: {len(result.queries)}, hits of each: {longest}"
+    if len(rows) < len(result.queries) or most < longest:
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
     modalities = [
         (place, name)
@@ -111,7 +111,7 @@ def page_of(found: Found, gallery: str, link: Callable[[str], str]) -> tuple[str
         rows=rows,
         gallery=gallery,
         shown=shown,
-        distance=found.distance,
+        distance=result.distance,
         modalities=modalities,
         thumbnail=thumbnail,
         link=link,

@@ -60,13 +60,13 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     whole = count_macs(cfg, dense)["backbone"]
     caption = reid_caption(cfg, data)
     chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
-    own = (cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS), list(cfg.MODEL.SLIM_KEEP))
-    cases: list[tuple[str, list[int], list[float]]] = [own] if cfg.MODEL.SLIM_BLOCKS else []
+    trained = (cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS), list(cfg.MODEL.SLIM_KEEP))
+    cases: list[tuple[str, list[int], list[float]]] = [trained] if cfg.MODEL.SLIM_BLOCKS else []
     cases += [
         case
         for score in arguments.scores
         for setting in chosen
-        if (case := (score, *setting)) != own
+        if (case := (score, *setting)) != trained
     ]
     for case in (
         cases
@@ -104,7 +104,7 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
                 keep,
                 (operations["backbone"] + operations["slimming"]) / whole,
                 *measure(cfg, model, data),
-                own=(score, blocks, keep) == own,
+                own=(score, blocks, keep) == trained,
             )
         )
     if arguments.output:
@@ -121,9 +121,13 @@ def settings(
         (sorted({round(depth * place) for place in places}), shares) for places, shares in SETTINGS
     ]
     if blocks is None and keep is None:
-        return [(found, list(shares[: len(found)])) for found, shares in default]
-    chosen = blocks or [found for found, _ in default[::2]]
-    return [(found, [value] * len(found)) for found in chosen for value in keep or (0.65, 0.5)]
+        return [(blocks_of, list(shares[: len(blocks_of)])) for blocks_of, shares in default]
+    chosen = blocks or [blocks_of for blocks_of, _ in default[::2]]
+    return [
+        (blocks_of, [value] * len(blocks_of))
+        for blocks_of in chosen
+        for value in keep or (0.65, 0.5)
+    ]
 
 
 def slimmed(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
@@ -157,21 +161,21 @@ def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Pat
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     dense, *others = points
     for place, score in enumerate(dict.fromkeys(point.score for point in others if not point.own)):
-        found = sorted(
+        curve = sorted(
             (100 * point.operations, 100 * point.mAP)
             for point in (dense, *others)
             if point.score in ("", score)
         )
-        axes.plot(*zip(*found, strict=True), label=score, **kind(place))
+        axes.plot(*zip(*curve, strict=True), label=score, **kind(place))
     axes.axhline(100 * dense.mAP, color=PLAIN, linestyle="--", linewidth=1, label="dense")
-    for own in (point for point in others if point.own):
+    for trained_point in (point for point in others if point.own):
         axes.plot(
-            100 * own.operations,
-            100 * own.mAP,
+            100 * trained_point.operations,
+            100 * trained_point.mAP,
             "*",
             color=TEXT,
             markersize=14,
-            label=f"{own.score}, {OWN}",
+            label=f"{trained_point.score}, {OWN}",
         )
     axes.set(
         xlabel="operations of the backbone against the dense model, %",

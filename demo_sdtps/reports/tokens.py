@@ -48,14 +48,14 @@ def draw_tokens(
     grids = patch_grids(cfg, model, chosen)
     what = description(cfg, model, grids)
     if others:
-        found = [grids, *(patch_grids(*one, chosen) for one in others)]
+        layers = [grids, *(patch_grids(*one, chosen) for one in others)]
         names = [
-            own.MODEL.SLIM_SCORE.rpartition(":")[2] if one.slimming else "SDTPS"
-            for own, one in models
+            blocks_of.MODEL.SLIM_SCORE.rpartition(":")[2] if one.slimming else "SDTPS"
+            for blocks_of, one in models
         ]
         grids = {
-            f"{number} {name}": list(own.values())[-1]
-            for number, name, own in zip(count_from(1), names, found, strict=False)
+            f"{number} {name}": list(blocks_of.values())[-1]
+            for number, name, blocks_of in zip(count_from(1), names, layers, strict=False)
         }
         what = "What the last stage of each of the models keeps"
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
@@ -64,8 +64,8 @@ def draw_tokens(
     figure, axes = plt.subplots(
         len(chosen), len(rows[0]), figsize=inches, squeeze=False, layout="constrained"
     )
-    for sample, row, own in zip(chosen, axes, rows, strict=True):
-        for axis, panel in zip(row, own.values(), strict=True):
+    for sample, row, blocks_of in zip(chosen, axes, rows, strict=True):
+        for axis, panel in zip(row, blocks_of.values(), strict=True):
             axis.imshow(panel)
             hide_ticks(axis)
         row[0].set_ylabel(
@@ -96,21 +96,21 @@ def panels(
     cfg: CfgNode, sample: Sample, grids: dict[str, ByModality], row: int
 ) -> dict[str, np.ndarray]:
     """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
-    seen = dict(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True))
+    image_of = dict(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True))
     parts: dict[str, np.ndarray] = {}
     mean = np.mean(
-        [image for modality, image in seen.items() if modality in sample.modalities], axis=0
+        [image for modality, image in image_of.items() if modality in sample.modalities], axis=0
     ).astype(np.uint8)
-    for modality, image in {**seen, SHARED: mean}.items():
-        parts |= {modality: image} if modality in seen else {}
+    for modality, image in {**image_of, SHARED: mean}.items():
+        parts |= {modality: image} if modality in image_of else {}
         for title, by_modality in grids.items():
-            own = (
+            grids_of = (
                 {SHARED: next(iter(by_modality.values()))}
                 if is_shared(by_modality)
                 else by_modality
             )
-            if modality in own:
-                kept, score = own[modality][row]
+            if modality in grids_of:
+                kept, score = grids_of[modality][row]
                 parts[f"{title}:\nscore, {modality}"] = heated(image, score)
                 parts[f"{title}:\nkept, {modality}"] = covered(image, kept)
     return parts
@@ -137,8 +137,8 @@ def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
     )
     by += [type(model.sdtps).__name__] if model.sdtps else []
     counts = [
-        {int(kept) for both in own.values() for kept in both[:, 0].sum(dim=(1, 2))}
-        for own in grids.values()
+        {int(kept) for both in grid.values() for kept in both[:, 0].sum(dim=(1, 2))}
+        for grid in grids.values()
     ]
     numbers = (
         f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts
@@ -155,7 +155,7 @@ def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, B
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         (context,) = model.encode_cases(images, cameras.to(device), [missing])
-        found, grid = choices(model, context, missing), context.grid
+        grids, grid = choices(model, context, missing), context.grid
 
     def on_grid(choice: Choice) -> torch.Tensor:
         values = torch.stack([choice.kept.float(), choice.scores["score"].float()], dim=1)
@@ -168,5 +168,5 @@ def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, B
 
     return {
         title: {modality: on_grid(choice) for modality, choice in by_modality.items()}
-        for title, by_modality in found.items()
+        for title, by_modality in grids.items()
     }

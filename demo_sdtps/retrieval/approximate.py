@@ -30,16 +30,16 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
     measured then, by some of the queries (Q, D), as it takes an exact search. Raises `UserError` where it cannot be written.
     """
     gallery, names, kept = index.features(), index.names, index.store.record["approximate"]
-    found = _read(index, kept.get(kind))
-    is_new = found is None
+    index_of = _read(index, kept.get(kind))
+    is_new = index_of is None
     if is_new:
-        found = make(kind, gallery)
+        index_of = make(kind, gallery)
     hits = among(
         queries,
         gallery,
         names,
         top,
-        search(found, queries, min(len(gallery), max(LEAST, PER_HIT * top))),
+        search(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top))),
     )
     if is_new:
         sample = np.unique(
@@ -54,7 +54,7 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
             "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})",
         }
         with atomic_write(index.store.folder / kept[kind]["file"]) as path:
-            _write(found, path)
+            _write(index_of, path)
         index.commit()
     return hits, f"{kind}: {kept[kind]['recall']}"
 
@@ -73,27 +73,27 @@ def make(kind: str, gallery: Stack) -> Any:
     import faiss
 
     if kind == "hnsw":
-        found = faiss.IndexHNSWFlat(gallery.width, NEIGHBOURS)
-        found.hnsw.efConstruction = BREADTH
+        index_of = faiss.IndexHNSWFlat(gallery.width, NEIGHBOURS)
+        index_of.hnsw.efConstruction = BREADTH
     else:
-        found = _trained_ivfpq(gallery)
+        index_of = _trained_ivfpq(gallery)
     for _, block in progress(
         gallery, "building the approximate index", len(gallery.blocks), unit="block"
     ):
-        found.add(block)
-    return found
+        index_of.add(block)
+    return index_of
 
 
-def search(found: Any, queries: np.ndarray, count: int) -> np.ndarray:
+def search(index_of: Any, queries: np.ndarray, count: int) -> np.ndarray:
     """Rows (Q, count) int64 of the nearest samples, -1 for none."""
-    if hasattr(found, "hnsw"):
-        found.hnsw.efSearch = max(BREADTH, count)
-    return found.search(queries, count)[1]
+    if hasattr(index_of, "hnsw"):
+        index_of.hnsw.efSearch = max(BREADTH, count)
+    return index_of.search(queries, count)[1]
 
 
-def recall(found: Hits, exact: Hits) -> float:
+def recall(hits: Hits, exact: Hits) -> float:
     """Share of the hits that are as near as those of the exact search: recall@top, for hits (Q, top) of both."""
-    return float((found.distances <= exact.distances[:, -1:]).mean())
+    return float((hits.distances <= exact.distances[:, -1:]).mean())
 
 
 def _trained_ivfpq(gallery: Stack) -> Any:
@@ -103,17 +103,17 @@ def _trained_ivfpq(gallery: Stack) -> Any:
     size = max(
         size for size in range(1, min(MOST_BYTES, max(1, width // 8)) + 1) if width % size == 0
     )
-    found = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
-    found.nprobe = min(PROBES, lists)
-    for settings in (found.cp, found.pq.cp):
+    index_of = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
+    index_of.nprobe = min(PROBES, lists)
+    for settings in (index_of.cp, index_of.pq.cp):
         settings.min_points_per_centroid = (
             1  # fewer are worse, but no reason for a warning on stderr
         )
     count = min(len(gallery), max(PER_LIST * lists, PER_LIST * CODES))
-    found.train(
+    index_of.train(
         gallery.take(np.sort(np.random.default_rng(0).choice(len(gallery), count, replace=False)))
     )
-    return found
+    return index_of
 
 
 def _read(index: Index, kept: dict[str, Any] | None) -> Any:
@@ -128,10 +128,10 @@ def _read(index: Index, kept: dict[str, Any] | None) -> Any:
         return None
 
 
-def _write(found: Any, path: Path) -> None:
+def _write(index_of: Any, path: Path) -> None:
     import faiss
 
     try:
-        faiss.write_index(found, str(path))
+        faiss.write_index(index_of, str(path))
     except RuntimeError as error:  # a full disk
         raise OSError(str(error)) from None

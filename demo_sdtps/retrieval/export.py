@@ -116,10 +116,12 @@ def export_shards(
 
 def begin(store: Store, parts: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
     """Begin a store, or continue one with the same origin, with those of its shards that are whole. Raises `UserError`."""
-    found = None if overwrite else open_store(store.folder, ANEW)
-    if found:
-        check_origin(found, store.origin)
-        store.shards = [shard for shard, part in parts.items() if is_whole(found, shard, len(part))]
+    store_before = None if overwrite else open_store(store.folder, ANEW)
+    if store_before:
+        check_origin(store_before, store.origin)
+        store.shards = [
+            shard for shard, part in parts.items() if is_whole(store_before, shard, len(part))
+        ]
     store.commit()
 
 
@@ -140,13 +142,13 @@ def chosen(
 
 def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
     """Features (n, D) as written. Raises `UserError` where they do not fit."""
-    found = features.to(getattr(torch, dtype))
-    if not found.isfinite().all():
+    converted = features.to(getattr(torch, dtype))
+    if not converted.isfinite().all():
         raise UserError(
             f"Features are up to {features.abs().max():.3g}, more than {dtype} holds; pass --normalise, or --dtype "
             "float32."
         )
-    return found
+    return converted
 
 
 def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -165,11 +165,11 @@ class Extractor(
             raise UserError(
                 f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
             )
-        names, given = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
-        triplets = _triplets({name.lower(): given[name] for name in names})
+        names, items_of = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
+        triplets = _triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
         self.to(choose_device(self.cfg))
-        found = np.empty((len(triplets), self.widths[pattern]), np.float32)
+        output = np.empty((len(triplets), self.widths[pattern]), np.float32)
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
             by_case[
@@ -178,10 +178,10 @@ class Extractor(
         for missing, numbers in by_case.items():
             loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
             (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
-            found[numbers] = (
+            output[numbers] = (
                 F.normalize(patterns[pattern]) if normalise else patterns[pattern]
             ).numpy()
-        return found
+        return output
 
     forward = features
 
@@ -244,18 +244,18 @@ class Extractor(
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the last, the mean of all."""
-        found: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
-        if len(found) != count:
+        cameras: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
+        if len(cameras) != count:
             raise UserError(
-                f"There are {len(found)} cameras for {count} triplets; give one for each, or one for all."
+                f"There are {len(cameras)} cameras for {count} triplets; give one for each, or one for all."
             )
-        for label in found:
+        for label in cameras:
             if self.cameras and label is not None and label not in range(self.cameras):
                 raise UserError(
                     f"The camera is {label!r}, but it must be a whole number from 0 to {self.cameras - 1}, or None "
                     "for any other camera."
                 )
-        return [self.cameras if label is None else int(label) for label in found]
+        return [self.cameras if label is None else int(label) for label in cameras]
 
     def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
         dataset = ImageDataset(
@@ -274,13 +274,13 @@ class Extractor(
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
-def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
+def _triplets(items_of: dict[str, Items]) -> list[tuple[Item, ...]]:
     """Items by triplet, from those by modality. Raises `UserError` where their numbers differ or a triplet has none."""
-    lists = {name: _as_list(items) for name, items in given.items() if items is not None}
+    lists = {name: _as_list(items) for name, items in items_of.items() if items is not None}
     counts = {name: len(items) for name, items in lists.items()}
     if not any(counts.values()):
         raise UserError(
-            f"There is no image of {', '.join(given)}, which the model reads; give at least one of them."
+            f"There is no image of {', '.join(items_of)}, which the model reads; give at least one of them."
         )
     count = next(iter(counts.values()))
     if len(set(counts.values())) > 1:
@@ -288,11 +288,11 @@ def _triplets(given: dict[str, Items]) -> list[tuple[Item, ...]]:
         raise UserError(
             f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
         )
-    triplets = list(zip(*(lists.get(name, [None] * count) for name in given), strict=True))
+    triplets = list(zip(*(lists.get(name, [None] * count) for name in items_of), strict=True))
     for number, triplet in enumerate(triplets):
         if all(item is None for item in triplet):
             raise UserError(
-                f"Triplet {number} (counted from 0) has no image of {', '.join(given)}, which the model reads; "
+                f"Triplet {number} (counted from 0) has no image of {', '.join(items_of)}, which the model reads; "
                 "give one or leave the triplet out."
             )
     return triplets

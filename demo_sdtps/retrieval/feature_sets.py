@@ -88,7 +88,7 @@ def samples_digest(samples: Sequence[Sample]) -> str:
     """Digest of the samples in their order: paths, labels, and sizes and times of modification of the files."""
     digest = hashlib.sha256()
     for sample in progress(samples, "looking at the files", unit="sample"):
-        stamps = [(found.st_size, found.st_mtime_ns) for found in map(os.stat, sample.files)]
+        stamps = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, sample.files)]
         digest.update(f"{sample!r} {stamps}\n".encode(errors="surrogatepass"))
     return digest.hexdigest()
 
@@ -101,13 +101,13 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
     """
 
     def prepare(features: np.ndarray) -> np.ndarray:
-        found = torch.from_numpy(features).float()
-        lengths = torch.linalg.vector_norm(found, dim=1, keepdim=True)
+        tensor = torch.from_numpy(features).float()
+        lengths = torch.linalg.vector_norm(tensor, dim=1, keepdim=True)
         if not lengths.isfinite().all():
             raise UserError(
                 f"The features {place} are not all finite, or overflow; export them again."
             )
-        return (found.div_(lengths.clamp_min_(SMALLEST)) if normalise else found).numpy()
+        return (tensor.div_(lengths.clamp_min_(SMALLEST)) if normalise else tensor).numpy()
 
     if place.is_dir():
         store = open_store(place, ADVICE)
@@ -124,10 +124,10 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
             name: np.concatenate([store.numbers(shard, name) for shard in store.shards])
             for name in LABELS
         }
-        found = store.origin | store.record
+        origin = store.origin | store.record
         names: Sequence[str] = Names(store, features.starts)
     else:
-        array, labels, names, found = _read_file(place)
+        array, labels, names, origin = _read_file(place)
         array = prepare(array)
         features = Stack(
             [len(array)],
@@ -135,7 +135,7 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
             lambda _, slices: np.concatenate([array[part] for part in slices]),
         )
     return FeatureSet(
-        place, {name: found[name] for name in SETTINGS}, features, **labels, names=names
+        place, {name: origin[name] for name in SETTINGS}, features, **labels, names=names
     )
 
 
@@ -145,8 +145,8 @@ def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str]
         with np.load(path) as content:
             features, paths = content["features"], content["paths"]
             labels = {name: content[name].astype(np.int64, casting="safe") for name in LABELS}
-            found = {name: content[name].item() for name in SETTINGS}
-            found["configuration"] = json.loads(found["configuration"])
+            settings = {name: content[name].item() for name in SETTINGS}
+            settings["configuration"] = json.loads(settings["configuration"])
     except FileNotFoundError:
         raise UserError(
             f"The features {path} do not exist; give a file or folder that export_features.py wrote."
@@ -155,4 +155,4 @@ def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str]
         raise UserError(
             f"The file {path} is damaged, or not of this version's export_features.py; export it again."
         ) from None
-    return features, labels, [next(filter(None, row)) for row in paths.tolist()], found
+    return features, labels, [next(filter(None, row)) for row in paths.tolist()], settings

@@ -103,13 +103,13 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
         if not triplets:
             return np.empty((0, reid.widths[pattern]), np.float32)
-        own = shard_for_rank(triplets)
+        shard = shard_for_rank(triplets)
         try:
             rows = reid.features(
-                *zip(*(triplet.paths for triplet in own), strict=True), return_pattern=pattern
+                *zip(*(triplet.paths for triplet in shard), strict=True), return_pattern=pattern
             )
         except UserError:
-            verify(path for triplet in own for path in triplet.paths if path)
+            verify(path for triplet in shard for path in triplet.paths if path)
             raise
         return all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
 
@@ -119,8 +119,10 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
 def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triplet]:
     """The triplets without images that cannot be read, and without those that have no other. What is wrong is added to
     `broken` by path. Each of several processes reads a shard of them."""
-    own = unreadable(path for triplet in shard_for_rank(triplets) for path in triplet.paths if path)
-    for part in all_gather_object(own):
+    damaged = unreadable(
+        path for triplet in shard_for_rank(triplets) for path in triplet.paths if path
+    )
+    for part in all_gather_object(damaged):
         broken.update(part)
     return [
         triplet

@@ -42,9 +42,9 @@ def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int)
     while len(left):
         count = min(count, len(gallery))
         rough, rows = _flat(queries[left], gallery, count)
-        found = ranked(queries[left], gallery, names, rows, top)
-        enough = (rough[:, -1] - ROUNDING > found.distances[:, -1]) | (count == len(gallery))
-        for whole, part in zip(hits, found, strict=True):
+        sure = ranked(queries[left], gallery, names, rows, top)
+        enough = (rough[:, -1] - ROUNDING > sure.distances[:, -1]) | (count == len(gallery))
+        for whole, part in zip(hits, sure, strict=True):
             whole[left] = part
         left, count = left[~enough], 2 * count
     return hits
@@ -73,37 +73,37 @@ def reranked(
     queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hits, top: int
 ) -> Hits:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
-    found = np.empty(hits.rows.shape)
+    refined = np.empty(hits.rows.shape)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
         order = rows.argsort()
         features = torch.from_numpy(gallery.take(rows[order]))
-        found[number, order] = k_reciprocal(
+        refined[number, order] = k_reciprocal(
             torch.from_numpy(queries[number : number + 1]), features
         )[0].numpy()
-    return _ordered(hits.rows, found.astype(np.float32), names, top)
+    return _ordered(hits.rows, refined.astype(np.float32), names, top)
 
 
 def reranked_whole(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
     """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
     rows = np.arange(len(names))
-    found = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery.take(rows))).numpy()
-    return _ordered(np.broadcast_to(rows, found.shape), found, names, top)
+    matrix = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery.take(rows))).numpy()
+    return _ordered(np.broadcast_to(rows, matrix.shape), matrix, names, top)
 
 
 def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
-    found = np.full(rows.shape, np.inf, np.float32)
+    values = np.full(rows.shape, np.inf, np.float32)
     size = max(1, BLOCK_ELEMENTS // (rows.shape[1] * queries.shape[1]))
     for start in range(0, len(rows), size):
         wanted, place = np.unique(rows[start : start + size].clip(0), return_inverse=True)
         features = gallery.take(wanted).astype(np.float64)
-        for number, own in enumerate(place.reshape(-1, rows.shape[1]), start):
-            found[number] = np.square(features[own] - queries[number]).sum(axis=1)
-    return np.where(rows < 0, np.float32(np.inf), found)
+        for number, row in enumerate(place.reshape(-1, rows.shape[1]), start):
+            values[number] = np.square(features[row] - queries[number]).sum(axis=1)
+    return np.where(rows < 0, np.float32(np.inf), values)
 
 
 def write_csv(
-    path: Path, queries: Sequence[str], found: Iterable[Iterable[tuple[str, float]]]
+    path: Path, queries: Sequence[str], hits_of_queries: Iterable[Iterable[tuple[str, float]]]
 ) -> None:
     """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries, and of hits with their
     distances."""
@@ -111,7 +111,7 @@ def write_csv(
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for query, hits in zip(queries, found, strict=True):
+        for query, hits in zip(queries, hits_of_queries, strict=True):
             writer.writerows(
                 (query, rank, hit, f"{distance:.6f}")
                 for rank, (hit, distance) in enumerate(hits, start=1)
@@ -124,16 +124,16 @@ def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, 
 
     heap = faiss.ResultHeap(len(queries), count)
     for start, block in progress(gallery, "searching", len(gallery.blocks), unit="block"):
-        found, rows = faiss.knn(queries, block, min(count, len(block)))
-        heap.add_result(found, rows + start)
+        values, rows = faiss.knn(queries, block, min(count, len(block)))
+        heap.add_result(values, rows + start)
     heap.finalize()
     return heap.D, heap.I
 
 
-def _ordered(rows: np.ndarray, found: np.ndarray, names: Sequence[str], top: int) -> Hits:
-    """The `top` first of each line of candidates (Q, count) with distances `found`, by distance, then by name."""
+def _ordered(rows: np.ndarray, by_row: np.ndarray, names: Sequence[str], top: int) -> Hits:
+    """The `top` first of each line of candidates (Q, count) with distances `by_row`, by distance, then by name."""
     hits = _no_hits(len(rows), top)
-    for number, (line, values) in enumerate(zip(rows.tolist(), found, strict=True)):
+    for number, (line, values) in enumerate(zip(rows.tolist(), by_row, strict=True)):
         order = nsmallest(
             top, range(len(line)), key=lambda place: (values[place], names[line[place]])
         )

@@ -113,7 +113,7 @@ def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
         with torch.no_grad():
             expected = graph(*inputs)
         differences = differences_of(
-            [torch.from_numpy(own) for own in session.run(None, fed)], expected
+            [torch.from_numpy(array) for array in session.run(None, fed)], expected
         )
         beyond = differences > TOLERANCE
         wrong = beyond & ~undecided(graph, inputs, expected) if beyond.any() else beyond
@@ -174,22 +174,24 @@ def compare_onnx(
             start = time.perf_counter()
             features[name].append(torch.from_numpy(session.run([output], fed)[0]))
             seconds[name] += time.perf_counter() - start
-    found = {name: rank_features(cfg, torch.cat(parts), data) for name, parts in features.items()}
+    metrics = {name: rank_features(cfg, torch.cat(parts), data) for name, parts in features.items()}
     return [
         f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}",
         *(
             f"{name:10}{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}{1000 * seconds[name] / len(data.samples):13.2f}"
-            for name, ranking in found.items()
+            for name, ranking in metrics.items()
         ),
     ]
 
 
-def differences_of(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> torch.Tensor:
+def differences_of(
+    outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> torch.Tensor:
     """(B,): the largest difference of each image in any output, relative to the output's largest value."""
     return torch.stack(
         [
-            (own - other).abs().amax(dim=1) / other.abs().max()
-            for own, other in zip(found, expected, strict=True)
+            (output - other).abs().amax(dim=1) / other.abs().max()
+            for output, other in zip(outputs, expected, strict=True)
         ]
     ).amax(dim=0)
 
@@ -200,15 +202,18 @@ def undecided(
     """(B,) bool: whether torch's own outputs of an image change beyond `TOLERANCE` with images changed by rounding, as where
     scores of patches at the edge of a selection are equal but for that."""
     *images, cameras = inputs
-    generator, found = torch.Generator().manual_seed(0), torch.zeros(len(cameras), dtype=torch.bool)
+    generator, is_undecided = (
+        torch.Generator().manual_seed(0),
+        torch.zeros(len(cameras), dtype=torch.bool),
+    )
     for _ in range(TRIES):
         changed = [
             image * (1 + ROUNDING * torch.randn(image.shape, generator=generator))
             for image in images
         ]
         with torch.no_grad():
-            found |= differences_of(graph(*changed, cameras), expected) > TOLERANCE
-    return found
+            is_undecided |= differences_of(graph(*changed, cameras), expected) > TOLERANCE
+    return is_undecided
 
 
 def export_onnx(

@@ -17,9 +17,9 @@ def sort_stable(values, *, stable=True, dim=-1, descending=False):
 
 def kthvalue(values, k, dim=-1, keepdim=False):
     """The last of the k smallest."""
-    found = op.TopK(values, op.Constant(value_ints=[k]), axis=dim, largest=0, sorted=1)
+    smallest = op.TopK(values, op.Constant(value_ints=[k]), axis=dim, largest=0, sorted=1)
     last = op.Constant(value_ints=[k - 1]) if keepdim else op.Constant(value_int=k - 1)
-    return tuple(op.Gather(part, last, axis=dim) for part in found)
+    return tuple(op.Gather(part, last, axis=dim) for part in smallest)
 
 
 def cdist(first, second, p, compute_mode):
@@ -31,19 +31,19 @@ def cdist(first, second, p, compute_mode):
 
 def cummin(values, dim):
     """Minimum of the values up to each along `dim`, and that again in the place of the indices, which nothing reads."""
-    found, length, step, axes = values, values.shape[dim], 1, op.Constant(value_ints=[dim])
+    minima, length, step, axes = values, values.shape[dim], 1, op.Constant(value_ints=[dim])
     while step < length:
         # The minimum over twice as many: with that of `step` positions before; the first `step` stay.
-        first = op.Slice(found, op.Constant(value_ints=[0]), op.Constant(value_ints=[step]), axes)
+        first = op.Slice(minima, op.Constant(value_ints=[0]), op.Constant(value_ints=[step]), axes)
         early = op.Slice(
-            found, op.Constant(value_ints=[0]), op.Constant(value_ints=[length - step]), axes
+            minima, op.Constant(value_ints=[0]), op.Constant(value_ints=[length - step]), axes
         )
         late = op.Slice(
-            found, op.Constant(value_ints=[step]), op.Constant(value_ints=[length]), axes
+            minima, op.Constant(value_ints=[step]), op.Constant(value_ints=[length]), axes
         )
-        found = op.Concat(first, op.Min(early, late), axis=dim)
+        minima = op.Concat(first, op.Min(early, late), axis=dim)
         step *= 2
-    return found, found
+    return minima, minima
 
 
 def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):

@@ -115,14 +115,16 @@ def hits_of(
     else:
         hits = find(index, features, max(deepest, wider), arguments.index_type)
         hits = reranked(features, gallery, names, hits, wider) if arguments.re_rank else hits
-    found = []
+    results = []
     for query, rows, distances in zip(queries, *hits, strict=True):
-        own = set() if arguments.keep_self else query.real_paths()
+        excluded = set() if arguments.keep_self else query.real_paths()
         line = zip((by_name[names[row]] for row in rows), distances.tolist(), strict=True)
-        found.append(
-            [(hit, distance) for hit, distance in line if own.isdisjoint(hit.real_paths())][:top]
+        results.append(
+            [(hit, distance) for hit, distance in line if excluded.isdisjoint(hit.real_paths())][
+                :top
+            ]
         )
-    return found
+    return results
 
 
 def is_whole(arguments: argparse.Namespace, cfg: CfgNode) -> bool:

@@ -182,8 +182,8 @@ def remove_own(folder: Path, kept: set[str] = frozenset()) -> None:  # type: ign
 def check_origin(store: Store, origin: Mapping[str, Any]) -> None:
     """Raise `UserError` where the features of a store depend on something else than `origin`, naming the first difference."""
     was, now = (
-        {**found, **found.get("configuration", {}), "configuration": None}
-        for found in (store.origin, origin)
+        {**source, **source.get("configuration", {}), "configuration": None}
+        for source in (store.origin, origin)
     )
     for name in {**was, **now}:
         if was.get(name) != now.get(name):

@@ -38,10 +38,10 @@ def evaluate_stream(
     `evaluate_ranking`.
     """
     query = query_features.float()
-    row, own, match = own_samples_of((len(query), len(gallery)), ids, keys)(slice(None))
-    by_own = own.argsort(kind="stable")
-    row, own, match = row[by_own], own[by_own], match[by_own]
-    value = _pair_distances(query, gallery, row, own)
+    row, own_rows, match = own_samples_of((len(query), len(gallery)), ids, keys)(slice(None))
+    by_own = own_rows.argsort(kind="stable")
+    row, own_rows, match = row[by_own], own_rows[by_own], match[by_own]
+    value = _pair_distances(query, gallery, row, own_rows)
     if np.isnan(value).any():
         raise ValueError(
             "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
@@ -54,18 +54,20 @@ def evaluate_stream(
             for first, part in _parts(torch.from_numpy(block), len(query)):
                 distance = distances_of(query, part, squared_lengths(part)).numpy()
                 # Matches are counted by `rank_in_group`, other samples of the query's identity are excluded.
-                inside = slice(*np.searchsorted(own, [start + first, start + first + len(part)]))
-                distance[row[inside], own[inside] - start - first] = np.inf
+                inside = slice(
+                    *np.searchsorted(own_rows, [start + first, start + first + len(part)])
+                )
+                distance[row[inside], own_rows[inside] - start - first] = np.inf
                 ahead += counts_within(distance, limits, matches, pool)
     return ranking_of(ahead + rank_in_group(matches), matches, max_rank)
 
 
 def _pair_distances(
-    query: torch.Tensor, gallery: Stack, row: np.ndarray, own: np.ndarray
+    query: torch.Tensor, gallery: Stack, row: np.ndarray, own_rows: np.ndarray
 ) -> np.ndarray:
     """Squared distances (n,) float32 of queries, by their rows (n,), and gallery samples, by ascending indices (n,)."""
-    value = np.empty(len(own), np.float32)
-    samples, place = np.unique(own, return_inverse=True)
+    value = np.empty(len(own_rows), np.float32)
+    samples, place = np.unique(own_rows, return_inverse=True)
     size = max(1, CHUNK_ELEMENTS // (4 * query.shape[1]))
     for start in progress(range(0, len(samples), size), "matches", unit="block"):
         block = torch.from_numpy(gallery.take(samples[start : start + size]))

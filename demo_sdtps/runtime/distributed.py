@@ -147,9 +147,9 @@ def wrap_ddp(model: nn.Module) -> nn.Module:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, own: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(own) for _ in range(world_size())]
-        dist.all_gather(parts, own)
+    def forward(ctx, local: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(local) for _ in range(world_size())]
+        dist.all_gather(parts, local)
         return torch.cat(parts)
 
     @staticmethod
@@ -238,7 +238,7 @@ class SyncBatchNorm1d(nn.BatchNorm1d):
         if not self.training:
             return super().forward(features)
         with torch.autocast(features.device.type, enabled=False):
-            given, features = features.dtype, features.float()
+            dtype, features = features.dtype, features.float()
             count = len(features) * dist.get_world_size()
             mean = all_reduce(features.sum(dim=0)) / count
             # Not from sums of squares, which lose the variance of features far from zero.
@@ -248,4 +248,4 @@ class SyncBatchNorm1d(nn.BatchNorm1d):
                 self.running_mean.lerp_(mean, self.momentum)
                 self.running_var.lerp_(variance * count / (count - 1), self.momentum)
             normed = (features - mean) * (variance + self.eps).rsqrt()
-            return (normed * self.weight + self.bias).to(given)
+            return (normed * self.weight + self.bias).to(dtype)

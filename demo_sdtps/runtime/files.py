@@ -76,7 +76,7 @@ def locked(file: Path, what: str) -> Iterator[None]:
     Raises `UserError` about `what` where another process has it. The system frees the lock of a process that is killed. A file
     system without locks is a warning.
     """
-    made = [folder for folder in file.absolute().parents if not folder.exists()]
+    folders = [folder for folder in file.absolute().parents if not folder.exists()]
     lock = FileLock(
         file, timeout=0, fallback_to_soft=False
     )  # a soft lock outlives a killed process
@@ -103,7 +103,7 @@ def locked(file: Path, what: str) -> Iterator[None]:
             with suppress(OSError):
                 file.unlink()
             lock.release()
-        for folder in made:
+        for folder in folders:
             with suppress(OSError):  # not empty
                 folder.rmdir()
 

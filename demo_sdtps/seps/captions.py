@@ -77,8 +77,8 @@ def caption_loader(
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     """This process's part of the split's images, in order, without augmentation; for `image_batches`."""
-    own = shard_for_rank(split.paths)
-    dataset = _image_dataset(cfg, own, range(len(own)), Each(resize_transform(cfg)))
+    shard = shard_for_rank(split.paths)
+    dataset = _image_dataset(cfg, shard, range(len(shard)), Each(resize_transform(cfg)))
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 

@@ -122,8 +122,8 @@ def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, Retri
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
     """R@1, R@5, R@10 in both directions and their sum in percent, means over folds. Raises `UserError` as `similarities`."""
-    found = similarities(model, data)
-    return broadcast_from_main(lambda: five_fold(found, data.image_of, data.folds))
+    similarity = similarities(model, data)
+    return broadcast_from_main(lambda: five_fold(similarity, data.image_of, data.folds))
 
 
 def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
@@ -154,7 +154,7 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
             model, data.long_captions, data.batch, "encoding long captions"
         )
         check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
-        found = torch.zeros(len(tokens), len(words))
+        matrix = torch.zeros(len(tokens), len(words))
         blocks = [
             (slice(int(fold[0]), int(fold[-1]) + 1), block)
             for fold in torch.arange(len(tokens)).chunk(data.folds)
@@ -163,23 +163,25 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
             )
         ]
 
-        own = blocks[rank() :: world_size()]
+        local_blocks = blocks[rank() :: world_size()]
 
         def compared() -> Iterator[list[torch.Tensor]]:
-            for images, block in own:
+            for images, block in local_blocks:
                 dense = long and padded([long[data.image_of[caption]] for caption in block])
                 captions = padded([words[caption] for caption in block])
                 yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
 
         with progress(
-            total=sum(len(block) for _, block in own), desc="comparing", unit="caption"
+            total=sum(len(block) for _, block in local_blocks), desc="comparing", unit="caption"
         ) as bar:
-            for (images, block), (similarity,) in zip(own, on_cpu(compared()), strict=True):
-                found[images, block] = similarity
+            for (images, block), (similarity,) in zip(
+                local_blocks, on_cpu(compared()), strict=True
+            ):
+                matrix[images, block] = similarity
                 bar.update(len(block))
-    found = all_reduce(found)  # where another process compares, this one has zeros
-    check_finite("The similarities", [found])
-    return found
+    matrix = all_reduce(matrix)  # where another process compares, this one has zeros
+    check_finite("The similarities", [matrix])
+    return matrix
 
 
 def _encode_texts(
@@ -202,9 +204,9 @@ def _encode_texts(
             ]
             bar.update(len(block))
     if world_size() > 1:
-        own = torch.cat([torch.empty(0, model.network.embed_size, device=device), *encoded])
+        local = torch.cat([torch.empty(0, model.network.embed_size, device=device), *encoded])
         counts = [[len(texts[index]) for index in part] for part in parts]
-        whole = all_gather_parts(own, list(map(sum, counts)))
+        whole = all_gather_parts(local, list(map(sum, counts)))
         encoded = [
             vectors
             for part, lengths in zip(whole, counts, strict=True)

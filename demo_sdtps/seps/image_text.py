@@ -77,7 +77,7 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
     file = folder / f"{split}_dense.jsonl"
     if wanted == "no" or (wanted == "auto" and not file.exists()):
         return None
-    found: dict[str, str] = {}
+    names_of: dict[str, str] = {}
     for number, line in enumerate(_lines(file), 1):
         content = _json(line, f"{file}, line {number}")
         caption = content.get("caption")
@@ -86,14 +86,16 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
                 f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that '
                 "is not empty; correct it."
             )
-        found[str(content["id"])] = caption.strip()  # the ids of MS-COCO are numbers in some files
-    missing = next((image_id for image_id in order if image_id not in found), None)
+        names_of[str(content["id"])] = (
+            caption.strip()
+        )  # the ids of MS-COCO are numbers in some files
+    missing = next((image_id for image_id in order if image_id not in names_of), None)
     if missing is not None:
         raise UserError(
             f"{file} has no caption for the image {missing!r}, but every image of the split needs one; add it, or "
             "set DATASETS.LONG_CAPTIONS to no."
         )
-    return tuple(found[image_id] for image_id in order)
+    return tuple(names_of[image_id] for image_id in order)
 
 
 def _json(text: str, where: str) -> dict:

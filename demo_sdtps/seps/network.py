@@ -145,15 +145,15 @@ class CrossSparseAggrNet(nn.Module):
                 f"{self.num_patches + 1} tokens, the first a class token."
             )
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
-        found = self.aggr_net.logits(patches)
-        logits = [found] if isinstance(found, torch.Tensor) else found
+        predictions = self.aggr_net.logits(patches)
+        logits = [predictions] if isinstance(predictions, torch.Tensor) else predictions
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         branches = 2 if self.is_dual and has_long else 1
-        own = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
+        self_score = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
         return Images(
             patches.float(),
             F.normalize(class_token.float(), dim=-1),
-            own,
+            self_score,
             tuple(net.predict(patches) for net in nets[:branches]),
             tuple(logit.float().contiguous() for logit in logits[:branches]),
         )
@@ -206,12 +206,12 @@ class CrossSparseAggrNet(nn.Module):
                 for predicted in images.predicted
             ]
             return self._compare(images, scores, caption, tall)
-        found = [
+        similarities_of = [
             self._compare(images, [images.own + cosine], text, tall)
             for cosine, text in zip(guidance, texts, strict=True)
         ]
-        return reduce(add, (similarity for similarity, _ in found)), [
-            reduce(add, (mask for _, (mask,) in found))
+        return reduce(add, (similarity for similarity, _ in similarities_of)), [
+            reduce(add, (mask for _, (mask,) in similarities_of))
         ]
 
     def _compare(
@@ -222,11 +222,11 @@ class CrossSparseAggrNet(nn.Module):
         decisions = [select(score, self.keep, tau)[1] for score in scores]
         weights = reduce(add, map(dropped_weights, scores, decisions)) / len(scores)
         masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
-        found = concat(
+        similarity = concat(
             merged_max_sim(images, masks, text, tall), single_max_sim(images, weights, text)
         )
         return relevance(
-            found, text.valid, None, self.hrpa.relevance_mlp, self.hrpa.top_k
+            similarity, text.valid, None, self.hrpa.relevance_mlp, self.hrpa.top_k
         ), decisions
 
 

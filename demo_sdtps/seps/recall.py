@@ -22,10 +22,12 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     """
     images, captions = similarity.shape
     image_of = image_of.to(similarity.device, torch.long)
-    own = similarity[image_of, torch.arange(captions, device=similarity.device)]
-    best = own.new_zeros(images).scatter_reduce(0, image_of, own, "amax", include_self=False)
+    matched = similarity[image_of, torch.arange(captions, device=similarity.device)]
+    best = matched.new_zeros(images).scatter_reduce(
+        0, image_of, matched, "amax", include_self=False
+    )
     # Not counted as ahead: the match itself and equally similar captions of the same image.
-    ahead_of_captions = -torch.bincount(image_of[own == best[image_of]], minlength=images)
+    ahead_of_captions = -torch.bincount(image_of[matched == best[image_of]], minlength=images)
     ahead_of_images = torch.full((captions,), -1, device=similarity.device)
     rows = max(1, BLOCK_ELEMENTS // captions)
     for start in range(0, images, rows):
@@ -38,7 +40,7 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
         ahead_of_captions[start : start + rows] += (
             block >= best[start : start + rows, None]
         ).count_nonzero(dim=1)
-        ahead_of_images += (block >= own).count_nonzero(dim=0)
+        ahead_of_images += (block >= matched).count_nonzero(dim=0)
     measures = {
         f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
         for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True)

@@ -87,7 +87,7 @@ def concat(some: MaxSim, others: MaxSim) -> MaxSim:
 
 
 def relevance(
-    found: MaxSim,
+    matches: MaxSim,
     words: torch.Tensor | None = None,
     tokens: torch.Tensor | None = None,
     relevance_mlp: nn.Module | None = None,
@@ -98,7 +98,7 @@ def relevance(
     words (..., L) and tokens (..., P) are True where valid (None: all).
     """
     terms = []
-    for maxima, valid in ((found.of_words, words), (found.of_tokens, tokens)):
+    for maxima, valid in ((matches.of_words, words), (matches.of_tokens, tokens)):
         if relevance_mlp is None:
             # After the maximum rather than before: LeakyReLU is monotonic.
             maxima = F.leaky_relu(maxima, LEAK)

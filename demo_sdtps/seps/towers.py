@@ -56,11 +56,11 @@ class ImageTower(nn.Module):
         """
         if source in RANDOM:
             return RANDOM[source]
-        found = read_source(self.name, source)
-        example = next(iter(found), "no tensor")
+        weights = read_source(self.name, source)
+        example = next(iter(weights), "no tensor")
         convert = getattr(sys.modules[type(self.tower).__module__], "checkpoint_filter_fn", None)
         try:
-            converted = convert(found, self.tower) if convert else found
+            converted = convert(weights, self.tower) if convert else weights
         except Exception as error:  # a filter may raise anything for weights of another model
             raise UserError(
                 f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {self.name} (it holds {example}, …, and timm "
@@ -69,7 +69,7 @@ class ImageTower(nn.Module):
         resized = [
             name
             for name, tensor in converted.items()
-            if name in found and tensor.shape != found[name].shape
+            if name in weights and tensor.shape != weights[name].shape
         ]
         return fill(self.tower, converted, self.name, source, resized, example)
 

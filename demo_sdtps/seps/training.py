@@ -80,13 +80,13 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         splits = {"dev": self.dev} | (
             {"test": self.test} if epoch == self.cfg.SOLVER.MAX_EPOCHS else {}
         )
-        found = {split: evaluate_retrieval(self.model, data) for split, data in splits.items()}
+        metrics = {split: evaluate_retrieval(self.model, data) for split, data in splits.items()}
         scalars = {
             f"{split}/{name}": value
-            for split, measures in found.items()
+            for split, measures in metrics.items()
             for name, value in measures.items()
         }
-        return Evaluation(found, found["dev"]["rSum"], scalars, percent_table(found))
+        return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics))
 
     def describe(self, means: Mapping[str, float]) -> str:
         return (
@@ -136,16 +136,16 @@ def data_texts(
     splits: Mapping[str, ImageTexts], encoded: Mapping[str, CaptionLoader | RetrievalData]
 ) -> dict[str, Iterable[str]]:
     """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
-    found: dict[str, Iterable[str]] = {}
+    texts: dict[str, Iterable[str]] = {}
     for name, split in splits.items():
-        found[f"{name} captions"] = map(
+        texts[f"{name} captions"] = map(
             repr, zip(split.image_of, encoded[name].captions, split.captions, strict=True)
         )
         if split.long_captions:
-            found[f"{name} long captions"] = map(
+            texts[f"{name} long captions"] = map(
                 repr, zip(encoded[name].long_captions or (), split.long_captions, strict=True)
             )
-    return found
+    return texts
 
 
 def make_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:

@@ -178,10 +178,10 @@ def draw_triplet(
         _draw_bystander(
             canvas, scene, size=(0.5, 0.8), aside=0.2, scale=pose.height if loose else 1.0
         )
-    own = draw_body(canvas, identity.look, identity.build, pose)
+    mask = draw_body(canvas, identity.look, identity.build, pose)
     _draw_front(canvas, front)
     labels = canvas.labels()
-    person = (labels >= own.start) & (labels < own.stop)
+    person = (labels >= mask.start) & (labels < mask.stop)
     light = _pool(np.array(canvas.materials, np.float32)[labels])
     return _expose(light, CAMERAS[camera], night, sensor), _pool(
         person[..., None].astype(np.float32)
@@ -263,10 +263,10 @@ def _expose(
             + 0.08 * _smooth_noise(height, width, 5, rng)
             + 0.06 * _smooth_noise(height, width, 28, rng)
         )
-        seen = np.clip(
+        exposed = np.clip(
             offset + gain * np.clip(light[..., span] * uneven[..., None], 0, 1) ** gamma, 0, 1
         )
-        image = Image.fromarray(np.repeat(np.uint8(seen * 255), 3 // count, axis=2))
+        image = Image.fromarray(np.repeat(np.uint8(exposed * 255), 3 // count, axis=2))
         # Blur is given for 128 rows; a thermal lens has a lower resolution.
         radius = (
             (camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)) * height / 128

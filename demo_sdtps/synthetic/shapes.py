@@ -163,12 +163,12 @@ def relations(a: Shape, b: Shape) -> list[str]:
     """All true relations of `a` to `b`: directions with at least the larger distance of both axes, and adjacency."""
     (row, column), (other_row, other_column) = PLACES[a.place], PLACES[b.place]
     down, right = row - other_row, column - other_column
-    found = ["next to"] * (max(abs(down), abs(right)) == 1)
+    names = ["next to"] * (max(abs(down), abs(right)) == 1)
     if down and abs(down) >= abs(right):
-        found.append("below" if down > 0 else "above")
+        names.append("below" if down > 0 else "above")
     if right and abs(right) >= abs(down):
-        found.append("to the right of" if right > 0 else "to the left of")
-    return found
+        names.append("to the right of" if right > 0 else "to the left of")
+    return names
 
 
 def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:

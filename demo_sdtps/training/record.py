@@ -125,12 +125,12 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
 
 def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object]]:
     """Versions, and properties of the machine that affect rounding, that differ between two records: both values by name."""
-    held = [
+    pairs = [
         (name, before.get(part, {}).get(name), now[part].get(name))
         for part, names in COMPARED.items()
         for name in names
     ]
-    return {name: (was, has) for name, was, has in held if was is not None and was != has}
+    return {name: (was, has) for name, was, has in pairs if was is not None and was != has}
 
 
 def restore_threads(output: Path) -> None:
@@ -156,25 +156,25 @@ def command() -> str:
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
-    found = _git(root, ("rev-parse", "HEAD"), ("status", "--porcelain"))
+    answers = _git(root, ("rev-parse", "HEAD"), ("status", "--porcelain"))
     return (
-        {"commit": found[0].strip(), "changed": bool(found[1].strip())}
-        if found
+        {"commit": answers[0].strip(), "changed": bool(answers[1].strip())}
+        if answers
         else {"commit": None, "changed": None}
     )
 
 
 def source_tree(root: Path = ROOT) -> tuple[str | None, list[str]]:
     """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None without git or history; and their changes."""
-    found = _git(
+    answers = _git(
         root,
         ("rev-parse", "HEAD"),
         ("ls-files", "-s", "--", *SOURCES),
         ("status", "--porcelain", "--", *SOURCES),
     )
     return (
-        (hashlib.sha1(found[1].encode()).hexdigest(), found[2].splitlines())
-        if found
+        (hashlib.sha1(answers[1].encode()).hexdigest(), answers[2].splitlines())
+        if answers
         else (None, [])
     )
 

@@ -150,7 +150,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     )
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()
-    sizes = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
+    sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
     notes = [
         (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"),
         (logging.INFO, origin),
@@ -162,13 +162,13 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
 
 def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[str]]:
     """The files that training and evaluation read, by split and modality: "query NI"; "query images" of three side by side."""
-    found: dict[str, Sequence[str]] = {}
+    paths: dict[str, Sequence[str]] = {}
     for split, samples in splits.items():
         masks = existing_masks(cfg, samples) if split == "train" and reads_masks(cfg) else []
         modalities = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
         columns = zip(*triplet_files(samples, masks), strict=True)
-        found |= {
+        paths |= {
             f"{split} {name}": list(filter(None, files))
             for name, files in zip((*modalities, MASK), columns, strict=False)
         }
-    return found
+    return paths

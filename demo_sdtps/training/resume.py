@@ -98,18 +98,18 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
                 "The run in %s has no checkpoint yet: it starts from the beginning.", output
             )
         return None
-    found = read_last(output)
-    check_config(cfg, found, schema)
-    return found
+    checkpoint = read_last(output)
+    check_config(cfg, checkpoint, schema)
+    return checkpoint
 
 
 def check_replaceable(output: Path, overwrite: bool) -> None:
     """Raise `UserError` where the folder holds a file with the name of one of a run's, unless `overwrite` allows to replace
     it."""
-    found = own_files(output)
-    if found and not overwrite:
+    files = own_files(output)
+    if files and not overwrite:
         raise UserError(
-            f"OUTPUT_DIR {output} already holds a run ({found[0].name}); choose another OUTPUT_DIR, pass "
+            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another OUTPUT_DIR, pass "
             "--overwrite to replace it, or RESUME yes to continue it."
         )
 
@@ -129,16 +129,16 @@ def read_last(output: Path) -> Resumed:
     )
 
 
-def check_config(cfg: CfgNode, found: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
+def check_config(cfg: CfgNode, checkpoint: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
     """Raise `UserError` where a configuration differs from that of the run in another key than RESUMABLE_KEYS, and warn of
     another length."""
-    stored = load_cfg(StoredText(found.path, found.state["config"]), (), schema)
+    stored = load_cfg(StoredText(checkpoint.path, checkpoint.state["config"]), (), schema)
     changed = _changes(cfg, stored, schema)
     if changed:
         key, (before, now) = next(iter(changed.items()))
         more = f" ({len(changed) - 1} more keys differ)" if len(changed) > 1 else ""
         raise UserError(
-            f"{key} is {now}, but the run in {found.path} was started with {before}{more}; to continue it, "
+            f"{key} is {now}, but the run in {checkpoint.path} was started with {before}{more}; to continue it, "
             "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR."
         )
     if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
@@ -166,11 +166,11 @@ def _read(path: Path) -> Mapping:
         raise UserError(
             f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)"
         ) from None
-    held = state if isinstance(state, Mapping) else {}
-    missing = [name for name in STATE if name not in held]
+    mapping = state if isinstance(state, Mapping) else {}
+    missing = [name for name in STATE if name not in mapping]
     if missing:
         raise UserError(f"{path} holds no state to continue from (no {missing[0]!r} in it)")
-    return held
+    return mapping
 
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
@@ -201,13 +201,13 @@ def digest_data(
         part: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths)
         for part, paths in files.items()
     }
-    found = {}
+    digests = {}
     for part, lines in (entries | dict(texts or {})).items():
         digest = blake2b(digest_size=16)
         for line in lines:
             digest.update(line.encode(errors="surrogatepass") + b"\0")
-        found[part] = digest.hexdigest()
-    return found
+        digests[part] = digest.hexdigest()
+    return digests
 
 
 def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:

@@ -43,7 +43,7 @@ def in_turns(
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def random_batch(
@@ -100,11 +100,11 @@ def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
             model.head_weights,
         )
         works["training step"][name] = partial(step, images | (masks if reads_masks(cfg) else {}))
-    found: dict[str, dict[str, float]] = {name: {} for name in variants}
+    result: dict[str, dict[str, float]] = {name: {} for name in variants}
     for what, cases in works.items():
         for name, seconds in in_turns(what, cases, ROUNDS, device).items():
-            found[name][what] = seconds
-    return found
+            result[name][what] = seconds
+    return result
 
 
 def infer(model: nn.Module, *inputs: Any) -> None:

@@ -310,8 +310,8 @@ class Trainer(ABC, Generic[Model, Batch]):
         fill_model(self.model, current_names(state["model"]), resumed.path)
         for name, module in self.auxiliary.items():
             module.load_state_dict(state[name])
-        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
+        for optimizer, state_of in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(state_of)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step, self.best, self.records = (

@@ -53,11 +53,11 @@ def moved(link: re.Match, source: PurePosixPath) -> str:
     if not path or ":" in path:
         return link[0]
     place = (ROOT / source.parent / path).resolve().relative_to(ROOT).as_posix()
-    found = OUTSIDE.get(place) or (
+    address = OUTSIDE.get(place) or (
         place.removeprefix("docs/") if place.startswith("docs/") else None
     )
     text = LINK.sub(lambda inner: moved(inner, source), text)
-    return f"{mark}[{text}]({found}{'#' * bool(anchor)}{anchor})" if found else text
+    return f"{mark}[{text}]({address}{'#' * bool(anchor)}{anchor})" if address else text
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -47,11 +47,11 @@ def main() -> None:
     (hits,) = rank_lists(
         data, nearest_samples(*ranked(cfg, features[3], data), np.array([arguments.query]), HITS)
     )
-    seen = images(cfg, sample)
+    image_of = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]
     kept = [
         covered(image, grids[name][0, 0])
-        for name, image in zip(cfg.MODEL.MODALITIES, seen, strict=True)
+        for name, image in zip(cfg.MODEL.MODALITIES, image_of, strict=True)
     ]
     macs = count_macs(cfg, model)[""]
     model.slimming = None
@@ -74,7 +74,7 @@ def main() -> None:
             canvas.text(x, y, text, color=colour, fontsize=size, ha="center", va="center", **more)
 
         for row, (modality, image, covered_image) in enumerate(
-            zip(cfg.MODEL.MODALITIES, seen, kept, strict=True)
+            zip(cfg.MODEL.MODALITIES, image_of, kept, strict=True)
         ):
             bottom = 2.5 - 1.15 * row
             show((0.75, bottom, 0.55, 1.1), image)

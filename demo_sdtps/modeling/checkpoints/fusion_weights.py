@@ -34,7 +34,7 @@ def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
     Raises `ValueError` for an incomplete stack.
     """
-    heads = {int(found[1]) for found in map(EXPERT.match, weights) if found}
+    heads = {int(match[1]) for match in map(EXPERT.match, weights) if match}
     members = defaultdict(list)
     for theirs, (ours, *_) in _table(1 + max(heads, default=-1)).items():
         members[ours].append(theirs)

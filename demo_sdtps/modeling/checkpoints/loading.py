@@ -197,15 +197,15 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     fill_model(model, weights, checkpoint.path)
 
 
-def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: str | Path) -> None:
+def fill_model(model: nn.Module, weights: Mapping[str, torch.Tensor], path: str | Path) -> None:
     """Load weights of the file `path` into `model`. Raises `UserError` naming the first keys that do not fit."""
     expected = model.state_dict()
-    problems = [f"{name} is missing" for name in expected if name not in found]
-    problems += [f"{name} is not part of the model" for name in found if name not in expected]
+    problems = [f"{name} is missing" for name in expected if name not in weights]
+    problems += [f"{name} is not part of the model" for name in weights if name not in expected]
     problems += [
-        f"{name} has the shape {tuple(found[name].shape)}, not {tuple(expected[name].shape)}"
+        f"{name} has the shape {tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
         for name in expected
-        if name in found and found[name].shape != expected[name].shape
+        if name in weights and weights[name].shape != expected[name].shape
     ]
     if problems:
         more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
@@ -214,4 +214,4 @@ def fill_model(model: nn.Module, found: Mapping[str, torch.Tensor], path: str | 
             f"{'; '.join(problems[:MAX_NAMED])}{more}. Use the configuration that they were trained "
             "with (config.yml beside them), or other weights."
         )
-    model.load_state_dict(found)
+    model.load_state_dict(weights)

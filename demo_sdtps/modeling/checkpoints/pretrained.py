@@ -54,41 +54,41 @@ def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> s
     """
     if source in RANDOM:
         return RANDOM[source]
-    found = read_source(transformer_type, source)
-    example = next(iter(found), "nothing at all")
+    weights = read_source(transformer_type, source)
+    example = next(iter(weights), "nothing at all")
     expected = backbone.vit.state_dict()
-    found = _timm_names(found, expected)
+    weights = _timm_names(weights, expected)
     resized = []
-    if "pos_embed" in expected.keys() & found.keys():
+    if "pos_embed" in expected.keys() & weights.keys():
         prefix = expected["pos_embed"].shape[1] - backbone.num_patches
-        side = math.isqrt(max(0, found["pos_embed"].shape[1] - prefix))
-        if side**2 == found["pos_embed"].shape[1] - prefix and (side, side) != backbone.grid_size:
-            found["pos_embed"] = resize_position(
-                found["pos_embed"].float(), backbone.grid_size, prefix
+        side = math.isqrt(max(0, weights["pos_embed"].shape[1] - prefix))
+        if side**2 == weights["pos_embed"].shape[1] - prefix and (side, side) != backbone.grid_size:
+            weights["pos_embed"] = resize_position(
+                weights["pos_embed"].float(), backbone.grid_size, prefix
             )
             resized.append("pos_embed")
-    return fill(backbone.vit, found, transformer_type, source, resized, example)
+    return fill(backbone.vit, weights, transformer_type, source, resized, example)
 
 
-def _timm_names(found: Weights, expected: Weights) -> Weights:
+def _timm_names(weights: Weights, expected: Weights) -> Weights:
     """Published weights under timm's names, as a model with the tensors `expected` has them."""
-    if any(name.startswith(CLIP_PREFIX) for name in found):
+    if any(name.startswith(CLIP_PREFIX) for name in weights):
         # OpenAI's archive also holds the text encoder, under other names.
-        found = dict(
+        weights = dict(
             clip_to_timm(name.removeprefix(CLIP_PREFIX), tensor)
-            for name, tensor in found.items()
+            for name, tensor in weights.items()
             if name.startswith(CLIP_PREFIX)
         )
-    if {"register_tokens", "cls_token", "pos_embed"} <= found.keys():
+    if {"register_tokens", "cls_token", "pos_embed"} <= weights.keys():
         # DINOv2 as its authors publish it: the class token's position is part of timm's class token.
-        position = found["pos_embed"]
-        found = {
+        position = weights["pos_embed"]
+        weights = {
             name: tensor
-            for name, tensor in found.items()
+            for name, tensor in weights.items()
             if name not in ("register_tokens", "mask_token")
         } | {
-            "reg_token": found["register_tokens"],
-            "cls_token": found["cls_token"] + position[:, :1],
+            "reg_token": weights["register_tokens"],
+            "cls_token": weights["cls_token"] + position[:, :1],
             "pos_embed": position[:, 1:],
         }
     # timm calls the last norm fc_norm in models that average the tokens.
@@ -96,12 +96,12 @@ def _timm_names(found: Weights, expected: Weights) -> Weights:
         name.replace("fc_norm.", "norm.")
         if name.startswith("fc_norm.") and name not in expected
         else name: tensor
-        for name, tensor in found.items()
+        for name, tensor in weights.items()
     }
 
 
 def fill(
-    model: nn.Module, found: Weights, name: str, source: str, resized: Sequence[str], example: str
+    model: nn.Module, weights: Weights, name: str, source: str, resized: Sequence[str], example: str
 ) -> str:
     """Load the tensors that fit by name and shape into `model`, timm's `name`.
 
@@ -111,7 +111,7 @@ def fill(
     expected = model.state_dict()
     fitting = {
         name: tensor.float()
-        for name, tensor in found.items()
+        for name, tensor in weights.items()
         if name in expected and tensor.shape == expected[name].shape
     }
     if not fitting:
@@ -119,13 +119,13 @@ def fill(
             f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
             f"(it holds {example}, …); give weights of this backbone, {OTHERS}."
         )
-    if reason := _other_model(found, expected):
+    if reason := _other_model(weights, expected):
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
             "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs."
         )
-    missing = sorted(expected.keys() - found.keys())
-    reshaped = sorted(expected.keys() & found.keys() - fitting.keys())
+    missing = sorted(expected.keys() - weights.keys())
+    reshaped = sorted(expected.keys() & weights.keys() - fitting.keys())
     model.load_state_dict(fitting, strict=False)
     warning = "WARNING: incomplete " if missing or reshaped else ""
     return (
@@ -135,11 +135,11 @@ def fill(
     )
 
 
-def _other_model(found: Weights, expected: Weights) -> str | None:
+def _other_model(weights: Weights, expected: Weights) -> str | None:
     """Evidence that the weights are another model's, whose names and shapes fit because Vision Transformers differ little."""
-    if (NORM_BEFORE in found) != (NORM_BEFORE in expected):
-        return f"there is {'a' if NORM_BEFORE in found else 'no'} norm before the blocks, as CLIP has it"
-    patch = found.get(PATCH)
+    if (NORM_BEFORE in weights) != (NORM_BEFORE in expected):
+        return f"there is {'a' if NORM_BEFORE in weights else 'no'} norm before the blocks, as CLIP has it"
+    patch = weights.get(PATCH)
     if patch is not None and patch.shape != expected[PATCH].shape:
         return f"its patch embedding has the shape {tuple(patch.shape)}, not {tuple(expected[PATCH].shape)}"
     return None

@@ -166,12 +166,12 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
 
 def slimming_of(model: nn.Module) -> Slim:
     """The slimming of a model, or of the one that it wraps. Raises `UserError`."""
-    found = next((module for module in model.modules() if isinstance(module, Slim)), None)
-    if found is None:
+    hook = next((module for module in model.modules() if isinstance(module, Slim)), None)
+    if hook is None:
         raise UserError(
             f"{type(model).__name__} is not slimmed; call demo_sdtps.slim(model) before."
         )
-    return found
+    return hook
 
 
 def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:

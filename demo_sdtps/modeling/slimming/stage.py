@@ -80,16 +80,16 @@ class Slimming(nn.Module):
         """Patches of a grid of `patches` that each stage leaves."""
         return remaining_patches(patches, self.keep)
 
-    def foreground(self, seen: Context) -> ByModality:
+    def foreground(self, context: Context) -> ByModality:
         """The masks (B, N) of what the host knows of the images, or pseudo-masks of a score that makes some; {} for none."""
-        made = (scorer.pseudo_masks(seen, self.shared) for scorer in self.stage_scores)
-        return seen.foreground or next(filter(None, made), {})
+        masks = (scorer.pseudo_masks(context, self.shared) for scorer in self.stage_scores)
+        return context.foreground or next(filter(None, masks), {})
 
     def forward(
         self,
         number: int,
         tokens: Tokens,
-        seen: Context,
+        host_context: Context,
         names: Sequence[str],
         block: nn.Module,
         prefix: int,
@@ -99,16 +99,16 @@ class Slimming(nn.Module):
         """Stage `number` on the input of `block`, which it is before: `tokens`, rows of the modalities `names`, with `prefix`
         tokens before the patches.
 
-        `seen` has what the host knows of the images; its foreground (B, N) is of the whole grid. `rope` is the rotary embedding
+        `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `rope` is the rotary embedding
         that the block is given. `score` (B, n) is used in place of the stage's own.
         """
-        context = self._context(number, tokens, seen, names, block, prefix, rope)
+        context = self._context(number, tokens, host_context, names, block, prefix, rope)
         loss = None
         if score is None:
             scores, loss = self._scores(number, context)
             score = torch.cat(list(scores.values()))
         slimmed = self._drop(number, tokens, score, context, prefix)
-        kept = slimmed.grid_positions(math.prod(seen.grid))
+        kept = slimmed.grid_positions(math.prod(host_context.grid))
         return Step(
             slimmed,
             Stage(context.positions, split_rows(score, names), split_rows(kept, names)),
@@ -119,14 +119,17 @@ class Slimming(nn.Module):
         self,
         number: int,
         tokens: Tokens,
-        seen: Context,
+        context: Context,
         names: Sequence[str],
         block: nn.Module,
         prefix: int,
         rope: torch.Tensor | None,
     ) -> Context:
         """What the score of a stage reads."""
-        scorer, positions = self.stage_scores[number], tokens.grid_positions(math.prod(seen.grid))
+        scorer, positions = (
+            self.stage_scores[number],
+            tokens.grid_positions(math.prod(context.grid)),
+        )
         patches, attention, metric = slice(prefix, prefix + positions.shape[1]), {}, {}
         if scorer.needs_attention:
             weights = attention_weights(block, tokens, CLASS_TOKEN, rope).squeeze(2)
@@ -139,9 +142,11 @@ class Slimming(nn.Module):
             else tokens.sizes[:, patches]
         )
         by_name = split_rows(positions, names)
-        shares = {name: share.gather(1, by_name[name]) for name, share in seen.foreground.items()}
+        shares = {
+            name: share.gather(1, by_name[name]) for name, share in context.foreground.items()
+        }
         return replace(
-            seen,
+            context,
             tokens=split_rows(tokens.values[:, patches], names),
             keys=metric,
             attention=attention,
@@ -154,11 +159,13 @@ class Slimming(nn.Module):
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
         scorer = self.stage_scores[number]
-        own = scorer(context)
-        loss = scorer.loss(own, context)
+        stage_scores_of = scorer(context)
+        loss = scorer.loss(stage_scores_of, context)
         if scorer.keeps_own or not self.shared:
-            return own, loss
-        return dict.fromkeys(own, sum_of_present(own, context.missing)), loss
+            return stage_scores_of, loss
+        return dict.fromkeys(
+            stage_scores_of, sum_of_present(stage_scores_of, context.missing)
+        ), loss
 
     def _drop(
         self, number: int, tokens: Tokens, score: torch.Tensor, context: Context, prefix: int
@@ -247,13 +254,13 @@ def slim_backbone(
     parts = []
     with backbone.ready(rows[0].device):
         for part in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
-            own = dict(zip(extras, part[len(names) :], strict=False))
+            extra_tokens = dict(zip(extras, part[len(names) :], strict=False))
             context = Context(
                 {},
                 {},
                 backbone.grid_size,
-                missing=blank(own),
-                images=own,
+                missing=blank(extra_tokens),
+                images=extra_tokens,
                 patch_size=size,
                 patch_stride=stride,
                 foreground={} if foreground is None else dict.fromkeys(names, part[-1]),
@@ -263,15 +270,19 @@ def slim_backbone(
 
 
 def _run(
-    slimming: Slimming, backbone: Backbone, stem: torch.Tensor, names: Sequence[str], seen: Context
+    slimming: Slimming,
+    backbone: Backbone,
+    stem: torch.Tensor,
+    names: Sequence[str],
+    context: Context,
 ) -> Slimmed:
-    seen = replace(seen, foreground=slimming.foreground(seen))
+    context = replace(context, foreground=slimming.foreground(context))
     prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
     for number, (start, stop) in enumerate(
         zip(slimming.blocks, (*slimming.blocks[1:], len(backbone.vit.blocks)), strict=True)
     ):
         rope = backbone.block_arguments(tokens)(start).get("rope")
-        step = slimming(number, tokens, seen, names, backbone.vit.blocks[start], prefix, rope)
+        step = slimming(number, tokens, context, names, backbone.vit.blocks[start], prefix, rope)
         stages.append(step.stage)
         losses += [] if step.loss is None else [step.loss]
         tokens = backbone.run_blocks(step.tokens, start, stop)

@@ -130,8 +130,8 @@ def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
     if isinstance(inputs, Mapping):
         return {
             key: image
-            for own, value in inputs.items()
-            for key, image in images_in(value, str(own)).items()
+            for input_name, value in inputs.items()
+            for key, image in images_in(value, str(input_name)).items()
         }
     return {}
 

@@ -84,7 +84,7 @@ def find_towers(
         places = [_given(model, blocks_at)]
     else:
         places = [
-            (path, *found) for path, module in model.named_modules() if (found := _parts(module))
+            (path, *parts) for path, module in model.named_modules() if (parts := _parts(module))
         ]
     if (blocks_at or not places) and (
         reason := _refused(model.get_submodule(places[0][0]) if places else model)
@@ -157,13 +157,13 @@ def _given(model: nn.Module, blocks_at: str) -> tuple[str, nn.Module, nn.Module]
     owner = blocks_at
     while owner:
         owner = owner.rpartition(".")[0]
-        found = [
+        candidates = [
             part
             for part in model.get_submodule(owner).modules()
             if isinstance(part, nn.Conv2d) and all(part is not other for other in blocks.modules())
         ]
-        if found:
-            return owner, blocks, found[0]
+        if candidates:
+            return owner, blocks, candidates[0]
     raise UserError(
         f"blocks_at is {blocks_at!r}, but {type(model).__name__} has no nn.Conv2d beside these blocks, whose "
         "output is the grid of patches; slimming needs one."

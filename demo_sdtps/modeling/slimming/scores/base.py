@@ -113,15 +113,15 @@ class Score(nn.Module, ABC):
 
     def forward(self, context: Context) -> ByModality:
         """`scores`, whose shapes are checked: raises `UserError` for another than (B, N)."""
-        found = self.scores(context)
-        for modality, score in found.items():
+        scores = self.scores(context)
+        for modality, score in scores.items():
             expected = context.tokens[modality].shape[:2]
             if score.shape != expected:
                 raise UserError(
                     f"The score {type(self).__name__} gives {tuple(score.shape)} for {modality}, but one number "
                     f"for each patch was expected, {tuple(expected)}; correct its method score."
                 )
-        return found
+        return scores
 
     def scores(self, context: Context) -> ByModality:
         """`score` of every modality. A score of all together overrides this one; equal scores for all modalities give one set

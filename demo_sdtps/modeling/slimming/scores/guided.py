@@ -57,11 +57,13 @@ class GuidedScore(Score):
         self, tokens: torch.Tensor, context: Context
     ) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
         """→ guidance (G, B, N) in `guide_order` and its weights."""
-        found = context.global_feats or context.class_tokens
+        sources = context.global_feats or context.class_tokens
         absent = {} if self.guide_missing else context.missing
-        missing = [modality not in found or absent.get(modality, False) for modality in MODALITIES]
+        missing = [
+            modality not in sources or absent.get(modality, False) for modality in MODALITIES
+        ]
         # A modality without tokens has the weight 0, whatever stands in its place.
-        global_feats = [found.get(modality, found[context.modality]) for modality in MODALITIES]
+        global_feats = [sources.get(modality, sources[context.modality]) for modality in MODALITIES]
         guides, weights = guides_of(MODALITIES.index(context.modality), global_feats, missing)
         return cosine_guidance(tokens, guides), weights
 
@@ -115,15 +117,15 @@ class SDTPS(GuidedScore):
 
     def forward(self, context: Context) -> dict[str, Selection]:  # type: ignore[override]  # more than scores
         """The aggregated tokens and the extra token of every modality, (B, N_c + 1, C)."""
-        found = {}
+        scores = {}
         for modality, score in self.scores(context).items():
             tokens = context.tokens[modality]
             kept, extra, mask, decision, index = self.part(modality, "sparse").split(tokens, score)
             aggregated = self.part(modality, "aggr")(kept, decision)
-            found[modality] = Selection(
+            scores[modality] = Selection(
                 torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index
             )
-        return found
+        return scores
 
     def part(self, modality: str, part: str) -> Any:
         """The `TokenSparse` ("sparse") or `TokenAggregation` ("aggr") of a modality."""

@@ -22,9 +22,9 @@ class Saliency(Score):
     of_images = True
 
     def scores(self, context: Context) -> ByModality:
-        found = saliency(context)
+        saliencies = saliency(context)
         return {
-            modality: found[modality].gather(1, context.positions_of(modality))
+            modality: saliencies[modality].gather(1, context.positions_of(modality))
             for modality in context.tokens
         }
 
@@ -72,12 +72,12 @@ def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) 
 
     Every round goes along all rows and columns in both directions, so that ways have up to ROUNDS · 2 turns.
     """
-    cost, seen = start.unflatten(1, grid), colours.unflatten(1, grid)
+    cost, colour_grid = start.unflatten(1, grid), colours.unflatten(1, grid)
     # Along a line with the sums S of its steps, the cheapest way to x is S(x) + min over y before x of cost(y) - S(y).
     sums = {
-        dim: F.pad(seen.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)).cumsum(
-            dim
-        )
+        dim: F.pad(
+            colour_grid.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)
+        ).cumsum(dim)
         for dim in (1, 2)
     }
     for _ in range(ROUNDS):

@@ -64,10 +64,10 @@ class SelfSupervised(Supervised):
     def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
         if not self.training:
             return {}
-        seen = saliency(context)
+        scores = saliency(context)
         if shared:
-            seen = dict.fromkeys(seen, torch.stack(list(seen.values())).sum(dim=0))
-        return {modality: above_otsu(score) for modality, score in seen.items()}
+            scores = dict.fromkeys(scores, torch.stack(list(scores.values())).sum(dim=0))
+        return {modality: above_otsu(score) for modality, score in scores.items()}
 
 
 def above_otsu(score: torch.Tensor) -> torch.Tensor:
