@@ -366,6 +366,7 @@ def fused(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Ten
 def fusion_step(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> None:
     module.zero_grad()
     leaves = [
-        {name: tensor.detach().requires_grad_() for name, tensor in part.items()} for part in inputs
+        {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+        for tensors in inputs
     ]
     module.train()(*leaves).sum().backward()

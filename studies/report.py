@@ -87,9 +87,11 @@ def as_markdown(result: dict[str, Any]) -> str:
         for variant in result["variants"]
         for seed, error in variant["failed"].items()
     ]
-    parts = [f"`{result['command']}`", table(result), legend]
-    parts += ["Failed runs, left out of every mean:\n\n" + "\n".join(failures)] if failures else []
-    return "\n\n".join([*parts, _provenance(result)]) + "\n"
+    sections = [f"`{result['command']}`", table(result), legend]
+    sections += (
+        ["Failed runs, left out of every mean:\n\n" + "\n".join(failures)] if failures else []
+    )
+    return "\n\n".join([*sections, _provenance(result)]) + "\n"
 
 
 def table(result: dict[str, Any]) -> str:
@@ -219,14 +221,14 @@ def _provenance(result: dict[str, Any]) -> str:
         name: "/".join(sorted({run["versions"][name] for run in runs if run["versions"].get(name)}))
         for name in (runs[0]["versions"] if runs else ())
     }
-    parts = {
+    facts = {
         "commit": " and ".join(commits),
         "files": (tree or "")[:10],
         "machine": " and ".join(machines),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items() if number),
     }
     return (
-        "Made with " + "; ".join(f"{name} {value}" for name, value in parts.items() if value) + "."
+        "Made with " + "; ".join(f"{name} {value}" for name, value in facts.items() if value) + "."
     )
 
 

@@ -100,8 +100,8 @@ def run_study(arguments: argparse.Namespace) -> None:
     table = as_markdown(result)
     with atomic_write(files[TABLES]) as temporary:
         temporary.write_text(table, encoding="utf-8")
-    for name, draw in PLOTS.items():
-        draw(result, files[name])
+    for name, plot in PLOTS.items():
+        plot(result, files[name])
     print_lines(table, *files.values())
     if any(variant["failed"] for variant in result["variants"]):
         sys.exit(1)
@@ -267,7 +267,7 @@ def make_variants(
                 f"The variant {name!r} has no configuration; name one there or as `config` of the study."
             )
         pairs = [
-            *(str(part) for pair in (study["set"] | variant["set"]).items() for part in pair),
+            *(str(word) for pair in (study["set"] | variant["set"]).items() for word in pair),
             *opts,
         ]
         cfg = load_cfg(config, pairs)

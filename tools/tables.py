@@ -31,8 +31,8 @@ def main() -> None:
     for page, text in changed.items() if not arguments.check else ():
         with atomic_write(page) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    for name, (study, draw) in FIGURES.items() if not arguments.check else ():
-        draw(read_result(DOCS / "results" / f"{study}.json"), DOCS / "images" / name)
+    for name, (study, plot) in FIGURES.items() if not arguments.check else ():
+        plot(read_result(DOCS / "results" / f"{study}.json"), DOCS / "images" / name)
     print_lines(
         *(
             f"{page}: {'its tables are not those of the data' if arguments.check else 'written'}"

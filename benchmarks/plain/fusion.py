@@ -42,9 +42,9 @@ class Fusion(nn.Module):
         features = []
         for subset, modalities in MODALITIES_OF.items():
             parts = [
-                part
+                tensor
                 for modality in modalities
-                for part in (global_feats[modality][:, None], patches[modality])
+                for tensor in (global_feats[modality][:, None], patches[modality])
             ]
             tokens = torch.cat(parts, dim=1)
             query = self.get_parameter(f"{subset}_token").expand(len(tokens), -1, -1)
@@ -68,12 +68,12 @@ class MixtureOfExperts(nn.Module):
         gates = self.gating_network.gate(features)
         weighted = []
         for number, feature in enumerate(features):
-            parts = []
-            for head, part in enumerate(feature.chunk(len(self.experts), dim=1)):
-                parts.append(
-                    gates[head][:, number, None] * self.experts[head].expertHead[number](part)
+            outputs = []
+            for head, chunk in enumerate(feature.chunk(len(self.experts), dim=1)):
+                outputs.append(
+                    gates[head][:, number, None] * self.experts[head].expertHead[number](chunk)
                 )
-            weighted.append(torch.cat(parts, dim=1))
+            weighted.append(torch.cat(outputs, dim=1))
         return weighted
 
 

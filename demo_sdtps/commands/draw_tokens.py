@@ -37,7 +37,7 @@ def main() -> None:
 
     others, opts = (
         (vars(arguments)["TEST.WEIGHT"] or [])[1:],
-        [part for pair in pairs_of(arguments.opts) for part in pair],
+        [word for pair in pairs_of(arguments.opts) for word in pair],
     )
     data = {key: value for key, value in flat(cfg).items() if key.startswith("DATASETS.")}
     stored = [

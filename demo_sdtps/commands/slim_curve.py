@@ -48,7 +48,7 @@ def main() -> None:
 
 def whole_numbers(text: str) -> list[int]:
     """Type of a flag for argparse: whole numbers that rise, such as 1,3."""
-    numbers = [int(part) for part in text.split(",")]
+    numbers = [int(word) for word in text.split(",")]
     if numbers != sorted(set(numbers)) or numbers[0] < 0:
         raise argparse.ArgumentTypeError(f"{text} must rise, each block once")
     return numbers

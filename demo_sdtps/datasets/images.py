@@ -95,8 +95,8 @@ def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Imag
             f"The image {paths[0]} is {image.shape[2]} pixels wide, but it must hold {', '.join(MODALITIES)} "
             f"side by side, equally wide{ADVICE}"
         )
-    parts = image.chunk(len(MODALITIES), dim=2)
-    return tuple(parts[place] for place in places)
+    planes = image.chunk(len(MODALITIES), dim=2)
+    return tuple(planes[place] for place in places)
 
 
 def decode_all(

@@ -75,8 +75,8 @@ class ImageDataset(Dataset):
         except UserError as error:
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
-        draw = () if seed is None else (random.Random(seed),)
-        return self.transform(images, *draw), *self.targets[index]
+        rngs = () if seed is None else (random.Random(seed),)
+        return self.transform(images, *rngs), *self.targets[index]
 
 
 def triplet_files(samples: Sequence[Sample], masks: Sequence[str]) -> list[Paths]:

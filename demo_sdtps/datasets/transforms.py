@@ -52,12 +52,12 @@ class TrainTransform:
         )
         self.erasing = cfg.INPUT.RE_PROB
 
-    def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
-        return self.normalise_and_erase(self.place(image, self.geometry(draw)), draw)
+    def __call__(self, image: torch.Tensor, rng: Generator = random) -> torch.Tensor:
+        return self.normalise_and_erase(self.place(image, self.geometry(rng)), rng)
 
-    def geometry(self, draw: Generator) -> Geometry:
-        flip = draw.random() < self.flip
-        return Geometry(flip, *(draw.randint(-self.padding, self.padding) for _ in range(2)))
+    def geometry(self, rng: Generator) -> Geometry:
+        flip = rng.random() < self.flip
+        return Geometry(flip, *(rng.randint(-self.padding, self.padding) for _ in range(2)))
 
     def place(
         self, image: torch.Tensor, geometry: Geometry, resize: Transform | None = None
@@ -69,10 +69,10 @@ class TrainTransform:
             image = image.flip(2)
         return pad_and_crop(image, geometry.down, geometry.right)
 
-    def normalise_and_erase(self, image: torch.Tensor, draw: Generator) -> torch.Tensor:
+    def normalise_and_erase(self, image: torch.Tensor, rng: Generator) -> torch.Tensor:
         """In place. Padding is black and precedes normalisation, as in DeMo."""
         image.sub_(self.mean).div_(self.std)
-        return erase(image, draw) if draw.random() < self.erasing else image
+        return erase(image, rng) if rng.random() < self.erasing else image
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Each:
 
     transform: Transform
 
-    def __call__(self, images: Decoded, *draw: Generator) -> list[torch.Tensor]:
+    def __call__(self, images: Decoded, *rngs: Generator) -> list[torch.Tensor]:
         return with_blanks(
-            [None if image is None else self.transform(image, *draw) for image in images]
+            [None if image is None else self.transform(image, *rngs) for image in images]
         )
 
 
@@ -97,12 +97,12 @@ class JointTrainTransform:
         self.image = TrainTransform(cfg)
         self.resize_mask = v2.Resize(self.image.size, interpolation=v2.InterpolationMode.BILINEAR)
 
-    def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
-        geometry, (images, masks) = self.image.geometry(draw), parted(images)
+    def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
+        geometry, (images, masks) = self.image.geometry(rng), parted(images)
         placed = [None if image is None else self.image.place(image, geometry) for image in images]
         shown = with_blanks(
             [
-                None if image is None else self.image.normalise_and_erase(image, draw)
+                None if image is None else self.image.normalise_and_erase(image, rng)
                 for image in placed
             ]
         )
@@ -120,12 +120,12 @@ class DropModalities:
     transform: Callable[..., list[torch.Tensor]]
     probability: float
 
-    def __call__(self, images: Decoded, draw: Generator = random) -> list[torch.Tensor]:
+    def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
         present = [place for place, image in enumerate(parted(images)[0]) if image is not None]
-        result = self.transform(images, draw)
-        dropped = [place for place in present if draw.random() < self.probability]
+        result = self.transform(images, rng)
+        dropped = [place for place in present if rng.random() < self.probability]
         if len(dropped) == len(present):
-            dropped.remove(draw.choice(dropped))
+            dropped.remove(rng.choice(dropped))
         for place in dropped:
             result[place].zero_()
         return result
@@ -155,16 +155,16 @@ def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     return canvas
 
 
-def erase(image: torch.Tensor, draw: Generator) -> torch.Tensor:
+def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
     """Fill a random rectangle of (3, H, W) with normal noise, in place, as timm's erasing does with the global generator."""
     _, height, width = image.shape
     for _ in range(ATTEMPTS):
-        area = draw.uniform(*ERASED_AREA) * height * width
-        aspect = math.exp(draw.uniform(*map(math.log, ERASED_ASPECT)))
+        area = rng.uniform(*ERASED_AREA) * height * width
+        aspect = math.exp(rng.uniform(*map(math.log, ERASED_ASPECT)))
         rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if rows < height and columns < width:
-            top, left = draw.randint(0, height - rows), draw.randint(0, width - columns)
-            generator = torch.Generator().manual_seed(draw.getrandbits(63))
+            top, left = rng.randint(0, height - rows), rng.randint(0, width - columns)
+            generator = torch.Generator().manual_seed(rng.getrandbits(63))
             image[:, top : top + rows, left : left + columns] = torch.randn(
                 3, rows, columns, generator=generator
             )

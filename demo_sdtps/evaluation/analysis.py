@@ -125,21 +125,21 @@ def nearest_samples(
 ) -> Nearest:
     """The `count` nearest of the queries at indices `chosen` (n,); a match comes behind other identities at its distance, as
     average precision counts it."""
-    parts = []
+    blocks = []
     for part in chunks(len(chosen), len(gallery.identity)):
         rows = chosen[part]
         same = query.identity[rows, None] == gallery.identity
         excluded = junk_mask(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
         distance = distances(rows).masked_fill(excluded, torch.inf).numpy()
         order = np.lexsort((same.numpy(), distance), axis=1)[:, :count]
-        parts.append(
+        blocks.append(
             [
                 order,
                 np.take_along_axis(distance, order, 1),
                 np.take_along_axis(same.numpy(), order, 1),
             ]
         )
-    return Nearest(*map(np.concatenate, zip(*parts, strict=True)))
+    return Nearest(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def distance_histogram(
@@ -161,10 +161,10 @@ def _kinds(
     distances: DistanceRows, query: Labels, gallery: Labels
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """By part of the queries: distances (q, G), at least 0, which of them are to matches, and which to other identities."""
-    for part in chunks(len(query.identity), len(gallery.identity)):
-        same = query.identity[part, None] == gallery.identity
-        excluded = junk_mask(query.identity[part], gallery.identity, query.key[part], gallery.key)
-        yield distances(part).clamp(min=0).numpy(), (same & ~excluded).numpy(), (~same).numpy()
+    for rows in chunks(len(query.identity), len(gallery.identity)):
+        same = query.identity[rows, None] == gallery.identity
+        excluded = junk_mask(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
+        yield distances(rows).clamp(min=0).numpy(), (same & ~excluded).numpy(), (~same).numpy()
 
 
 def _match_ranks(

@@ -57,10 +57,10 @@ def extract_features(
             ]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
-        for parts in on_cpu(extracted()):
-            stop = start + len(parts[0])
-            for whole, part in zip(features, parts, strict=True):
-                whole[start:stop] = part
+        for blocks in on_cpu(extracted()):
+            stop = start + len(blocks[0])
+            for whole, block in zip(features, blocks, strict=True):
+                whole[start:stop] = block
             start = stop
     if (
         total is not None

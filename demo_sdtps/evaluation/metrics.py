@@ -67,7 +67,7 @@ def evaluate_ranking(
     query, gallery = query_features.float(), gallery_features.float()
     lengths = squared_lengths(gallery)
     return _evaluate(
-        lambda part: distances_of(query[part], gallery, lengths),
+        lambda rows: distances_of(query[rows], gallery, lengths),
         (len(query), len(gallery)),
         (query_ids, gallery_ids, query_cams, gallery_cams),
         (query_scenes, gallery_scenes),
@@ -95,7 +95,7 @@ def evaluate_distances(
             f"Distances must be (queries, gallery), but they are {tuple(distance.shape)}."
         )
     return _evaluate(
-        lambda part: distance[part],
+        lambda rows: distance[rows],
         distance.shape,
         (query_ids, gallery_ids, query_cams, gallery_cams),
         (query_scenes, gallery_scenes),
@@ -147,10 +147,10 @@ def match_ranks(
     own_samples = own_samples_of(shape, ids, keys)
     rank_parts, match_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for part in chunks(queries, gallery) if gallery else ():
-            row, own_rows, match = own_samples(part)
-            match_parts.append(np.bincount(row[match], minlength=len(range(queries)[part])))
-            rank_parts.append(_match_ranks(distances(part), row, own_rows, match, pool))
+        for rows in chunks(queries, gallery) if gallery else ():
+            row, own_rows, match = own_samples(rows)
+            match_parts.append(np.bincount(row[match], minlength=len(range(queries)[rows])))
+            rank_parts.append(_match_ranks(distances(rows), row, own_rows, match, pool))
     return np.concatenate(rank_parts), np.concatenate(match_parts)
 
 
@@ -177,11 +177,11 @@ def own_samples_of(
         np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right")
     )
 
-    def own_samples(part: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        counts = ends[part] - starts[part]
+    def own_samples(rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        counts = ends[rows] - starts[rows]
         row = np.arange(len(counts)).repeat(counts)
-        samples = order[starts[part].repeat(counts) + rank_in_group(counts) - 1]
-        return row, samples, gallery_keys[samples] != query_keys[part][row]
+        samples = order[starts[rows].repeat(counts) + rank_in_group(counts) - 1]
+        return row, samples, gallery_keys[samples] != query_keys[rows][row]
 
     return own_samples
 
@@ -216,7 +216,7 @@ def _on_cpu(distance: torch.Tensor) -> np.ndarray:
 
 def squared_lengths(features: torch.Tensor) -> torch.Tensor:
     """(n, D) → (n,), in parts: all squares together would take as much memory as the features."""
-    return torch.cat([part.square().sum(1) for part in features.split(1 << 14)])
+    return torch.cat([rows.square().sum(1) for rows in features.split(1 << 14)])
 
 
 def distances_of(

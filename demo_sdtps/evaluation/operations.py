@@ -142,11 +142,14 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
     parameters, macs = count_parameters(model), count_macs(cfg, model)
     total = sum(parameters.values())
     rows = [
-        *((PARTS.get(part, part), count, macs[part]) for part, count in parameters.items()),
+        *(
+            (PARTS.get(module_name, module_name), count, macs[module_name])
+            for module_name, count in parameters.items()
+        ),
         ("total", total, macs[""]),
     ]
     lines = [
-        f"{'part':24}{'parameters':>14}{'GMACs':>10}",
+        f"{'module_name':24}{'parameters':>14}{'GMACs':>10}",
         *(f"{name:24}{count:14,}{operations / 1e9:10.4f}" for name, count, operations in rows),
     ]
     if model.hdm:

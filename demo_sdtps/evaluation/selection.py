@@ -108,7 +108,7 @@ def measure_selection(
                 for modality, choice in by_modality.items():
                     for measure, values in measures(choice, relevant).items():
                         numbers[name, case, modality, measure].append(values.cpu())
-    whole = {key: torch.cat(parts) for key, parts in numbers.items()}
+    whole = {key: torch.cat(blocks) for key, blocks in numbers.items()}
     rates = {
         name: {case: _rows(whole, name, case) for case in cases}
         for name in dict.fromkeys(name for name, *_ in whole)
@@ -178,9 +178,9 @@ def choices(
     if model.sdtps:
         selections, choices_of[SDTPS] = model.sdtps(context), {}
         for modality in present:
-            parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
+            split = model.sdtps.parts(context.tokens[modality], context.of(modality))
             scores = {"score": selections[modality].score} | {
-                name: part for name, part in parts.items() if name not in missing
+                name: member for name, member in split.items() if name not in missing
             }
             check_finite("The scores of the patches", scores.values())
             choices_of[SDTPS][modality] = Choice(

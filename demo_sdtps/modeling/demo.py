@@ -83,8 +83,8 @@ class DeMo(nn.Module):
         columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
         self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
         unfused, fused = (
-            [frozenset(names) for names in parts]
-            for parts in (zip(self.modalities), subsets.values())
+            [frozenset(names) for names in groups]
+            for groups in (zip(self.modalities), subsets.values())
         )
         sources = unfused + (unfused if self.sdtps else []) + (fused if self.hdm else [])
         self.sources = {1: unfused, 2: sources[len(unfused) :] or unfused, 3: sources}
@@ -184,7 +184,7 @@ class DeMo(nn.Module):
         if self.slimming:
             return self._slim(self._stem(images, cam_label), images)
         tokens = self.backbone(*self._batch(images, cam_label))
-        patches, class_tokens = (split_rows(part, _present(images)) for part in tokens)
+        patches, class_tokens = (split_rows(tensor, _present(images)) for tensor in tokens)
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
         return Context(
             patches, class_tokens, self.backbone.grid_size, global_feats, blank(_present(images))
@@ -268,14 +268,14 @@ class DeMo(nn.Module):
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
         context = self.encode(zeros, cameras)
         rows: dict[str, Any] = {
-            field: {name: part[camera_of] for name, part in getattr(context, field).items()}
+            field: {name: values[camera_of] for name, values in getattr(context, field).items()}
             for field in ENCODED
         }
         return replace(context, **rows)
 
     def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         zeros, cameras, camera_of = _one_per_camera(images, cam_label)
-        return {modality: part[camera_of] for modality, part in self._stem(zeros, cameras).items()}
+        return {modality: stem[camera_of] for modality, stem in self._stem(zeros, cameras).items()}
 
     def patterns_of(self, context: Context, neck: str) -> dict[int, torch.Tensor]:
         """The return patterns of encoded triplets, (B, D) each; `neck` as in `extract_features`."""
@@ -308,7 +308,7 @@ def _one_per_camera(
     `cam_label` among them, (B,)."""
     device = next(iter(images.values())).device
     cameras, camera_of = (
-        part.to(device, non_blocking=True) for part in cam_label.unique(return_inverse=True)
+        tensor.to(device, non_blocking=True) for tensor in cam_label.unique(return_inverse=True)
     )
     return (
         {modality: _zeros(image, len(cameras)) for modality, image in images.items()},

@@ -163,9 +163,12 @@ class HDM(nn.Module):
             logits_of = torch.cat(
                 [logits[subset, modality] for modality in modalities], dim=-1
             ).softmax(dim=-1)
-            parts = F.dropout(logits_of, self.dropout, self.training).chunk(len(modalities), dim=-1)
+            chunks = F.dropout(logits_of, self.dropout, self.training).chunk(
+                len(modalities), dim=-1
+            )
             weights |= {
-                (subset, modality): part for modality, part in zip(modalities, parts, strict=True)
+                (subset, modality): chunk
+                for modality, chunk in zip(modalities, chunks, strict=True)
             }
         return weights
 
@@ -183,8 +186,8 @@ class HDM(nn.Module):
                 weights_of[..., :1] * global_feats[modality].unsqueeze(1)
             )
             pooled |= {
-                (subset, modality): part
-                for subset, part in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True)
+                (subset, modality): chunk
+                for subset, chunk in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True)
             }
         return pooled
 

@@ -111,11 +111,11 @@ def total_loss(
 
     labels (B,); head_weights: weights of the heads' losses by the heads' names; center_losses: one per head, or none.
     """
-    parts = {}
+    terms = {}
     total = torch.zeros((), device=labels.device)
     if output.auxiliary is not None:  # (processes,)
         total = output.auxiliary.mean()
-        parts["auxiliary"] = total.detach()
+        terms["auxiliary"] = total.detach()
     centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(output.logits)
     for (name, logits), center_loss in zip(output.logits.items(), centers, strict=True):
         head, weight = (
@@ -126,5 +126,5 @@ def total_loss(
             kind: value for kind, loss in LOSSES.items() if (value := loss(cfg, head)) is not None
         }
         total = total + weight * reduce(torch.add, losses.values())
-        parts |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}
-    return total, parts
+        terms |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}
+    return total, terms

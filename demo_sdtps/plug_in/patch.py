@@ -113,9 +113,9 @@ def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
     current = getattr(_thread, "seen", None)
     if current is None or _seen_by(backbone, current.model.sdtps_host.backbone) is None:
         return
-    parts = 3 if current.model.sdtps_host.is_stacked else 1
-    current.tokens += output[0].chunk(parts)
-    current.class_tokens += output[1].chunk(parts)
+    count = 3 if current.model.sdtps_host.is_stacked else 1
+    current.tokens += output[0].chunk(count)
+    current.class_tokens += output[1].chunk(count)
 
 
 def _see_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -186,7 +186,7 @@ class SDTPSForward(Patched, nn.Module):
             return logits, feature
         # The host's loop adds the losses of all pairs as they are.
         return tuple(
-            _with_scaled_gradient(part, self.sdtps_loss_weight) for part in (logits, feature)
+            _with_scaled_gradient(tensor, self.sdtps_loss_weight) for tensor in (logits, feature)
         )
 
 

@@ -59,11 +59,11 @@ def draw_analysis(cfg: CfgNode, analysis: Analysis, data: TestData, title: str, 
     below.suptitle(
         f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity"
     )
-    for query, part in zip(analysis.worst, below.subfigures(1, WORST), strict=False):
+    for query, panel in zip(analysis.worst, below.subfigures(1, WORST), strict=False):
         precision, first = (scores[query] for scores in analysis.scores)
         draw_list(
             cfg,
-            part.subplots(1, 1 + NEAREST),
+            panel.subplots(1, 1 + NEAREST),
             data,
             int(data.query[query]),
             f"query: AP {100 * precision:.1f} %\nfirst hit at rank {first}",

@@ -41,7 +41,7 @@ def draw_ranks(
     distances, query, gallery = ranked(cfg, features, data)
     nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
     first = analysis.score_queries(
-        lambda part: distances(shown[part]),
+        lambda rows: distances(shown[rows]),
         analysis.Labels(*(labels[shown] for labels in query)),
         gallery,
     ).first_match.tolist()

@@ -97,12 +97,12 @@ def panels(
 ) -> dict[str, np.ndarray]:
     """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
     image_of = dict(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True))
-    parts: dict[str, np.ndarray] = {}
+    layers: dict[str, np.ndarray] = {}
     mean = np.mean(
         [image for modality, image in image_of.items() if modality in sample.modalities], axis=0
     ).astype(np.uint8)
     for modality, image in {**image_of, SHARED: mean}.items():
-        parts |= {modality: image} if modality in image_of else {}
+        layers |= {modality: image} if modality in image_of else {}
         for title, by_modality in grids.items():
             grids_of = (
                 {SHARED: next(iter(by_modality.values()))}
@@ -111,9 +111,9 @@ def panels(
             )
             if modality in grids_of:
                 kept, score = grids_of[modality][row]
-                parts[f"{title}:\nscore, {modality}"] = heated(image, score)
-                parts[f"{title}:\nkept, {modality}"] = covered(image, kept)
-    return parts
+                layers[f"{title}:\nscore, {modality}"] = heated(image, score)
+                layers[f"{title}:\nkept, {modality}"] = covered(image, kept)
+    return layers
 
 
 def is_shared(by_modality: ByModality) -> bool:

@@ -46,7 +46,8 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
             np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int)
         )
         share = recall(
-            Hits(*(part[sample] for part in hits)), nearest(queries[sample], gallery, names, top)
+            Hits(*(column[sample] for column in hits)),
+            nearest(queries[sample], gallery, names, top),
         )
         kept[kind] = {
             "file": f"{kind}-{secrets.token_hex(8)}.faiss",

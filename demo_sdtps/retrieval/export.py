@@ -74,7 +74,7 @@ def export_shards(
         "shard_rows": rows,
         "samples_sha256": samples_digest(samples),
     }
-    parts = {
+    shards = {
         f"shard-{number:05}{SUFFIX}": samples[start : start + rows]
         for number, start in enumerate(range(0, len(samples), rows))
     }
@@ -88,22 +88,22 @@ def export_shards(
     with ExitStack() as stack:
         if distributed.is_main():
             stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
-            begin(store, parts, arguments.overwrite)
+            begin(store, shards, arguments.overwrite)
         done = distributed.broadcast_from_main(lambda: store.shards)
-        missing = [shard for shard in parts if shard not in done]
+        missing = [shard for shard in shards if shard not in done]
         for shard in progress(
             missing[distributed.rank() :: distributed.world_size()], "exporting", unit="shard"
         ):
             features = chosen(
                 cfg,
                 arguments,
-                extract_features(settings, model, test_loader(settings, parts[shard])),
+                extract_features(settings, model, test_loader(settings, shards[shard])),
             )
             features = in_dtype(features, arguments.dtype)
-            store.write(shard, features.numpy(), columns_of(parts[shard]))
+            store.write(shard, features.numpy(), columns_of(shards[shard]))
         distributed.all_gather_object(None)
         if distributed.is_main():
-            store.shards = list(parts)
+            store.shards = list(shards)
             width = (
                 store.features().width
             )  # where a shard is missing, nodes do not share the folder
@@ -114,13 +114,15 @@ def export_shards(
             )
 
 
-def begin(store: Store, parts: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
+def begin(store: Store, shards: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
     """Begin a store, or continue one with the same origin, with those of its shards that are whole. Raises `UserError`."""
     store_before = None if overwrite else open_store(store.folder, ANEW)
     if store_before:
         check_origin(store_before, store.origin)
         store.shards = [
-            shard for shard, part in parts.items() if is_whole(store_before, shard, len(part))
+            shard
+            for shard, members in shards.items()
+            if is_whole(store_before, shard, len(members))
         ]
     store.commit()
 

@@ -134,7 +134,8 @@ class Extractor(
         self.cameras = 0 if embedding is None else len(embedding)
         whole = torch.empty(0, sum(self.model.widths.values()))
         self.widths = {
-            pattern: part.shape[1] for pattern, part in self.model.split_patterns(whole).items()
+            pattern: feature.shape[1]
+            for pattern, feature in self.model.split_patterns(whole).items()
         }
 
     def features(
@@ -194,7 +195,7 @@ class Extractor(
                 f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
                 "give what features(…) returns, of one return pattern."
             )
-        one, other = (torch.from_numpy(np.asarray(part, np.float32)) for part in (a, b))
+        one, other = (torch.from_numpy(np.asarray(array, np.float32)) for array in (a, b))
         # By differences: products of matrices would give equal features distances that differ by rounding.
         return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
 
@@ -208,7 +209,7 @@ class Extractor(
         return rows, np.take_along_axis(distances, rows, axis=1)
 
     def __repr__(self) -> str:
-        parts = (
+        modules = (
             ", ".join(name for name in PARTS if getattr(self.model, name)) or "the backbone alone"
         )
         widths = ", ".join(
@@ -216,7 +217,7 @@ class Extractor(
         )
         size = " × ".join(map(str, self.cfg.INPUT.SIZE_TEST))
         return (
-            f"Extractor: {self.cfg.MODEL.TRANSFORMER_TYPE} with {parts}\n"
+            f"Extractor: {self.cfg.MODEL.TRANSFORMER_TYPE} with {modules}\n"
             f"  {', '.join(self.model.modalities)} of {size} pixels → features of {widths} numbers\n"
             f"  {self.cameras or 'no'} cameras, on {choose_device(self.cfg)}"
         )

@@ -132,7 +132,7 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
         features = Stack(
             [len(array)],
             array.shape[1],
-            lambda _, slices: np.concatenate([array[part] for part in slices]),
+            lambda _, slices: np.concatenate([array[rows] for rows in slices]),
         )
     return FeatureSet(
         place, {name: origin[name] for name in SETTINGS}, features, **labels, names=names

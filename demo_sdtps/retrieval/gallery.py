@@ -122,8 +122,8 @@ def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triple
     damaged = unreadable(
         path for triplet in shard_for_rank(triplets) for path in triplet.paths if path
     )
-    for part in all_gather_object(damaged):
-        broken.update(part)
+    for shard in all_gather_object(damaged):
+        broken.update(shard)
     return [
         triplet
         for triplet in (triplet.without(broken) for triplet in triplets)

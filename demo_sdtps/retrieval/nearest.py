@@ -44,8 +44,8 @@ def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int)
         rough, rows = _flat(queries[left], gallery, count)
         sure = ranked(queries[left], gallery, names, rows, top)
         enough = (rough[:, -1] - ROUNDING > sure.distances[:, -1]) | (count == len(gallery))
-        for whole, part in zip(hits, sure, strict=True):
-            whole[left] = part
+        for whole, refined in zip(hits, sure, strict=True):
+            whole[left] = refined
         left, count = left[~enough], 2 * count
     return hits
 
@@ -57,8 +57,8 @@ def among(
     whole gallery."""
     hits = ranked(queries, gallery, names, rows, top)
     short = np.flatnonzero(hits.rows[:, -1] < 0)
-    for whole, part in zip(hits, nearest(queries[short], gallery, names, top), strict=True):
-        whole[short] = part
+    for whole, refined in zip(hits, nearest(queries[short], gallery, names, top), strict=True):
+        whole[short] = refined
     return hits
 
 

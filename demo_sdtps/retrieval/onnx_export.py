@@ -108,7 +108,8 @@ def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
     for batch in BATCHES:
         inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch)
         fed = {
-            node.name: part.numpy() for node, part in zip(session.get_inputs(), inputs, strict=True)
+            node.name: tensor.numpy()
+            for node, tensor in zip(session.get_inputs(), inputs, strict=True)
         }
         with torch.no_grad():
             expected = graph(*inputs)
@@ -174,7 +175,9 @@ def compare_onnx(
             start = time.perf_counter()
             features[name].append(torch.from_numpy(session.run([output], fed)[0]))
             seconds[name] += time.perf_counter() - start
-    metrics = {name: rank_features(cfg, torch.cat(parts), data) for name, parts in features.items()}
+    metrics = {
+        name: rank_features(cfg, torch.cat(blocks), data) for name, blocks in features.items()
+    }
     return [
         f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}",
         *(

@@ -19,7 +19,7 @@ def kthvalue(values, k, dim=-1, keepdim=False):
     """The last of the k smallest."""
     smallest = op.TopK(values, op.Constant(value_ints=[k]), axis=dim, largest=0, sorted=1)
     last = op.Constant(value_ints=[k - 1]) if keepdim else op.Constant(value_int=k - 1)
-    return tuple(op.Gather(part, last, axis=dim) for part in smallest)
+    return tuple(op.Gather(tensor, last, axis=dim) for tensor in smallest)
 
 
 def cdist(first, second, p, compute_mode):

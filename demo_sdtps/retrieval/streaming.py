@@ -51,11 +51,11 @@ def evaluate_stream(
     ahead = np.zeros(len(limits), np.int64)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for start, block in progress(gallery, "ranking", len(gallery.blocks), unit="block"):
-            for first, part in _parts(torch.from_numpy(block), len(query)):
-                distance = distances_of(query, part, squared_lengths(part)).numpy()
+            for first, block_rows in _parts(torch.from_numpy(block), len(query)):
+                distance = distances_of(query, block_rows, squared_lengths(block_rows)).numpy()
                 # Matches are counted by `rank_in_group`, other samples of the query's identity are excluded.
                 inside = slice(
-                    *np.searchsorted(own_rows, [start + first, start + first + len(part)])
+                    *np.searchsorted(own_rows, [start + first, start + first + len(block_rows)])
                 )
                 distance[row[inside], own_rows[inside] - start - first] = np.inf
                 ahead += counts_within(distance, limits, matches, pool)
@@ -71,9 +71,11 @@ def _pair_distances(
     size = max(1, CHUNK_ELEMENTS // (4 * query.shape[1]))
     for start in progress(range(0, len(samples), size), "matches", unit="block"):
         block = torch.from_numpy(gallery.take(samples[start : start + size]))
-        for first, part in _parts(block, len(query)):
-            inside = slice(*np.searchsorted(place, [start + first, start + first + len(part)]))
-            distance = distances_of(query, part, squared_lengths(part)).numpy()
+        for first, block_rows in _parts(block, len(query)):
+            inside = slice(
+                *np.searchsorted(place, [start + first, start + first + len(block_rows)])
+            )
+            distance = distances_of(query, block_rows, squared_lengths(block_rows)).numpy()
             value[inside] = distance[row[inside], place[inside] - start - first]
     return value
 

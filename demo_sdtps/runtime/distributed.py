@@ -148,9 +148,9 @@ def wrap_ddp(model: nn.Module) -> nn.Module:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, local: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(local) for _ in range(world_size())]
-        dist.all_gather(parts, local)
-        return torch.cat(parts)
+        shards = [torch.empty_like(local) for _ in range(world_size())]
+        dist.all_gather(shards, local)
+        return torch.cat(shards)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
@@ -182,7 +182,7 @@ def all_gather_parts(rows: torch.Tensor, counts: Sequence[int]) -> list[torch.Te
         return [rows]
     most = max(counts)
     whole = all_gather_rows(F.pad(rows, (0, 0, 0, most - len(rows))), most * world_size())
-    return [part[:count] for part, count in zip(whole.split(most), counts, strict=True)]
+    return [shard[:count] for shard, count in zip(whole.split(most), counts, strict=True)]
 
 
 def shard_for_rank(items: Sequence[Item]) -> list[Item]:

@@ -144,8 +144,10 @@ def encode_texts(
 def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (L) or word vectors (L, C) of texts → (B, longest L) or (B, longest L, C), padded with 0; lengths (B,) on the
     CPU."""
-    parts = [torch.as_tensor(text) for text in texts]
-    return pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts])
+    tensors = [torch.as_tensor(text) for text in texts]
+    return pad_sequence(tensors, batch_first=True), torch.tensor(
+        [len(tensor) for tensor in tensors]
+    )
 
 
 def _decode(paths: Paths) -> Images:

@@ -190,29 +190,29 @@ def _encode_texts(
     """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
     device = next(model.parameters()).device
     blocks = _blocks(range(len(texts)), texts, batch)
-    parts = [
+    shares = [
         [index for block in blocks[other :: world_size()] for index in block]
         for other in range(world_size())
     ]
     encoded: list[torch.Tensor] = []
-    with progress(total=len(parts[rank()]), desc=title, unit="text") as bar:
+    with progress(total=len(shares[rank()]), desc=title, unit="text") as bar:
         for block in blocks[rank() :: world_size()]:
             words, lengths = padded([texts[index] for index in block])
             vectors = model.text_tower(to_device(words, device), lengths)
             encoded += [
-                part[:length] for part, length in zip(vectors, lengths.tolist(), strict=True)
+                tensor[:length] for tensor, length in zip(vectors, lengths.tolist(), strict=True)
             ]
             bar.update(len(block))
     if world_size() > 1:
         local = torch.cat([torch.empty(0, model.network.embed_size, device=device), *encoded])
-        counts = [[len(texts[index]) for index in part] for part in parts]
+        counts = [[len(texts[index]) for index in tensor] for tensor in shares]
         whole = all_gather_parts(local, list(map(sum, counts)))
         encoded = [
             vectors
-            for part, lengths in zip(whole, counts, strict=True)
-            for vectors in part.split(lengths)
+            for tensor, lengths in zip(whole, counts, strict=True)
+            for vectors in tensor.split(lengths)
         ]
-    by_index = dict(zip(chain(*parts), encoded, strict=True))
+    by_index = dict(zip(chain(*shares), encoded, strict=True))
     return [by_index[index] for index in range(len(texts))]
 
 

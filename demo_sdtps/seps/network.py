@@ -174,18 +174,18 @@ class CrossSparseAggrNet(nn.Module):
         columns, mask_columns = [], []
         for left in range(0, total, wide):
             texts = caption.part(left, left + wide), long and long.part(left, left + wide)
-            parts = [
+            blocks = [
                 self._match(images.part(top, top + tall), *texts, tall=max(1, chunk // wide))
                 for top in range(0, count, tall)
             ]
-            columns.append(torch.cat([similarity for similarity, _ in parts]))
+            columns.append(torch.cat([similarity for similarity, _ in blocks]))
             if (
                 self.training
             ):  # of a thousand images and five thousand captions the masks are gigabytes
                 mask_columns.append(
                     [
                         torch.cat(masks, dim=1)
-                        for masks in zip(*(masks for _, masks in parts), strict=True)
+                        for masks in zip(*(masks for _, masks in blocks), strict=True)
                     ]
                 )
         return torch.cat(columns, dim=1), tuple(

@@ -56,8 +56,10 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
     """
     image_of = image_of.to(similarity.device, torch.long)
     size = len(similarity) // folds
-    parts = []
+    folds_results = []
     for start in range(0, len(similarity), size):
         inside = ((image_of >= start) & (image_of < start + size)).nonzero().squeeze(1)
-        parts.append(retrieval(similarity[start : start + size, inside], image_of[inside] - start))
-    return {name: sum(part[name] for part in parts) / folds for name in parts[0]}
+        folds_results.append(
+            retrieval(similarity[start : start + size, inside], image_of[inside] - start)
+        )
+    return {name: sum(fold[name] for fold in folds_results) / folds for name in folds_results[0]}

@@ -200,13 +200,13 @@ def merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts, t
 
     Log masks (V, T, N) of each branch → maxima of words (V, T, L) and of aggregated tokens (V, T, N_c).
     """
-    parts = [
+    blocks = [
         _merged_max_sim(
             images.part(top, top + tall), [mask[top : top + tall] for mask in masks], text
         )
         for top in range(0, len(images.patches), tall)
     ]
-    return MaxSim(*map(torch.cat, zip(*parts, strict=True)))
+    return MaxSim(*map(torch.cat, zip(*blocks, strict=True)))
 
 
 def single_max_sim(images: Images, weights: torch.Tensor, text: Texts) -> MaxSim:

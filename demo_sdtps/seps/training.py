@@ -61,7 +61,8 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
 
     def loss(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
         images, captions, image_ids = (
-            to_device(part, self.device) for part in (batch.images, batch.captions, batch.image_ids)
+            to_device(tensor, self.device)
+            for tensor in (batch.images, batch.captions, batch.image_ids)
         )
         long_captions = (
             None if batch.long_captions is None else to_device(batch.long_captions, self.device)

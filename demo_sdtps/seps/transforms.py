@@ -28,24 +28,24 @@ class CropTransform:
             ]
         )
 
-    def __call__(self, image: torch.Tensor, draw: Generator = random) -> torch.Tensor:
+    def __call__(self, image: torch.Tensor, rng: Generator = random) -> torch.Tensor:
         _, height, width = image.shape
-        box = crop_box(height, width, self.least, draw)
+        box = crop_box(height, width, self.least, rng)
         image = v2.functional.resized_crop(image, *box, self.size, v2.InterpolationMode.BICUBIC)
-        return self.normalise(image.flip(2) if draw.random() < self.flip else image)
+        return self.normalise(image.flip(2) if rng.random() < self.flip else image)
 
 
-def crop_box(height: int, width: int, least: float, draw: Generator) -> tuple[int, int, int, int]:
+def crop_box(height: int, width: int, least: float, rng: Generator) -> tuple[int, int, int, int]:
     """Top, left, rows and columns of a random crop with at least the share `least` of the area.
 
     Where no attempt fits, as in very elongated images, the centre.
     """
     for _ in range(ATTEMPTS):
-        area = draw.uniform(least, 1) * height * width
-        aspect = math.exp(draw.uniform(*map(math.log, CROP_ASPECT)))
+        area = rng.uniform(least, 1) * height * width
+        aspect = math.exp(rng.uniform(*map(math.log, CROP_ASPECT)))
         rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < rows <= height and 0 < columns <= width:
-            return draw.randint(0, height - rows), draw.randint(0, width - columns), rows, columns
+            return rng.randint(0, height - rows), rng.randint(0, width - columns), rows, columns
     narrowest, widest = CROP_ASPECT
     rows, columns = min(height, round(width / narrowest)), min(width, round(height * widest))
     return (height - rows) // 2, (width - columns) // 2, rows, columns

@@ -317,7 +317,7 @@ def write_data_set(
         (folder / SPLITS[index >= identities], skip_identities + index + 1, person)
         for index, person in enumerate(people)
     ]
-    draw = partial(
+    write_one = partial(
         write_identity,
         images_per_camera=images_per_camera,
         height=height,
@@ -326,7 +326,7 @@ def write_data_set(
         quality=quality,
         loose=loose,
     )
-    for _ in progress(_map(draw, tasks, workers), "drawing", len(tasks), unit="identity"):
+    for _ in progress(_map(write_one, tasks, workers), "drawing", len(tasks), unit="identity"):
         pass
     return {
         split: number * len(CAMERAS) * images_per_camera
@@ -357,13 +357,13 @@ def write_identity(
 
 
 def _map(
-    draw: partial[None], tasks: list[tuple[Path, int, Identity]], workers: int
+    write_one: partial[None], tasks: list[tuple[Path, int, Identity]], workers: int
 ) -> Iterator[None]:
     """Draw the tasks in no particular order. Worker processes ignore Ctrl-C: the parent ends them and removes their files."""
     if workers == 1:
-        yield from map(draw, tasks)
+        yield from map(write_one, tasks)
         return
     with multiprocessing.Pool(
         min(workers, len(tasks)), signal.signal, (signal.SIGINT, signal.SIG_IGN)
     ) as pool:
-        yield from pool.imap_unordered(draw, tasks)
+        yield from pool.imap_unordered(write_one, tasks)

@@ -126,8 +126,8 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
 def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object]]:
     """Versions, and properties of the machine that affect rounding, that differ between two records: both values by name."""
     pairs = [
-        (name, before.get(part, {}).get(name), now[part].get(name))
-        for part, names in COMPARED.items()
+        (name, before.get(section, {}).get(name), now[section].get(name))
+        for section, names in COMPARED.items()
         for name in names
     ]
     return {name: (was, has) for name, was, has in pairs if was is not None and was != has}

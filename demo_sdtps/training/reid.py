@@ -73,25 +73,26 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
         images = {modality: to_device(image, self.device) for modality, image in batch[0].items()}
-        labels, cameras = (to_device(part, self.device) for part in batch[1:])
+        labels, cameras = (to_device(tensor, self.device) for tensor in batch[1:])
         with autocast(self.device, self.precision):
             output: TrainingOutput = self.network(images, cameras)
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
             logits, features = (
-                {name: all_gather(part) for name, part in parts.items()} for parts in output[:2]
+                {name: all_gather(tensor) for name, tensor in outputs.items()}
+                for outputs in output[:2]
             )
             auxiliary, labels = (
                 None if output.auxiliary is None else all_gather(output.auxiliary),
                 all_gather(labels),
             )
-            loss, parts = total_loss(
+            loss, outputs = total_loss(
                 self.cfg,
                 TrainingOutput(logits, features, auxiliary),
                 labels,
                 self.model.head_weights,
                 self.centers,
             )
-        sums = {f"{PART}{name}": part * len(labels) for name, part in parts.items()}
+        sums = {f"{PART}{name}": tensor * len(labels) for name, tensor in outputs.items()}
         return (
             loss,
             len(labels),

@@ -198,22 +198,22 @@ def digest_data(
     """A digest of each part of the data, such as "query NI": of paths below `root` and their sizes, or of texts. Contents of
     images are not read."""
     entries: dict[str, Iterable[str]] = {
-        part: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths)
-        for part, paths in files.items()
+        name: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths)
+        for name, paths in files.items()
     }
     digests = {}
-    for part, lines in (entries | dict(texts or {})).items():
+    for name, lines in (entries | dict(texts or {})).items():
         digest = blake2b(digest_size=16)
         for line in lines:
             digest.update(line.encode(errors="surrogatepass") + b"\0")
-        digests[part] = digest.hexdigest()
+        digests[name] = digest.hexdigest()
     return digests
 
 
 def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
     """Raise `UserError` where the data have changed since; a checkpoint of an earlier version has no digest of them."""
     before = resumed.state.get(DIGEST, now)
-    changed = [part for part in {**now, **before} if before.get(part) != now.get(part)]
+    changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     if changed:
         raise UserError(
             f"The data are not those that the run in {resumed.path} started with: files of '{changed[0]}' were "

@@ -218,12 +218,12 @@ class Trainer(ABC, Generic[Model, Batch]):
         self.monitor.flush()
         means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        parts = "".join(f", {name} {value:.3f}" for name, value in group(means, PART).items())
+        terms = "".join(f", {name} {value:.3f}" for name, value in group(means, PART).items())
         logger.info(
             "epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data",
             epoch,
             self.describe(means),
-            parts,
+            terms,
             rate,
             speed,
             self.unit,

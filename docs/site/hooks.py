@@ -39,11 +39,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     sources = {site: source for source, site in OUTSIDE.items()}
     source = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
-    parts = FENCE.split(
+    sections = FENCE.split(
         markdown.replace('="docs/', '="')
     )  # the README's picture for light and dark is HTML
-    parts[::2] = [LINK.sub(lambda link: moved(link, source), part) for part in parts[::2]]
-    return "".join(parts)
+    sections[::2] = [
+        LINK.sub(lambda link: moved(link, source), section) for section in sections[::2]
+    ]
+    return "".join(sections)
 
 
 def moved(link: re.Match, source: PurePosixPath) -> str:

@@ -97,7 +97,7 @@ class Backbone(nn.Module, ABC):
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
         depth = len(self.vit.blocks)
         tokens = self._in_chunks(
-            lambda *part: self.finish(self._start(part, depth).values), images, cameras
+            lambda *chunk: self.finish(self._start(chunk, depth).values), images, cameras
         )
         if self.precision:
             tokens = tokens.to(images.dtype)
@@ -105,7 +105,7 @@ class Backbone(nn.Module, ABC):
 
     def stem(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> torch.Tensor:
         """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C)."""
-        return self._in_chunks(lambda *part: self._start(part, stop).values, images, cameras)
+        return self._in_chunks(lambda *chunk: self._start(chunk, stop).values, images, cameras)
 
     def _start(self, images_cameras: tuple[torch.Tensor, ...], stop: int) -> Tokens:
         return self.run_blocks(Tokens(self.embed(*images_cameras)), 0, stop)
@@ -114,8 +114,8 @@ class Backbone(nn.Module, ABC):
         self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor
     ) -> torch.Tensor:
         with self.ready(images.device):
-            parts = [work(*part) for part in zip(*self.chunks(images, cameras), strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            outputs = [work(*chunk) for chunk in zip(*self.chunks(images, cameras), strict=True)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     @contextmanager
     def ready(self, device: torch.device) -> Iterator[None]:

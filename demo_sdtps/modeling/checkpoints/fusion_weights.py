@@ -62,7 +62,7 @@ def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inverse of `stack_fusion`: HDM's and ATMoE's weights in DeMo's order, at the position of the first."""
     table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
-    parts = {
+    tensors = {
         theirs: _part(ours, weights[ours], *member)
         for theirs, (ours, *member) in table.items()
         if ours in weights
@@ -70,7 +70,7 @@ def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     stacks = {ours for ours, *_ in table.values()}
     unstacked: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
-        unstacked |= parts if name in stacks else {name: tensor}
+        unstacked |= tensors if name in stacks else {name: tensor}
     return unstacked
 
 
@@ -109,5 +109,5 @@ def _part(ours: str, stack: torch.Tensor, index: int, count: int) -> torch.Tenso
     if ours == COUNTER:
         return stack
     # A clone: a view would be saved with the whole stack.
-    part = (stack.view(count, -1) if ours.startswith(NORM) else stack)[index].clone()
-    return part.view(1, 1, -1) if ours == QUERY else part
+    tensor = (stack.view(count, -1) if ours.startswith(NORM) else stack)[index].clone()
+    return tensor.view(1, 1, -1) if ours == QUERY else tensor

@@ -208,9 +208,9 @@ def _prefixes() -> list[tuple[str, str]]:
         ),
         *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
         *(
-            (f"{part}{suffix}.", f"heads.{head}.{part}.")
+            (f"{layer}{suffix}.", f"heads.{head}.{layer}.")
             for suffix, head in heads.items()
-            for part in ("bottleneck", "classifier")
+            for layer in ("bottleneck", "classifier")
         ),
     ]
 

@@ -100,7 +100,7 @@ class Slimming(nn.Module):
         tokens before the patches.
 
         `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `rope` is the rotary embedding
-        that the block is given. `score` (B, n) is used in place of the stage's own.
+        that the block is given. `score` (B, n) is used in place of the stage's score.
         """
         context = self._context(number, tokens, host_context, names, block, prefix, rope)
         loss = None
@@ -251,10 +251,10 @@ def slim_backbone(
     names, extras = tuple(stem), dict(images or {})
     rows = [*stem.values(), *extras.values(), *([] if foreground is None else [foreground])]
     size, stride = backbone.patch_windows
-    parts = []
+    outputs = []
     with backbone.ready(rows[0].device):
-        for part in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
-            extra_tokens = dict(zip(extras, part[len(names) :], strict=False))
+        for chunk in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
+            extra_tokens = dict(zip(extras, chunk[len(names) :], strict=False))
             context = Context(
                 {},
                 {},
@@ -263,10 +263,10 @@ def slim_backbone(
                 images=extra_tokens,
                 patch_size=size,
                 patch_stride=stride,
-                foreground={} if foreground is None else dict.fromkeys(names, part[-1]),
+                foreground={} if foreground is None else dict.fromkeys(names, chunk[-1]),
             )
-            parts.append(_run(slimming, backbone, torch.cat(part[: len(names)]), names, context))
-    return parts[0] if len(parts) == 1 else _joined(parts)
+            outputs.append(_run(slimming, backbone, torch.cat(chunk[: len(names)]), names, context))
+    return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
 
 def _run(
@@ -328,7 +328,7 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
     return tuple(counts)
 
 
-def _joined(parts: Sequence[Slimmed]) -> Slimmed:
+def _joined(outputs: Sequence[Slimmed]) -> Slimmed:
     """The parts of a batch as one; evaluation has no loss."""
 
     def joined(fields: Sequence[ByModality]) -> ByModality:
@@ -341,11 +341,11 @@ def _joined(parts: Sequence[Slimmed]) -> Slimmed:
                 for name in ("scored", "score", "kept")
             )
         )
-        for same in zip(*(part.stages for part in parts), strict=True)
+        for same in zip(*(chunk.stages for chunk in outputs), strict=True)
     )
     return Slimmed(
-        joined([part.tokens for part in parts]),
-        joined([part.class_tokens for part in parts]),
+        joined([chunk.tokens for chunk in outputs]),
+        joined([chunk.class_tokens for chunk in outputs]),
         stages,
         None,
     )

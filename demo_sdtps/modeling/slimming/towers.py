@@ -158,9 +158,10 @@ def _given(model: nn.Module, blocks_at: str) -> tuple[str, nn.Module, nn.Module]
     while owner:
         owner = owner.rpartition(".")[0]
         candidates = [
-            part
-            for part in model.get_submodule(owner).modules()
-            if isinstance(part, nn.Conv2d) and all(part is not other for other in blocks.modules())
+            module
+            for module in model.get_submodule(owner).modules()
+            if isinstance(module, nn.Conv2d)
+            and all(module is not other for other in blocks.modules())
         ]
         if candidates:
             return owner, blocks, candidates[0]
@@ -176,8 +177,8 @@ def _refused(model: nn.Module) -> str:
         (
             f"{type(module).__name__} {reason}"
             for module in model.modules()
-            for part, reason in REFUSED.items()
-            if re.search(part, type(module).__name__)
+            for kind, reason in REFUSED.items()
+            if re.search(kind, type(module).__name__)
         ),
         "",
     )
