@@ -65,39 +65,43 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
 def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str, float]:
     """A metric in percent after the last epoch, by seed, of the runs that finished."""
     return {
-        seed: 100 * records[-1]["patterns"][str(pattern)][metric]
-        for seed, records in variant["records"].items()
-        if records and seed not in variant["failed"]
+        seed: 100 * run["patterns"][str(pattern)][metric]
+        for seed, run in variant["runs"].items()
+        if "patterns" in run
     }
 
 
 def map_of_cases(variant: dict[str, Any], pattern: int) -> dict[str, float]:
     """mAP in percent by seed, mean over the cases of missing modalities."""
     return {
-        seed: 100 * float(np.mean([cases[case][str(pattern)]["mAP"] for case in INCOMPLETE]))
-        for seed, cases in variant["missing"].items()
+        seed: 100 * float(np.mean([run["missing"][case][str(pattern)] for case in INCOMPLETE]))
+        for seed, run in variant["runs"].items()
+        if "missing" in run
     }
 
 
-def as_markdown(result: dict[str, Any]) -> str:
+def study_markdown(result: dict[str, Any]) -> str:
     """Command, table, legend, failed runs, and what the runs were made with."""
     legend = LEGEND.format(seeds=len(result["seeds"]), first=result["variants"][0]["name"])
     failures = [
-        f"- {variant['name']}, seed {seed}: {error}"
+        f"- {variant['name']}, seed {seed}: {run['failed']}"
         for variant in result["variants"]
-        for seed, error in variant["failed"].items()
+        for seed, run in variant["runs"].items()
+        if "failed" in run
     ]
-    sections = [f"`{result['command']}`", table(result), legend]
+    sections = [f"`{result['command']}`", study_table(result), legend]
     sections += (
         ["Failed runs, left out of every mean:\n\n" + "\n".join(failures)] if failures else []
     )
     return "\n\n".join([*sections, _provenance(result)]) + "\n"
 
 
-def table(result: dict[str, Any]) -> str:
+def study_table(result: dict[str, Any]) -> str:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
     first, last = result["variants"][0], result["patterns"][-1] if result["patterns"] else None
-    columns: dict[str, list[str]] = {"variant": [_named(variant) for variant in result["variants"]]}
+    columns: dict[str, list[str]] = {
+        "variant": [_name_of(variant) for variant in result["variants"]]
+    }
 
     def add(name: str, cells: Iterable[str]) -> None:
         cells_of_row = list(cells)
@@ -129,7 +133,7 @@ def table(result: dict[str, Any]) -> str:
                 for variant in result["variants"]
             ),
         )
-        if any(variant["missing"] for variant in result["variants"]):
+        if any(map_of_cases(variant, last) for variant in result["variants"]):
             compared("mAP, modalities missing", lambda variant: map_of_cases(variant, last))
     for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
         if is_common or how != "shared":  # which then is undefined
@@ -142,7 +146,10 @@ def table(result: dict[str, Any]) -> str:
             )
     add(
         "recall of the person",
-        (_spread(recalls(variant).values()) for variant in result["variants"]),
+        (
+            _spread(100 * run["recall"] for run in variant["runs"].values() if "recall" in run)
+            for variant in result["variants"]
+        ),
     )
     for name, key in COSTS.items():
         add(
@@ -163,49 +170,30 @@ def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str
             np.mean(
                 [
                     value
-                    for row_of, row in matrices["mAP"].items()
-                    for other, value in row.items()
-                    if row_of != other and bool(set(row_of) & set(other)) is is_common
+                    for query, row in run[f"cross_modal_{how}"].items()
+                    for gallery, value in row.items()
+                    if query != gallery and bool(set(query) & set(gallery)) is is_common
                 ]
             )
         )
-        for seed, matrices in variant.get(f"cross_modal_{how}", {}).items()
+        for seed, run in variant["runs"].items()
+        if f"cross_modal_{how}" in run
     }
 
 
-def _named(variant: dict[str, Any]) -> str:
+def _name_of(variant: dict[str, Any]) -> str:
     """The name of a variant, and the number of its runs where some failed."""
-    runs = variant["records"]
-    failed = (
-        f" ({len(runs) - len(variant['failed'])} of {len(runs)} runs)" if variant["failed"] else ""
-    )
-    return f"{variant['name']}{failed}"
-
-
-def recalls(variant: dict[str, Any]) -> dict[str, float]:
-    """By seed, the share of the person's patches that the last stage of slimming keeps, or else SDTPS, mean over the
-    modalities of complete triplets, in percent."""
-    stages = {
-        seed: [
-            cases[COMPLETE]
-            for cases in (selection.get("stages") or {"": selection["cases"]}).values()
-            if COMPLETE in cases
-        ]
-        for seed, selection in variant["selection"].items()
-    }
-    return {
-        seed: 100 * float(np.mean([row["recall"] for row in cases[-1].values()]))
-        for seed, cases in stages.items()
-        if cases and "recall" in next(iter(cases[-1].values()))
-    }
+    failed = sum("failed" in run for run in variant["runs"].values())
+    count = len(variant["runs"])
+    return f"{variant['name']}{f' ({count - failed} of {count} runs)' if failed else ''}"
 
 
 def _provenance(result: dict[str, Any]) -> str:
     runs = [
-        provenance
+        run
         for variant in result["variants"]
-        for provenance in variant["made_with"].values()
-        if {"machine", "versions", "commit", "changed"} <= provenance.keys()
+        for run in variant["runs"].values()
+        if "machine" in run
     ]
     tree = result.get("tree")  # of files that no change had; otherwise
     commits = sorted(

@@ -28,13 +28,14 @@ from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import read_records
 from demo_sdtps.modeling import make_model
-from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json, write_json
+from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.record import FINISHED, RECORD, command, source_tree
 from demo_sdtps.training.timing import seconds_of
-from studies.report import as_markdown, draw_costs, draw_results, read_result
+from studies.report import draw_costs, draw_results, read_result, study_markdown
+from studies.results import measurement, write_result
 
 logger = logging.getLogger("study")
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +66,8 @@ MEASURED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     ],
 }
 """What is measured of each run by a key of the study: the name of its JSON file, the command and its options."""
-FORMER = {"patterns": "return_patterns"}
+PROVENANCE = ("commit", "changed", "versions", "machine", "seconds")
+"""What a result has of run.json."""
 VARIANT_DEFAULTS = {"config": "", "set": {}}
 
 
@@ -97,13 +99,13 @@ def run_study(arguments: argparse.Namespace) -> None:
         study = read_study(arguments.study)
         files = output_files(output, arguments.overwrite)
         result = make_result(arguments, study, arguments.json or output / RESULT)
-    table = as_markdown(result)
+    table = study_markdown(result)
     with atomic_write(files[TABLES]) as temporary:
         temporary.write_text(table, encoding="utf-8")
     for name, plot in PLOTS.items():
         plot(result, files[name])
     print_lines(table, *files.values())
-    if any(variant["failed"] for variant in result["variants"]):
+    if any("failed" in run for one in result["variants"] for run in one["runs"].values()):
         sys.exit(1)
 
 
@@ -134,7 +136,7 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
             **gather(variant, seeds, failures, study),
         }
         result["variants"] = [finished[one.name] for one in variants if one.name in finished]
-        write_json(path, result)
+        write_result(path, result)
 
     jobs = arguments.jobs or (1 if torch.cuda.is_available() else cpu_cores())
     left = [variant for variant in variants if variant.name not in finished]
@@ -159,7 +161,7 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
             finished[name] |= times
     result["variants"] = [finished[variant.name] for variant in variants]
-    write_json(path, result)
+    write_result(path, result)
     return result
 
 
@@ -195,8 +197,8 @@ def finished_variants(
         one["name"]: one
         for one in result["variants"]
         if one["command"] == commands.get(one["name"])
-        and not one["failed"]
-        and list(map(str, seeds)) == [*one["records"]]
+        and not any("failed" in run for run in one["runs"].values())
+        and list(map(str, seeds)) == [*one["runs"]]
     }
 
 
@@ -220,7 +222,6 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for an invalid file."""
     content = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
-    content = {FORMER.get(key, key): value for key, value in content.items()}
     study = _checked(path, "it", {"title": path.stem} | content, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
         raise UserError(
@@ -406,27 +407,16 @@ def is_done(output: Path) -> bool:
 def gather(
     variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]
 ) -> dict[str, Any]:
-    """The results of a variant's runs by seed (as text, for JSON)."""
-    entry: dict[str, Any] = {
-        "command": variant.command,
-        "records": {},
-        "made_with": {},
-        "failed": {},
-        **{name: {} for measured in MEASURED.values() for name, *_ in measured},
-    }
+    """The command of a variant, and what its runs gave, by seed (as text, for JSON)."""
+    runs: dict[str, Any] = {}
     for seed in seeds:
-        folder, name = variant.run_folder(seed), str(seed)
-        entry["records"][name] = read_records(folder)
+        folder = variant.run_folder(seed)
         record = read_json(folder / RECORD) or {}
-        entry["made_with"][name] = {key: value for key, value in record.items() if key != "command"}
+        run = runs[str(seed)] = {key: record[key] for key in PROVENANCE if key in record}
         if folder in failures:
-            entry["failed"][name] = failures[folder]
+            run["failed"] = failures[folder]
             continue
+        run["patterns"] = read_records(folder)[-1]["patterns"]
         for _, output in steps(variant, seed, study)[1:]:
-            content = read_json(output)
-            entry[output.stem][name] = (
-                content
-                if output.stem == "selection"
-                else content.get("cases") or content["cross_modal"]
-            )
-    return entry
+            run |= measurement(output.stem, read_json(output))
+    return {"command": variant.command, "runs": runs}

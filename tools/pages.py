@@ -16,13 +16,13 @@ from demo_sdtps.reports.rows import as_report, as_rows, headline
 from demo_sdtps.runtime.errors import nearest
 from demo_sdtps.runtime.files import read_json
 from studies.report import (
-    as_markdown,
     draw_costs,
     draw_results,
     final_metric,
     interval,
     np,
     read_result,
+    study_markdown,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,7 +222,7 @@ def benchmark(name: str) -> str:
 
 
 def study(name: str) -> str:
-    return as_markdown(read_result(DOCS / "results" / f"{name}.json")).strip()
+    return study_markdown(read_result(DOCS / "results" / f"{name}.json")).strip()
 
 
 def summary() -> str:

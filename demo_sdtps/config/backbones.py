@@ -1,28 +1,24 @@
-"""Which backbones MODEL.TRANSFORMER_TYPE can name, and where the class of each is."""
+"""Which backbones MODEL.TRANSFORMER_TYPE can name; without timm where CLIP is named."""
 
 from demo_sdtps.config.common import CLIP_BACKBONE
 from demo_sdtps.runtime.errors import UserError, nearest
 
-NAMED = {CLIP_BACKBONE: "clip.CLIP"}  # backbones by name: file and class in modeling/backbones
+TIMM_MODULES = ("vision_transformer", "deit", "eva")
+"""Modules of timm whose models are backbones."""
+KINDS = (CLIP_BACKBONE, *TIMM_MODULES)
+"""Kinds of backbones, whose classes are in modeling/backbones."""
 
-TIMM_MODULES = {"vision_transformer": "vit.ViT", "deit": "vit.ViT", "eva": "eva.EvaViT"}
-"""Backbones by the module of timm that defines them."""
 
-
-def backbone_class(name: str) -> str:
-    """File and class in modeling/backbones of a MODEL.TRANSFORMER_TYPE. Raises `UserError` for an unknown name."""
-    if name in NAMED:
-        return NAMED[name]
+def backbone_kind(name: str) -> str:
+    """The one of KINDS that a MODEL.TRANSFORMER_TYPE is of."""
+    if name == CLIP_BACKBONE:
+        return name
     import timm  # a slow import, which CLIP's configurations do without
 
-    known = {
-        model: names
-        for module, names in TIMM_MODULES.items()
-        for model in timm.list_models(module=module)
-    }
+    known = {model: module for module in TIMM_MODULES for model in timm.list_models(module=module)}
     if name not in known:
         raise UserError(
             f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_BACKBONE!r} or a VisionTransformer or Eva "
-            f"of timm such as 'vit_base_patch16_224'{nearest(name, [*NAMED, *known])}."
+            f"of timm such as 'vit_base_patch16_224'{nearest(name, [CLIP_BACKBONE, *known])}."
         )
     return known[name]

@@ -4,9 +4,9 @@ import re
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.backbones import backbone_class
+from demo_sdtps.config.backbones import backbone_kind
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB, MISSING_CASES
-from demo_sdtps.config.scores import reads_masks, score_entry
+from demo_sdtps.config.scores import check_score, reads_masks
 from demo_sdtps.runtime.errors import UserError
 
 
@@ -46,7 +46,7 @@ def check_cfg(cfg: CfgNode) -> None:
             f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its "
             f"own; set it to 0{others}."
         )
-    backbone_class(name)
+    backbone_kind(name)
     if cfg.TEST.CROSS_MODAL and (
         cfg.TEST.RE_RANKING == "yes" or cfg.TEST.MISS not in ("None", "nothing")
     ):
@@ -69,7 +69,7 @@ def check_cfg(cfg: CfgNode) -> None:
 def check_stages(model: CfgNode) -> None:
     """Raise `UserError` where MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP do not fit each other."""
     blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
-    score_entry(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
+    check_score(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
     if len(blocks) != len(keep):
         raise UserError(
             f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}, but there must be one share for each "

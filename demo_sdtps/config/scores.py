@@ -1,10 +1,10 @@
-"""Which scores MODEL.SLIM_SCORE can name, where the class of each is, and which of them read masks."""
+"""Which scores MODEL.SLIM_SCORE can name, and which of them read masks; without torch, for --help."""
 
 from __future__ import annotations
 
 import sys
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from demo_sdtps.runtime.errors import UserError, nearest
 
@@ -12,44 +12,37 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
 
-class ScoreEntry(NamedTuple):
-    place: str  # module:class
-    masks: bool = False  # whether it reads foreground masks in training (docs/data.md)
-
-
-_HERE = "demo_sdtps.modeling.slimming.scores"
-SCORES = {
-    "distinctness": ScoreEntry(f"{_HERE}.cues:Distinctness"),
-    "saliency": ScoreEntry(f"{_HERE}.saliency:Saliency"),
-    "sdtps": ScoreEntry(f"{_HERE}.guided:SDTPSScore"),
-    "supervised": ScoreEntry(f"{_HERE}.supervised:Supervised", masks=True),
-    "self_supervised": ScoreEntry(f"{_HERE}.supervised:SelfSupervised"),
-}
-"""Scores by name."""
+SCORES = ("distinctness", "saliency", "sdtps", "supervised", "self_supervised")
+"""Names of the scores, whose classes are in modeling/slimming/scores."""
+WITH_MASKS = ("supervised",)
+"""Those of them that read foreground masks in training (docs/data.md)."""
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
 
 
-def score_entry(name: str, key: str) -> ScoreEntry:
-    """The entry of the score that `key` names: one of SCORES, or "package.module:Class" from outside the project, which is
-    imported. Raises `UserError` for an unknown name."""
-    if ":" in name and name not in SCORES:
-        try:
-            return ScoreEntry(
-                name, resolve_name(name).masks
-            )  # an `AttributeError` for another class
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(
-                f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
-                "of demo_sdtps.modeling.slimming.scores.base.Score, with the module on PYTHONPATH."
-            ) from None
-    if name not in SCORES:
+def check_score(name: str, key: str) -> None:
+    """Raise `UserError` where the score that `key` names is neither one of SCORES, nor "package.module:Class" from outside the
+    project that can be imported."""
+    if name in SCORES:
+        return
+    if ":" not in name:
         raise UserError(
             f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your "
             f"own{nearest(name, SCORES)}."
         )
-    return SCORES[name]
+    try:
+        resolve_name(name).masks  # noqa: B018 (an `AttributeError` for another class)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
+            "of demo_sdtps.modeling.slimming.scores.base.Score, with the module on PYTHONPATH."
+        ) from None
+
+
+def score_reads_masks(name: str) -> bool:
+    """Whether a score that `check_score` accepts reads foreground masks in training."""
+    return name in WITH_MASKS if name in SCORES else bool(resolve_name(name).masks)
 
 
 def check_stored_score(name: str, place: object) -> None:
@@ -65,6 +58,4 @@ def check_stored_score(name: str, place: object) -> None:
 
 def reads_masks(cfg: CfgNode) -> bool:
     """Whether the images of a triplet include its foreground mask in training."""
-    return bool(
-        cfg.MODEL.SLIM_BLOCKS and score_entry(cfg.MODEL.SLIM_SCORE, "MODEL.SLIM_SCORE").masks
-    )
+    return bool(cfg.MODEL.SLIM_BLOCKS) and score_reads_masks(cfg.MODEL.SLIM_SCORE)

@@ -23,8 +23,8 @@ from demo_sdtps.datasets.samplers import (
 )
 from demo_sdtps.datasets.transforms import (
     DropModalities,
-    Each,
     JointTrainTransform,
+    PerModality,
     TrainTransform,
     parted,
     test_transform,
@@ -101,10 +101,12 @@ def _triplets(
     """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera).
     Raises `UserError` where a mask is missing."""
     masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else []
-    transform: Transform = Each(test_transform(cfg))
+    transform: Transform = PerModality(test_transform(cfg))
     if training:
         transform = (
-            JointTrainTransform(cfg) if cfg.INPUT.JOINT_AUGMENTATION else Each(TrainTransform(cfg))
+            JointTrainTransform(cfg)
+            if cfg.INPUT.JOINT_AUGMENTATION
+            else PerModality(TrainTransform(cfg))
         )
         transform = (
             DropModalities(transform, cfg.INPUT.MODALITY_DROPOUT)

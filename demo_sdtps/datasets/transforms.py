@@ -76,7 +76,7 @@ class TrainTransform:
 
 
 @dataclass(frozen=True)
-class Each:
+class PerModality:
     """The same transform of each image of a sample, which draws for itself; an absent one is zeros."""
 
     transform: Transform

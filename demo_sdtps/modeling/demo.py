@@ -16,9 +16,9 @@ from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE, subsets_of
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.scores.guided import SDTPS
+from demo_sdtps.modeling.slimming.scores.sdtps import SDTPS
 from demo_sdtps.modeling.slimming.stage import make_slimming, patch_shares, slim_backbone
-from demo_sdtps.modeling.slimming.tokens import ByModality, blank, split_rows
+from demo_sdtps.modeling.slimming.tokens import ByModality, is_missing, split_rows
 
 ENCODED = ("tokens", "class_tokens", "global_feats", "missing")
 """Fields of a `Context` without slimming that have a row for each triplet."""
@@ -187,7 +187,11 @@ class DeMo(nn.Module):
         patches, class_tokens = (split_rows(tensor, _present(images)) for tensor in tokens)
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
         return Context(
-            patches, class_tokens, self.backbone.grid_size, global_feats, blank(_present(images))
+            patches,
+            class_tokens,
+            self.backbone.grid_size,
+            global_feats,
+            is_missing(_present(images)),
         )
 
     def encode_cases(
@@ -258,7 +262,7 @@ class DeMo(nn.Module):
             slimmed.class_tokens,
             self.backbone.grid_size,
             global_feats,
-            blank(shown),
+            is_missing(shown),
             positions=slimmed.stages[-1].kept,
             stages=slimmed.stages,
             loss=slimmed.loss,

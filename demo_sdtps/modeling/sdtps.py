@@ -100,7 +100,7 @@ def select(
     return kept, hard if gumbel_tau is None else straight_through_mask(noisy, hard, gumbel_tau)
 
 
-def take(tokens: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def gather_tokens(tokens: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """tokens (B, N, C), index (B, K) → tokens (B, K, C)."""
     # Several times as fast on a CPU as gather, whose index is as large as its result.
     return tokens[torch.arange(tokens.shape[0], device=tokens.device).unsqueeze(-1), index]
@@ -197,7 +197,7 @@ class TokenSparse(nn.Module):
         tau = self.gumbel_tau if self.use_gumbel and self.training else None
         kept, decision = select(score, self.keep, tau, self.gumbel_select and self.training)
         return (
-            take(tokens, kept),
+            gather_tokens(tokens, kept),
             mean_of_dropped(tokens, score, decision),
             decision,
             decision.gather(1, kept),

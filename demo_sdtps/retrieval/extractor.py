@@ -20,7 +20,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_
 from demo_sdtps.datasets import check_trained_on
 from demo_sdtps.datasets.images import Images, as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
-from demo_sdtps.datasets.transforms import Each, test_transform
+from demo_sdtps.datasets.transforms import PerModality, test_transform
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.tables import (
     MEASURES,
@@ -262,7 +262,7 @@ class Extractor(
         dataset = ImageDataset(
             triplets,
             [(0, camera) for camera in cameras],
-            Each(test_transform(self.cfg)),
+            PerModality(test_transform(self.cfg)),
             cache=False,
             decode=_decode,
             modalities=self.model.modalities,

@@ -21,7 +21,7 @@ from demo_sdtps.datasets.loaders import (
     shuffled_batches,
     use_cache,
 )
-from demo_sdtps.datasets.transforms import Each
+from demo_sdtps.datasets.transforms import PerModality
 from demo_sdtps.runtime.distributed import shard_for_rank
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.transforms import CropTransform, resize_transform
@@ -69,7 +69,7 @@ def caption_loader(
         len(split.captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED
     )
     captions, long_captions = encode_captions(cfg, split, tokenizer)
-    dataset = _image_dataset(cfg, split.paths, split.image_of, Each(CropTransform(cfg)))
+    dataset = _image_dataset(cfg, split.paths, split.image_of, PerModality(CropTransform(cfg)))
     return CaptionLoader(
         dataset, captions, long_captions, batch_sampler=sampler, **loader_kwargs(cfg, dataset)
     )
@@ -78,12 +78,12 @@ def caption_loader(
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
     """This process's part of the split's images, in order, without augmentation; for `image_batches`."""
     shard = shard_for_rank(split.paths)
-    dataset = _image_dataset(cfg, shard, range(len(shard)), Each(resize_transform(cfg)))
+    dataset = _image_dataset(cfg, shard, range(len(shard)), PerModality(resize_transform(cfg)))
     return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
 def _image_dataset(
-    cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: Each
+    cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: PerModality
 ) -> ImageDataset:
     """Samples (images, index): sample i has the image `files[image_of[i]]`."""
     paths = [(file,) for file in files]

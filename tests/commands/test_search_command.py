@@ -20,7 +20,6 @@ from commands import (
     contents,
 )
 from PIL import Image
-from reference import search as reference
 
 import demo_sdtps
 from demo_sdtps.commands import search
@@ -29,6 +28,7 @@ from demo_sdtps.reports import search_page
 from demo_sdtps.retrieval import search as retrieval_search
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.files import locked
+from tests.reference import search as reference
 
 MODALITIES = ("RGB", "NI", "TI")
 

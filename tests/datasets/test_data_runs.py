@@ -16,11 +16,11 @@ from commands import (
     table_of,
 )
 from layouts import WRITERS
-from reference import ranking
 
 from demo_sdtps.commands import export_features
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
+from tests.reference import ranking
 
 SPLITS = ("query", "gallery")
 MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Synthetic": 4}

@@ -11,7 +11,7 @@ from triplets import PLAIN, SCALED, config, message_of, normalised
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.images import decode_all, decode_triplet
 from demo_sdtps.datasets.loaders import ImageDataset, batches, test_loader
-from demo_sdtps.datasets.transforms import Each, test_transform
+from demo_sdtps.datasets.transforms import PerModality, test_transform
 from demo_sdtps.reports import figures
 
 NAME = ("DATASETS.NAMES", "RGBNT100")
@@ -91,7 +91,9 @@ def test_resizing_a_part_is_resizing_it_alone(root):
     """No pixel of a neighbour comes in over the edge."""
     cfg = config(root, *NAME, *PLAIN)
     sample = read_splits(cfg, ("query",))["query"][0]
-    images = ImageDataset([sample.paths], [(0, 0)], Each(test_transform(cfg)), cache=False)[0][0]
+    images = ImageDataset([sample.paths], [(0, 0)], PerModality(test_transform(cfg)), cache=False)[
+        0
+    ][0]
     for image, part in zip(images, parts_of(sample.paths[0]), strict=True):
         assert torch.equal(image, test_transform(cfg)(part))
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from numeric import generator
-from reference import analysis as plain
 
 from demo_sdtps.evaluation import analysis, metrics
 from demo_sdtps.evaluation.metrics import evaluate_distances
+from tests.reference import analysis as plain
 
 PARTS = {"in parts": 100, "at once": 1 << 20}  # distances at a time
 

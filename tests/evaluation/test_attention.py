@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from choices import margins
 from commands import CONFIG, SMALL
 from numeric import assert_close, seeded, tolerance
-from reference import attention as reference
 from test_backbones import EVA02, REGISTERS
 from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
@@ -17,6 +16,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
 from demo_sdtps.modeling import make_model
 from demo_sdtps.reports.attention import matches_of
+from tests.reference import attention as reference
 
 FUSED = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 SLIM = (

@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from commands import CONFIG, cases_of, cli_args_for, weights_file
 from numeric import assert_close, generator, tolerance
-from reference import cross_modal as plain
-from reference import ranking
 from tiny import MODEL, random_images, tiny_model
 
 from demo_sdtps.commands import test as test_net
@@ -21,6 +19,8 @@ from demo_sdtps.evaluation.cross_modal import set_distances, sets_of
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling.fusion import SUBSETS
+from tests.reference import cross_modal as plain
+from tests.reference import ranking
 
 SETS = sets_of(MODALITIES)
 

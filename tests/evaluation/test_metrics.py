@@ -5,12 +5,12 @@ import torch
 from commands import distance_rounding
 from golden_cases import load_case
 from numeric import assert_close, generator
-from reference import ranking
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import metrics
 from demo_sdtps.evaluation.metrics import evaluate_distances, evaluate_ranking, squared_distances
+from tests.reference import ranking
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):

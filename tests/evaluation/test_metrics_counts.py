@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from numeric import generator, numpy_generator
-from reference import ranking
 from test_metrics import assert_same, random_case
 
 from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import metrics
 from demo_sdtps.evaluation.metrics import evaluate_distances
+from tests.reference import ranking
 
 
 def by_whole_matrices(distance, ids, places, max_rank=50):

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from commands import squared_distances
 from golden_cases import load_case
 from numeric import assert_close, generator, tolerance
-from reference import reranking as plain
 from test_metrics import LargestResult
 
 from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import reranking
 from demo_sdtps.evaluation.metrics import evaluate_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
+from tests.reference import reranking as plain
 
 
 def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ranks=slice(None)):

@@ -9,19 +9,19 @@ import pytest
 import torch
 from commands import BASELINE, CONFIG, cli_args_for, weights_file
 from numeric import tolerance
-from reference import selection as reference
 from tiny import ENCODER, WIDTH
 from torch.utils.data import DataLoader
 
 from demo_sdtps.commands import selection_quality
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets.loaders import ImageDataset, batches, collate
-from demo_sdtps.datasets.transforms import Each, test_transform
+from demo_sdtps.datasets.transforms import PerModality, test_transform
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import STATE_NAMES
 from demo_sdtps.modeling.slimming.stage import remaining_patches
 from demo_sdtps.reports import tokens
+from tests.reference import selection as reference
 
 CASES = ("nothing", *MISSING_CASES)
 PATCH = 4
@@ -90,7 +90,7 @@ def images_of(cfg, *samples):
     dataset = ImageDataset(
         [sample.paths for sample in samples],
         [(0, sample.camera) for sample in samples],
-        Each(test_transform(cfg)),
+        PerModality(test_transform(cfg)),
         cache=False,
     )
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from numeric import assert_close, generator, seeded, tolerance
-from reference import cues
-from reference import slim as reference
 from test_backbones import DINOV3, EVA02, MIXED, REGISTERS, disturb
 from test_sdtps import assert_gradients_equal
 from tiny import sums_of_a_block
 from torch import nn
 
 import demo_sdtps
+from tests.reference import patch_scores
+from tests.reference import slim as reference
 
 WIDTH, HEADS, DEPTH, GRID = 32, 2, 3, (4, 2)
 SMALL = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "num_classes": 5}
@@ -189,7 +189,7 @@ def saliency(images, case):
 
     def score(call, row, index, layer, image):
         found = [
-            cues.saliency(each[row % len(each)].detach(), case.grid, size, size)
+            patch_scores.saliency(each[row % len(each)].detach(), case.grid, size, size)
             for each in images(call)
         ]
         return [float(sum(values[place] for values in found)) for place in image.patches]
@@ -205,7 +205,7 @@ def by_saliency(case):
 def distinctness(call, row, index, layer, image):
     return [
         float(value)
-        for value in cues.distinctness([patch.detach() for patch in image.patches.values()])
+        for value in patch_scores.distinctness([patch.detach() for patch in image.patches.values()])
     ]
 
 
@@ -241,7 +241,9 @@ def attention(call, row, index, layer, image):
     first = len(image.prefix)
     return [
         float(value)
-        for value in cues.mean_attention(weights[0, :, 0, first : first + len(image.patches)])
+        for value in patch_scores.mean_attention(
+            weights[0, :, 0, first : first + len(image.patches)]
+        )
     ]
 
 

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded
-from reference.sdtps_branches import ThreeBranches
 from tiny import (
     CAMERAS,
     CLASSES,
@@ -31,6 +30,7 @@ from benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.names import to_demo
+from tests.reference.sdtps_branches import ThreeBranches
 
 B, C = 16, WIDTH
 KEPT_TOKENS = 6 + 1

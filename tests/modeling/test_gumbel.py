@@ -7,13 +7,13 @@ from unittest import mock
 import pytest
 import torch
 from numeric import assert_close, generator, seeded
-from reference import sdtps as reference
 from test_sdtps import PATH, SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
 from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
+from tests.reference import sdtps as reference
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
 TAUS = pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, seeded
-from reference import losses as reference
 from tiny import CLASSES, output_of, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.modeling.losses import (
@@ -18,6 +17,7 @@ from demo_sdtps.modeling.losses import (
     make_center_losses,
     total_loss,
 )
+from tests.reference import losses as reference
 
 MARGINS = pytest.mark.parametrize("margin", [None, 0.0, 0.3, 5.0])
 SEEDS = pytest.mark.parametrize("seed", [1, 2, 3])

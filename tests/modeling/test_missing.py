@@ -5,7 +5,6 @@ import torch
 from commands import CONFIG, cases_of, cli_args_for, near, printed, table_of, weights_file
 from golden_cases import relative_error
 from numeric import assert_close, seeded
-from reference import sdtps as reference
 from test_demo import expected_patterns
 from tiny import CAMERAS, MODEL, clear, exact, pairs, random_images, tiny_model
 
@@ -14,6 +13,7 @@ from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
+from tests.reference import sdtps as reference
 
 MISSING = {
     "nothing": [],

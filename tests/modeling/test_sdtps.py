@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from numeric import assert_close, generator, seeded, tolerance
-from reference import sdtps as reference
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS, cosine_guidance, guides_of
+from tests.reference import sdtps as reference
 
 # seed, batch, patches, width, sparse ratio, aggregation ratio, beta
 SHAPES = [

@@ -10,7 +10,7 @@ import pytest
 from test_hosts import FOLDER
 from tiny import ROOT
 
-HERE, CHECKOUT = ROOT / "tests", os.path.join(os.path.abspath(FOLDER), "DeMo")
+HELPERS, CHECKOUT = ROOT / "tests" / "helpers", os.path.join(os.path.abspath(FOLDER), "DeMo")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases"),
@@ -77,16 +77,12 @@ print(json.dumps({"cmc": float(np.abs(before[0] - after[0]).max()), "mAP": abs(b
 
 
 def python(*words, cwd):
-    path = os.pathsep.join(
-        filter(None, [str(HERE / "alone"), str(HERE), os.environ.get("PYTHONPATH")])
-    )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, words)],
         cwd=cwd,
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -94,7 +90,7 @@ def python(*words, cwd):
 
 def test_features_are_those_of_our_model(tmp_path):
     """A state dict of the patched model, loaded here and by load_param: patterns 1, 2, 3 of batches of 2 and 3; --fast."""
-    python(HERE / "host_demo.py", CHECKOUT, tmp_path, cwd=CHECKOUT)
+    python(HELPERS / "host_demo.py", CHECKOUT, tmp_path, cwd=CHECKOUT)
     text = (tmp_path / "figures.json").read_text()
     print(text)
     for setting, found in json.loads(text).items():
@@ -119,7 +115,7 @@ def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
         *RUN,
         *modules,
     ]
-    trained = python(HERE / "host_models.py", CHECKOUT, "train_net.py", *words, cwd=CHECKOUT)
+    trained = python(HELPERS / "host_models.py", CHECKOUT, "train_net.py", *words, cwd=CHECKOUT)
     losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
     assert len(losses) >= 5 and all(loss < 100 for loss in losses)
     assert all(
@@ -129,7 +125,7 @@ def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
     best = tmp_path / "run" / "DeMobest.pth"
     tested = [
         python(
-            HERE / "host_models.py",
+            HELPERS / "host_models.py",
             CHECKOUT,
             *fast,
             "--weight",

@@ -9,8 +9,14 @@ import torch
 from choices import margins
 from numeric import assert_close, generator, seeded, tolerance
 from plug_in_host import equal
-from reference.cues import saliency
-from reference.host_towers import (
+from tiny import sums_of_a_backbone
+from torch import nn
+from yacs.config import CfgNode
+
+import demo_sdtps
+from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
+from demo_sdtps.runtime.errors import UserError
+from tests.reference.host_towers import (
     CLASSES,
     DEPTH,
     GRID,
@@ -22,14 +28,8 @@ from reference.host_towers import (
     Slow,
     Tower,
 )
-from reference.hosts import HOSTS
-from tiny import sums_of_a_backbone
-from torch import nn
-from yacs.config import CfgNode
-
-import demo_sdtps
-from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
-from demo_sdtps.runtime.errors import UserError
+from tests.reference.hosts import HOSTS
+from tests.reference.patch_scores import saliency
 
 EVIT = "studies.baselines:EViT"
 BATCH, BLOCKS, KEEP = 3, [1, 2], [0.5, 0.5]

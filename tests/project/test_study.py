@@ -10,11 +10,12 @@ import pytest
 import yaml
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 from PIL import Image
-from reference import statistics as reference
 
 from demo_sdtps.config import UserError
-from studies.report import paired_difference, table
+from studies.report import paired_difference, study_table
+from studies.results import measurement, write_result
 from studies.runs import finished_variants, make_variants, read_study
+from tests.reference import statistics as reference
 from tools import study as tool
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
@@ -87,8 +88,8 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert command(tool.main, *words)[0] == 0
     assert (
-        json.loads((made / "study.json").read_text())["variants"][1]["selection"]
-        == result["variants"][1]["selection"]
+        json.loads((made / "study.json").read_text())["variants"][1]["runs"]
+        == result["variants"][1]["runs"]
     )
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     assert {
@@ -168,13 +169,13 @@ def test_intervals_like_the_slow_ones(count):
 )
 def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
     def variant(name, maps):
-        records = {
-            str(seed): [{"patterns": {"3": {"mAP": value / 100, "Rank-1": 0.5}}}]
+        runs = {
+            str(seed): {"patterns": {"3": {"mAP": value / 100, "Rank-1": 0.5}}}
             for seed, value in enumerate(maps)
         }
-        return {"name": name, "failed": {}, "missing": {}, "selection": {}, "records": records}
+        return {"name": name, "runs": runs}
 
-    found = table(
+    found = study_table(
         {
             "patterns": [3],
             "variants": [variant("dense", [10.0] * len(values)), variant("slim", values)],
@@ -196,40 +197,27 @@ def drawn(draw, name, seeds=("1", "2", "3")):
             str(pattern): {"mAP": draw.random(), "Rank-1": draw.random()} for pattern in (1, 2, 3)
         }
 
-    def matrices():
-        cells = {own: {other: draw.random() for other in sets} for own in sets}
-        return {"mAP": cells, "Rank-1": cells}
+    def run():
+        return {
+            "patterns": scores(),
+            "missing": {case: {pattern: draw.random() for pattern in "123"} for case in cases},
+            "recall": draw.random(),
+            **{
+                f"cross_modal_{how}": {row: {to: draw.random() for to in sets} for row in sets}
+                for how in ("all", "shared", "pairs")
+            },
+        }
 
-    return {
-        "name": name,
-        "made_with": {},
-        "failed": {},
-        "gmacs": draw.random(),
-        "inference": draw.random(),
-        "training step": draw.random(),
-        "records": {seed: [{"epoch": 1}, {"patterns": scores()}] for seed in seeds},
-        "missing": {seed: {case: scores() for case in cases} for seed in seeds},
-        "selection": {
-            seed: {
-                "cases": {},
-                "stages": {
-                    stage: {"nothing": {m: {"recall": draw.random()} for m in sets[:3]}}
-                    for stage in ("stage 1", "stage 2")
-                },
-            }
-            for seed in seeds
-        },
-        **{
-            f"cross_modal_{how}": {seed: matrices() for seed in seeds}
-            for how in ("all", "shared", "pairs")
-        },
-    }
+    costs = {what: draw.random() for what in ("gmacs", "inference", "training step")}
+    return {"name": name, **costs, "runs": {seed: run() for seed in seeds}}
 
 
 def test_the_table_is_that_of_the_measurements():
     draw = random.Random(1)
     first, other = (drawn(draw, name) for name in ("dense", "slim"))
-    found = rows_of(table({"seeds": [1, 2, 3], "patterns": [1, 3], "variants": [first, other]}))
+    found = rows_of(
+        study_table({"seeds": [1, 2, 3], "patterns": [1, 3], "variants": [first, other]})
+    )
 
     def said(values):
         return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
@@ -243,42 +231,31 @@ def test_the_table_is_that_of_the_measurements():
         )
 
     for variant in (first, other):
-        row, seeds = found[variant["name"]], variant["records"]
-        last = [variant["records"][seed][1]["patterns"] for seed in seeds]
+        row, runs = found[variant["name"]], variant["runs"].values()
+        last = [run["patterns"] for run in runs]
         assert row["mAP, 1 original"] == said([scores["1"]["mAP"] for scores in last])
         assert row["mAP, 3 both"] == said([scores["3"]["mAP"] for scores in last])
         assert row["Rank-1"] == said([scores["3"]["Rank-1"] for scores in last])
         six = ("r", "n", "t", "rn", "rt", "nt")
         assert row["mAP, modalities missing"] == said(
-            [
-                statistics.mean(cases[case]["3"]["mAP"] for case in six)
-                for cases in variant["missing"].values()
-            ]
+            [statistics.mean(run["missing"][case]["3"] for case in six) for run in runs]
         )
-        stages = [
-            measured["stages"]["stage 2"]["nothing"] for measured in variant["selection"].values()
-        ]
-        assert row["recall of the person"] == said(
-            [statistics.mean(own["recall"] for own in by.values()) for by in stages]
-        )
+        assert row["recall of the person"] == said([run["recall"] for run in runs])
         for how in ("all", "shared", "pairs"):
             for is_common, name in ((True, "a common modality"), (False, "none in common")):
                 if is_common or how != "shared":
                     assert row[f"mAP, {name}, {how}"] == said(
-                        [
-                            with_common(found["mAP"], is_common)
-                            for found in variant[f"cross_modal_{how}"].values()
-                        ]
+                        [with_common(run[f"cross_modal_{how}"], is_common) for run in runs]
                     )
         assert row["operations"] == f"{variant['gmacs'] / first['gmacs']:.2f}"
         assert row["time of inference"] == f"{variant['inference'] / first['inference']:.2f}"
     gain = [
         100
         * (
-            other["records"][seed][1]["patterns"]["3"]["mAP"]
-            - first["records"][seed][1]["patterns"]["3"]["mAP"]
+            other["runs"][seed]["patterns"]["3"]["mAP"]
+            - first["runs"][seed]["patterns"]["3"]["mAP"]
         )
-        for seed in first["records"]
+        for seed in first["runs"]
     ]
     low, high = reference.student(gain)
     assert (
@@ -287,20 +264,34 @@ def test_the_table_is_that_of_the_measurements():
     assert not found["dense"]["Δ mAP, 3 both"]
 
 
+def test_the_recall_is_that_of_the_last_stage():
+    """Mean over the modalities of complete triplets; of SDTPS where nothing is slimmed, none without masks."""
+
+    def case(*recalls):
+        return {"nothing": {m: {"recall": value} for m, value in zip("RNT", recalls, strict=True)}}
+
+    stages = {"stage 1": case(0.1, 0.2, 0.3), "stage 2": case(0.5, 0.6, 1.0) | {"r": {}}}
+    content = {"cases": case(0.0, 0.1, 0.2)}
+    assert measurement("selection", content | {"stages": stages})["recall"] == pytest.approx(0.7)
+    assert measurement("selection", content | {"stages": {}})["recall"] == pytest.approx(0.1)
+    assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
+
+
+def test_a_result_is_json_with_a_line_for_each_run(tmp_path):
+    content = {"seeds": [1], "variants": [drawn(random.Random(3), "x", "12")], "empty": []}
+    write_result(tmp_path / "study.json", content)
+    text = (tmp_path / "study.json").read_text()
+    assert json.loads(text) == content
+    assert sum('"patterns"' in line for line in text.splitlines()) == 2
+    assert len(text.splitlines()) == 18
+
+
 def test_a_variant_whose_runs_failed_hides_no_column():
     draw = random.Random(2)
     first, other = drawn(draw, "dense"), drawn(draw, "slim")
-    first |= {
-        "records": {seed: [] for seed in "123"},
-        "failed": dict.fromkeys("123", "diverged"),
-        **{
-            name: {}
-            for name in first
-            if name in ("missing", "selection") or name.startswith("cross_modal")
-        },
-    }
-    other["failed"], other["records"] = {"3": "diverged"}, other["records"] | {"3": []}
-    found = rows_of(table({"seeds": [1, 2, 3], "patterns": [3], "variants": [first, other]}))
+    first["runs"] = {seed: {"failed": "diverged"} for seed in "123"}
+    other["runs"]["3"] = {"failed": "diverged"}
+    found = rows_of(study_table({"seeds": [1, 2, 3], "patterns": [3], "variants": [first, other]}))
     assert set(found) == {"dense (0 of 3 runs)", "slim (2 of 3 runs)"}
     columns = found["dense (0 of 3 runs)"].keys()
     assert {
@@ -331,8 +322,6 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
     plain = folder({})
     assert folder({"set": {"MODEL.SDTPS_BETA": 0.25}}, title="Another").folder == plain.folder
-    for key in ("patterns", "return_patterns"):  # the former name, and today's
-        assert read_study(write(tmp_path, **{key: [2]}))["return_patterns"] == [2]
     others = [
         folder({"set": {"MODEL.SDTPS_BETA": 0.3}}),
         folder({}, "DATASETS.ROOT_DIR", "/elsewhere"),
@@ -382,11 +371,10 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
     )
     variants = make_variants(study, [], tmp_path)
     done = [
-        {"name": one.name, "command": one.command, "failed": {}, "records": {"1": [], "2": []}}
-        for one in variants
+        {"name": one.name, "command": one.command, "runs": {"1": {}, "2": {}}} for one in variants
     ]
-    done[1]["failed"] = {"2": "diverged"}
-    del done[2]["records"]["2"]
+    done[1]["runs"]["2"] = {"failed": "diverged"}
+    del done[2]["runs"]["2"]
     done[3]["command"] += " MODEL.SDTPS_BETA 0.4"
     path = tmp_path / "result.json"
     path.write_text(

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from reference.host_towers import (
+from tests.reference.host_towers import (
     CLASSES,
     GRID,
     NAMES,

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from reference import sdtps
+from tests.reference import sdtps
 
 
 def similarities(

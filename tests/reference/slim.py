@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from reference.slimming import Image, dropped, like
+from tests.reference.slimming import Image, dropped, like
 
 
 def slimmed(layers, tokens, prefix, suffix, stages, merge, restore, nudge):

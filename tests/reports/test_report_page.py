@@ -12,7 +12,6 @@ from commands import BASELINE, CONFIG, EPOCH, SMALL, distance_rounding, squared_
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
 from numeric import seeded
-from reference import analysis as plain
 
 from demo_sdtps.commands import analyse, report
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -23,6 +22,7 @@ from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.reports.tokens import patch_grids
+from tests.reference import analysis as plain
 
 pytestmark = pytest.mark.slow
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from numeric import generator
-from reference import retrieval as reference
 
 from demo_sdtps.seps import recall as module
 from demo_sdtps.seps.recall import five_fold, retrieval
+from tests.reference import retrieval as reference
 
 NAMES = [f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
 COUNTS = {

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 from numeric import assert_close, assert_order, numpy_generator, tolerance
-from reference import reranking
-from reference import search as reference
 from test_reranking import roundings, undecided
 
 from demo_sdtps.config.common import APPROXIMATE
@@ -13,6 +11,8 @@ from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.retrieval import approximate, nearest
 from demo_sdtps.retrieval.nearest import Hits
 from demo_sdtps.retrieval.store import Stack
+from tests.reference import reranking
+from tests.reference import search as reference
 
 
 def random_features(generator, count, width=24, copies=0):

@@ -18,7 +18,6 @@ from commands import (
     scores_of,
 )
 from numeric import assert_close, numpy_generator
-from reference import ranking
 from test_metrics import assert_same, random_case
 from test_search import stack_of
 from tiny import MODEL
@@ -34,6 +33,7 @@ from demo_sdtps.retrieval.feature_sets import columns_of, open_features
 from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.store import Store, open_store
 from demo_sdtps.retrieval.streaming import evaluate_stream
+from tests.reference import ranking
 
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
 SETTINGS = {

@@ -5,9 +5,9 @@ import inspect
 import pytest
 import torch
 from golden_cases import load_case, relative_error
-from reference import seps as reference
 
 from demo_sdtps.seps import CrossSparseAggrNet, SEPSLoss
+from tests.reference import seps as reference
 
 CASES = [
     "open",

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from numeric import assert_close, generator, seeded
-from reference import seps as reference
 from test_seps_network import PATH
 
 from benchmarks.rows import peak_memory
 from demo_sdtps.seps import CrossSparseAggrNet, RatioLoss
+from tests.reference import seps as reference
 
 NARROW = {"embed_size": 20, "num_patches": 9}
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator
-from reference import seps as reference
 from test_losses import with_gradient
 
 from demo_sdtps.seps import ContrastiveLoss, RatioLoss, SEPSLoss
+from tests.reference import seps as reference
 
 VIOLATION = pytest.mark.parametrize("max_violation", [False, True], ids=["sum", "max"])
 IDS = pytest.mark.parametrize(

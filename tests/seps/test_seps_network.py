@@ -8,7 +8,6 @@ import pytest
 import torch
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded, tolerance
-from reference import seps as reference
 from test_sdtps import assert_gradients_equal, probed
 
 from demo_sdtps.modeling.sdtps import gumbel_noise
@@ -22,6 +21,7 @@ from demo_sdtps.seps import (
     create_seps_model,
     mask_xattn_one_text,
 )
+from tests.reference import seps as reference
 
 WIDTH, PATCHES, IMAGES = 20, 9, 3
 LENGTHS, LONG_LENGTHS = (7, 1, 3, 4), (2, 10, 5, 6)

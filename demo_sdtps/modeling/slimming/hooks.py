@@ -23,8 +23,15 @@ from torch import nn
 
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import Slimming, patch_shares
-from demo_sdtps.modeling.slimming.streams import Chosen, Pass, State, Stream, images_in, is_backward
-from demo_sdtps.modeling.slimming.tokens import PER_POSITION, Tokens, put
+from demo_sdtps.modeling.slimming.streams import (
+    KeptTokens,
+    Pass,
+    State,
+    Stream,
+    images_in,
+    is_backward,
+)
+from demo_sdtps.modeling.slimming.tokens import PER_POSITION, Tokens, scatter_tokens
 from demo_sdtps.modeling.slimming.towers import Layout, Tower
 from demo_sdtps.runtime.errors import UserError
 
@@ -228,7 +235,11 @@ class Slim(Slimming):
             )
         if self.restore:
             patches = tokens.patches(positions.shape[1])
-            held = put(stream.held[number - 1], positions, patches) if number else patches.clone()
+            held = (
+                scatter_tokens(stream.held[number - 1], positions, patches)
+                if number
+                else patches.clone()
+            )
             stream.held[number : number + 1] = [held]
         slim = stream.slim
         is_trained = any(
@@ -245,14 +256,14 @@ class Slim(Slimming):
         places = replace(step.tokens, values=torch.empty_like(step.tokens.values[:0]))
         own = torch.cat(list(step.stage.score.values()))
         stream.chosen[number : number + 1] = [
-            Chosen(places, own, past.is_given if past else score is not None)
+            KeptTokens(places, own, past.is_given if past else score is not None)
         ]
         now = self.now
         if now is not None and stream.record and not past:
             now.losses += [] if step.loss is None else [step.loss]
             if self.follow == FIRST and stream.names[0] not in stream.missing:
                 now.first.setdefault((number, stream.grid), own)
-            stream.record.chosen.append(Chosen(places, _without_graph(own), score is not None))
+            stream.record.chosen.append(KeptTokens(places, _without_graph(own), score is not None))
             stream.record.held += (
                 [_without_graph(held)] if self.restore and torch.is_grad_enabled() else []
             )
@@ -314,7 +325,7 @@ class Slim(Slimming):
             values[:, behind : behind + layout.suffix],
         )
         if self.restore:
-            patches = put(stream.held[-1].to(patches.dtype), places.positions, patches)
+            patches = scatter_tokens(stream.held[-1].to(patches.dtype), places.positions, patches)
         values = torch.cat([prefix, patches, suffix], dim=1)
         values = values.transpose(0, 1) if layout.tokens_first else values
         return (values, *output[1:]) if isinstance(output, tuple) else values

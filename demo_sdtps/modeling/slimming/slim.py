@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from demo_sdtps.config.scores import SCORES as ENTRIES
+from demo_sdtps.modeling.slimming import scores as registry
 from demo_sdtps.modeling.slimming.hooks import FIRST, IMAGE, Slim, attach
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.towers import Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest
 
-SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
+IMAGE_SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
 """Scores that need neither a configuration nor the size of the grid."""
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -39,14 +38,14 @@ def slim(
     prefix: int | None = None,
     suffix: int = 0,
 ) -> Model:
-    """Let every Vision Transformer in `model` drop patches behind `blocks` blocks, 0 for its input, in place; → the model.
+    """Let every Vision Transformer in `model` drop patches after `blocks` blocks, 0 for its input, in place; → the model.
 
-    `keep` are the shares of the patches there are that each stage keeps, `score` is one of SCORES, a `Score`, or one for each
-    stage. Dropped patches become one extra token with `merge`, and none without. With `restore` the output of the last block
-    has the whole grid: the kept patches, and the dropped ones as they were when they were dropped. `shared`: True, one set for
-    all images of a forward where the score is of the images alone; "first", all keep what the first keeps; False, each its own.
-    `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix` are the numbers of tokens before and
-    behind the patches.
+    `keep` are the shares of the remaining patches that each stage keeps, `score` is one of IMAGE_SCORES, a `Score`, or one for
+    each stage. Dropped patches become one extra token with `merge`, and none without. With `restore` the output of the last
+    block has the whole grid: the kept patches, and the dropped ones as they were when they were dropped. `shared`: True, one
+    set for all images of a forward where the score is of the images alone; "first", all keep what the first keeps; False, each
+    its own. `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix` are the numbers of tokens
+    before and behind the patches.
 
     A score with weights adds them as `slimming.scores.…`. Raises `UserError` for a model without a Vision Transformer that
     slimming fits, one that is slimmed or compiled already, and settings that do not fit. docs/slim.md has an example for each
@@ -184,16 +183,14 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
     for name in each:
-        if not isinstance(name, Score) and name not in SCORES:
+        if not isinstance(name, Score) and name not in IMAGE_SCORES:
             raise UserError(
-                f"score is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or a Score"
-                f"{nearest(name, SCORES)}."
+                f"score is {name!r}, but it must be {' or '.join(map(repr, IMAGE_SCORES))}, or a Score"
+                f"{nearest(name, IMAGE_SCORES)}."
             )
     return [
         one
         if isinstance(one, Score)
-        else resolve_name(ENTRIES[str(one)].place)(
-            tower.patches.out_channels, (0, 0), modalities=IMAGE
-        )
+        else registry.SCORES[str(one)](tower.patches.out_channels, (0, 0), modalities=IMAGE)
         for one in each
     ]

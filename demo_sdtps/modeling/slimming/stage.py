@@ -22,9 +22,9 @@ from demo_sdtps.modeling.class_attention import (
     check_class_attention,
     keys,
 )
-from demo_sdtps.modeling.sdtps import select, take
-from demo_sdtps.modeling.slimming.scores.base import Context, Score, Stage
-from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens, blank, split_rows
+from demo_sdtps.modeling.sdtps import gather_tokens, select
+from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
+from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens, is_missing, split_rows
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,23 +36,23 @@ NAMES = ("blocks", "keep", "score")
 
 
 @dataclass(frozen=True)
-class Slimmed:
+class BackboneOutput:
     """The backbone's output of slimmed images."""
 
     tokens: ByModality  # (B, K, C), of the patches kept by the last stage
     class_tokens: ByModality  # (B, C)
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRecord, ...]
     loss: (
         torch.Tensor | None
     )  # (1,): mean of the stages' losses with their weight; None where no score has one
 
 
 @dataclass(frozen=True)
-class Step:
+class StageOutput:
     """What one stage makes of the tokens between two blocks."""
 
     tokens: Tokens
-    stage: Stage
+    stage: StageRecord
     loss: torch.Tensor | None  # a scalar with its weight; None where the score has none
 
 
@@ -95,12 +95,12 @@ class Slimming(nn.Module):
         prefix: int,
         rope: torch.Tensor | None = None,
         score: torch.Tensor | None = None,
-    ) -> Step:
+    ) -> StageOutput:
         """Stage `number` on the input of `block`, which it is before: `tokens`, rows of the modalities `names`, with `prefix`
         tokens before the patches.
 
-        `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `rope` is the rotary embedding
-        that the block is given. `score` (B, n) is used in place of the stage's score.
+        `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `rope` is the rotary
+        embedding that the block is given. `score` (B, n) is used in place of the stage's score.
         """
         context = self._context(number, tokens, host_context, names, block, prefix, rope)
         loss = None
@@ -109,9 +109,9 @@ class Slimming(nn.Module):
             score = torch.cat(list(scores.values()))
         slimmed = self._drop(number, tokens, score, context, prefix)
         kept = slimmed.grid_positions(math.prod(host_context.grid))
-        return Step(
+        return StageOutput(
             slimmed,
-            Stage(context.positions, split_rows(score, names), split_rows(kept, names)),
+            StageRecord(context.positions, split_rows(score, names), split_rows(kept, names)),
             loss,
         )
 
@@ -183,7 +183,7 @@ class Slimming(nn.Module):
         )
         index = torch.cat([first, kept + prefix, last.expand(kept.shape[0], -1)], dim=1)
         values, sizes = (
-            take(tokens.values, index),
+            gather_tokens(tokens.values, index),
             None if tokens.sizes is None else tokens.sizes.gather(1, index),
         )
         slimmed = Tokens(values, positions.gather(1, kept), sizes, tokens.extra)
@@ -241,7 +241,7 @@ def slim_backbone(
     stem: ByModality,
     images: Mapping[str, torch.Tensor] | None = None,
     foreground: torch.Tensor | None = None,
-) -> Slimmed:
+) -> BackboneOutput:
     """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all,
     slimmed.
 
@@ -259,7 +259,7 @@ def slim_backbone(
                 {},
                 {},
                 backbone.grid_size,
-                missing=blank(extra_tokens),
+                missing=is_missing(extra_tokens),
                 images=extra_tokens,
                 patch_size=size,
                 patch_stride=stride,
@@ -275,7 +275,7 @@ def _run(
     stem: torch.Tensor,
     names: Sequence[str],
     context: Context,
-) -> Slimmed:
+) -> BackboneOutput:
     context = replace(context, foreground=slimming.foreground(context))
     prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
     for number, (start, stop) in enumerate(
@@ -289,7 +289,7 @@ def _run(
     values = backbone.finish(tokens.values[:, : prefix + slimming.counts(backbone.num_patches)[-1]])
     values = values.to(stem.dtype) if backbone.precision else values
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return Slimmed(
+    return BackboneOutput(
         split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss
     )
 
@@ -328,14 +328,14 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
     return tuple(counts)
 
 
-def _joined(outputs: Sequence[Slimmed]) -> Slimmed:
+def _joined(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
     """The parts of a batch as one; evaluation has no loss."""
 
     def joined(fields: Sequence[ByModality]) -> ByModality:
         return {name: torch.cat([field[name] for field in fields]) for name in fields[0]}
 
     stages = tuple(
-        Stage(
+        StageRecord(
             *(
                 joined([getattr(stage, name) for stage in same])
                 for name in ("scored", "score", "kept")
@@ -343,7 +343,7 @@ def _joined(outputs: Sequence[Slimmed]) -> Slimmed:
         )
         for same in zip(*(chunk.stages for chunk in outputs), strict=True)
     )
-    return Slimmed(
+    return BackboneOutput(
         joined([chunk.tokens for chunk in outputs]),
         joined([chunk.class_tokens for chunk in outputs]),
         stages,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class KeptTokens:
     """What a stage has chosen in one stream."""
 
     tokens: Tokens  # behind the stage, without their channels
@@ -43,7 +43,7 @@ class Stream:
     missing: frozenset[str]
     foreground: torch.Tensor | None  # (B, N)
     next: int  # block
-    chosen: list[Chosen] = field(default_factory=list)
+    chosen: list[KeptTokens] = field(default_factory=list)
     held: list[torch.Tensor] = field(
         default_factory=list
     )  # (B, N, C) at each stage: every token as it was last

@@ -17,7 +17,7 @@ def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
     return dict(zip(names, rows.unflatten(0, (len(names), -1)).unbind(), strict=True))
 
 
-def blank(images: ByModality) -> ByModality:
+def is_missing(images: ByModality) -> ByModality:
     """Whether an image (B, 3, H, W) is missing, that is, zeros: (B, 1) bool by modality."""
     return {
         modality: ~image.flatten(1).any(dim=1, keepdim=True) for modality, image in images.items()
@@ -53,7 +53,9 @@ class Tokens:
         return Tokens(values, self.positions, self.sizes, self.extra)
 
 
-def put(grid: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def scatter_tokens(
+    grid: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
     """grid (B, N, C) with tokens (B, n, C) at positions (B, n)."""
     rows = torch.arange(grid.shape[0], device=grid.device).unsqueeze(1)
     return grid.index_put((rows, positions), tokens.to(grid.dtype))

@@ -8,8 +8,6 @@ import torch
 from interrupted import call
 from numeric import generator
 from pytest import approx
-from reference import ranking
-from reference import reranking as slow
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES
@@ -20,6 +18,8 @@ from demo_sdtps.evaluation.cross_modal import rank_sets
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from effects.base import MARK, WIDTH, effect, images_of, is_near, is_reported, model_of
+from tests.reference import ranking
+from tests.reference import reranking as slow
 
 
 def test_data_of(cfg):

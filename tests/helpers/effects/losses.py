@@ -5,12 +5,12 @@ from itertools import combinations
 import torch
 from numeric import generator, seeded, tolerance
 from pytest import approx
-from reference import losses as reference
 from tiny import output_of
 
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.training.optim import make_center_optimizer
 from effects.base import effect, model_of
+from tests.reference import losses as reference
 
 TRIPLETS_ALONE = ("MODEL.ID_LOSS_WEIGHT", "0")
 IDENTITY_ALONE = ("MODEL.TRIPLET_LOSS_WEIGHT", "0")

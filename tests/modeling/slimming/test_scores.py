@@ -19,7 +19,7 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.scores.guided import SDTPS
+from demo_sdtps.modeling.slimming.scores.sdtps import SDTPS
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 (EXAMPLE,) = (

@@ -5,12 +5,12 @@ from itertools import permutations
 import pytest
 import torch
 from numeric import assert_close, generator
-from reference import selection as reference
 from tiny import random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.selection import SDTPS, average_precision, choices, random_order
+from tests.reference import selection as reference
 
 
 @pytest.mark.parametrize("levels", [2, 5, 10**6])

@@ -8,8 +8,6 @@ import timm
 import torch
 import torch.nn.functional as F
 from numeric import assert_close, generator, seeded
-from reference import cues as reference_cues
-from reference.slim_scores import otsu
 from slim_models import CASES
 from tiny import random_images, tiny_cfg, tiny_model
 from torch import nn
@@ -19,6 +17,8 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.scores.supervised import above_otsu
+from tests.reference import patch_scores as reference_scores
+from tests.reference.slim_scores import otsu
 
 WIDTH, GRID, PATCH, PATCHES, LEFT, BATCH = 12, (6, 4), 4, 24, 15, 3
 SLIM = (
@@ -83,7 +83,7 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
     for row in range(BATCH):
         own = {
             name: torch.tensor(
-                reference_cues.saliency(
+                reference_scores.saliency(
                     images[name][row].double(), GRID, (PATCH, PATCH), (PATCH, PATCH)
                 )
             )
@@ -130,7 +130,9 @@ def test_the_loss_of_the_model(shared):
         terms = []
         for row in range(len(cameras)):
             own = {
-                name: torch.tensor(reference_cues.saliency(image[row].double(), grid, size, stride))
+                name: torch.tensor(
+                    reference_scores.saliency(image[row].double(), grid, size, stride)
+                )
                 for name, image in images.items()
             }
             for name, score in scores.items():
@@ -165,7 +167,9 @@ def test_any_vision_transformer_learns_it_without_masks(name):
     grid = tuple(pixels // length for pixels, length in zip(images.shape[-2:], side, strict=True))
     masks = torch.stack(
         [
-            torch.tensor(otsu(reference_cues.saliency(image, grid, side, side))).unflatten(0, grid)
+            torch.tensor(otsu(reference_scores.saliency(image, grid, side, side))).unflatten(
+                0, grid
+            )
             for image in images
         ]
     )[:, None]

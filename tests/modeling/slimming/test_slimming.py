@@ -9,8 +9,6 @@ import timm
 import torch
 import torch.nn.functional as F
 from numeric import assert_close, seeded, tolerance
-from reference import cues as slow_cues
-from reference import slimming as reference
 from test_backbones import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
 from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
@@ -20,6 +18,8 @@ from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.slimming.stage import make_slimming, remaining_patches, slim_backbone
 from demo_sdtps.modeling.slimming.tokens import Tokens
+from tests.reference import patch_scores as reference_scores
+from tests.reference import slimming as reference
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
@@ -95,7 +95,7 @@ def stem_of(backbone, images, stop):
 def slow_score(name, backbone, slimming):
     def distinctness(stage, modality, images):
         patches = [patch.detach() for patch in images[modality].patches.values()]
-        return [float(value) for value in slow_cues.distinctness(patches)]
+        return [float(value) for value in reference_scores.distinctness(patches)]
 
     def supervised(stage, modality, images):
         return [
@@ -112,7 +112,9 @@ def slow_score(name, backbone, slimming):
             reference.rotations_of(backbone.vit, index, image),
         )
         first = len(image.prefix)
-        return slow_cues.mean_attention(weights[:, 0, first : first + len(image.patches)].detach())
+        return reference_scores.mean_attention(
+            weights[:, 0, first : first + len(image.patches)].detach()
+        )
 
     return {
         "distinctness": distinctness,

@@ -6,7 +6,6 @@ import pytest
 import torch
 from choices import margins
 from numeric import assert_close, assert_order, generator, tolerance
-from reference.cues import distinctness
 from test_fast_model import COMPILES, IN_THE_COMPILER
 from tiny import (
     CAMERAS,
@@ -29,6 +28,7 @@ from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
+from tests.reference.patch_scores import distinctness
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")
 COUNTS = (16, 12)

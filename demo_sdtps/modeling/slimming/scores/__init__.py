@@ -1,7 +1,7 @@
-"""Scores of patches, by which slimming and SDTPS keep the best (docs/extending.md, base.py; the registry is config/scores.py).
+"""Scores of patches, by which slimming and SDTPS keep the best (docs/extending.md, base.py).
 
-A new score is one file with a subclass of `base.Score`, and one line in the registry; from outside the project its name is
-"package.module:Class".
+A new score is one file with a subclass of `base.Score`, a line in SCORES, and its name in config/scores.py; from outside the
+project its name is "package.module:Class".
 """
 
 from __future__ import annotations
@@ -11,12 +11,24 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.config.scores import score_entry
+from demo_sdtps.config.scores import check_score
+from demo_sdtps.modeling.slimming.scores.base import Score
+from demo_sdtps.modeling.slimming.scores.distinctness import Distinctness
+from demo_sdtps.modeling.slimming.scores.saliency import Saliency
+from demo_sdtps.modeling.slimming.scores.sdtps import SDTPSScore
+from demo_sdtps.modeling.slimming.scores.supervised import SelfSupervised, Supervised
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
-    from demo_sdtps.modeling.slimming.scores.base import Score
+SCORES: dict[str, type[Score]] = {
+    "distinctness": Distinctness,
+    "saliency": Saliency,
+    "sdtps": SDTPSScore,
+    "supervised": Supervised,
+    "self_supervised": SelfSupervised,
+}
+"""Scores by the names of MODEL.SLIM_SCORE."""
 
 
 def make_score(
@@ -26,10 +38,7 @@ def make_score(
     grid: tuple[int, int],
     modalities: Sequence[str] = MODALITIES,
 ) -> Score:
-    """The score `name` for tokens of `width` channels on a grid of (rows, columns) patches, with the settings of `cfg`.
-
-    Raises `UserError` for an unknown name and for settings that the score rejects.
-    """
+    """The score `name` for tokens of `width` channels on a grid of (rows, columns) patches, with the settings of `cfg`."""
     model = cfg.MODEL
     settings = {
         "keep": tuple(model.SLIM_KEEP),
@@ -37,4 +46,5 @@ def make_score(
         "loss_weight": model.SLIM_LOSS_WEIGHT,
         "modalities": modalities,
     }
-    return resolve_name(score_entry(name, "MODEL.SLIM_SCORE").place)(width, grid, **settings)
+    check_score(name, "MODEL.SLIM_SCORE")
+    return (SCORES[name] if name in SCORES else resolve_name(name))(width, grid, **settings)

@@ -1,5 +1,5 @@
-"""The contract of a score of patches (`Score`), its input (`Context`), and what slimming (`Stage`) and SDTPS (`Selection`) keep
-by it."""
+"""The contract of a score of patches (`Score`), its input (`Context`), and what slimming (`StageRecord`) and
+SDTPS (`Selection`) keep by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from demo_sdtps.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageRecord:
     """What one of MODEL.SLIM_BLOCKS kept of n patches: K of them. By modality."""
 
     scored: ByModality  # (B, n) int64: index on the grid of each patch that was scored
@@ -61,7 +61,7 @@ class Context:
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
     patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
-    stages: tuple[Stage, ...] = ()  # what slimming in the backbone kept; empty for none
+    stages: tuple[StageRecord, ...] = ()  # what slimming in the backbone kept; empty for none
     loss: torch.Tensor | None = None  # (1,): the loss of slimming's scores in training
     modality: str = ""  # whose patches are scored; '' for all
 
@@ -96,7 +96,7 @@ class Score(nn.Module, ABC):
     names the settings that it reads (`make_score`), and raises `UserError` for settings that do not fit.
     """
 
-    masks = False  # whether a score from outside the project reads foreground masks in training
+    masks = False  # whether it reads foreground masks in training
 
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`

@@ -22,6 +22,8 @@ class Supervised(Score):
     foreground (`Context.foreground`), 0 for a missing image; its gradient reaches the backbone.
     """
 
+    masks = True
+
     def __init__(
         self,
         width: int,
@@ -60,6 +62,8 @@ class Supervised(Score):
 class SelfSupervised(Supervised):
     """`Supervised` by pseudo-masks where no masks are given: the patches whose saliency (`Saliency`), summed over the
     modalities where these keep the same places, is above Otsu's threshold. Needs `Context.images` in training."""
+
+    masks = False
 
     def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
         if not self.training:

@@ -6,16 +6,16 @@ from itertools import count as numbers
 import pytest
 import torch
 from numeric import assert_close, generator, tolerance
-from reference import cues as reference_cues
-from reference import slim_scores as reference
 from tiny import BLOCK, ENCODER, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.modeling.sdtps import select, take
+from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.tokens import Tokens
 from studies.baselines import haar_energy
+from tests.reference import patch_scores as reference_scores
+from tests.reference import slim_scores as reference
 
 WIDTH, GRID, HEADS, PATCHES, ROWS = 7, (5, 3), 3, 15, 9
 SUMS = (HEADS, PATCHES, PATCHES, 3)
@@ -61,7 +61,7 @@ def joined(parts):
 def exactly(context):
     """Keys, attention and sizes of all rows in float64."""
     attention = torch.stack(
-        [torch.stack(reference_cues.mean_attention(row)) for row in joined(context.attention)]
+        [torch.stack(reference_scores.mean_attention(row)) for row in joined(context.attention)]
     )
     return joined(context.keys), attention, joined(context.sizes)
 
@@ -106,7 +106,8 @@ def test_merging_against_its_description(count, has_sizes):
         kept, decision = select(scores, count)
         kept = kept.sort(dim=1).values
         slimmed = Tokens(
-            torch.cat([tokens.values[:, :1], take(tokens.values[:, 1:], kept)], dim=1), kept
+            torch.cat([tokens.values[:, :1], gather_tokens(tokens.values[:, 1:], kept)], dim=1),
+            kept,
         )
         merged = score.merge(tokens, slimmed, scores, decision, context)
     keys, _, sizes = exactly(context)
@@ -152,7 +153,9 @@ def test_evit_sums_what_it_drops():
     scores = torch.cat(list(score(context).values()))
     kept, decision = select(scores, 8)
     kept = kept.sort(dim=1).values
-    slimmed = Tokens(torch.cat([tokens.values[:, :1], take(tokens.values, 1 + kept)], dim=1), kept)
+    slimmed = Tokens(
+        torch.cat([tokens.values[:, :1], gather_tokens(tokens.values, 1 + kept)], dim=1), kept
+    )
     extra = score.merge(tokens, slimmed, scores, decision, context).values[:, -1]
     values, (_, attention, _) = tokens.values.detach().double().requires_grad_(), exactly(context)
     expected = torch.stack(
@@ -352,7 +355,7 @@ def test_editor_keeps_the_union_of_both_tops(missing):
         ):
             for modality in MODALITIES:
                 places = stage.scored[modality][sample].tolist()
-                attention = reference_cues.mean_attention(context.attention[modality][sample])
+                attention = reference_scores.mean_attention(context.attention[modality][sample])
                 kept = reference.union_of_tops(
                     attention, [strength[place] for place in places], count
                 )

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from numeric import assert_close, generator, seeded
-from reference import cues
-from reference import sdtps as reference
 from tiny import tiny_cfg
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
+from tests.reference import patch_scores
+from tests.reference import sdtps as reference
 
 WIDTH, GRID = 24, (5, 2)
 GUIDED = (WIDTH, WIDTH, 4, WIDTH, WIDTH // 4)
@@ -50,7 +50,9 @@ def test_distinctness(dtype):
         found = score_of("distinctness").scores(replace(context, tokens=tokens))
     for modality, score in found.items():
         assert score.dtype == torch.float32 and not score.requires_grad
-        assert_close(score, one_by_one(cues.distinctness, tokens[modality]), 10, WIDTH, WIDTH)
+        assert_close(
+            score, one_by_one(patch_scores.distinctness, tokens[modality]), 10, WIDTH, WIDTH
+        )
 
 
 def test_a_patch_unlike_the_others_is_distinct():
@@ -176,7 +178,7 @@ def test_saliency_equals_the_slow_one(positions):
     for row in range(3):
         where = None if positions is None else positions[row]
         expected = torch.tensor(
-            cues.saliency(context.images["NI"][row].double(), LARGE, SIZE, STRIDE),
+            patch_scores.saliency(context.images["NI"][row].double(), LARGE, SIZE, STRIDE),
             dtype=torch.double,
         )
         # Mean colours of up to 1, their distances, sums along rows and columns.
