@@ -1,6 +1,5 @@
 """tools/search.py: hits as CSV, page and table, the index it keeps, and what it refuses."""
 
-import csv
 import re
 import shutil
 import time
@@ -18,6 +17,7 @@ from commands import (
     checkpoint_file,
     cli_args_for,
     contents,
+    rows_of,
 )
 from PIL import Image
 
@@ -94,11 +94,6 @@ def triplets(folder):
         ]
         for name in names
     }
-
-
-def rows_of(path):
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return list(csv.reader(file))
 
 
 @pytest.mark.parametrize("pattern", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -5,10 +5,10 @@ from itertools import count
 import pytest
 import torch
 import torch.nn.functional as F
+from backbone_cases import EVA02, REGISTERS
 from choices import margins
 from commands import CONFIG, SMALL
 from numeric import assert_close, seeded, tolerance
-from test_backbones import EVA02, REGISTERS
 from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, load_cfg

@@ -4,36 +4,13 @@ import pytest
 import torch
 from commands import distance_rounding
 from golden_cases import load_case
-from numeric import assert_close, generator
-from torch.utils._python_dispatch import TorchDispatchMode
+from numeric import generator
+from ranking_cases import LargestResult, assert_same, random_case, short
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import metrics
 from demo_sdtps.evaluation.metrics import evaluate_distances, evaluate_ranking, squared_distances
 from tests.reference import ranking
-
-
-def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
-    """Keyword arguments of `evaluate_ranking` in its order of positions; random, with features of so few digits that their
-    distances are exact in float32, in whatever order they are summed up: no rounding decides on a rank."""
-    draws = generator(seed)
-
-    def labels(count, kinds):
-        return torch.randint(kinds, (count,), generator=draws)
-
-    return (
-        short(torch.randn(queries, dim, generator=draws)),
-        short(torch.randn(gallery, dim, generator=draws)),
-        labels(queries, identities),
-        labels(gallery, identities),
-        labels(queries, places),
-        labels(gallery, places),
-    )
-
-
-def short(features):
-    """Multiples of 1/64, of which products have 12 bits behind the point, and sums of products up to 2^11 no more than 24."""
-    return (64 * features).round() / 64
 
 
 def by_loops(case, places=None, max_rank=50):
@@ -45,11 +22,6 @@ def by_loops(case, places=None, max_rank=50):
         *(side.tolist() for side in places or case[4:6]),
         max_rank=max_rank,
     )
-
-
-def assert_same(found, cmc, mean_average_precision):
-    assert_close(found.cmc, cmc, 1)
-    assert found.mAP == pytest.approx(mean_average_precision, abs=1e-9)
 
 
 def golden():
@@ -281,19 +253,6 @@ def test_chunks_cover_all_queries_once_and_bound_what_is_ranked_at_a_time(querie
     for part in parts:
         taken = len(range(queries)[part])
         assert taken == 1 or taken * gallery <= metrics.CHUNK_ELEMENTS
-
-
-class LargestResult(TorchDispatchMode):
-    """Watches torch: the number of elements of the largest tensor that any operator returned inside."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 def test_the_distances_of_all_queries_are_never_there_at_once(monkeypatch):

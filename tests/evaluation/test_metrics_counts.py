@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numeric import generator, numpy_generator
-from test_metrics import assert_same, random_case
+from ranking_cases import assert_same, random_case
 
 from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import metrics

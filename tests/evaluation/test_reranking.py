@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from commands import squared_distances
 from golden_cases import load_case
-from numeric import assert_close, generator, tolerance
-from test_metrics import LargestResult
+from numeric import assert_close, generator
+from ranking_cases import LargestResult, cosine_error, roundings, undecided
 
 from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import reranking
@@ -30,30 +30,11 @@ def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ran
     return features[:queries], features[queries:]
 
 
-def undecided(features, ranks=slice(None)):
-    """Whether roundings decide which sample has one of these ranks (from 0, the sample itself) and which the next: (N,)."""
-    gaps = squared_distances(F.normalize(features.double(), dim=1)).sort(dim=1).values.diff(dim=1)
-    return (gaps[:, ranks] < 2 * cosine_error(features.shape[1])).any(1)
-
-
-def cosine_error(dim):
-    """What roundings change of 2 - 2·cosine: by norms, a product and a difference."""
-    return 2 * tolerance(dim, dim, dim, 2)
-
-
 def by_loops(query, gallery, *settings):
     return torch.tensor(
         plain.k_reciprocal(query.double().tolist(), gallery.double().tolist(), *settings),
         dtype=torch.double,
     )
-
-
-def roundings(query, gallery):
-    """Lengths and scale of a re-ranked distance's sums. A distance, at most 4, is divided by the farthest, d. Its weight
-    changes by as much, relatively; so do the weights' sum and the minima; and 1 - x / (2 - x) by twice as much as x."""
-    squared = squared_distances(F.normalize(torch.cat([query, gallery]).double(), dim=1))
-    (samples, dim), farthest = (len(squared), query.shape[1]), float(squared.amax(1).min())
-    return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
 
 
 def assert_same(found, expected, sides):

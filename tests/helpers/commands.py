@@ -1,5 +1,6 @@
 """What the tests of the commands share: their words, their processes, and what they leave behind."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -206,3 +207,8 @@ def weights_file(path, cfg, dataset="RGBNT201"):
         {"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path
     )
     return path
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.reader(file))

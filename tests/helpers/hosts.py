@@ -149,3 +149,6 @@ def difference(one, other):
 
 if __name__ == "__main__":
     main()
+
+
+FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")

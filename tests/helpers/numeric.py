@@ -86,3 +86,10 @@ def assert_order(order, values, allowed: float) -> None:
     assert ((values.gather(-1, order) - sorted_values).abs() <= allowed).all(), (
         "an order that roundings do not explain"
     )
+
+
+def with_gradient(loss, tensor):
+    leaf = tensor.clone().requires_grad_()
+    value = loss(leaf)
+    value.backward()
+    return value.detach(), leaf.grad

@@ -1,8 +1,12 @@
 """A tiny SEPS on tiny synthetic shapes: the words of its commands, and its runs in this process."""
 
+import json
 import sys
 from unittest import mock
 
+import pytest
+import torch
+import transformers
 from commands import ROOT
 from numeric import seeded, tolerance
 from tiny import ENCODER, WIDTH
@@ -98,3 +102,57 @@ def train(root, output, *more):
     ):
         run(train_seps.main)
     return output
+
+
+def save_bert(folder, **changed):
+    """A tiny BERT with random weights, as save_pretrained leaves it."""
+    torch.manual_seed(seeded(5))
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+        **changed,
+    }
+    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "star"]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+
+
+WIDTH, PATCHES, IMAGES = 20, 9, 3
+
+
+PATH = (
+    WIDTH,
+    WIDTH,
+    PATCHES,
+    WIDTH,
+    WIDTH // 4,
+    PATCHES,
+    WIDTH,
+    WIDTH,
+    WIDTH // 5,
+    PATCHES,
+    PATCHES,
+    WIDTH,
+    WIDTH,
+    10,
+    5,
+    10,
+)
+"""Lengths of the sums from tokens to a similarity: norm, cosines and scores of the patches, the softmax of those dropped;
+weights and means of those kept; norm, cosines, their mean and the MLP of the best."""
+
+
+def near(recalls, split):
+    """What they may be where they are computed with another rounding, as in other batches: of two candidates whose
+    similarities differ by rounding alone the other one may come first, for an image or a caption."""
+    hit = {"i2t": 100.01 / SIZES[split], "t2i": 100.01 / (CAPTIONS * SIZES[split])}
+    hit["rSum"] = 3 * hit["i2t"]
+    return {
+        column: pytest.approx(value, abs=hit[column.split()[0]])
+        for column, value in recalls.items()
+    }

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, disturb
 from numeric import assert_close, generator, seeded, tolerance
-from test_backbones import DINOV3, EVA02, MIXED, REGISTERS, disturb
-from test_sdtps import assert_gradients_equal
+from sdtps_cases import assert_gradients_equal
 from tiny import sums_of_a_block
 from torch import nn
 

@@ -5,11 +5,12 @@ import shutil
 import pytest
 import timm
 import torch
+from backbone_cases import DINOV2, DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb, side_of
 from numeric import assert_close, generator, seeded
-from tiny import CAMERAS, CLASSES, CONFIG, exact, random_images, sums_of_a_backbone
+from tiny import CAMERAS, CLASSES, exact, random_images, sums_of_a_backbone
 from torch.utils.flop_counter import FlopCounterMode
 
-from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
@@ -18,46 +19,9 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.training.optim import make_optimizer
 
-DINOV2, REGISTERS = "vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"
-EVA02, DINOV3 = "eva02_tiny_patch14_224", "vit_tiny_patch16_dinov3_qkvb"
-MIXED = "vit_small_patch16_rope_mixed_ape_224"
-"""Rotary frequencies that are learned for every block, and positions of the patches alone."""
 PREFIX = {DINOV2: 1, REGISTERS: 5, "deit3_small_patch16_224": 1, EVA02: 1, DINOV3: 5, MIXED: 1}
 """Class token and registers."""
 BACKBONES = pytest.mark.parametrize("name", PREFIX)
-
-
-def side_of(name):
-    return 14 if "patch14" in name else 16
-
-
-def cfg_of(name, *opts, stride=None):
-    """Images of 3 rows and 2 columns of patches that do not overlap."""
-    side = side_of(name)
-    size, stride = [3 * side, 2 * side], stride or [side, side]
-    return load_cfg(
-        CONFIG,
-        [
-            "MODEL.TRANSFORMER_TYPE",
-            name,
-            "MODEL.PATCH_SIZE",
-            "0",
-            "MODEL.STRIDE_SIZE",
-            str(list(stride)),
-            "MODEL.DROP_PATH",
-            "0",
-            *(part for split in ("TRAIN", "TEST") for part in (f"INPUT.SIZE_{split}", str(size))),
-            *opts,
-        ],
-    )
-
-
-def disturb(module):
-    """Make all parameters random: layer scales, registers and biases start near 0 and would hide a mistake."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return module
 
 
 def build(name, *opts, stride=None, cameras=CAMERAS):

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded
+from return_patterns import B, C, by_hand, expected_features, expected_patterns, plain_fusion
 from tiny import (
     CAMERAS,
     CLASSES,
@@ -18,7 +19,6 @@ from tiny import (
     amplified,
     assert_logits,
     clear,
-    exact,
     pairs,
     random_images,
     sums_of_the_fusion,
@@ -26,14 +26,9 @@ from tiny import (
     tiny_model,
 )
 
-from benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoints.names import to_demo
-from tests.reference.sdtps_branches import ThreeBranches
 
-B, C = 16, WIDTH
-KEPT_TOKENS = 6 + 1
 FUSION = {
     "none": {},
     "HDM": {"MODEL.HDM": True},
@@ -87,67 +82,6 @@ def randomised(model):
 def clear_images(model, seed, batch=4):
     """Random images, of which no patch is chosen by roundings, and cameras."""
     return clear(lambda attempt: (model, *random_images(seed + 100 * attempt, batch)))[1:]
-
-
-def by_hand(model, images, cameras):
-    """(patch tokens, globals) by modality in float64, from one backbone call for each, with PIFE as a formula."""
-    model, images = exact(model, images)
-    patches, global_feats = {}, {}
-    for modality in MODALITIES:
-        patches[modality], class_token = model.backbone(images[modality], cameras)
-        global_feats[modality] = class_token
-        if model.pife:
-            norm, linear, _ = model.pife.reduce[modality]
-            mixed = torch.cat([class_token, patches[modality].sum(dim=1) / PATCHES], dim=1)
-            mixed = (mixed - mixed.mean(1, keepdim=True)) / (
-                mixed.var(1, unbiased=False, keepdim=True) + 1e-5
-            ).sqrt()
-            hidden = (mixed * norm.weight + norm.bias) @ linear.weight.T + linear.bias
-            global_feats[modality] = hidden * torch.sigmoid(1.702 * hidden)
-    return patches, global_feats
-
-
-def plain_fusion(model):
-    """The model's HDM and ATMoE in float64, as seven attentions and an expert after the other."""
-    plain = Fusion(C, model.atmoe.heads if model.atmoe else None, dropout=0.0)
-    plain.load_state_dict(
-        {
-            name.removeprefix("generalFusion."): tensor
-            for name, tensor in to_demo(model.state_dict()).items()
-            if name.startswith("generalFusion.")
-        }
-    )
-    return plain.double().train(model.training)
-
-
-def expected_features(model, images, cameras):
-    """Features in float64 in the heads' order: SDTPS (B, 3C), MoE (B, 7C), the original (B, 3C) or (B, C) per modality."""
-    patches, global_feats = by_hand(model, images, cameras)
-    features = []
-    if model.sdtps:
-        sdtps = ThreeBranches(C, PATCHES).load_ours(model.sdtps.state_dict()).double()
-        slimmed = sdtps(*patches.values(), *global_feats.values())[:3]
-        assert all(tokens.shape == (len(cameras), KEPT_TOKENS, C) for tokens in slimmed)
-        features.append(torch.cat([tokens.sum(dim=1) / KEPT_TOKENS for tokens in slimmed], dim=1))
-        patches = dict(zip(MODALITIES, slimmed, strict=True))
-    if model.hdm:
-        features.append(plain_fusion(model)(patches, global_feats))
-    return features + (
-        [torch.cat(list(global_feats.values()), dim=1)]
-        if model.one_head
-        else list(global_feats.values())
-    )
-
-
-def expected_patterns(model, images, cameras):
-    """The return patterns in float64."""
-    features, count = expected_features(model, images, cameras), len(model.enhanced)
-    enhanced, original = features[:count], torch.cat(features[count:], dim=1)
-    return {
-        1: original,
-        2: torch.cat(enhanced or [original], dim=1),
-        3: torch.cat([original, *enhanced], dim=1),
-    }
 
 
 @torch.no_grad()

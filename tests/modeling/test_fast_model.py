@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -10,6 +9,7 @@ from collections import defaultdict
 import pytest
 import torch
 import torch.nn.functional as F
+from compilers import COMPILES, IN_THE_COMPILER
 from numeric import assert_close, seeded
 from tiny import (
     CAMERAS,
@@ -50,9 +50,6 @@ DEMO = (
 """Lengths of the sums from images of six patches to a feature: CLIP's backbone and projection, PIFE, HDM and ATMoE."""
 CPU = torch.device("cpu")
 LEAF = re.compile("(weight|bias)$")
-IN_THE_COMPILER = pytest.mark.filterwarnings("default")
-"""Torch's compiler warns of what it does itself."""
-COMPILES = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from numeric import assert_close, generator, seeded
-from test_sdtps import PATH, SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
+from sdtps_cases import PATH, SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from golden_cases import load_case, relative_error
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seeded, with_gradient
 from tiny import CLASSES, output_of, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.modeling.losses import (
@@ -25,13 +25,6 @@ ONE, PAIRS = {"original": 1.0}, {"sdtps": 0.3, "original": 2.0}
 """Weights of the heads' losses."""
 SUMS = (10, 12, 7)
 """Lengths of the longest sums of a loss: channels, samples, identities."""
-
-
-def with_gradient(loss, tensor):
-    leaf = tensor.clone().requires_grad_()
-    value = loss(leaf)
-    value.backward()
-    return value.detach(), leaf.grad
 
 
 def draw(seed, identities=4, instances=3, width=10, classes=7):

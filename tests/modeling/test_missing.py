@@ -5,7 +5,7 @@ import torch
 from commands import CONFIG, cases_of, cli_args_for, near, printed, table_of, weights_file
 from golden_cases import relative_error
 from numeric import assert_close, seeded
-from test_demo import expected_patterns
+from return_patterns import expected_patterns
 from tiny import CAMERAS, MODEL, clear, exact, pairs, random_images, tiny_model
 
 from demo_sdtps.commands import test as test_net

@@ -5,20 +5,19 @@ PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are w
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hosts import FIGURES, FOLDER
 from tiny import ROOT
 
 from benchmarks.rows import about
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.files import write_json
 
-FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases"),

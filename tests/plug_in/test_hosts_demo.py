@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from test_hosts import FOLDER
+from hosts import FOLDER
 from tiny import ROOT
 
 HELPERS, CHECKOUT = ROOT / "tests" / "helpers", os.path.join(os.path.abspath(FOLDER), "DeMo")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numeric import seeded
 from plug_in_host import CLASSES, PATH, WIDTH, equal, features, images, replicas_of
-from test_sdtps import assert_gradients_equal
+from sdtps_cases import assert_gradients_equal
 from tiny import ROOT
 from torch import nn
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from feature_stores import stack_of
 from numeric import assert_close, assert_order, numpy_generator, tolerance
-from test_reranking import roundings, undecided
+from ranking_cases import roundings, undecided
 
 from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.retrieval import approximate, nearest
 from demo_sdtps.retrieval.nearest import Hits
-from demo_sdtps.retrieval.store import Stack
 from tests.reference import reranking
 from tests.reference import search as reference
 
@@ -25,16 +25,6 @@ def random_features(generator, count, width=24, copies=0):
 def short_features(generator, *shape, **copies):
     """Of length about 1, and so short that their distances are exact in float32: no rounding decides which is nearer."""
     return (64 * random_features(generator, *shape, **copies)).round() / 64
-
-
-def stack_of(features, size=7):
-    """In shards of `size` rows, the last a smaller one."""
-    shards = np.split(features, range(size, len(features), size))
-    return Stack(
-        [len(shard) for shard in shards],
-        features.shape[1],
-        lambda number, slices: np.concatenate([shards[number][rows] for rows in slices]),
-    )
 
 
 def names_of(generator, count):

@@ -17,9 +17,9 @@ from commands import (
     near,
     scores_of,
 )
+from feature_stores import stack_of, whole_of
 from numeric import assert_close, numpy_generator
-from test_metrics import assert_same, random_case
-from test_search import stack_of
+from ranking_cases import assert_same, random_case
 from tiny import MODEL
 
 from benchmarks.rows import peak_memory
@@ -87,10 +87,6 @@ def test_shards_hold_what_the_file_holds(export, tmp_path):
         expected["split"].item(),
         expected["checkpoint"].item(),
     )
-
-
-def whole_of(found):
-    return np.concatenate([block for _, block in found.features])
 
 
 def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 from commands import CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
+from feature_stores import whole_of
 from interrupted import call
 from launch import children_of, free_port, wait_for
 from numeric import assert_close
-from test_shards import whole_of
 from tiny import MODEL
 
 from demo_sdtps.commands import export_features

@@ -11,7 +11,7 @@ import seps_tiny
 import torch
 import yaml
 from commands import ONE_LINE, cli_args_for, contents
-from test_seps_towers import save_bert
+from seps_tiny import save_bert
 from torch import nn
 
 from demo_sdtps.commands import convert_checkpoint

@@ -8,8 +8,7 @@ import two_seps_processes
 from commands import records_of
 from launch import torchrun
 from numeric import assert_close
-from seps_tiny import PATH, cli_args_for, train
-from test_seps_training import near
+from seps_tiny import PATH, cli_args_for, near, train
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from golden_cases import load_case, relative_error
-from numeric import assert_close, generator
-from test_losses import with_gradient
+from numeric import assert_close, generator, with_gradient
 
 from demo_sdtps.seps import ContrastiveLoss, RatioLoss, SEPSLoss
 from tests.reference import seps as reference

@@ -8,7 +8,8 @@ import pytest
 import torch
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded, tolerance
-from test_sdtps import assert_gradients_equal, probed
+from sdtps_cases import assert_gradients_equal, probed
+from seps_tiny import IMAGES, PATCHES, PATH, WIDTH
 
 from demo_sdtps.modeling.sdtps import gumbel_noise
 from demo_sdtps.seps import (
@@ -23,29 +24,8 @@ from demo_sdtps.seps import (
 )
 from tests.reference import seps as reference
 
-WIDTH, PATCHES, IMAGES = 20, 9, 3
 LENGTHS, LONG_LENGTHS = (7, 1, 3, 4), (2, 10, 5, 6)
 """Of captions of 7 and long captions of 10 words, padding included; some are shorter than HRPA's five best."""
-PATH = (
-    WIDTH,
-    WIDTH,
-    PATCHES,
-    WIDTH,
-    WIDTH // 4,
-    PATCHES,
-    WIDTH,
-    WIDTH,
-    WIDTH // 5,
-    PATCHES,
-    PATCHES,
-    WIDTH,
-    WIDTH,
-    10,
-    5,
-    10,
-)
-"""Lengths of the sums from tokens to a similarity: norm, cosines and scores of the patches, the softmax of those dropped;
-weights and means of those kept; norm, cosines, their mean and the MLP of the best."""
 BACK = (*PATH, *PATH, len(LENGTHS) * IMAGES * PATCHES)
 """… and to a gradient, which all pairs and patches add to."""
 VERSIONS = {

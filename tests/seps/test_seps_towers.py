@@ -1,14 +1,13 @@
 """SEPS's towers: real models of timm and transformers, small; what they return, where weights are from, and mistakes."""
 
 import copy
-import json
 
 import pytest
 import timm
 import torch
 import transformers
 from numeric import assert_close, seeded
-from seps_tiny import cfg_for
+from seps_tiny import cfg_for, save_bert
 from tiny import ENCODER, WIDTH
 from torch import nn
 from weight_files import message, save_safetensors, save_torch
@@ -42,24 +41,6 @@ SWIN_PATH = (
 BERT_PATH = (16, 16, 16, 8, 9, 9, 16, 16, 16, 32, 16, 16)
 """… and of the BERT below: embedding's norm; queries, products, softmax and means of up to 9 words, projection; norm, MLP,
 norm; projection of the tower."""
-
-
-def save_bert(folder, **changed):
-    """A tiny BERT with random weights, as save_pretrained leaves it."""
-    torch.manual_seed(seeded(5))
-    sizes = {
-        "vocab_size": 9,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 64,
-        **changed,
-    }
-    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "star"]
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from choices import margins
 from commands import records_of
 from numeric import assert_close
-from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, train
+from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, train
 
 from demo_sdtps.commands import make_synthetic_captions, test_seps
 from demo_sdtps.config import load_cfg
@@ -277,17 +277,6 @@ def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, s
         and f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in said[0]
     )
     assert said[2].split() == [split, *(f"{written[split][column]:.1f}" for column in COLUMNS)]
-
-
-def near(recalls, split):
-    """What they may be where they are computed with another rounding, as in other batches: of two candidates whose
-    similarities differ by rounding alone the other one may come first, for an image or a caption."""
-    hit = {"i2t": 100.01 / SIZES[split], "t2i": 100.01 / (CAPTIONS * SIZES[split])}
-    hit["rSum"] = 3 * hit["i2t"]
-    return {
-        column: pytest.approx(value, abs=hit[column.split()[0]])
-        for column, value in recalls.items()
-    }
 
 
 def test_similarities_are_the_same_in_other_batches(trained, shapes_root):

@@ -19,25 +19,18 @@ from commands import (
     cli_args_for,
     near,
     records_of,
+    rows_of,
 )
+from distributed_runs import STILL, roundings
 from interrupted import call
 from launch import command_of, kill_one_of_two, torchrun, wait_for
 from numeric import assert_close, seeded
-from test_search_command import rows_of
-from tiny import MODEL
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.runtime import distributed
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
-STILL = ("MODEL.DROP_PATH", "0.0", "SOLVER.AMP", "off")
-"""Without what every process draws for itself, and in float32 on any processor."""
-
-
-def roundings(steps):
-    """Lengths of the sums in as many steps of training, forward and backward, of both that are compared."""
-    return 2 * 2 * steps * MODEL
 
 
 @pytest.fixture(scope="module")

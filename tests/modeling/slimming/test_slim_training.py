@@ -9,9 +9,9 @@ import torch
 import two_slim_processes
 from launch import torchrun
 from numeric import assert_close, generator, seeded
+from sdtps_cases import assert_gradients_equal
 from slim_host import Host, Segmenter, Tower, case_of, host_case
 from slim_models import CASES, DEPTH, GRID, HEADS, PATH, WIDTH, slim_both
-from test_sdtps import assert_gradients_equal
 from tiny import sums_of_a_block
 from torch.utils.checkpoint import checkpoint
 

@@ -8,8 +8,8 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
 from numeric import assert_close, seeded, tolerance
-from test_backbones import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
 from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
 

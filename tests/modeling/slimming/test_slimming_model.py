@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 import torch
 from choices import margins
+from compilers import COMPILES, IN_THE_COMPILER
 from numeric import assert_close, assert_order, generator, tolerance
-from test_fast_model import COMPILES, IN_THE_COMPILER
 from tiny import (
     CAMERAS,
     CLASSES,

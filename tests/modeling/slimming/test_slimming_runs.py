@@ -10,10 +10,10 @@ import two_processes
 from choices import margins
 from commands import BASELINE, CONFIG, ONE_LINE, SMALL, cli_args_for, records_of
 from config_files import error
+from distributed_runs import STILL, roundings
 from interrupted import EVERY_STEP, assert_same, at, call, kill
 from launch import torchrun
 from numeric import assert_close, tolerance
-from test_distributed import STILL, roundings
 
 from demo_sdtps.commands import export_features, profile_flops
 from demo_sdtps.commands import test as test_net

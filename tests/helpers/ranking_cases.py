@@ -1,0 +1,68 @@
+"""Distances and labels to rank, and comparisons of rankings."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from commands import squared_distances
+from numeric import assert_close, generator, tolerance
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
+    """Keyword arguments of `evaluate_ranking` in its order of positions; random, with features of so few digits that their
+    distances are exact in float32, in whatever order they are summed up: no rounding decides on a rank."""
+    draws = generator(seed)
+
+    def labels(count, kinds):
+        return torch.randint(kinds, (count,), generator=draws)
+
+    return (
+        short(torch.randn(queries, dim, generator=draws)),
+        short(torch.randn(gallery, dim, generator=draws)),
+        labels(queries, identities),
+        labels(gallery, identities),
+        labels(queries, places),
+        labels(gallery, places),
+    )
+
+
+def short(features):
+    """Multiples of 1/64, of which products have 12 bits behind the point, and sums of products up to 2^11 no more than 24."""
+    return (64 * features).round() / 64
+
+
+def assert_same(found, cmc, mean_average_precision):
+    assert_close(found.cmc, cmc, 1)
+    assert found.mAP == pytest.approx(mean_average_precision, abs=1e-9)
+
+
+class LargestResult(TorchDispatchMode):
+    """Watches torch: the number of elements of the largest tensor that any operator returned inside."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def undecided(features, ranks=slice(None)):
+    """Whether roundings decide which sample has one of these ranks (from 0, the sample itself) and which the next: (N,)."""
+    gaps = squared_distances(F.normalize(features.double(), dim=1)).sort(dim=1).values.diff(dim=1)
+    return (gaps[:, ranks] < 2 * cosine_error(features.shape[1])).any(1)
+
+
+def cosine_error(dim):
+    """What roundings change of 2 - 2·cosine: by norms, a product and a difference."""
+    return 2 * tolerance(dim, dim, dim, 2)
+
+
+def roundings(query, gallery):
+    """Lengths and scale of a re-ranked distance's sums. A distance, at most 4, is divided by the farthest, d. Its weight
+    changes by as much, relatively; so do the weights' sum and the minima; and 1 - x / (2 - x) by twice as much as x."""
+    squared = squared_distances(F.normalize(torch.cat([query, gallery]).double(), dim=1))
+    (samples, dim), farthest = (len(squared), query.shape[1]), float(squared.amax(1).min())
+    return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
