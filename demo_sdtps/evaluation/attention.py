@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from demo_sdtps.evaluation.missing import return_patterns
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention
@@ -116,7 +117,9 @@ def similarity_to(
     model: DeMo, features: torch.Tensor, pattern: int, neck: str
 ) -> Callable[[Context], torch.Tensor]:
     """A target of `grad_cam`: the cosine of each triplet's feature of a return pattern with that of `features` (B, D)."""
-    return lambda context: F.cosine_similarity(model.patterns_of(context, neck)[pattern], features)
+    return lambda context: F.cosine_similarity(
+        return_patterns(model, context, neck)[pattern], features
+    )
 
 
 @torch.no_grad()
@@ -124,9 +127,7 @@ def fusion_weights(model: DeMo, context: Context) -> FusionWeights:
     """The weights by which HDM and ATMoE fuse encoded triplets."""
     if model.hdm is None:
         return FusionWeights(None, None)
-    patches = context.tokens
-    if model.sdtps and model.sdtps_feeds_hdm:
-        patches = {name: selection.tokens for name, selection in model.sdtps(context).items()}
+    patches, _ = model.fusion_tokens(context)
     weights = model.hdm.weights(patches, context.global_feats)
     shares = {
         subset: {name: weights[subset, name].mean(dim=1).sum(dim=-1) for name in names}
@@ -147,7 +148,7 @@ def _encode(
     # A frozen backbone has gradients by the images; with gradients the batch is not parted.
     seen_images |= {name: seen_images[name].detach().requires_grad_() for name in model.modalities}
     with recorded(model.backbone) as outputs, torch.enable_grad():
-        context = model.encode(seen_images, cameras)
+        context = model.forward_features(seen_images, cameras).context
     check_finite("The tokens of the images", context.tokens.values())
     return context, outputs
 

@@ -84,7 +84,7 @@ def rank_sets(
         cases = [sets[query_set], sets[other]]
         how = "all" if query_set == other else cfg.TEST.CROSS_MODAL_DISTANCE
         pattern = 1 if how == "pairs" else cfg.TEST.RETURN_PATTERN
-        sources = model.sources[pattern]
+        sources = model.layout.sources[pattern]
         query, gallery = (
             features[case][pattern][side].to(device).unflatten(1, (len(sources), -1))
             for case, side in zip(cases, (data.query, data.gallery), strict=True)

@@ -8,6 +8,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MISSING_CASES
 from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import check_features, inference
@@ -42,7 +43,7 @@ def extract_features(
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
     device = next(model.parameters()).device
-    features = [torch.empty(len(loader.dataset), sum(model.widths.values())) for _ in cases]  # type: ignore[arg-type]
+    features = [torch.empty(len(loader.dataset), model.layout.width) for _ in cases]  # type: ignore[arg-type]
     start = 0
 
     def extracted() -> Iterator[list[torch.Tensor]]:
@@ -53,7 +54,7 @@ def extract_features(
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
             yield [
                 patterns[3]
-                for patterns in model.extract_features(images, cameras, cases, cfg.TEST.NECK_FEAT)
+                for patterns in extract_patterns(model, images, cameras, cases, cfg.TEST.NECK_FEAT)
             ]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
@@ -67,4 +68,4 @@ def extract_features(
     ):  # case by case, freeing each shard: seven cases of a large data set take gigabytes
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
     check_features("The network's features", features)
-    return [model.split_patterns(whole) for whole in features]
+    return [model.layout.split(whole) for whole in features]

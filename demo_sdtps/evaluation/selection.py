@@ -20,11 +20,12 @@ from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.datasets.masks import mask_path
 from demo_sdtps.evaluation.extraction import CASES, cases_of
+from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.tables import CASE_WIDTH, case_name
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones import Backbone
+from demo_sdtps.modeling.demo import EncodedTriplets
 from demo_sdtps.modeling.inference import check_features, check_finite
-from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.runtime.progress import progress
 
@@ -97,14 +98,14 @@ def measure_selection(
             modality: image.to(device, non_blocking=True) for modality, image in images.items()
         }
         cameras, relevant = cameras.to(device), relevant.to(device)
-        contexts = model.encode_cases(images, cameras, list(cases.values()))
-        for (case, missing), context in zip(cases.items(), contexts, strict=True):
+        encodings = encode_cases(model, images, cameras, list(cases.values()))
+        for (case, missing), encoded in zip(cases.items(), encodings, strict=True):
             if case == COMPLETE:
-                for modality, vectors in context.global_feats.items():
+                for modality, vectors in encoded.context.global_feats.items():
                     sums[modality] = sums.get(modality, 0) + F.normalize(
                         vectors.double(), dim=1
                     ).sum(dim=0)
-            for name, by_modality in choices(model, context, missing).items():
+            for name, by_modality in choices(model, encoded, missing).items():
                 for modality, choice in by_modality.items():
                     for measure, values in measures(choice, relevant).items():
                         numbers[name, case, modality, measure].append(values.cpu())
@@ -153,19 +154,20 @@ def selects_patches(cfg: CfgNode) -> bool:
 
 
 def choices(
-    model: DeMo, context: Context, missing: frozenset[str] = frozenset()
+    model: DeMo, encoded: EncodedTriplets, missing: frozenset[str] = frozenset()
 ) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
     parts of a score that are named after `missing` modalities.
 
     Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
+    context = encoded.context
     check_features(
         "The network's features", [*context.tokens.values(), *context.global_feats.values()]
     )
     choices_of: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in model.modalities if modality not in missing]
-    for number, stage in enumerate(context.stages, start=1):
+    for number, stage in enumerate(encoded.stages, start=1):
         check_finite("The scores of the patches", (stage.score[modality] for modality in present))
         choices_of[f"stage {number}"] = {
             modality: Choice(

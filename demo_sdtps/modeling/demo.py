@@ -1,27 +1,24 @@
 """The model: one backbone for three modalities, PIFE, SDTPS, HDM and ATMoE, and a BNNeck head per feature (docs/method.md)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from timm.layers import QuickGELU
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE, subsets_of
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
-from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.modeling.layout import make_layout
+from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord
 from demo_sdtps.modeling.slimming.scores.sdtps import SDTPS
 from demo_sdtps.modeling.slimming.stage import make_slimming, patch_shares, slim_backbone
 from demo_sdtps.modeling.slimming.tokens import ByModality, is_missing, split_rows
-
-ENCODED = ("tokens", "class_tokens", "global_feats", "missing")
-"""Fields of a `Context` without slimming that have a row for each triplet."""
 
 
 class PIFE(nn.Module):
@@ -48,51 +45,47 @@ class PIFE(nn.Module):
         }
 
 
+@dataclass(frozen=True)
+class EncodedTriplets:
+    """What backbone and PIFE return for B triplets."""
+
+    context: Context  # tokens, class tokens and global features: what SDTPS reads
+    stages: tuple[StageRecord, ...] = ()  # what slimming kept; empty without slimming
+    loss: torch.Tensor | None = None  # (1,): the loss of slimming's scores in training
+
+
 class DeMo(nn.Module):
     """Multi-modal re-identification from triplets of images, or those of fewer `modalities` (MODEL.MODALITIES).
 
-    In training a forward returns a `TrainingOutput`, in evaluation the feature of one return pattern. `head_weights` are the
-    weights of the heads' losses, `widths` the widths of their features, `columns` the columns of each return pattern in
-    pattern 3, `sources` the modalities that each C columns of a return pattern are made from.
+    In training a forward returns a `TrainingOutput`, in evaluation the feature of one return pattern. `layout` says which
+    columns of the features are whose; `head_weights` are the weights of the heads' losses.
     """
 
     def __init__(self, cfg: CfgNode, num_class: int, camera_num: int):
         super().__init__()
-        self.num_class, self.camera_num, self.modalities = (
-            num_class,
-            camera_num,
-            tuple(cfg.MODEL.MODALITIES),
-        )
+        self.num_class, self.camera_num = num_class, camera_num
+        self.modalities = tuple(cfg.MODEL.MODALITIES)
         self.backbone = make_backbone(cfg, camera_num)
-        width = self.backbone.width
+        width, subsets = self.backbone.width, subsets_of(self.modalities)
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
         self.pife = PIFE(width, self.modalities) if cfg.MODEL.GLOBAL_LOCAL else None
         self.sdtps = self._make_sdtps(cfg) if cfg.MODEL.USE_SDTPS else None
-        subsets = subsets_of(self.modalities)
         self.hdm = HDM(width, modalities=self.modalities) if cfg.MODEL.HDM else None
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD, len(subsets)) if cfg.MODEL.ATM else None
         self.sdtps_feeds_hdm = cfg.MODEL.SDTPS_FEEDS_HDM
         self.one_head = cfg.MODEL.DIRECT == 1
-
-        whole = len(self.modalities) * width
-        enhanced = {"sdtps": whole} if self.sdtps else {}
-        enhanced |= {"moe": len(subsets) * width} if self.hdm else {}
-        original = {"original": whole} if self.one_head else dict.fromkeys(self.modalities, width)
-        self.enhanced, self.widths = tuple(enhanced), enhanced | original
-        width = sum(original.values())
-        columns = (slice(width), slice(width if enhanced else 0, None), slice(None))
-        self.columns = dict(zip(RETURN_PATTERNS, columns, strict=True))
-        unfused, fused = (
-            [frozenset(names) for names in groups]
-            for groups in (zip(self.modalities), subsets.values())
+        self.layout = make_layout(
+            width,
+            self.modalities,
+            list(subsets.values()) if self.hdm else (),
+            self.one_head,
+            bool(self.sdtps),
         )
-        sources = unfused + (unfused if self.sdtps else []) + (fused if self.hdm else [])
-        self.sources = {1: unfused, 2: sources[len(unfused) :] or unfused, 3: sources}
         self.heads = nn.ModuleDict(
-            {name: BNNeck(dim, num_class) for name, dim in self.widths.items()}
+            {name: BNNeck(dim, num_class) for name, dim in self.layout.widths.items()}
         )
         self.head_weights = {
-            name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.widths
+            name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.heads
         }
         if cfg.MODEL.FROZEN:
             self.backbone.vit.requires_grad_(False)
@@ -126,46 +119,50 @@ class DeMo(nn.Module):
 
         Scores of slimming that read foreground masks find them among the images: {MASK: (B, 1, H, W) in [0, 1]}.
         """
+        encoded = self.forward_features(images, cam_label)
+        features = self.forward_head(encoded.context)
         if not self.training:
             # A copy: a view would keep the memory of pattern 3.
-            return self.patterns(images, cam_label)[return_pattern].contiguous()
-        context = self.encode(images, cam_label)
-        features = self.features(context)
-        return TrainingOutput(
-            {name: self.heads[name](feature) for name, feature in features.items()},
-            features,
-            context.loss,
-        )
+            return self.layout.split(self.layout.join(features))[return_pattern].contiguous()
+        logits = {name: self.heads[name](feature) for name, feature in features.items()}
+        return TrainingOutput(logits, features, encoded.loss)
 
-    def patterns(self, images: ByModality, cam_label: torch.Tensor) -> dict[int, torch.Tensor]:
-        """`extract_features` of complete triplets, before the neck."""
-        return self.extract_features(images, cam_label, [frozenset()])[0]
+    def forward_features(self, images: ByModality, cam_label: torch.Tensor) -> EncodedTriplets:
+        """Backbone and PIFE: images of some or all modalities → their tokens and global features.
 
-    def extract_features(
-        self,
-        images: ByModality,
-        cam_label: torch.Tensor,
-        cases: Sequence[frozenset[str]],
-        neck: str = "before",
-    ) -> list[dict[int, torch.Tensor]]:
-        """Return patterns in each case of missing modalities, whose images count as zeros: 1 original (B, 3C), 2 enhanced, 3
-        both, of which the others are views. `neck`: "before" or "after" the BatchNorm of each head."""
-        return [
-            self.patterns_of(context, neck)
-            for context in self.encode_cases(images, cam_label, cases)
-        ]
+        An image of zeros is a missing one.
+        """
+        if self.slimming:
+            return self.forward_stages(self.forward_stem(images, cam_label), images)
+        present = images_of(images)
+        tokens = self.backbone(*self._batch(images, cam_label))
+        patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
+        return EncodedTriplets(self._context(patches, class_tokens, present))
 
-    def features(self, context: Context) -> dict[str, torch.Tensor]:
-        """The feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
-        features, patches, global_feats = {}, context.tokens, context.global_feats
-        if self.sdtps:
-            selected = {
-                modality: selection.tokens for modality, selection in self.sdtps(context).items()
-            }
+    def forward_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
+        """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
+        assert self.slimming
+        rows = self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0])
+        return split_rows(rows, images_of(images))
+
+    def forward_stages(self, stem: ByModality, images: ByModality) -> EncodedTriplets:
+        """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
+        assert self.slimming
+        windows, present = self.backbone.patch_windows, images_of(images)
+        foreground = patch_shares(images[MASK], *windows) if MASK in images else None
+        slimmed = slim_backbone(self.slimming, self.backbone, stem, present, foreground)
+        context = self._context(slimmed.tokens, slimmed.class_tokens, present)
+        context = replace(context, positions=slimmed.stages[-1].kept)
+        return EncodedTriplets(context, slimmed.stages, slimmed.loss)
+
+    def forward_head(self, context: Context) -> dict[str, torch.Tensor]:
+        """Encoded triplets → the feature of every head by its name, before the BatchNorm, enhanced ones first; float32."""
+        features, global_feats = {}, context.global_feats
+        patches, selected = self.fusion_tokens(context)
+        if selected:
             features["sdtps"] = torch.cat(
                 [tokens.mean(dim=1) for tokens in selected.values()], dim=-1
             )
-            patches = selected if self.sdtps_feeds_hdm else patches
         if self.hdm:
             decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)
@@ -176,170 +173,32 @@ class DeMo(nn.Module):
         )
         return {name: feature.float() for name, feature in features.items()}
 
-    def encode(self, images: ByModality, cam_label: torch.Tensor) -> Context:
-        """Backbone and PIFE: images of some or all modalities → their tokens and global features.
-
-        An image of zeros is a missing one.
-        """
-        if self.slimming:
-            return self._slim(self._stem(images, cam_label), images)
-        tokens = self.backbone(*self._batch(images, cam_label))
-        patches, class_tokens = (split_rows(tensor, _present(images)) for tensor in tokens)
-        global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
-        return Context(
-            patches,
-            class_tokens,
-            self.backbone.grid_size,
-            global_feats,
-            is_missing(_present(images)),
-        )
-
-    def encode_cases(
-        self, images: ByModality, cam_label: torch.Tensor, cases: Sequence[frozenset[str]]
-    ) -> list[Context]:
-        """`encode` in several cases of missing modalities, whose images count as zeros.
-
-        Every image passes through the backbone once, whatever the number of cases, and a zero image once per camera: nothing
-        before SDTPS and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
-        `cam_label` may be on the CPU where the images are on a GPU, which then is not waited for.
-        """
-        cameras = cam_label.to(next(iter(images.values())).device, non_blocking=True)
-        present = {
-            name: image for name, image in images.items() if any(name not in case for case in cases)
-        }
-        absent = frozenset[str]().union(*cases)
-        blank_images = {name: image for name, image in images.items() if name in absent}
-        if self.slimming:
-            present_context = self._stem(present, cameras)
-            empty = self._blank_stem(blank_images, cam_label) if absent else present_context
-            return [
-                self._slim(
-                    {
-                        name: (empty if name in case else present_context)[name]
-                        for name in _present(images)
-                    },
-                    images
-                    | {
-                        name: _zeros(image, len(image))
-                        for name, image in blank_images.items()
-                        if name in case
-                    },
-                )
-                for case in cases
-            ]
-        full = self.encode(present, cameras)
-        blanks = self._encode_blank(blank_images, cam_label) if absent else full
-        return [_mixed(full, blanks, case) for case in cases]
+    def fusion_tokens(self, context: Context) -> tuple[ByModality, ByModality]:
+        """The tokens (B, n, C) that HDM reads, and those that SDTPS makes of the patches, {} without SDTPS."""
+        if self.sdtps is None:
+            return context.tokens, {}
+        selected = {name: selection.tokens for name, selection in self.sdtps(context).items()}
+        return selected if self.sdtps_feeds_hdm else context.tokens, selected
 
     def _batch(
         self, images: ByModality, cam_label: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One batch of all modalities, which the backbone does not know: images (M·B, 3, H, W), cameras (M·B,)."""
-        shown = _present(images)
-        return torch.cat(list(shown.values())), cam_label.repeat(len(shown))
+        present = images_of(images)
+        rows = torch.cat(list(present.values()))
+        return rows, cam_label.to(rows.device, non_blocking=True).repeat(len(present))
 
-    def _stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
-        """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
-        assert self.slimming
-        return split_rows(
-            self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0]),
-            _present(images),
-        )
-
-    def _slim(self, stem: ByModality, images: ByModality) -> Context:
-        """The other blocks, and PIFE."""
-        assert self.slimming
-        foreground = (
-            patch_shares(images[MASK], *self.backbone.patch_windows) if MASK in images else None
-        )
-        shown = _present(images)
-        slimmed = slim_backbone(self.slimming, self.backbone, stem, shown, foreground)
-        global_feats = (
-            self.pife(slimmed.tokens, slimmed.class_tokens) if self.pife else slimmed.class_tokens
-        )
-        return Context(
-            slimmed.tokens,
-            slimmed.class_tokens,
-            self.backbone.grid_size,
-            global_feats,
-            is_missing(shown),
-            positions=slimmed.stages[-1].kept,
-            stages=slimmed.stages,
-            loss=slimmed.loss,
-        )
-
-    def _encode_blank(self, images: ByModality, cam_label: torch.Tensor) -> Context:
-        zeros, cameras, camera_of = _one_per_camera(images, cam_label)
-        context = self.encode(zeros, cameras)
-        rows: dict[str, Any] = {
-            field: {name: values[camera_of] for name, values in getattr(context, field).items()}
-            for field in ENCODED
-        }
-        return replace(context, **rows)
-
-    def _blank_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
-        zeros, cameras, camera_of = _one_per_camera(images, cam_label)
-        return {modality: stem[camera_of] for modality, stem in self._stem(zeros, cameras).items()}
-
-    def patterns_of(self, context: Context, neck: str) -> dict[int, torch.Tensor]:
-        """The return patterns of encoded triplets, (B, D) each; `neck` as in `extract_features`."""
-        features = self.features(context)
-        if neck == "after":
-            features = {
-                name: self.heads.get_submodule(f"{name}.bottleneck")(feature)
-                for name, feature in features.items()
-            }
-        both = torch.cat(
-            [features[name] for name in sorted(features, key=lambda name: name in self.enhanced)],
-            dim=-1,
-        )
-        return self.split_patterns(both)
-
-    def split_patterns(self, both: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return patterns as views of pattern 3, (B, D)."""
-        return {pattern: both[:, columns] for pattern, columns in self.columns.items()}
+    def _context(
+        self, patches: ByModality, class_tokens: ByModality, images: ByModality
+    ) -> Context:
+        global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
+        grid, missing = self.backbone.grid_size, is_missing(images)
+        return Context(patches, class_tokens, grid, global_feats, missing)
 
 
-def _present(images: ByModality) -> ByModality:
+def images_of(images: ByModality) -> ByModality:
     """The images of modalities, in their order, without a mask."""
     return {modality: images[modality] for modality in MODALITIES if modality in images}
-
-
-def _one_per_camera(
-    images: ByModality, cam_label: torch.Tensor
-) -> tuple[ByModality, torch.Tensor, torch.Tensor]:
-    """Zero images in the place of `images`, one for each camera of `cam_label` (B,), these cameras, and the place of each of
-    `cam_label` among them, (B,)."""
-    device = next(iter(images.values())).device
-    cameras, camera_of = (
-        tensor.to(device, non_blocking=True) for tensor in cam_label.unique(return_inverse=True)
-    )
-    return (
-        {modality: _zeros(image, len(cameras)) for modality, image in images.items()},
-        cameras,
-        camera_of,
-    )
-
-
-def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
-    """`count` images of zeros like `image` (B, 3, H, W), in the memory of one."""
-    return torch.zeros_like(image[:1]).expand(count, -1, -1, -1)
-
-
-def _mixed(context: Context, blanks: Context, missing: frozenset[str]) -> Context:
-    """`context` with the `missing` modalities of `blanks`."""
-    names = [
-        modality
-        for modality in MODALITIES
-        if modality in context.tokens or modality in blanks.tokens
-    ]
-    mixed: dict[str, Any] = {
-        field: {
-            name: getattr(blanks if name in missing else context, field)[name] for name in names
-        }
-        for field in ENCODED
-    }
-    return replace(context, **mixed)
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> DeMo:

@@ -20,6 +20,7 @@ from demo_sdtps.evaluation.attention import (
     similarity_to,
 )
 from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
@@ -89,8 +90,8 @@ def attention_of(
             )
             maps = grad_cam(model, *inputs, target, missing)
         with torch.no_grad():
-            (context,) = model.encode_cases(*inputs, [missing])
-        results.append((maps, fusion_weights(model, context)))
+            (encoded,) = encode_cases(model, *inputs, [missing])
+        results.append((maps, fusion_weights(model, encoded.context)))
     return results
 
 

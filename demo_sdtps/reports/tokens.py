@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
 from demo_sdtps.datasets.synthetic import light
+from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.selection import Choice, choices
 from demo_sdtps.evaluation.tables import options
 from demo_sdtps.modeling import DeMo
@@ -154,8 +155,8 @@ def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, B
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     images = {modality: image.to(device) for modality, image in images.items()}
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
-        (context,) = model.encode_cases(images, cameras.to(device), [missing])
-        grids, grid = choices(model, context, missing), context.grid
+        (encoded,) = encode_cases(model, images, cameras.to(device), [missing])
+        grids, grid = choices(model, encoded, missing), encoded.context.grid
 
     def on_grid(choice: Choice) -> torch.Tensor:
         values = torch.stack([choice.kept.float(), choice.scores["score"].float()], dim=1)

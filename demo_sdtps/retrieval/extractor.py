@@ -132,10 +132,9 @@ class Extractor(
             self.model.backbone.compile_blocks()
         embedding = self.model.backbone.camera_embedding
         self.cameras = 0 if embedding is None else len(embedding)
-        whole = torch.empty(0, sum(self.model.widths.values()))
+        whole = torch.empty(0, self.model.layout.width)
         self.widths = {
-            pattern: feature.shape[1]
-            for pattern, feature in self.model.split_patterns(whole).items()
+            pattern: feature.shape[1] for pattern, feature in self.model.layout.split(whole).items()
         }
 
     def features(

@@ -37,11 +37,8 @@ class Patterns(nn.Module):
         *images, camera = inputs
         # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
         stacked = torch.stack(images).unbind()
-        return tuple(
-            self.model.patterns(
-                dict(zip(self.model.modalities, stacked, strict=True)), camera
-            ).values()
-        )
+        both = self.model(dict(zip(self.model.modalities, stacked, strict=True)), camera)
+        return tuple(self.model.layout.split(both).values())
 
 
 def export_program(model: DeMo, size: list[int]) -> torch.export.ExportedProgram:

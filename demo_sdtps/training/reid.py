@@ -45,7 +45,7 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         notes: Sequence[tuple[int, str]] = (),
     ):
         optimizer = make_optimizer(cfg, model)
-        self.centers = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+        self.centers = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
         self.centers.to(next(model.parameters()).device)
         optimizers = [
             optimizer,

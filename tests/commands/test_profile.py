@@ -72,9 +72,9 @@ def test_plain_hdm_equals_seven_attentions(command, sdtps):
     assert code == 0
     model = make_model(load_cfg(CONFIG, opts), 6, 4).eval()
     with torch.no_grad():
-        context = model.encode(
+        context = model.forward_features(
             {modality: torch.zeros(1, 3, 32, 16) for modality in MODALITIES}, torch.zeros(1).long()
-        )
+        ).context
         patches = context.tokens
         if sdtps:
             patches = {

@@ -18,6 +18,7 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import Sample, read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.fusion import SUBSETS, subsets_of
 
@@ -300,8 +301,8 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
     images, cameras = random_images(2)
     images = {name: image.double() for name, image in images.items()}
     expected, found = (
-        whole.patterns(images, cameras),
-        part.patterns({name: images[name] for name in modalities}, cameras),
+        extract_patterns(whole, images, cameras)[0],
+        extract_patterns(part, {name: images[name] for name in modalities}, cameras)[0],
     )
     own = torch.cat(
         [expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1

@@ -14,6 +14,7 @@ from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
+from demo_sdtps.evaluation.missing import extract_patterns, return_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.reports.attention import matches_of
 from tests.reference import attention as reference
@@ -68,7 +69,7 @@ def made(name):
         images, cameras = random_images(seed=seed, batch=2)
         images = {modality: image.double() for modality, image in images.items()}
         with torch.no_grad(), margins() as found:
-            model.features(model.encode(images, cameras))
+            model.forward_head(model.forward_features(images, cameras).context)
         if min(found, default=1.0) > tolerance(*SCORE, *SCORE):
             return model, (images, cameras)
 
@@ -84,7 +85,7 @@ def steps_of(model, images, cameras):
         )
         for block in model.backbone.vit.blocks
     ]
-    context = model.encode(images, cameras)
+    encoded = model.forward_features(images, cameras)
     for handle in handles:
         handle.remove()
     blocks, found = list(model.slimming.blocks) if model.slimming else [], {}
@@ -93,7 +94,7 @@ def steps_of(model, images, cameras):
         for index, (values, bias) in enumerate(inputs):
             stages = sum(block <= index for block in blocks)
             places = (
-                context.stages[stages - 1].kept[modality][0].tolist()
+                encoded.stages[stages - 1].kept[modality][0].tolist()
                 if stages
                 else list(range(PATCHES))
             )
@@ -103,7 +104,7 @@ def steps_of(model, images, cameras):
                 else bias[number, 0, 0].exp()
             )
             found[modality].append((values[number], places, sizes))
-    return context, found, inputs[-1][0]
+    return encoded.context, found, inputs[-1][0]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -131,14 +132,14 @@ def test_rollout_is_the_product_of_the_blocks_attention(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
     model, (images, cameras) = made(name)
-    features = torch.randn(2, model.patterns(images, cameras)[3].shape[1])
+    features = torch.randn(2, extract_patterns(model, images, cameras)[0][3].shape[1])
     found, is_there = (
         grad_cam(model, images, cameras, similarity_to(model, features, 3, "before")),
         False,
     )
     for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
         context, steps, last = steps_of(model, own, camera)
-        feature = model.patterns_of(context, "before")[3][0]
+        feature = return_patterns(model, context, "before")[3][0]
         feature, other = feature.double(), features[place].double()
         cosine = (feature @ other) / (feature.norm() * other.norm())
         gradient = torch.autograd.grad(cosine, last)[0]
@@ -198,7 +199,7 @@ def test_every_backbone_is_looked_into(name):
 def test_weights_of_the_fusion():
     model, (images, cameras) = made("selector and fusion")
     with torch.no_grad():
-        context = model.encode(images, cameras)
+        context = model.forward_features(images, cameras).context
     weights = fusion_weights(model, context)
     assert list(weights.hdm) == ["r", "n", "t", "rn", "rt", "nt", "rnt"] and list(
         weights.hdm["rt"]
@@ -215,7 +216,7 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
     """Of torch's own attention with the weights of one subset."""
     model, (images, cameras) = made("slimming")
     with torch.no_grad():
-        context = model.encode(images, cameras)
+        context = model.forward_features(images, cameras).context
         found, hdm = fusion_weights(model, context).hdm["rnt"], model.hdm
         tokens = torch.cat(
             [

@@ -17,6 +17,7 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import set_distances, sets_of
 from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling.fusion import SUBSETS
 from tests.reference import cross_modal as plain
@@ -103,9 +104,9 @@ def test_the_columns_of_a_modality(changed, opts):
     images, cameras = random_images(1)
     others = images | {changed: random_images(2)[0][changed]}
     before, after = (
-        model.extract_features(each, cameras, [frozenset()])[0] for each in (images, others)
+        extract_patterns(model, each, cameras, [frozenset()])[0] for each in (images, others)
     )
-    for pattern, sources in model.sources.items():
+    for pattern, sources in model.layout.sources.items():
         parts = [
             found[pattern].unflatten(1, (len(sources), heads, -1)) for found in (before, after)
         ]

@@ -110,9 +110,9 @@ def slow_measures(cfg, model, samples):
     found = {}
     for case in CASES:
         missing = missing_modalities(case)
-        context = model.encode(
+        context = model.forward_features(
             {m: image * (m not in missing) for m, image in images.items()}, cameras
-        )
+        ).context
         found[case] = {
             modality: slow_row(
                 cfg,
@@ -229,7 +229,7 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
 def test_how_alike_the_globals_of_two_images_are(words, command):
     """By the pairs themselves."""
     cfg, model, samples = model_and_samples(words)
-    global_feats = model.encode(*images_of(cfg, *samples)).global_feats
+    global_feats = model.forward_features(*images_of(cfg, *samples)).context.global_feats
     found, _ = measured(command, words, "TEST.IMS_PER_BATCH", "3")
     for modality in MODALITIES:
         pairs = [
@@ -293,10 +293,10 @@ def slow_stages(cfg, model, samples, case):
             mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
         )
         images, cameras = images_of(cfg, sample)
-        context = model.encode(
+        encoded = model.forward_features(
             {m: image * (m not in missing) for m, image in images.items()}, cameras
         )
-        for number, stage in enumerate(context.stages):
+        for number, stage in enumerate(encoded.stages):
             for modality in MODALITIES:
                 if modality not in missing:
                     found.setdefault((number, modality), []).append(

@@ -12,6 +12,7 @@ import host_models
 import torch
 
 import demo_sdtps
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.plug_in.fast import FastFusion
@@ -87,8 +88,8 @@ def compare(make, checkout, folder, opts):
             torch.arange(batch) % CAMERAS,
         )
         with torch.no_grad():
-            (expected,) = ours.extract_features(
-                given, cameras, [missing_modalities(ours_cfg.TEST.MISS)]
+            (expected,) = extract_patterns(
+                ours, given, cameras, [missing_modalities(ours_cfg.TEST.MISS)]
             )
             for pattern in (1, 2, 3):
                 feature = model.eval()(given, cam_label=cameras, return_pattern=pattern)

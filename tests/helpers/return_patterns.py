@@ -70,7 +70,7 @@ def expected_features(model, images, cameras):
 
 def expected_patterns(model, images, cameras):
     """The return patterns in float64."""
-    features, count = expected_features(model, images, cameras), len(model.enhanced)
+    features, count = expected_features(model, images, cameras), len(model.layout.enhanced)
     enhanced, original = features[:count], torch.cat(features[count:], dim=1)
     return {
         1: original,

@@ -12,6 +12,7 @@ from choices import margins
 from numeric import assert_close, generator, seeded, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.heads import TrainingOutput
 
@@ -105,7 +106,8 @@ def clear(draw, cases=(frozenset(),)):
     for attempt in count():
         model, images, cameras = draw(attempt)
         needed, found = 0.0, [torch.inf]
-        for context in model.encode_cases(images, cameras, cases) if model.sdtps else ():
+        for encoded in encode_cases(model, images, cameras, cases) if model.sdtps else ():
+            context = encoded.context
             with margins() as of_case:
                 model.sdtps(context)
             found += of_case

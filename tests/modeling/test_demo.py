@@ -27,6 +27,7 @@ from tiny import (
 )
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 
 FUSION = {
@@ -114,7 +115,7 @@ def test_patterns(switched):
     model.eval()
     images, cameras = clear_images(model, 2)
     expected = expected_patterns(model, images, cameras)
-    patterns = model.patterns(images, cameras)
+    patterns = extract_patterns(model, images, cameras)[0]
     assert patterns.keys() == expected.keys()
     for pattern, wanted in expected.items():
         assert patterns[pattern].shape == wanted.shape
@@ -133,7 +134,7 @@ def test_hdm_sees_the_slimmed_tokens():
     """With SDTPS its feature is not that of all patches; without, there is nothing else to see."""
     model = randomised(tiny_model(*BOTH)).eval()
     images, cameras = random_images(10)
-    context = model.encode(images, cameras)
+    context = model.forward_features(images, cameras).context
     global_feats = {
         modality: feature.double() for modality, feature in context.global_feats.items()
     }
@@ -141,7 +142,7 @@ def test_hdm_sees_the_slimmed_tokens():
     slimmed = {
         modality: selection.tokens.double() for modality, selection in model.sdtps(context).items()
     }
-    plain, found = plain_fusion(model), model.features(context)["moe"]
+    plain, found = plain_fusion(model), model.forward_head(context)["moe"]
     assert_close(found, plain(slimmed, global_feats), *sums_of_the_fusion(WIDTH, PATCHES))
     assert relative_error(found, plain(patches, global_feats)) > 0.01
     unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in global_feats.items()}
@@ -155,9 +156,9 @@ def test_features_after_the_neck(direct):
     model = randomised(tiny_model(*BOTH, "MODEL.DIRECT", direct))
     images, cameras = random_images(11)
     model.train()(images, cameras)
-    before = model.eval().patterns(images, cameras)
-    (found,) = model.extract_features(images, cameras, [frozenset()], neck="after")
-    features = model.features(model.encode(images, cameras))
+    before = extract_patterns(model.eval(), images, cameras)[0]
+    (found,) = extract_patterns(model, images, cameras, [frozenset()], neck="after")
+    features = model.forward_head(model.forward_features(images, cameras).context)
     for name, feature in features.items():
         norm = model.heads[name].bottleneck
         assert norm.num_batches_tracked == 1 and norm.bias.eq(0).all()
@@ -184,7 +185,7 @@ def test_features_after_the_neck(direct):
 def test_encode_equals_one_modality_at_a_time(pife):
     model = randomised(tiny_model("MODEL.GLOBAL_LOCAL", pife)).eval()
     images, cameras = random_images(3, batch=3)
-    context = model.encode(images, cameras)
+    context = model.forward_features(images, cameras).context
     patches, global_feats = context.tokens, context.global_feats
     expected_patches, expected_globals = by_hand(model, images, cameras)
     assert list(patches) == list(global_feats) == list(MODALITIES)
@@ -292,7 +293,7 @@ def test_pairs_weights_and_widths(switched):
     switches, model = switched
     heads = head_names(switches)
     assert model.head_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
-    assert list(model.widths.items()) == [(name, width_of(name)) for name in heads]
+    assert list(model.layout.widths.items()) == [(name, width_of(name)) for name in heads]
 
 
 @pytest.mark.parametrize(
@@ -305,9 +306,9 @@ def test_autocast_leaves_features_in_float32_and_near(opts, near):
     """Where SDTPS chooses patches, a rounding may choose others: only the original feature is near."""
     model = tiny_model(*opts).eval()
     images, cameras = random_images(9)
-    expected = model.patterns(images, cameras)
+    expected = extract_patterns(model, images, cameras)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        found = model.patterns(images, cameras)
+        found = extract_patterns(model, images, cameras)[0]
     for pattern, feature in found.items():
         assert feature.dtype is torch.float32
         assert not torch.equal(feature, expected[pattern])

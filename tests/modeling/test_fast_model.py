@@ -31,6 +31,7 @@ from tiny import (
 import demo_sdtps.modeling.backbones.base as backbone_module
 from benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones.clip import QuickGELUMlp
 from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
@@ -82,7 +83,7 @@ def test_one_pass_gives_what_three_passes_of_the_plain_model_give(both):
     reference, ours = both
     images, cameras = random_images(1, size=SIZE)
     with torch.no_grad():
-        found = ours.eval().patterns(images, cameras)
+        found = extract_patterns(ours.eval(), images, cameras)[0]
         for pattern in RETURN_PATTERNS:
             assert_close(found[pattern], reference.eval()(doubled(images), cameras, pattern), *DEMO)
 
@@ -184,10 +185,10 @@ def test_half_precision_hardly_turns_a_feature(both, precision):
     images, cameras = random_images(3, size=SIZE)
     before = {name: value.clone() for name, value in ours.state_dict().items()}
     with torch.no_grad():
-        exact = ours.eval().patterns(images, cameras)
+        exact = extract_patterns(ours.eval(), images, cameras)[0]
     with inference(ours, precision):
         assert ours.backbone.vit.blocks[3].mlp[0].weight.dtype == precision
-        half = ours.patterns(images, cameras)
+        half = extract_patterns(ours, images, cameras)[0]
     for pattern in RETURN_PATTERNS:
         assert half[pattern].dtype == torch.float32
         assert F.cosine_similarity(half[pattern], exact[pattern]).min() > 0.999

@@ -5,6 +5,7 @@ import torch
 from golden_cases import load_case, relative_error, seeded_input
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 from demo_sdtps.modeling.checkpoints.pretrained import resize_position
@@ -106,7 +107,7 @@ def test_whole_model(name):
         for modality, seed in settings["image_seeds"].items()
     }
     with torch.no_grad():
-        patterns = model.eval().patterns(images, case.arrays["cam_label"])
+        patterns = extract_patterns(model.eval(), images, case.arrays["cam_label"])[0]
     assert list(patterns) == list(RETURN_PATTERNS)
     for pattern, feature in patterns.items():
         assert relative_error(feature, case.arrays[f"pattern_{pattern}"]) < 1e-4, pattern

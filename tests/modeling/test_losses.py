@@ -274,7 +274,7 @@ def test_a_models_widths_are_those_of_its_training_features(opts):
     cfg, model = tiny_cfg(*CENTER, *opts), tiny_model(*CENTER, *opts)
     images, cameras = random_images(1)
     output = model.train()(images, cameras)
-    losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+    losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
     assert [tuple(loss.centers.shape) for loss in losses] == [
         (CLASSES, part.shape[1]) for part in output.features.values()
     ]

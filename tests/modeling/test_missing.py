@@ -12,6 +12,7 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
 from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from tests.reference import sdtps as reference
 
@@ -63,10 +64,10 @@ def test_all_cases_equal_each_alone(opts, is_guided):
         ),
         CASES,
     )
-    together = model.extract_features(images, cameras, CASES)
+    together = extract_patterns(model, images, cameras, CASES)
     for missing, patterns in zip(CASES, together, strict=True):
         expected = expected_patterns(model, zeroed(images, missing), cameras)
-        (alone,) = model.extract_features(images, cameras, [missing])
+        (alone,) = extract_patterns(model, images, cameras, [missing])
         assert list(patterns) == list(expected) == [1, 2, 3]
         for pattern, feature in patterns.items():
             assert feature.shape == expected[pattern].shape
@@ -90,7 +91,7 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
         model = tiny_model(GUIDE, is_guided, *FUSION)
         torch.manual_seed(seeded(5))  # HDM has dropout
         trained = model.train()(images, cameras)
-        complete, *_ = model.eval().extract_features(images, cameras, CASES)
+        complete, *_ = extract_patterns(model.eval(), images, cameras, CASES)
         found.append([torch.as_tensor(part) for part in (*pairs(trained), *complete.values())])
     assert len(found[0]) == 3 * 2 + 3
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
@@ -109,7 +110,7 @@ def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
         [missing],
     )
     exact_model, exact_images = exact(model, zeroed(images, missing))
-    context = exact_model.encode(exact_images, cameras)
+    context = exact_model.forward_features(exact_images, cameras).context
     unguided = [] if is_guided else [MODALITIES.index(modality) for modality in missing]
     tokens = [
         [part[modality] for modality in MODALITIES]
@@ -118,7 +119,7 @@ def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
     slimmed, _ = reference.sdtps(
         exact_model.sdtps.state_dict(), *tokens, 0.5, 0.4, 0.25, missing=unguided
     )
-    (found,) = model.extract_features(images, cameras, [missing])
+    (found,) = extract_patterns(model, images, cameras, [missing])
     assert_close(found[2], torch.cat([part.mean(dim=1) for part in slimmed], 1), *MODEL)
 
 
@@ -140,7 +141,7 @@ def test_every_image_passes_the_backbone_once(cases):
     model = tiny_model().eval()
     batch = 9
     images, cameras = random_images(2, batch=batch)
-    seen = seen_by(model, lambda: model.extract_features(images, cameras, cases))
+    seen = seen_by(model, lambda: extract_patterns(model, images, cameras, cases))
     needed = [
         modality for modality in MODALITIES if any(modality not in missing for missing in cases)
     ]
@@ -167,7 +168,7 @@ def test_the_options_of_an_evaluation(options, tiny_root):
     model = make_model(cfg, 5, CAMERAS).eval()
     images, _, cameras = next(loaders.batches(loader))
     missing = frozenset(MISSING.get(cfg.TEST.MISS, []))
-    (expected,) = model.extract_features(images, cameras, [missing], cfg.TEST.NECK_FEAT)
+    (expected,) = extract_patterns(model, images, cameras, [missing], cfg.TEST.NECK_FEAT)
     extracted = []
     seen = seen_by(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
     assert len(extracted) == 1 and list(extracted[0]) == list(expected)
@@ -178,7 +179,7 @@ def test_the_options_of_an_evaluation(options, tiny_root):
         ), "held once"
     for modality, image in images.items():
         assert any(torch.equal(image[0], other) for other in seen) == (modality not in missing)
-    (complete,) = model.extract_features(images, cameras, [frozenset()])
+    (complete,) = extract_patterns(model, images, cameras, [frozenset()])
     assert torch.equal(model(images, cameras, return_pattern=2), complete[2])
     assert torch.equal(complete[3], expected[3]) == (options[1] == "nothing")
 

@@ -8,6 +8,7 @@ from plug_in_cases import ALL_PATCHES, BATCH, SETTINGS, SIZE, WIDTH, try_patched
 from plug_in_host import PATH, SDTPS_PATH
 from tiny import CAMERAS, CLASSES, tiny_cfg
 
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import to_demo
@@ -167,7 +168,9 @@ def test_the_same_features_as_our_model(results, case, tmp_path):
     load_weights(model, read_checkpoint(tmp_path / "host.pth"))
     with torch.no_grad(), margins() as found:
         cases = [missing_modalities(cfg.TEST.MISS)]
-        (patterns,) = model.extract_features(result["images"], torch.arange(BATCH) % CAMERAS, cases)
+        (patterns,) = extract_patterns(
+            model, result["images"], torch.arange(BATCH) % CAMERAS, cases
+        )
     # All keep the same patches: the miniature draws by its weights' names, whatever TEST_SEED is, and these draws are clear.
     assert min(found, default=1) > tolerance(*PATH, *PATH)
     for pattern, expected in result["patterns"].items():

@@ -13,6 +13,7 @@ from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import load_cfg
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import clip
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
@@ -128,8 +129,8 @@ def test_features_are_those_of_our_model(build, ours, opts):
         name for name in expected.state_dict() if name.startswith("slimming")
     }
     with torch.no_grad():
-        (patterns,) = expected.extract_features(
-            images, cameras, [missing_modalities(cfg.TEST.MISS)]
+        (patterns,) = extract_patterns(
+            expected, images, cameras, [missing_modalities(cfg.TEST.MISS)]
         )
     for pattern, feature in zip((1, 2, 3), found, strict=True):
         assert_close(feature, patterns[pattern], *PATH, *PATH)

@@ -19,6 +19,7 @@ import demo_sdtps
 from demo_sdtps.commands import export_onnx
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.retrieval import onnx_export
 
 SLIM = (
@@ -48,7 +49,7 @@ def test_an_exported_program_takes_any_batch(opts):
     for batch in (1, 3, 40):
         images, cameras = random_images(batch, batch)
         with torch.no_grad():
-            expected = model.patterns(images, cameras)
+            expected = extract_patterns(model, images, cameras)[0]
             found = program(*images.values(), cameras)
         for one, other in zip(found, expected.values(), strict=True):
             assert_close(one, other, *MODEL, *MODEL)

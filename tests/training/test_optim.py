@@ -256,7 +256,7 @@ def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps
         sdtps_weight,
     ]
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
-    losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+    losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
     before = [loss.centers.detach().clone() for loss in losses]
     images, cameras = random_images(1)
     labels = torch.tensor([0, 0, 2, 3])
@@ -291,7 +291,7 @@ def test_centers_and_the_model_have_each_their_own_optimizer():
         "0.1",
     ]
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
-    losses = make_center_losses(cfg, model.num_class, list(model.widths.values()))
+    losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
     optimizer = make_center_optimizer(cfg, losses)
     (group,) = optimizer.param_groups
     assert type(optimizer) is torch.optim.SGD and group["momentum"] == group["weight_decay"] == 0

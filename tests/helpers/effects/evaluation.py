@@ -74,7 +74,9 @@ def place_of_the_features_in_the_neck(cfg):
     data = test_data_of(cfg)
     found = extract_features(cfg, model.eval(), data.loader)[0][1]
     images, _, cameras = next(batches(data.loader))
-    before = model.features(model.encode(images, cameras))["original"].double()
+    before = model.forward_head(model.forward_features(images, cameras).context)[
+        "original"
+    ].double()
     after = (before - neck.running_mean) / (
         neck.running_var.double() + neck.eps
     ).sqrt() * neck.weight + neck.bias

@@ -18,7 +18,7 @@ HDM = ("MODEL.HDM", "True", "MODEL.HEAD", "4")
 
 @effect("MODEL.TRANSFORMER_TYPE", {"test_vit": WIDTH, "vit_tiny_patch16_224": 192})
 def width_of_the_tokens(cfg):
-    return model_of(cfg).eval().encode(*images_of(cfg)).tokens["NI"].shape[2]
+    return model_of(cfg).eval().forward_features(*images_of(cfg)).context.tokens["NI"].shape[2]
 
 
 @effect("MODEL.MODALITIES", {"[RGB, NI, TI]": 3 * WIDTH, "[NI, TI]": 2 * WIDTH, "[TI]": WIDTH})
@@ -34,7 +34,7 @@ def columns_of_the_original_feature(cfg):
 @effect("MODEL.PATCH_SIZE", {"4": 32, "8": 7 * 3})
 @effect("MODEL.STRIDE_SIZE", {"[4, 4]": 32, "[2, 4]": 15 * 4, "[4, 2]": 8 * 7})
 def patches_of_an_image(cfg):
-    return model_of(cfg).eval().encode(*images_of(cfg)).tokens["NI"].shape[1]
+    return model_of(cfg).eval().forward_features(*images_of(cfg)).context.tokens["NI"].shape[1]
 
 
 @effect(
@@ -60,7 +60,9 @@ def stochastic_depth_of_the_last_block(cfg):
 
 def is_random(model, cfg):
     with torch.no_grad():
-        first, second = (model.encode(*images_of(cfg)).tokens["TI"] for _ in range(2))
+        first, second = (
+            model.forward_features(*images_of(cfg)).context.tokens["TI"] for _ in range(2)
+        )
     return not torch.equal(first, second)
 
 
@@ -127,7 +129,7 @@ def a_step_moves_the_backbones_weights_and_the_rest(cfg):
 def the_globals_are_the_class_tokens(cfg):
     model = model_of(cfg).eval()
     images, cameras = images_of(cfg)
-    global_feats = model.encode(images, cameras).global_feats
+    global_feats = model.forward_features(images, cameras).context.global_feats
     model.double()
     return all(
         is_near(global_feats[modality], model.backbone(image.double(), cameras)[1], *ENCODER)
@@ -148,10 +150,10 @@ def widths_of_the_training_features(cfg):
 @torch.no_grad()
 def the_enhanced_feature_is_hdms(cfg):
     model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
+    context = model.forward_features(*images_of(cfg)).context
     slimmed = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
     return torch.equal(
-        model.features(context)["moe"], model.hdm(slimmed, context.global_feats).flatten(1)
+        model.forward_head(context)["moe"], model.hdm(slimmed, context.global_feats).flatten(1)
     )
 
 
@@ -165,7 +167,7 @@ def heads_of_the_gates(cfg):
 
 def slimmed(model, cfg):
     """Slimmed tokens and decision masks of all modalities, (3, 4, …)."""
-    context = model.encode(*images_of(cfg))
+    context = model.forward_features(*images_of(cfg)).context
     selections = model.sdtps(context).values()
     return [
         torch.stack([getattr(selection, part) for selection in selections])
@@ -189,7 +191,7 @@ def slimmed_tokens(cfg):
 @torch.no_grad()
 def mlp_and_globals_matter_for_the_choice(cfg):
     model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
+    context = model.forward_features(*images_of(cfg)).context
     chosen = model.sdtps(context)["TI"].mask
     others = {
         modality: torch.randn_like(feature) for modality, feature in context.global_feats.items()
@@ -225,7 +227,7 @@ def the_masks_gradient_is_felt(cfg):
 @torch.no_grad()
 def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
     model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
+    context = model.forward_features(*images_of(cfg)).context
     found = []
     for is_training in (True, False):
         model.sdtps.train(is_training)
@@ -238,13 +240,13 @@ def the_same_patches_are_kept_again_in_training_and_in_evaluation(cfg):
 @torch.no_grad()
 def hdm_is_given_the_tokens_of_sdtps(cfg):
     model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
+    context = model.forward_features(*images_of(cfg)).context
     selected = {modality: selection.tokens for modality, selection in model.sdtps(context).items()}
     by_selected, by_all = (
         model.hdm(patches, context.global_feats).flatten(1)
         for patches in (selected, context.tokens)
     )
-    found = model.features(context)["moe"]
+    found = model.forward_head(context)["moe"]
     assert torch.equal(found, by_selected) != torch.equal(found, by_all)
     return torch.equal(found, by_selected)
 
@@ -253,7 +255,7 @@ def hdm_is_given_the_tokens_of_sdtps(cfg):
 @torch.no_grad()
 def whose_choice_follows_the_missing_modalitys_global(cfg):
     model = model_of(cfg).eval()
-    context = model.encode(*images_of(cfg))
+    context = model.forward_features(*images_of(cfg)).context
     others = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
     before, after = (
         model.sdtps(

@@ -18,7 +18,7 @@ def loss_of(cfg):
     images, cameras = images_of(cfg)
     mask = torch.zeros(len(cameras), 1, *cfg.INPUT.SIZE_TRAIN)
     mask[..., : mask.shape[2] // 2, :] = 1
-    loss = model_of(cfg).train().encode(images | {MASK: mask}, cameras).loss
+    loss = model_of(cfg).train().forward_features(images | {MASK: mask}, cameras).loss
     return None if loss is None else loss.item()
 
 
@@ -33,14 +33,14 @@ def tokens_in_the_first_three_blocks(cfg):
     model, seen = model_of(cfg).eval(), []
     for block in model.backbone.vit.blocks[:3]:
         block.register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0].shape[1]))
-    model.encode(*images_of(cfg))
+    model.forward_features(*images_of(cfg))
     return seen
 
 
 @effect("MODEL.SLIM_KEEP", {"[0.5]": [16], "[0.25]": [8]}, "MODEL.SLIM_BLOCKS", "[1]")
 @torch.no_grad()
 def patches_left_by_every_stage(cfg):
-    stages = model_of(cfg).eval().encode(*images_of(cfg)).stages
+    stages = model_of(cfg).eval().forward_features(*images_of(cfg)).stages
     return [stage.kept["NI"].shape[1] for stage in stages]
 
 
@@ -54,7 +54,7 @@ def patches_left_by_every_stage(cfg):
 @torch.no_grad()
 def patches_unlike_the_mean_are_kept(cfg):
     model = model_of(cfg).eval()
-    (stage,) = model.encode(*images_of(cfg)).stages
+    (stage,) = model.forward_features(*images_of(cfg)).stages
     images, cameras = images_of(cfg)
     tokens = model.backbone.stem(images["TI"], cameras, 1)[:, 1:]
     return are_most_unlike(stage.mask("TI", PATCHES) > 0, tokens, *ENCODER, PATCHES, WIDTH, WIDTH)
@@ -63,7 +63,7 @@ def patches_unlike_the_mean_are_kept(cfg):
 @effect("MODEL.SLIM_SHARED", {"True": True, "False": False}, *ONE_STAGE)
 @torch.no_grad()
 def all_modalities_keep_the_same_places(cfg):
-    (stage,) = model_of(cfg).eval().encode(*images_of(cfg)).stages
+    (stage,) = model_of(cfg).eval().forward_features(*images_of(cfg)).stages
     return all(torch.equal(stage.kept[modality], stage.kept["RGB"]) for modality in MODALITIES)
 
 
@@ -74,7 +74,7 @@ def tokens_in_the_last_block(cfg):
     model.backbone.vit.blocks[-1].register_forward_pre_hook(
         lambda block, inputs: seen.append(inputs[0].shape[1])
     )
-    model.encode(*images_of(cfg))
+    model.forward_features(*images_of(cfg))
     return seen[0]
 
 

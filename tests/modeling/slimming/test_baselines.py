@@ -9,6 +9,7 @@ from numeric import assert_close, generator, tolerance
 from tiny import BLOCK, ENCODER, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
@@ -184,7 +185,7 @@ def test_the_attention_is_that_of_the_next_block():
     backbone.fused_attention = False
     score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
     model.slimming.register_forward_pre_hook(lambda module, args: inputs.append(args[1]))
-    model.encode(*random_images(5))
+    model.forward_features(*random_images(5))
     backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(
         lambda module, args: seen.append(args[0])
     )
@@ -201,7 +202,7 @@ def test_the_sizes_are_those_of_the_tokens():
     score, seen, run = model.slimming.scores[1], [], model.backbone.run_blocks
     score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
     model.backbone.run_blocks = lambda tokens, *blocks: seen.append(tokens) or run(tokens, *blocks)
-    model.encode(*random_images(6))
+    model.forward_features(*random_images(6))
     found = torch.cat(list(contexts[0].sizes.values()))
     assert torch.equal(found, seen[1].sizes[:, -LEFT[1] :]) and found.max() > 1
 
@@ -221,9 +222,10 @@ def test_a_peer_in_the_model(name, training):
         assert all(gradient.isfinite().all() for gradient in gradients) and gradients[-1].norm() > 0
     else:
         with torch.no_grad():
-            context = model.encode(images, cameras)
-            assert all(feature.isfinite().all() for feature in model.features(context).values())
-        for stage, before, after in zip(context.stages, LEFT, LEFT[1:], strict=False):
+            encoded = model.forward_features(images, cameras)
+            context = encoded.context
+            assert all(feature.isfinite().all() for feature in model.forward_head(context).values())
+        for stage, before, after in zip(encoded.stages, LEFT, LEFT[1:], strict=False):
             for modality in MODALITIES:
                 assert stage.scored[modality].shape == (4, before) and stage.kept[
                     modality
@@ -272,7 +274,8 @@ def test_without_merging_the_same_patches_are_dropped():
             merge,
         )
         .eval()
-        .encode(images, cameras)
+        .forward_features(images, cameras)
+        .context
         for merge in (True, False)
     )
     assert all(
@@ -340,7 +343,7 @@ def test_editor_keeps_the_union_of_both_tops(missing):
     images, cameras = random_images(17, batch=2)
     images = {name: (4 * image).round() for name, image in images.items()}
     with torch.no_grad():
-        stages = model.encode_cases(images, cameras, [missing])[0].stages
+        stages = encode_cases(model, images, cameras, [missing])[0].stages
     for sample in range(2):
         energy = sum(
             reference.haar_energy(channel)

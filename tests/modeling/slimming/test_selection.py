@@ -9,6 +9,7 @@ from tiny import random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.selection import SDTPS, average_precision, choices, random_order
 from tests.reference import selection as reference
 
@@ -56,11 +57,11 @@ def test_the_ap_of_a_random_order_is_the_mean_over_all_orders(relevant):
 def test_the_score_is_the_one_that_chose(case, guide_missing):
     model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", guide_missing).eval()
     missing = CASES[case]
-    (context,) = model.encode_cases(*random_images(1), [missing])
-    selections = model.sdtps(context)
+    (encoded,) = encode_cases(model, *random_images(1), [missing])
+    selections = model.sdtps(encoded.context)
     scores = {
         modality: choice.scores
-        for modality, choice in choices(model, context, missing)[SDTPS].items()
+        for modality, choice in choices(model, encoded, missing)[SDTPS].items()
     }
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
 from demo_sdtps.config.scores import MASK, SCORES
+from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.operations import count_macs, tokens_of_hdm
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import base
@@ -85,8 +86,8 @@ def trained(model, seed=7):
 
 
 def alike(one, other, score):
-    """Which triplets (B,) keep the same patches in two contexts; those of the others differ by roundings of the score."""
-    found = torch.ones(len(one.tokens["RGB"]), dtype=torch.bool)
+    """Which triplets (B,) keep the same patches in two encodings; those of the others differ by roundings of the score."""
+    found = torch.ones(len(one.context.tokens["RGB"]), dtype=torch.bool)
     for stage, same in zip(one.stages, other.stages, strict=True):
         for name in MODALITIES:
             for row in (
@@ -112,7 +113,7 @@ def test_every_case_of_missing_modalities(score):
     model = trained(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
     images, _ = random_images(1, batch=5)
     images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
-    together = model.encode_cases(images, cameras, CASES)
+    together = encode_cases(model, images, cameras, CASES)
     for missing, found in zip(CASES, together, strict=True):
         zeroed = {
             name: torch.zeros_like(image) if name in missing else image
@@ -122,19 +123,23 @@ def test_every_case_of_missing_modalities(score):
             name: torch.randn_like(image) if name in missing else image
             for name, image in images.items()
         }
-        alone = [model.encode(zeroed, cameras), *model.encode_cases(noise, cameras, [missing])]
+        alone = [
+            model.forward_features(zeroed, cameras),
+            *encode_cases(model, noise, cameras, [missing]),
+        ]
         for other in alone:
             rows = alike(found, other, score)
             for part in ("tokens", "class_tokens", "global_feats"):
                 for name in MODALITIES:
                     assert_close(
-                        getattr(other, part)[name][rows],
-                        getattr(found, part)[name][rows],
+                        getattr(other.context, part)[name][rows],
+                        getattr(found.context, part)[name][rows],
                         *SCORE,
                         *SCORE,
                     )
-        assert all(found.missing[name].eq(name in missing).all() for name in MODALITIES)
-        assert all(found.positions[name] is found.stages[-1].kept[name] for name in MODALITIES)
+        assert all(found.context.missing[name].eq(name in missing).all() for name in MODALITIES)
+        kept = found.stages[-1].kept
+        assert all(found.context.positions[name] is kept[name] for name in MODALITIES)
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
@@ -157,9 +162,9 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     for row, case in enumerate(CASES):
         for name in case:
             images[name][row] = 0
-    together = model.encode(images, cameras)
+    together = model.forward_features(images, cameras)
     own = [
-        model.encode(
+        model.forward_features(
             {name: image[row : row + 1] for name, image in images.items()}, cameras[row : row + 1]
         )
         for row in range(len(CASES))
@@ -168,11 +173,14 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
         for stage, *stages in zip(together.stages, *(one.stages for one in own), strict=True):
             assert torch.equal(stage.kept[name], torch.cat([part.kept[name] for part in stages]))
         assert_close(
-            together.tokens[name], torch.cat([one.tokens[name] for one in own]), *SCORE, *SCORE
+            together.context.tokens[name],
+            torch.cat([one.context.tokens[name] for one in own]),
+            *SCORE,
+            *SCORE,
         )
         score, parts = (
-            model.sdtps(together)[name].score,
-            [model.sdtps(one)[name].score for one in own],
+            model.sdtps(together.context)[name].score,
+            [model.sdtps(one.context)[name].score for one in own],
         )
         assert_close(score, torch.cat(parts), *SCORE, *SCORE)
     assert_close(together.loss, torch.stack([one.loss for one in own]).mean(dim=0), *SCORE)
@@ -200,14 +208,14 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
         :, 1:
     ].unflatten(0, (3, 4))
     for missing in CASES:
-        (context,) = model.encode_cases(images, cameras, [missing])
+        (encoded,) = encode_cases(model, images, cameras, [missing])
         for row in range(4):
             scores = sum(
                 torch.tensor(distinctness(stem[index, row]), dtype=torch.double)
                 for index, name in enumerate(MODALITIES)
                 if name not in missing
             )
-            first, *others = (context.stages[0].kept[name][row] for name in MODALITIES)
+            first, *others = (encoded.stages[0].kept[name][row] for name in MODALITIES)
             assert len(first) == COUNTS[0] and all(torch.equal(first, other) for other in others)
             assert_order(
                 first[scores[first].argsort(descending=True)],
@@ -225,13 +233,18 @@ def test_chunks_have_the_values_of_one_pass(score, monkeypatch):
     found = []
     for size in (1000, 7, 1):
         monkeypatch.setattr(base, "CHUNK", size)
-        found.append(model.encode(images, cameras))
+        found.append(model.forward_features(images, cameras))
     for other in found[1:]:
         rows = alike(found[0], other, score)
         for name in MODALITIES:
-            assert torch.equal(other.positions[name][rows], found[0].positions[name][rows])
+            assert torch.equal(
+                other.context.positions[name][rows], found[0].context.positions[name][rows]
+            )
             assert_close(
-                other.global_feats[name][rows], found[0].global_feats[name][rows], *SCORE, *SCORE
+                other.context.global_feats[name][rows],
+                found[0].context.global_feats[name][rows],
+                *SCORE,
+                *SCORE,
             )
             for one, same in zip(found[0].stages, other.stages, strict=True):
                 assert torch.equal(one.mask(name, PATCHES)[rows], same.mask(name, PATCHES)[rows])
@@ -263,7 +276,7 @@ def test_what_stands_behind_sees_the_patches_that_are_left(opts):
     outputs = pairs(model.train()(images, cameras))
     assert all(output.isfinite().all() for output in outputs)
     sum(output.sum() for output in outputs[::2]).backward()
-    context = model.eval().encode(images, cameras)
+    context = model.eval().forward_features(images, cameras).context
     assert all(tokens.shape[1] == count for tokens in context.tokens.values())
     expected = count
     if model.sdtps:

@@ -61,8 +61,6 @@ class Context:
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
     patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
-    stages: tuple[StageRecord, ...] = ()  # what slimming in the backbone kept; empty for none
-    loss: torch.Tensor | None = None  # (1,): the loss of slimming's scores in training
     modality: str = ""  # whose patches are scored; '' for all
 
     def of(self, modality: str) -> Context:

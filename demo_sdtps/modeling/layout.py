@@ -1,0 +1,62 @@
+"""Which columns of the features are whose (docs/method.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from demo_sdtps.config import RETURN_PATTERNS
+
+
+@dataclass(frozen=True)
+class FeatureLayout:
+    """The features of a model: one per head, and the return patterns 1 (original), 2 (enhanced) and 3 (both) of them."""
+
+    widths: dict[str, int]  # of the heads' features, enhanced ones first
+    enhanced: Collection[str]  # heads of SDTPS and HDM
+    columns: dict[
+        int, slice
+    ]  # of each return pattern in pattern 3, where the original ones are first
+    sources: dict[int, list[frozenset[str]]]  # modalities that each C columns of a pattern are of
+
+    @property
+    def width(self) -> int:
+        """Columns of pattern 3."""
+        return sum(self.widths.values())
+
+    def join(self, features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Features (B, D_head) by head → pattern 3, (B, D)."""
+        names = sorted(features, key=lambda name: name in self.enhanced)
+        return torch.cat([features[name] for name in names], dim=-1)
+
+    def split(self, both: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Pattern 3 (B, D) → every return pattern, as views."""
+        return {pattern: both[:, columns] for pattern, columns in self.columns.items()}
+
+
+def make_layout(
+    width: int,
+    modalities: Sequence[str],
+    subsets: Sequence[Collection[str]],
+    one_head: bool,
+    has_sdtps: bool,
+) -> FeatureLayout:
+    """The layout of features of `width` channels C: of the modalities, by `one_head` or one each; of SDTPS; and of HDM, one for
+    each of the `subsets` of modalities, () without HDM."""
+    whole = len(modalities) * width
+    enhanced = ({"sdtps": whole} if has_sdtps else {}) | (
+        {"moe": len(subsets) * width} if subsets else {}
+    )
+    original = {"original": whole} if one_head else dict.fromkeys(modalities, width)
+    columns = (slice(whole), slice(whole if enhanced else 0, None), slice(None))
+    unfused = [frozenset({modality}) for modality in modalities]
+    added = unfused * has_sdtps + [frozenset(names) for names in subsets]
+    sources = (unfused, added or unfused, unfused + added)
+    return FeatureLayout(
+        enhanced | original,
+        tuple(enhanced),
+        dict(zip(RETURN_PATTERNS, columns, strict=True)),
+        dict(zip(RETURN_PATTERNS, sources, strict=True)),
+    )
