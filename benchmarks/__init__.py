@@ -1,1 +1,1 @@
-"""Measurements of speed and memory relative to the plain formulations of benchmarks/plain."""
+"""Measurements of speed and memory relative to the reference formulations of tests/reference."""

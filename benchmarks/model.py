@@ -1,4 +1,4 @@
-"""Rows of benchmarks/run.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's plain formulation; and these
+"""Rows of benchmarks/run.py: the whole model, CLIP ViT-B/16 with HDM and ATMoE, beside DeMo's reference formulation; and these
 two modules alone."""
 
 import tempfile
@@ -11,9 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from benchmarks.plain import demo as plain
-from benchmarks.plain import demo_ranking
-from benchmarks.plain.fusion import Fusion  # which the tests compare with
 from benchmarks.rows import check_equal, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
@@ -21,7 +18,7 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.operations import (
     count_macs,
     count_parameters,
-    plain_hdm_macs,
+    reference_hdm_macs,
     tokens_of_hdm,
 )
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
@@ -36,23 +33,28 @@ from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
+from tests.reference import demo as reference_demo
+from tests.reference import demo_ranking
+from tests.reference.fusion import Fusion  # which the tests compare with
 
 BATCH, FEW, GPU_BATCH = 8, 2, 64
-FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the plain formulation
+FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the reference formulation
 MIB = 2**20
 
 Work = dict[str, Callable[[], object]]  # cases to time, by name
 
 
 def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Size of the models of RGBNT201, beside HDM's plain formulation."""
+    """Size of the models of RGBNT201, beside HDM's reference formulation."""
     for name in ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_with_SDTPS", "DeMo_Slim")[
         : 1 if quick else None
     ]:
         cfg = load_cfg(f"RGBNT201/{name}.yml", ["MODEL.PRETRAIN_PATH_T", "none"])
         model = make_model(cfg, CLASSES, CAMERAS).eval()
         macs = count_macs(cfg, model)
-        plain_hdm = plain_hdm_macs(model.backbone.width, tokens_of_hdm(model)) if model.hdm else 0
+        plain_hdm = (
+            reference_hdm_macs(model.backbone.width, tokens_of_hdm(model)) if model.hdm else 0
+        )
         before = (macs[""] - macs.get("hdm", 0) + plain_hdm) / 1e9
         yield Row(
             f"{name}: trainable parameters",
@@ -71,16 +73,16 @@ def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
 
 
 class Sides:
-    """The plain model and ours with the same weights, and a random batch for them."""
+    """The reference model and ours with the same weights, and a random batch for them."""
 
     def __init__(self, cfg: CfgNode, batch: int):
         torch.manual_seed(0)
         self.cfg, self.device = cfg, choose_device(cfg)
-        self.plain = plain.Demo(
+        self.reference = reference_demo.Demo(
             cfg.INPUT.SIZE_TRAIN, CLASSES, CAMERAS, cfg.MODEL.HEAD, cfg.MODEL.SIE_COE
         ).to(self.device)
         self.ours = make_model(cfg, CLASSES, CAMERAS).to(self.device)
-        self.ours.load_state_dict(from_demo(self.plain.state_dict()))
+        self.ours.load_state_dict(from_demo(self.reference.state_dict()))
         self.images, self.cameras, self.labels = random_batch(cfg, batch, self.device)
 
     @torch.no_grad()
@@ -94,7 +96,7 @@ class Sides:
         optimizer = (
             make_optimizer(self.cfg, model)
             if model is self.ours
-            else plain.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
+            else reference_demo.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
         )
         step = training_step(
             self.cfg,
@@ -142,11 +144,11 @@ def precision_rows(
         sides, theirs = Sides(configuration(), batch), half if are_alike else None
         what = f"{'both in ' if are_alike else ''}{name_of(half)}, {batch} triplets"
         work: Work = {
-            "reference": partial(sides.infer, sides.plain, theirs),
+            "reference": partial(sides.infer, sides.reference, theirs),
             "ours": partial(sides.infer, sides.ours),
         }
         expected = sides.infer(sides.ours)
-        check_equal("inference", expected, sides.infer(sides.plain))
+        check_equal("inference", expected, sides.infer(sides.reference))
         with inference(sides.ours, half):  # weights are cast once for all batches
             seconds = in_turns(f"inference, {what}", work, rounds, sides.device)
             cosine = F.cosine_similarity(sides.infer(sides.ours), expected).min().item()
@@ -162,7 +164,7 @@ def precision_rows(
                 cosine >= 0.999,
             )
         steps: Work = {
-            "reference": sides.step(sides.plain, theirs),
+            "reference": sides.step(sides.reference, theirs),
             "ours": sides.step(sides.ours, half),
         }
         yield speed_row(
@@ -208,7 +210,7 @@ def allocated(step: Callable[[], object], device: torch.device) -> int:
 
 def train(side: str, batch: int) -> None:
     sides = Sides(configuration(), batch)
-    step = sides.step(sides.plain if side == "reference" else sides.ours)
+    step = sides.step(sides.reference if side == "reference" else sides.ours)
     for _ in range(2):
         step()
 
@@ -248,7 +250,9 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
             "evaluation",
             {
                 "reference": lambda: seconds_by_side.update(
-                    reference=[plain_evaluation(sides, data, number) for number in RETURN_PATTERNS]
+                    reference=[
+                        reference_evaluation(sides, data, number) for number in RETURN_PATTERNS
+                    ]
                 ),
                 "ours": lambda: seconds_by_side.update(
                     ours=[
@@ -275,7 +279,7 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
         )
 
 
-def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
+def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     """mAP of one return pattern, from a pass of its own."""
     batch_features = []
     with (
@@ -284,7 +288,7 @@ def plain_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     ):
         for images, _, cameras in batches(data.loader):
             images = {modality: image.to(sides.device) for modality, image in images.items()}
-            batch_features.append(sides.plain.eval()(images, cameras.to(sides.device), pattern))
+            batch_features.append(sides.reference.eval()(images, cameras.to(sides.device), pattern))
     features = F.normalize(torch.cat(batch_features).float(), dim=1).cpu()
     query, gallery = features[data.query], features[data.gallery]
     labels = [
@@ -300,14 +304,14 @@ def name_of(precision: torch.dtype | None) -> str:
 
 
 class Fast(nn.Module):
-    """HDM and ATMoE as the model has them, with a plain fusion's weights."""
+    """HDM and ATMoE as the model has them, with a reference fusion's weights."""
 
-    def __init__(self, plain: Fusion, width: int, heads: int):
+    def __init__(self, reference: Fusion, width: int, heads: int):
         super().__init__()
         self.hdm, self.atmoe = HDM(width), ATMoE(width, heads)
         self.load_state_dict(
             from_demo(
-                {f"generalFusion.{name}": weight for name, weight in plain.state_dict().items()}
+                {f"generalFusion.{name}": weight for name, weight in reference.state_dict().items()}
             )
         )
 
@@ -322,8 +326,11 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     batch, rounds = (2, 1) if quick else (64, 2)
     backbone = make_backbone(cfg, camera_num=1)  # only for its shapes
     width, count = backbone.width, backbone.num_patches
-    plain = Fusion(width, cfg.MODEL.HEAD)
-    modules = {"reference": plain.to(device), "ours": Fast(plain, width, cfg.MODEL.HEAD).to(device)}
+    reference = Fusion(width, cfg.MODEL.HEAD)
+    modules = {
+        "reference": reference.to(device),
+        "ours": Fast(reference, width, cfg.MODEL.HEAD).to(device),
+    }
     tokens = random_tokens(batch, count, width, device)
     check_equal("HDM + ATMoE", fused(modules["ours"], tokens), fused(modules["reference"], tokens))
     title = f"HDM + ATMoE, {batch} triplets, {count} patches"

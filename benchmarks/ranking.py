@@ -5,12 +5,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.plain import demo_ranking
 from benchmarks.rows import check_equal, speed_row
 from demo_sdtps.evaluation.metrics import evaluate_distances, squared_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.training.timing import in_turns
+from tests.reference import demo_ranking
 
 CPU = torch.device("cpu")
 CAMERAS = 6

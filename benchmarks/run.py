@@ -1,4 +1,4 @@
-"""Speed and memory relative to the plain formulation, as a table: python -m benchmarks.run [model ranking …] [--quick]"""
+"""Speed and memory relative to the reference formulation, as a table: python -m benchmarks.run [model ranking …] [--quick]"""
 
 import argparse
 import logging
@@ -33,8 +33,8 @@ PARTS = {  # description; function from `quick` and device to rows
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Measure this code and the plain formulation of benchmarks/plain, which computes as DeMo's code does, in\n"
-        "one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
+        description="Measure this code and the reference formulation of tests/reference, which computes as DeMo's code does,\n"
+        "in one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
         "take about twenty minutes on two cores.",
         epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -40,7 +40,7 @@ def main() -> None:
     from demo_sdtps.reports.attention import attention_of, draw_attention, matches_of
     from demo_sdtps.reports.figures import spread
 
-    # Gradients and weights of single blocks are those of the plain model.
+    # Gradients and weights of single blocks are those of the reference model.
     cfg = with_values(cfg, {"MODEL.COMPILE": False, "TEST.AMP": "off"})
     model, splits = load_model_and_data(cfg)
     if arguments.method == "gradcam":

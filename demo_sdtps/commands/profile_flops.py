@@ -1,6 +1,6 @@
 """Parameters and multiply-accumulates of a model: python tools/profile_flops.py --config_file F
 
-The cost of HDM's plain formulation, in which published figures count, is printed beside that of the shortcut in use.
+The cost of HDM's reference formulation, in which published figures count, is printed beside that of the shortcut in use.
 """
 
 from demo_sdtps.config.cli import config_parser, parse, positive_int, print_lines

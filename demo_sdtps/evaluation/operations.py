@@ -138,7 +138,7 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
 
 
 def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
-    """Lines of the parameters and GMACs of every part; of HDM's plain formulation too."""
+    """Lines of the parameters and GMACs of every part; of HDM's reference formulation too."""
     parameters, macs = count_parameters(model), count_macs(cfg, model)
     total = sum(parameters.values())
     rows = [
@@ -153,10 +153,10 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
         *(f"{name:24}{count:14,}{operations / 1e9:10.4f}" for name, count, operations in rows),
     ]
     if model.hdm:
-        plain = plain_hdm_macs(model.backbone.width, tokens_of_hdm(model))
+        plain = reference_hdm_macs(model.backbone.width, tokens_of_hdm(model))
         lines += [
-            f"{'plain formulation: HDM':38}{plain / 1e9:10.4f}",
-            f"{'plain formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}",
+            f"{'reference formulation: HDM':38}{plain / 1e9:10.4f}",
+            f"{'reference formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}",
         ]
     return lines
 
@@ -174,7 +174,7 @@ def tokens_of_hdm(model: DeMo) -> int:
     )
 
 
-def plain_hdm_macs(width: int, tokens: int) -> int:
+def reference_hdm_macs(width: int, tokens: int) -> int:
     """Multiply-accumulates of HDM as seven multi-head attentions, whose keys and values are projected token by token."""
     attended = tokens * sum(map(len, SUBSETS.values()))
     # Key and value of every token seen; query and output of every subset; logits and weighted sums.

@@ -5,14 +5,14 @@ import torch
 from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.plain.fusion import Fusion
 from demo_sdtps.commands import profile_flops
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation import operations
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.fusion import HDM
+from tests.reference.fusion import Fusion
 
-PLAIN = "plain formulation: "
+PLAIN = "reference formulation: "
 
 
 def rows_of(stdout):
@@ -82,7 +82,7 @@ def test_plain_hdm_equals_seven_attentions(command, sdtps):
             }
     assert patches["TI"].shape == (1, 7 if sdtps else 32, BACKBONE_WIDTH)
     count = products(Fusion(BACKBONE_WIDTH).eval().decouple, patches, context.global_feats)
-    assert operations.plain_hdm_macs(BACKBONE_WIDTH, operations.tokens_of_hdm(model)) == count
+    assert operations.reference_hdm_macs(BACKBONE_WIDTH, operations.tokens_of_hdm(model)) == count
     assert rows_of(stdout)[f"{PLAIN}HDM"] == [pytest.approx(count / 1e9, abs=6e-5)]
 
 

@@ -8,10 +8,9 @@ import torch
 from numeric import generator, numpy_generator
 from ranking_cases import assert_same, random_case
 
-from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import metrics
 from demo_sdtps.evaluation.metrics import evaluate_distances
-from tests.reference import ranking
+from tests.reference import demo_ranking, ranking
 
 
 def by_whole_matrices(distance, ids, places, max_rank=50):

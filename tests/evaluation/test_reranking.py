@@ -9,10 +9,10 @@ from golden_cases import load_case
 from numeric import assert_close, generator
 from ranking_cases import LargestResult, cosine_error, roundings, undecided
 
-from benchmarks.plain import demo_ranking
 from demo_sdtps.evaluation import reranking
 from demo_sdtps.evaluation.metrics import evaluate_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
+from tests.reference import demo_ranking
 from tests.reference import reranking as plain
 
 

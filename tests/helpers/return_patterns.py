@@ -7,9 +7,9 @@ from tiny import (
     exact,
 )
 
-from benchmarks.plain.fusion import Fusion
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.checkpoints.names import to_demo
+from tests.reference.fusion import Fusion
 from tests.reference.sdtps_branches import ThreeBranches
 
 B, C = 16, WIDTH
@@ -36,7 +36,7 @@ def by_hand(model, images, cameras):
     return patches, global_feats
 
 
-def plain_fusion(model):
+def reference_fusion(model):
     """The model's HDM and ATMoE in float64, as seven attentions and an expert after the other."""
     plain = Fusion(C, model.atmoe.heads if model.atmoe else None, dropout=0.0)
     plain.load_state_dict(
@@ -60,7 +60,7 @@ def expected_features(model, images, cameras):
         features.append(torch.cat([tokens.sum(dim=1) / KEPT_TOKENS for tokens in slimmed], dim=1))
         patches = dict(zip(MODALITIES, slimmed, strict=True))
     if model.hdm:
-        features.append(plain_fusion(model)(patches, global_feats))
+        features.append(reference_fusion(model)(patches, global_feats))
     return features + (
         [torch.cat(list(global_feats.values()), dim=1)]
         if model.one_head

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded
-from return_patterns import B, C, by_hand, expected_features, expected_patterns, plain_fusion
+from return_patterns import B, C, by_hand, expected_features, expected_patterns, reference_fusion
 from tiny import (
     CAMERAS,
     CLASSES,
@@ -142,7 +142,7 @@ def test_hdm_sees_the_slimmed_tokens():
     slimmed = {
         modality: selection.tokens.double() for modality, selection in model.sdtps(context).items()
     }
-    plain, found = plain_fusion(model), model.forward_head(context)["moe"]
+    plain, found = reference_fusion(model), model.forward_head(context)["moe"]
     assert_close(found, plain(slimmed, global_feats), *sums_of_the_fusion(WIDTH, PATCHES))
     assert relative_error(found, plain(patches, global_feats)) > 0.01
     unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in global_feats.items()}

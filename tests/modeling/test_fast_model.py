@@ -1,4 +1,4 @@
-"""What makes the model fast changes nothing: beside DeMo's plain formulation, in half precision, in chunks and compiled."""
+"""What makes the model fast changes nothing: beside DeMo's reference formulation, in half precision, in chunks and compiled."""
 
 import os
 import re
@@ -29,7 +29,6 @@ from tiny import (
 )
 
 import demo_sdtps.modeling.backbones.base as backbone_module
-from benchmarks.plain import demo as plain
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
@@ -38,15 +37,22 @@ from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.runtime.device import autocast
 from demo_sdtps.training.optim import make_optimizer
+from tests.reference import demo as reference_demo
 
 SIZE = (48, 32)
 DEMO = (
-    *sums_of_a_backbone(plain.WIDTH, plain.HEADS, 1 + 6, plain.DEPTH, plain.PATCH),
-    plain.WIDTH,
+    *sums_of_a_backbone(
+        reference_demo.WIDTH,
+        reference_demo.HEADS,
+        1 + 6,
+        reference_demo.DEPTH,
+        reference_demo.PATCH,
+    ),
+    reference_demo.WIDTH,
     6,
-    2 * plain.OUT_WIDTH,
-    2 * plain.OUT_WIDTH,
-    *sums_of_the_fusion(plain.OUT_WIDTH, 1 + 6),
+    2 * reference_demo.OUT_WIDTH,
+    2 * reference_demo.OUT_WIDTH,
+    *sums_of_the_fusion(reference_demo.OUT_WIDTH, 1 + 6),
 )
 """Lengths of the sums from images of six patches to a feature: CLIP's backbone and projection, PIFE, HDM and ATMoE."""
 CPU = torch.device("cpu")
@@ -55,9 +61,9 @@ LEAF = re.compile("(weight|bias)$")
 
 @pytest.fixture(scope="module")
 def both():
-    """The plain DeMo in float64 and ours with its weights, none of them at their start, without dropout."""
+    """The reference DeMo in float64 and ours with its weights, none of them at their start, without dropout."""
     torch.manual_seed(seeded())
-    reference = plain.Demo(SIZE, CLASSES, CAMERAS, dropout=0.0)
+    reference = reference_demo.Demo(SIZE, CLASSES, CAMERAS, dropout=0.0)
     with torch.no_grad():
         for parameter in reference.parameters():
             if parameter.ndim == 1:  # norms and biases
@@ -79,7 +85,7 @@ def doubled(images):
     return {modality: image.double() for modality, image in images.items()}
 
 
-def test_one_pass_gives_what_three_passes_of_the_plain_model_give(both):
+def test_one_pass_gives_what_three_passes_of_the_reference_model_give(both):
     reference, ours = both
     images, cameras = random_images(1, size=SIZE)
     with torch.no_grad():
@@ -88,7 +94,7 @@ def test_one_pass_gives_what_three_passes_of_the_plain_model_give(both):
             assert_close(found[pattern], reference.eval()(doubled(images), cameras, pattern), *DEMO)
 
 
-def test_a_training_pass_is_that_of_the_plain_model_with_its_gradients(both):
+def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both):
     reference, ours = both
     images, cameras = random_images(2, batch=8, size=SIZE)
     with amplified(reference.generalFusion) as amplification:
@@ -132,14 +138,14 @@ def test_a_training_pass_is_that_of_the_plain_model_with_its_gradients(both):
         model.zero_grad()
 
 
-def test_a_step_of_the_plain_models_optimiser_is_ours(both):
+def test_a_step_of_the_reference_models_optimiser_is_ours(both):
     """A group per parameter or few of them: the weights move alike."""
     decays = ["SOLVER.WEIGHT_DECAY", "0.01", "SOLVER.WEIGHT_DECAY_BIAS", "0.01"]
     cfg = load_cfg(ROOT / "configs" / "RGBNT201" / "DeMo.yml", decays)
     reference, ours = both
     before = {name: value.clone() for name, value in reference.float().state_dict().items()}
     for model, optimizer in (
-        (reference, plain.make_optimizer(reference, cfg.SOLVER.BASE_LR, 0.01)),
+        (reference, reference_demo.make_optimizer(reference, cfg.SOLVER.BASE_LR, 0.01)),
         (ours, make_optimizer(cfg, ours)),
     ):
         for parameter in model.parameters():

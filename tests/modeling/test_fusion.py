@@ -8,10 +8,10 @@ import torch
 from golden_cases import load_case, relative_error, weight
 from numeric import assert_close, generator, seeded
 
-from benchmarks.plain.fusion import MODALITIES_OF, Fusion
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
+from tests.reference.fusion import MODALITIES_OF, Fusion
 
 GOLDEN, MODES = ("fusion_small", "fusion_hdm_only"), ("eval", "train")
 # width, HEAD (None: HDM alone), patches per modality, batch

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tiny import tiny_model
 
-from benchmarks.plain.fusion import MODALITIES_OF, Fusion
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import from_demo, is_demo, to_demo, unknown_names
+from tests.reference.fusion import MODALITIES_OF, Fusion
 
 CLIP_BACKBONE = {
     "BACKBONE.cv_embed": "backbone.camera_embedding",

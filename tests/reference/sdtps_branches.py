@@ -67,7 +67,7 @@ class ThreeBranches(nn.Module):
 
     def load_ours(self, weights):
         """Load the state dict of a MultiModalSDTPS."""
-        self.load_state_dict({plain_name(name): weight for name, weight in weights.items()})
+        self.load_state_dict({name_of_branch(name): weight for name, weight in weights.items()})
         return self
 
     def forward(self, RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global):
@@ -77,7 +77,7 @@ class ThreeBranches(nn.Module):
         return rgb, nir, tir, rgb_mask, nir_mask, tir_mask
 
 
-def plain_name(name):
+def name_of_branch(name):
     """Name here of a parameter of MultiModalSDTPS."""
     for ours, theirs in (
         ("_sparse.score_predictor", ".predictor"),

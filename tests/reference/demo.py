@@ -7,9 +7,9 @@ forward per return pattern, one optimiser group per parameter.
 import torch
 from torch import nn
 
-from benchmarks.plain.fusion import Fusion, QuickGELU
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.heads import TrainingOutput
+from tests.reference.fusion import Fusion, QuickGELU
 
 WIDTH, OUT_WIDTH, DEPTH, HEADS, PATCH = 768, 512, 12, 12, 16
 SUFFIXES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}

@@ -1,1 +1,0 @@
-"""Plain formulations as in published code: slow references for benchmarks and tests."""
