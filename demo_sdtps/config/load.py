@@ -10,7 +10,7 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
-from demo_sdtps.config.schema import KEYS, LAST_COMMIT, REMOVED_KEYS, Key, Schema
+from demo_sdtps.config.schema import KEYS, Key, Schema
 from demo_sdtps.config.scores import check_stored_score
 from demo_sdtps.runtime.errors import UserError, nearest
 
@@ -197,15 +197,9 @@ def _merge(
     cfg: CfgNode, schema: Schema, values: Iterator[tuple[str, object]], source: str | StoredText
 ) -> None:
     for name, value in values:
-        if name in schema.by_name:
-            _put(cfg, name, _checked(schema.by_name[name], value, source))
-        elif name not in REMOVED_KEYS:
+        if name not in schema.by_name:
             raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
-        elif REMOVED_KEYS[name] not in (value, _literal(value)):
-            raise UserError(
-                f"{name} in {source} is {value!r}, but the key has been removed (its default was "
-                f"{REMOVED_KEYS[name]!r}); the last commit that has it is {LAST_COMMIT}."
-            )
+        _put(cfg, name, _checked(schema.by_name[name], value, source))
 
 
 def _advice(schema: Schema, name: str, source: str | StoredText) -> str:

@@ -56,18 +56,6 @@ UNUSED_KEYS: dict[str, dict[str, object]] = {
     },
 }
 """By the reason: keys and defaults."""
-REMOVED_KEYS: dict[str, object] = {
-    "MODEL.SELECTOR": "",
-    "MODEL.SDTPS_PROJECTION": False,
-    "MODEL.SDTPS_SCORE": "published",
-    "MODEL.SLIM_HIDDEN": 64,
-    "MODEL.SLIM_TAU": 1.0,
-    "MODEL.SLIM_DISTIL": 0.0,
-    "MODEL.SLIM_MAP": [],
-    "MODEL.PIFE_WEIGHTED": False,
-}
-"""Keys that are gone, of re-identification and of SEPS, and their defaults, at which a configuration may still hold them."""
-LAST_COMMIT = "f64450b"  # that has the REMOVED_KEYS
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 ON_OFF = ("on", "off")
 YES_NO = ("yes", "no")

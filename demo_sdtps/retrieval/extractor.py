@@ -146,30 +146,28 @@ class Extractor(
         return_pattern: int = 3,
         camera: int | Sequence[int] | None = None,
         normalise: bool = True,
-        pattern: int | None = None,
     ) -> np.ndarray:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
         modality or for an image of it, is a missing one; images of modalities that the model does not read are left out.
-        `return_pattern`, formerly `pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
+        `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
         from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
         given, features are those of tools/export_features.py.
 
         Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
         unknown pattern or camera, and features that are not finite.
         """
-        pattern = return_pattern if pattern is None else pattern
-        if pattern not in RETURN_PATTERNS:
+        if return_pattern not in RETURN_PATTERNS:
             raise UserError(
-                f"The return pattern is {pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
+                f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
             )
         names, items_of = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
         triplets = _triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
         self.to(choose_device(self.cfg))
-        output = np.empty((len(triplets), self.widths[pattern]), np.float32)
+        output = np.empty((len(triplets), self.widths[return_pattern]), np.float32)
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
             by_case[
@@ -178,9 +176,8 @@ class Extractor(
         for missing, numbers in by_case.items():
             loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
             (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
-            output[numbers] = (
-                F.normalize(patterns[pattern]) if normalise else patterns[pattern]
-            ).numpy()
+            features = patterns[return_pattern]
+            output[numbers] = (F.normalize(features) if normalise else features).numpy()
         return output
 
     forward = features

@@ -24,10 +24,9 @@ MANIFEST, LOCK, FORMAT = "store.json", ".store.lock", 2
 SUFFIX, FEATURES = ".safetensors", "features"
 BLOCK_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
 OWN = re.compile(
-    r"\.?((store|index|manifest)\.json|"
-    r"(shard|part|features|labels|paths|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss|npy|json))(\..*\.part)?"
+    r"\.?(store\.json|(shard|features|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss))(\..*\.part)?"
 )
-"""Names of the files of a store, of those that an interrupted writer leaves, and of the stores of earlier versions."""
+"""Names of the files of a store, and of those that an interrupted writer leaves."""
 
 
 class Stack:
@@ -147,7 +146,7 @@ class Store:
 def open_store(folder: Path, advice: str) -> Store | None:
     """The store in a folder, None where there is none. Raises `UserError` as `check_own`, and for one that is damaged or of
     another version."""
-    check_own(folder, advice)
+    check_own(folder)
     if not (folder / MANIFEST).exists():
         return None
     content = read_json(folder / MANIFEST)
@@ -156,8 +155,8 @@ def open_store(folder: Path, advice: str) -> Store | None:
     return Store(folder, content["origin"], advice, content["record"], content["shards"])
 
 
-def check_own(folder: Path, advice: str = "") -> None:
-    """Raise `UserError` for a folder of other files than those of a store and, with `advice`, for one of an earlier version."""
+def check_own(folder: Path) -> None:
+    """Raise `UserError` for a folder of other files than those of a store."""
     if not folder.exists():
         return
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -167,8 +166,6 @@ def check_own(folder: Path, advice: str = "") -> None:
         raise UserError(
             f"The output {folder} {what}, so no features are stored there; choose another folder."
         )
-    if advice and any(OWN.fullmatch(name) and name.endswith(".npy") for name in names):
-        raise UserError(f"The features in {folder} were stored by an earlier version; {advice}.")
 
 
 def remove_own(folder: Path, kept: set[str] = frozenset()) -> None:  # type: ignore[assignment]

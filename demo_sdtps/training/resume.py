@@ -211,8 +211,8 @@ def digest_data(
 
 
 def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
-    """Raise `UserError` where the data have changed since; a checkpoint of an earlier version has no digest of them."""
-    before = resumed.state.get(DIGEST, now)
+    """Raise `UserError` where the data have changed since."""
+    before = resumed.state[DIGEST]
     changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     if changed:
         raise UserError(

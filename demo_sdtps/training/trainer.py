@@ -19,7 +19,6 @@ from yacs.config import CfgNode
 from demo_sdtps.datasets.loaders import sampler_of
 from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
-from demo_sdtps.modeling.checkpoints.names import current_names
 from demo_sdtps.runtime.device import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.runtime.distributed import all_gather_object, any_rank, is_main, rank, world_size
 from demo_sdtps.runtime.files import write_json
@@ -307,7 +306,7 @@ class Trainer(ABC, Generic[Model, Batch]):
     def _restore(self, resumed: Resumed) -> None:
         """Set the state that `_save` wrote. Raises `UserError` where the model has changed since."""
         state = resumed.state
-        fill_model(self.model, current_names(state["model"]), resumed.path)
+        fill_model(self.model, state["model"], resumed.path)
         for name, module in self.auxiliary.items():
             module.load_state_dict(state[name])
         for optimizer, state_of in zip(self.optimizers, state["optimizers"], strict=True):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from config_files import error, write
+from config_files import write
 
-from demo_sdtps.config import get_cfg, load, load_cfg
+from demo_sdtps.config import get_cfg, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -245,21 +245,3 @@ def test_output_dir_follows_the_file_unless_it_is_given(tmp_path, monkeypatch):
 def test_a_loaded_configuration_is_frozen():
     with pytest.raises(AttributeError):
         load_cfg().SOLVER.SEED = 1
-
-
-def test_a_removed_key_is_ignored_at_its_old_default_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(load.REMOVED_KEYS, "MODEL.GONE", 0.5)
-    for config in (
-        write(tmp_path, "MODEL: {GONE: 0.5}"),
-        load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.5}"),
-    ):
-        assert "GONE" not in load_cfg(config, ["MODEL.GONE", "0.5"]).MODEL
-    for message in (
-        error(load.StoredText(Path("x.pth"), "MODEL: {GONE: 0.4}")),
-        error(None, ["MODEL.GONE", "0.4"]),
-    ):
-        assert (
-            message.startswith("MODEL.GONE in ")
-            and "default was 0.5" in message
-            and load.LAST_COMMIT in message
-        )

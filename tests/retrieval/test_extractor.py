@@ -59,9 +59,6 @@ def test_features_with_the_camera_are_those_of_export_features(
     reid, trained, files, command, tmp_path, pattern
 ):
     found = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
-    assert np.array_equal(
-        found, reid.features(**files, pattern=pattern, camera=cameras_of(files))
-    )  # the former name
     assert found.dtype == np.float32 and found.shape == (SHOWN, reid.widths[pattern])
     assert_same(found, exported(command, trained, tmp_path, pattern))
     assert_close(

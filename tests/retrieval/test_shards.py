@@ -143,22 +143,6 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
     assert open_features(folder).settings["return_pattern"] == 2
 
 
-def test_an_export_of_an_earlier_version_is_replaced_by_overwrite_alone(export, tmp_path):
-    for name in (
-        "manifest.json",
-        "shard-00000.json",
-        "features-00000.npy",
-        "labels-00000.npy",
-        "paths-00000.npy",
-    ):
-        (tmp_path / "x").mkdir(exist_ok=True)
-        (tmp_path / "x" / name).touch()
-    code, _, stderr = export("x", "--shards")
-    assert code == 2 and "earlier version" in stderr and "--overwrite" in stderr
-    assert export("x", "--shards", "--overwrite")[0] == 0
-    assert [*contents(tmp_path / "x")] == ["shard-00000.safetensors", "store.json"]
-
-
 def test_folders_of_other_files_are_left_alone(export, tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "notes.txt").write_text("mine")

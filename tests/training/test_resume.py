@@ -15,9 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.commands import train_seps
-from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.training import reid
-from demo_sdtps.training.resume import DIGEST, digest_data
+from demo_sdtps.training.resume import digest_data
 from demo_sdtps.training.trainer import Trainer
 
 AUTO = ("RESUME", "auto")
@@ -302,28 +301,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert_same(reference, copied)
 
 
-def in_version_0_1(path):
-    """Write a checkpoint as version 0.1 did: the backbone is called "trunk", of the data there are the names alone, and a key
-    of the configuration is missing."""
-    content = torch.load(path, weights_only=True)
-    renamed = {
-        re.sub(r"^backbone\.", "trunk.", name): tensor for name, tensor in content["model"].items()
-    }
-    assert renamed.keys() != content["model"].keys()
-    content.pop(DIGEST)
+def test_a_key_that_is_newer_than_the_run_counts_as_its_default(
+    fails, copied, reference, tiny_root
+):
+    content = torch.load(copied / "last.pth", weights_only=True)
     earlier, count = re.subn(r"^  SDTPS_GUIDE_MISSING: .*\n", "", content["config"], flags=re.M)
     assert count == 1
-    torch.save(content | {"model": renamed, "data": 2221313506, "config": earlier}, path)
-
-
-def test_a_run_of_version_0_1_goes_on(fails, copied, reference, tiny_root):
-    """A key that is newer than the run counts as its default."""
-    now = read_checkpoint(copied / "last.pth")
-    in_version_0_1(copied / "last.pth")
-    then = read_checkpoint(copied / "last.pth")
-    assert then.model.keys() == now.model.keys() and all(
-        torch.equal(then.model[name], now.model[name]) for name in now.model
-    )
+    torch.save(content | {"config": earlier}, copied / "last.pth")
     words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
     assert "MODEL.SDTPS_GUIDE_MISSING is False" in fails(
         [*words, "MODEL.SDTPS_GUIDE_MISSING", "False"]

@@ -1,7 +1,6 @@
 """Files of weights, and the names in them: DeMo's, and ours, which are timm's inside the backbone (docs/method.md)."""
 
 import pickle
-import re
 import struct
 import warnings
 import zipfile
@@ -84,27 +83,20 @@ def load_file(path: Path, without_weights: bool = False) -> object:
         )
 
 
-def current_names(weights: Mapping[str, torch.Tensor]) -> Weights:
-    """Weights under this version's names: version 0.1 called the backbone "trunk"."""
-    return {re.sub(r"^trunk\.", "backbone.", name): tensor for name, tensor in weights.items()}
-
-
 def tensors_of(content: object) -> Weights:
-    """The named tensors in a file's content, from a `CONTAINERS` key if there is one, under `current_names` and without
-    DataParallel's `module.`."""
+    """The named tensors in a file's content, from a `CONTAINERS` key if there is one, without DataParallel's
+    `module.`."""
     if not isinstance(content, Mapping):
         return {}
     content = next(
         (content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content
     )
-    return current_names(
-        _without_prefix(
-            {
-                name: value
-                for name, value in content.items()
-                if isinstance(name, str) and isinstance(value, torch.Tensor)
-            }
-        )
+    return _without_prefix(
+        {
+            name: value
+            for name, value in content.items()
+            if isinstance(name, str) and isinstance(value, torch.Tensor)
+        }
     )
 
 
