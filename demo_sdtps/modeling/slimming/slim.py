@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.slimming import scores as registry
-from demo_sdtps.modeling.slimming.hooks import FIRST, IMAGE, Slim, attach
+from demo_sdtps.modeling.slimming.choice import FIRST, IMAGE
+from demo_sdtps.modeling.slimming.hooks import Slim, attach
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.towers import Tower, find_towers

@@ -1,7 +1,8 @@
-"""The way of images through the blocks of a slimmed Vision Transformer, and where hooks.py finds it again.
+"""The images on their way through the blocks of a slimmed Vision Transformer, and what a recomputation needs of them.
 
 What a forward chooses belongs to its thread, as replicas of nn.DataParallel run in threads. It is recorded by the input of
-every block, so that a block that the backward pass computes again (gradient checkpointing) drops the same.
+every block, so that a block that the backward pass computes again (gradient checkpointing with use_reentrant=False) drops the
+same.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.tokens import Tokens, split_rows
+from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from demo_sdtps.modeling.slimming.hooks import Slim
+    from demo_sdtps.modeling.slimming.stage import Slimming
 
 
 @dataclass(frozen=True)
 class KeptTokens:
     """What a stage has chosen in one stream."""
 
-    tokens: Tokens  # behind the stage, without their channels
+    tokens: Tokens  # after the stage, without their channels
     score: torch.Tensor  # (B, n)
     is_given: bool  # whether the score is not that of these images alone
 
@@ -34,7 +36,7 @@ class KeptTokens:
 class Stream:
     """The way of images through the blocks of a tower."""
 
-    slim: Slim  # of a replica of nn.DataParallel its own
+    slim: Slimming  # of a replica of nn.DataParallel its own
     images: Callable[[], torch.Tensor | None]  # (B, 3, H, W); of a record a weak reference
     grid: tuple[int, int]
     size: tuple[int, ...]  # of a patch, in pixels
@@ -44,12 +46,10 @@ class Stream:
     foreground: torch.Tensor | None  # (B, N)
     next: int  # block
     chosen: list[KeptTokens] = field(default_factory=list)
-    held: list[torch.Tensor] = field(
-        default_factory=list
-    )  # (B, N, C) at each stage: every token as it was last
-    record: Stream | None = (
-        None  # the same without gradients, for the backward pass; of a stream computed again itself
-    )
+    # (B, N, C) at each stage, with `restore`: every token as it was last
+    grids: list[torch.Tensor] = field(default_factory=list)
+    # the same without gradients, for the backward pass; of a stream computed again itself
+    record: Stream | None = None
 
     def context(self) -> Context:
         """What a score reads of the images."""
@@ -82,13 +82,14 @@ class Pass:
 
     def __init__(
         self,
-        slim: Slim,
+        slim: Slimming,
         level: float,
         inputs: Mapping[str, torch.Tensor],
         foreground: torch.Tensor | None,
+        towers: int,
     ):
         self.slim, self.level, self.inputs, self.foreground = slim, level, inputs, foreground
-        self.streams: list[list[Stream]] = [[] for _ in slim.layouts]
+        self.streams: list[list[Stream]] = [[] for _ in range(towers)]
         self.named: list[str] = []  # modalities of the streams so far
         self.first: dict[tuple, torch.Tensor] = {}  # scores that several streams share
         self.losses: list[torch.Tensor] = []
@@ -107,7 +108,7 @@ class State:
         storage = StorageWeakRef(tensor.untyped_storage())
         self.records[(*place, storage.cdata, tensor.storage_offset())] = storage, stream
 
-    def found(self, place: tuple, tensor: torch.Tensor) -> Stream | None:
+    def find(self, place: tuple, tensor: torch.Tensor) -> Stream | None:
         key = *place, StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
         return self.records[key][1] if key in self.records else None
 
@@ -137,5 +138,15 @@ def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 
 def is_backward() -> bool:
-    """Whether autograd runs in this thread, which computes blocks again under checkpointing."""
-    return torch._C._current_graph_task_id() != -1
+    """Whether autograd runs in this thread, which computes blocks again under checkpointing.
+
+    Reentrant checkpointing detaches the inputs of what it computes again, and so loses the gradients of dropped patches.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    node = torch._C._current_autograd_node()
+    if node is not None and "CheckpointFunction" in node.name():
+        raise UserError(
+            "A slimmed model is computed again by reentrant checkpointing; use checkpointing with use_reentrant=False."
+        )
+    return True

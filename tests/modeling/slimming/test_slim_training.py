@@ -21,9 +21,8 @@ from studies.baselines import EViT
 
 STAGES = (1, 2), (0.6, 0.5)
 BACK = (*PATH, *PATH)
-RECOMPUTED = [
-    (kind, reentrant) for kind in ("blocks", "segments", "whole") for reentrant in (False, True)
-]
+KINDS = pytest.mark.parametrize("kind", ["blocks", "segments", "whole"])
+"""What is computed again."""
 
 
 def step(call, model, images, forwards=1):
@@ -51,7 +50,7 @@ def agree(call, plain, recomputing, images, forwards=1):
 
 
 def pair(build, score, blocks=STAGES[0], **settings):
-    """Two models of the same weights, slimmed; → the first as it is, the second as `build(recompute, reentrant)` makes it."""
+    """Two models of the same weights, slimmed; → the first as it is, the second as `build(recompute)` makes it."""
 
     def make(**ways):
         model = case_of(partial(build, **ways)).model()
@@ -61,8 +60,8 @@ def pair(build, score, blocks=STAGES[0], **settings):
 
     plain = make()
 
-    def recomputing(recompute, reentrant):
-        model = make(recompute=recompute, reentrant=reentrant)
+    def recomputing(recompute, **ways):
+        model = make(recompute=recompute, **ways)
         model.load_state_dict(plain.state_dict())
         return model
 
@@ -72,44 +71,51 @@ def pair(build, score, blocks=STAGES[0], **settings):
 # Recomputation
 
 
+@KINDS
 @pytest.mark.parametrize(
-    ("kind", "reentrant", "score", "settings"),
+    ("score", "settings"),
     [
-        (*case, score, settings)
-        for case in RECOMPUTED
-        for score, settings in (
-            ("saliency", {}),
-            ("saliency", {"merge": False}),
-            ("distinctness", {}),
-            ("supervised", {}),
-            ("distinctness", {"restore": True}),
-        )
-        if not (case[1] and settings.get("restore"))
+        ("saliency", {}),
+        ("distinctness", {"merge": False}),
+        ("supervised", {}),
+        ("distinctness", {"restore": True}),
     ],
     ids=str,
-)  # which is refused
-def test_recomputation_gives_the_same_gradients(kind, reentrant, score, settings):
+)
+def test_recomputation_gives_the_same_gradients(kind, score, settings):
     """Of what is computed again, with numbers drawn in blocks and by the score; of two forwards whose losses are added."""
     plain, recomputing = pair(partial(Tower, dropout=0.2), score, **settings)
-    images, again = case_of(Tower).draw(4), recomputing(kind, reentrant)
+    images, again = case_of(Tower).draw(4), recomputing(kind)
     for forwards in (1, 2):
         agree(Tower.__call__, plain, again, images, forwards)
 
 
-@pytest.mark.parametrize(("kind", "reentrant"), RECOMPUTED)
+@KINDS
 @pytest.mark.parametrize("shared", [True, False, "first"])
-def test_recomputation_in_a_host_of_three_images(kind, reentrant, shared):
+def test_recomputation_in_a_host_of_three_images(kind, shared):
     plain, recomputing = pair(
         Host, "distinctness" if shared == "first" else "saliency", shared=shared
     )
-    agree(host_case().call, plain, recomputing(kind, reentrant), host_case().draw(12), 2)
+    agree(host_case().call, plain, recomputing(kind), host_case().draw(12), 2)
+
+
+@KINDS
+@pytest.mark.parametrize("score", ["saliency", "supervised"])
+def test_reentrant_checkpointing_is_refused(kind, score):
+    """In the backward pass of a stage, by one sentence; `unslim` works after it."""
+    _, recomputing = pair(Segmenter, score, (0, 2), restore=True)
+    model = recomputing(kind, reentrant=True)
+    images = case_of(Segmenter).draw().requires_grad_()
+    with pytest.raises(UserError, match=r"reentrant .* with use_reentrant=False\.$"):
+        model(images).sum().backward()
+    demo_sdtps.unslim(model)(images).sum().backward()
 
 
 def test_backward_twice_through_recomputed_blocks():
     plain, recomputing = pair(Tower, "saliency")
     images = case_of(Tower).draw()
     found = []
-    for model in (plain, recomputing("blocks", False)):
+    for model in (plain, recomputing("blocks")):
         output = model(images).square().sum()
         output.backward(retain_graph=True)
         output.backward()
@@ -118,24 +124,9 @@ def test_backward_twice_through_recomputed_blocks():
 
 
 @pytest.mark.parametrize(
-    ("name", "reentrant"),
-    [
-        *(
-            (name, False)
-            for name in (
-                "timm",
-                "timm, rotary",
-                "timm, rotary by block",
-                "ViT",
-                "CLIP's vision",
-                "open_clip",
-            )
-        ),
-        ("ViT", True),
-        ("CLIP's vision", True),
-    ],
-)  # the others have no choice
-def test_recomputation_by_the_libraries(name, reentrant):
+    "name", ["timm", "timm, rotary", "timm, rotary by block", "ViT", "CLIP's vision", "open_clip"]
+)
+def test_recomputation_by_the_libraries(name):
     case = CASES[name]
     _, plain, _ = slim_both(case, *STAGES)
     model = copy.deepcopy(plain)
@@ -148,23 +139,21 @@ def test_recomputation_by_the_libraries(name, reentrant):
             getattr(model, "activation_checkpointing_enable", None)
             or model.gradient_checkpointing_enable
         )
-        enable({"use_reentrant": reentrant})
+        enable({"use_reentrant": False})
     agree(case.call, plain, model, case.draw(4), 2)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("method", ["__call__", "forward_features"])
-@pytest.mark.parametrize("score", ["saliency", "distinctness"])
 @pytest.mark.parametrize("is_same", [False, True])
-def test_recomputation_of_the_whole_model(reentrant, method, score, is_same):
+def test_recomputation_of_the_whole_model(method, is_same):
     """Of two forwards, of the same images too."""
     case = CASES["timm"]
-    model = demo_sdtps.slim(case.model(), *STAGES, score).train()
+    model = demo_sdtps.slim(case.model(), *STAGES, "distinctness").train()
     plain = copy.deepcopy(model)
 
     def call(each, images):
         again = (
-            partial(checkpoint, use_reentrant=reentrant)
+            partial(checkpoint, use_reentrant=False)
             if each is model
             else lambda forward, given: forward(given)
         )
@@ -197,41 +186,10 @@ def test_masks_of_a_whole_model_that_is_computed_again():
     agree(call, plain, model, case.draw())
 
 
-LOST = pytest.mark.parametrize(("kind", "blocks"), [("blocks", (1, 2)), ("segments", (0, 2))])
-"""Stages in a part that is computed again."""
-
-
-@LOST
-def test_restore_with_reentrant_checkpointing_is_refused(kind, blocks):
-    """Where dropped patches leave the part that is computed again; `unslim` works after it."""
-    _, recomputing = pair(Segmenter, "saliency", blocks, restore=True)
-    model, images = recomputing(kind, True), case_of(Segmenter).draw().requires_grad_()
-    with pytest.raises(
-        UserError, match=r"^restore=True needs .* with use_reentrant=False, or evaluation mode\.$"
-    ):
-        model(images).sum().backward()
-    demo_sdtps.unslim(model)(images).sum().backward()
-
-
 @pytest.mark.parametrize("kind", ["segments", "whole"])
 def test_restore_inside_what_is_computed_again_or_kept(kind):
     plain, recomputing = pair(Segmenter, "saliency", restore=True)
-    agree(case_of(Segmenter).call, plain, recomputing(kind, True), case_of(Segmenter).draw(4), 2)
-
-
-@LOST
-@pytest.mark.parametrize("score", ["supervised", "self_supervised"])
-def test_a_trained_score_with_reentrant_checkpointing_is_refused(kind, blocks, score):
-    """Where it has a loss: without masks the supervised one has none."""
-    _, recomputing = pair(Tower, score, blocks)
-    model, images = recomputing(kind, True), case_of(Tower).draw().requires_grad_()
-    with pytest.raises(
-        UserError,
-        match=r"^The score (Self)?Supervised needs .* use_reentrant=False, or evaluation mode\.$",
-    ):
-        model(images, foreground=torch.rand(2, 1, 32, 32).double())
-    if score == "supervised":
-        model(images).sum().backward()
+    agree(case_of(Segmenter).call, plain, recomputing(kind), case_of(Segmenter).draw(4), 2)
 
 
 # Precision, compiler, processes
