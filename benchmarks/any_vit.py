@@ -20,7 +20,7 @@ MODELS = {
     "DINOv2 ViT-B/14 with registers": "vit_base_patch14_reg4_dinov2",
 }
 SIZE, BATCH = 224, 8
-SETTINGS = (((0, 4), (0.5, 0.5)), ((0, 4), (0.4, 0.5)))  # blocks and shares
+STAGE_SETTINGS = (((0, 4), (0.5, 0.5)), ((0, 4), (0.4, 0.5)))  # blocks and shares
 TOME = {
     "ViT-S/16, r = 13, off the shelf": (953, 1564),
     "ViT-B/16, r = 13, off the shelf": (309, 511),
@@ -35,7 +35,9 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         torch.manual_seed(0)
         dense = timm.create_model(architecture, img_size=SIZE, num_classes=0)
         cases: dict[tuple, nn.Module] = {(): dense}
-        cases |= {setting: demo_sdtps.slim(copy.deepcopy(dense), *setting) for setting in SETTINGS}
+        cases |= {
+            setting: demo_sdtps.slim(copy.deepcopy(dense), *setting) for setting in STAGE_SETTINGS
+        }
         operations = {
             setting: total_macs(model, (torch.zeros(1, 3, SIZE, SIZE),))
             for setting, model in cases.items()
@@ -45,7 +47,7 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
             setting: partial(infer, model.to(device), images) for setting, model in cases.items()
         }
         seconds = in_turns(name, works, 1 if quick else 8, device)
-        for setting in SETTINGS:
+        for setting in STAGE_SETTINGS:
             blocks, keep = setting
             what = f"{name}, {SIZE}×{SIZE}, {keep[0]:g} kept after block {blocks[0]}, {keep[1]:g} of it after {blocks[1]}"
             macs = operations[()], operations[setting]

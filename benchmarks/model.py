@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from benchmarks.rows import check_equal, peak_memory, speed_row
+from benchmarks.rows import check_near, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
@@ -148,7 +148,7 @@ def precision_rows(
             "ours": partial(sides.infer, sides.ours),
         }
         expected = sides.infer(sides.ours)
-        check_equal("inference", expected, sides.infer(sides.reference))
+        check_near("inference", expected, sides.infer(sides.reference))
         with inference(sides.ours, half):  # weights are cast once for all batches
             seconds = in_turns(f"inference, {what}", work, rounds, sides.device)
             cosine = F.cosine_similarity(sides.infer(sides.ours), expected).min().item()
@@ -173,7 +173,9 @@ def precision_rows(
             None if are_alike else 3 if half else 1.1,
         )
         if are_alike and sides.device.type == "cuda":
-            reference, ours = (allocated(step, sides.device) / MIB for step in steps.values())
+            reference, ours = (
+                allocated_memory(step, sides.device) / MIB for step in steps.values()
+            )
             yield Row(
                 "… memory beside models and optimisers", reference, ours, "MiB", reference / ours
             )
@@ -200,7 +202,7 @@ def precision_rows(
             )
 
 
-def allocated(step: Callable[[], object], device: torch.device) -> int:
+def allocated_memory(step: Callable[[], object], device: torch.device) -> int:
     """Bytes that `step` allocates on a GPU at most, beside what is there before."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -267,7 +269,7 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
         )
         if mode == "off":
             # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
-            check_equal(
+            check_near(
                 "evaluation",
                 torch.tensor(seconds_by_side["ours"]),
                 torch.tensor(seconds_by_side["reference"]),
@@ -332,7 +334,7 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
         "ours": Fast(reference, width, cfg.MODEL.HEAD).to(device),
     }
     tokens = random_tokens(batch, count, width, device)
-    check_equal("HDM + ATMoE", fused(modules["ours"], tokens), fused(modules["reference"], tokens))
+    check_near("HDM + ATMoE", fuse(modules["ours"], tokens), fuse(modules["reference"], tokens))
     title = f"HDM + ATMoE, {batch} triplets, {count} patches"
     training = in_turns(
         title,
@@ -342,7 +344,7 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     )
     evaluation = in_turns(
         title,
-        {name: partial(fused, module, tokens) for name, module in modules.items()},
+        {name: partial(fuse, module, tokens) for name, module in modules.items()},
         2 * rounds,
         device,
     )
@@ -366,7 +368,7 @@ def random_tokens(
 
 
 @torch.no_grad()
-def fused(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Tensor:
+def fuse(module: nn.Module, inputs: tuple[ByModality, ByModality]) -> torch.Tensor:
     return module.eval()(*inputs)
 
 

@@ -21,7 +21,7 @@ def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = 
     return Row(what, seconds["reference"], seconds["ours"], "s", ratio, target, met)
 
 
-def about(device: torch.device, quick: bool) -> dict:
+def conditions(device: torch.device, quick: bool) -> dict:
     """What a record of measurements on `device` begins with: command, commit, versions and machine."""
     return {
         "command": command(),
@@ -36,7 +36,7 @@ def about(device: torch.device, quick: bool) -> dict:
     }
 
 
-def check_equal(
+def check_near(
     what: str, ours: torch.Tensor, reference: torch.Tensor, tolerance: float = 1e-4
 ) -> None:
     """Raise `RuntimeError` where the largest absolute difference of the results exceeds `tolerance`."""

@@ -59,7 +59,7 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.rows import about
+    from benchmarks.rows import conditions
     from demo_sdtps.reports.rows import as_report
     from demo_sdtps.runtime.device import choose_device
 
@@ -76,7 +76,7 @@ def main() -> None:
         part: list(rows[part](arguments.quick, device))
         for part in progress(parts, "measuring", unit="part")
     }
-    record = about(device, arguments.quick) | {
+    record = conditions(device, arguments.quick) | {
         "parts": {
             part: [row._asdict() for row in part_rows] for part, part_rows in rows_by_part.items()
         }

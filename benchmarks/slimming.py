@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 
 STAGES = (0, 4)
-SETTINGS = {
+SLIM_SETTINGS = {
     "ViT-B-16": (
         Setting("self_supervised", STAGES, (0.5, 0.5)),
         *(
@@ -86,7 +86,7 @@ PRODUCTS = {
 
 def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Inference and a training step, float32 and bfloat16. Every setting is run in the same model, dense or slimmed."""
-    for backbone, settings in SETTINGS.items():
+    for backbone, settings in SLIM_SETTINGS.items():
         cfg = configuration("MODEL.TRANSFORMER_TYPE", backbone)
         yield from rows_of(cfg, settings[-1:] if quick else settings, quick, precisions(device))
 

@@ -10,13 +10,13 @@ from scipy import stats
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
 from demo_sdtps.reports.rows import as_rows
 from demo_sdtps.runtime.files import read_json
 
-COMPLETE = next(iter(CASES))
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
 TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}

@@ -222,13 +222,13 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 def read_study(path: Path) -> dict[str, Any]:
     """A study file completed by the defaults. Raises `UserError` for an invalid file."""
     content = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
-    study = _checked(path, "it", {"title": path.stem} | content, DEFAULTS)
+    study = _check_section(path, "it", {"title": path.stem} | content, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
         raise UserError(
             f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example."
         )
     study["variants"] = {
-        str(name): _checked(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
+        str(name): _check_section(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
         for name, variant in study["variants"].items()
     }
     if not study["return_patterns"] or not all(
@@ -241,7 +241,9 @@ def read_study(path: Path) -> dict[str, Any]:
     return study
 
 
-def _checked(path: Path, where: str, content: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+def _check_section(
+    path: Path, where: str, content: Any, defaults: dict[str, Any]
+) -> dict[str, Any]:
     """A section of a study completed by `defaults`, whose keys and types it has. Raises `UserError`."""
     for key, value in content.items() if isinstance(content, dict) else [("", content)]:
         if key not in defaults:

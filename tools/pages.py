@@ -13,7 +13,7 @@ from demo_sdtps.config.schema import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, as_rows, headline
-from demo_sdtps.runtime.errors import nearest
+from demo_sdtps.runtime.errors import nearest_name
 from demo_sdtps.runtime.files import read_json
 from studies.report import (
     draw_costs,
@@ -27,8 +27,10 @@ from studies.report import (
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MARKER = "<!-- table: "
-MARKED = re.compile(rf"^({MARKER}(.+?) -->\n)(?:(?!{MARKER}).)*?(<!-- end -->)", re.S | re.M)
+TABLE_MARKER = "<!-- table: "
+MARKED = re.compile(
+    rf"^({TABLE_MARKER}(.+?) -->\n)(?:(?!{TABLE_MARKER}).)*?(<!-- end -->)", re.S | re.M
+)
 SUMMARY = (
     ("slimming", "dense", "DeMo, dense"),
     ("modules", "DeMo + SDTPS", "DeMo + SDTPS, full loss, HDM on its tokens"),
@@ -83,13 +85,17 @@ def with_tables(page: Path) -> str:
         name = match[2]
         if name not in TABLES:
             raise UserError(
-                f"{page} has a marker of the table {name!r}, unknown here{nearest(name, TABLES)}; correct it."
+                f"{page} has a marker of the table {name!r}, unknown here{nearest_name(name, TABLES)}; correct it."
             )
         return f"{match[1]}{TABLES[name]()}\n{match[3]}"
 
     text = page.read_text(encoding="utf-8")
-    if len(MARKED.findall(text)) != sum(line.startswith(MARKER) for line in text.splitlines()):
-        raise UserError(f"{page} has a marker {MARKER}… --> without its <!-- end -->; add it.")
+    if len(MARKED.findall(text)) != sum(
+        line.startswith(TABLE_MARKER) for line in text.splitlines()
+    ):
+        raise UserError(
+            f"{page} has a marker {TABLE_MARKER}… --> without its <!-- end -->; add it."
+        )
     return MARKED.sub(made, text)
 
 
@@ -102,7 +108,7 @@ def data(name: str) -> Any:
     return content
 
 
-def keys() -> str:
+def configuration_keys() -> str:
     """Keys of the configuration that have an effect, by section."""
     unused = {name for names in UNUSED_KEYS.values() for name in names}
     return as_rows(
@@ -258,7 +264,8 @@ FIGURES = {
 }
 """Of docs/images: the study that each shows, and how."""
 TABLES: dict[str, Callable[[], str]] = {
-    **{made.__name__: made for made in (interface, keys, commands, hosts, seeds, demo, summary)},
+    **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},
+    "keys": configuration_keys,
     **{
         name: partial(benchmark, name)
         for name in ("performance", "slimming", "any_vit", "search", "seps", "models")

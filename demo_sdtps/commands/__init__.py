@@ -6,7 +6,7 @@ from importlib import import_module
 from demo_sdtps import __version__
 from demo_sdtps.config.cli import print_lines, run
 from demo_sdtps.config.common import COMMAND
-from demo_sdtps.runtime.errors import UserError, nearest
+from demo_sdtps.runtime.errors import UserError, nearest_name
 
 COMMANDS = {
     "train": ("train", "train a model, and evaluate it as it learns"),
@@ -57,7 +57,8 @@ def dispatch() -> None:
     if not group or words[1:2] not in ([], ["-h"], ["--help"]):
         command_words = " ".join(words[: 2 if group else 1])
         raise UserError(
-            f"There is no command {command_words!r}{nearest(command_words, group or COMMANDS)}; {COMMAND} --help lists all."
+            f"There is no command {command_words!r}{nearest_name(command_words, group or COMMANDS)}; "
+            f"{COMMAND} --help lists all."
         )
     print_lines(
         f"usage: {COMMAND} COMMAND …, where COMMAND --help explains each:",

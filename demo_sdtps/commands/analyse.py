@@ -38,10 +38,10 @@ def main() -> None:
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.tables import PATTERN_NAMES, missing_table, reid_caption
-    from demo_sdtps.reports.analysis import analyse, analysed_case, as_json
+    from demo_sdtps.reports.analysis import analyse, analysis_case, as_json
     from demo_sdtps.reports.analysis_figure import draw_analysis
 
-    analysed_case(cfg)
+    analysis_case(cfg)
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = cases_of(model.modalities)

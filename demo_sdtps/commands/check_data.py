@@ -32,7 +32,7 @@ def main() -> None:
         parser, "--json", ".json", help="write the counts, expected ones and warnings there as well"
     )
     arguments, cfg = parse(parser)
-    from demo_sdtps.reports.data import check_captions, check_triplets, table
+    from demo_sdtps.reports.data import check_captions, check_triplets, count_table
 
     report = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
     root = Path(cfg.DATASETS.ROOT_DIR)
@@ -55,7 +55,7 @@ def main() -> None:
     )
     print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
-        *table(report),
+        *count_table(report),
         *report.warnings,
         *(f"WARNING: {sentence}" for sentence in report.differences),
         f"{arguments.config_file} can train on it; {decoded}.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_output, print_lines, read_arguments
 
-NAMES = {"demo": "DeMo's", "ours": "our"}
+NAMINGS = {"demo": "DeMo's", "ours": "our"}
 BACKBONE = "backbone"
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     add_output(parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth")
     parser.add_argument(
         "--to",
-        choices=(*NAMES, BACKBONE),
+        choices=(*NAMINGS, BACKBONE),
         required=True,
         help="whose names OUT will have, or backbone",
     )
@@ -45,7 +45,7 @@ def main() -> None:
         return
     if content.has_demo_names == (arguments.to == "demo"):
         raise UserError(
-            f"The weights {arguments.input} have {NAMES[arguments.to]} names already, so there is nothing to "
+            f"The weights {arguments.input} have {NAMINGS[arguments.to]} names already, so there is nothing to "
             f"convert; give --to {'ours' if content.has_demo_names else 'demo'} or use the file as it is."
         )
 
@@ -53,7 +53,7 @@ def main() -> None:
     about = {"num_class": content.num_class, "camera_num": content.camera_num}
     save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
     print_lines(
-        f"Wrote {len(weights)} tensors under {NAMES[arguments.to]} names to {output}: {content.num_class} identities, "
+        f"Wrote {len(weights)} tensors under {NAMINGS[arguments.to]} names to {output}: {content.num_class} identities, "
         f"{content.camera_num} cameras"
     )
     if unknown := unknown_names(content.model):

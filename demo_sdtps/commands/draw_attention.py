@@ -37,7 +37,7 @@ def main() -> None:
     arguments, cfg = parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.protocol import count_matched
-    from demo_sdtps.reports.attention import attention_of, draw_attention, matches_of
+    from demo_sdtps.reports.attention import attention_maps, draw_attention, matches_of
     from demo_sdtps.reports.figures import spread
 
     # Gradients and weights of single blocks are those of the reference model.
@@ -50,7 +50,7 @@ def main() -> None:
         sample for sample in splits["query"] if matches[sample] or arguments.method == "rollout"
     ]
     chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
-    maps = attention_of(
+    maps = attention_maps(
         cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method
     )
     print_lines(draw_attention(cfg, chosen, maps, arguments.method, arguments.output))

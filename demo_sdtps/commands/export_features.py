@@ -7,7 +7,7 @@ from demo_sdtps.config.cli import (
     WEIGHT,
     add_overwrite,
     config_parser,
-    parsed_in_group,
+    parse_in_group,
     positive_int,
 )
 from demo_sdtps.datasets import SPLITS
@@ -70,7 +70,7 @@ def main() -> None:
         parser,
         "replace an output that exists, which is refused otherwise; shards are all exported anew",
     )
-    with parsed_in_group(parser) as (arguments, cfg):
+    with parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.retrieval.export import check_output, export_file, export_shards
 

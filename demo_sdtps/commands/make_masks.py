@@ -1,7 +1,7 @@
 """Write foreground masks beside the images of a data set: python tools/make_masks.py --config_file F --weight hub"""
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import add_overwrite, config_parser, counted, parse, print_lines
+from demo_sdtps.config.cli import add_overwrite, config_parser, count_of, parse, print_lines
 from demo_sdtps.config.common import FOREGROUND
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, read_splits
@@ -52,6 +52,6 @@ def main() -> None:
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
     print_lines(
-        f"Wrote {counted(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
+        f"Wrote {count_of(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
         f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}"
     )

@@ -16,7 +16,7 @@ from demo_sdtps.synthetic import shapes
 from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
 
 FOLDER, TOWER = "shapes", "bert"
-SPLITS = {
+SPLIT_SIZES = {
     "train": "images",
     "dev": "dev_images",
     "test": "test_images",
@@ -28,7 +28,7 @@ NUMBERS = (
     Number("test_images", 200, "other images, of the test split", least=2),
     # A scene of two shapes has few more.
     Number("captions", 5, "short captions of each image, at most 20", most=20),
-    Number("size", 64, "height and width of the images", shapes.MINIMUM_SIZE, metavar="PIXELS"),
+    Number("size", 64, "height and width of the images", shapes.MINIMUM_SIDE, metavar="PIXELS"),
     Number("seed", 0, "another seed gives other images and captions", least=0),
 )
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     target = options.root / FOLDER
     recipe = {
-        "version": shapes.VERSION,
+        "version": shapes.SHAPES_VERSION,
         "tower": BERT,
         "arguments": {number.name: getattr(options, number.name) for number in NUMBERS},
     }
@@ -72,7 +72,7 @@ def write(folder: Path, options: argparse.Namespace) -> None:
     """Write all splits and the text tower."""
     (folder / IMAGES).mkdir()
     mapping: dict[str, str] = {}
-    for index, split in enumerate(SPLITS):
+    for index, split in enumerate(SPLIT_SIZES):
         write_split(folder, split, [options.seed, index], mapping, options)
     write_text(folder / MAPPING, json.dumps(mapping, indent=0))
     write_tower(folder / TOWER, options.seed)
@@ -83,7 +83,9 @@ def write_split(
 ) -> None:
     """Draw the images of a split, write its captions, and add its images to `mapping`."""
     captions, ids, dense = [], [], []
-    for index in progress(range(getattr(options, SPLITS[split])), f"drawing {split}", unit="image"):
+    for index in progress(
+        range(getattr(options, SPLIT_SIZES[split])), f"drawing {split}", unit="image"
+    ):
         rng = np.random.default_rng([*seed, index])
         scene = shapes.random_scene(rng)
         image_id = str(len(mapping))
@@ -111,7 +113,7 @@ def write_tower(folder: Path, seed: int) -> None:
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     folder.mkdir()
-    vocabulary = (*SPECIAL, *shapes.VOCABULARY)
+    vocabulary = (*SPECIAL, *shapes.CAPTION_WORDS)
     write_text(folder / "vocab.txt", "\n".join(vocabulary))
     # Every release of transformers makes a tokenizer of these two files; the constructors differ between releases.
     write_text(

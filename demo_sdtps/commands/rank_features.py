@@ -42,6 +42,6 @@ def main() -> None:
         "none excluded, by squared Euclidean distance of L2-normalised features",
     )
     arguments = read_arguments(parser)
-    from demo_sdtps.retrieval.ranking import rank
+    from demo_sdtps.retrieval.ranking import rank_stores
 
-    rank(arguments)
+    rank_stores(arguments)

@@ -52,10 +52,10 @@ def main() -> None:
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data, rank_features
     from demo_sdtps.evaluation.tables import options, reid_caption, reid_record, reid_table
-    from demo_sdtps.reports.analysis import analyse, analysed_case
+    from demo_sdtps.reports.analysis import analyse, analysis_case
     from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
     from demo_sdtps.reports.ranks import draw_ranks
-    from demo_sdtps.reports.report_page import PACKAGES, write_page
+    from demo_sdtps.reports.report_page import EXTRA_PACKAGES, write_page
     from demo_sdtps.reports.tokens import draw_tokens
     from demo_sdtps.training.output import CONFIG, LAST
 
@@ -65,7 +65,7 @@ def main() -> None:
             "Several --run are compared on a page; add --html X.html, or give one --run."
         )
     if arguments.html:
-        check_extra("tools/report.py --html", "report", PACKAGES)
+        check_extra("tools/report.py --html", "report", EXTRA_PACKAGES)
     output = Path(cfg.OUTPUT_DIR)
     if not arguments.html:
         curves, ranks, tokens = (
@@ -74,7 +74,7 @@ def main() -> None:
         )
     records = evaluated_run(output)
     cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
-    case = analysed_case(cfg)
+    case = analysis_case(cfg)
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = {

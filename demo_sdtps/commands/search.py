@@ -9,7 +9,7 @@ from demo_sdtps.config.cli import (
     add_modality,
     add_output,
     config_parser,
-    parsed_in_group,
+    parse_in_group,
     positive_int,
 )
 from demo_sdtps.config.common import APPROXIMATE, FLAT, RERANKED, SQUARED, TOP
@@ -105,7 +105,7 @@ def main() -> None:
         ".csv",
         help="write the columns query,rank,gallery,distance; files are the first of their triplets",
     )
-    with parsed_in_group(parser) as (arguments, cfg):
+    with parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.retrieval.search import search
 
         result = search(arguments, cfg)

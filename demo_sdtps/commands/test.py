@@ -6,7 +6,7 @@ from demo_sdtps.config.cli import (
     WEIGHT,
     add_output,
     config_parser,
-    parsed_in_group,
+    parse_in_group,
     print_lines,
 )
 from demo_sdtps.runtime.files import write_json
@@ -31,7 +31,7 @@ def main() -> None:
     add_output(
         parser, "--output", *PICTURE, help="draw the matrices of --cross_modal into this file"
     )
-    with parsed_in_group(parser) as (arguments, cfg):
+    with parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
         from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data

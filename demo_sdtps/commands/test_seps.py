@@ -1,6 +1,6 @@
 """Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
 
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parsed_in_group, print_lines
+from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse_in_group, print_lines
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
 
@@ -14,7 +14,7 @@ def main() -> None:
         WEIGHT._replace(example=EXAMPLE),
     )
     add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
-    with parsed_in_group(parser) as (arguments, cfg):
+    with parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.tables import percent_table
         from demo_sdtps.runtime.distributed import is_main
         from demo_sdtps.seps.evaluation import (

@@ -1,6 +1,6 @@
 """Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
 
-from demo_sdtps.config.cli import parsed_in_group, training_parser
+from demo_sdtps.config.cli import parse_in_group, training_parser
 
 
 def main() -> None:
@@ -8,7 +8,7 @@ def main() -> None:
         "Train a model and evaluate it as it learns.",
         "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10",
     )
-    with parsed_in_group(parser) as (arguments, cfg):
+    with parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.modeling.demo import missing_modalities
         from demo_sdtps.runtime.distributed import check_launch
         from demo_sdtps.training.command import train

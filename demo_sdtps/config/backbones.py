@@ -1,7 +1,7 @@
 """Which backbones MODEL.TRANSFORMER_TYPE can name; without timm where CLIP is named."""
 
 from demo_sdtps.config.common import CLIP_BACKBONE
-from demo_sdtps.runtime.errors import UserError, nearest
+from demo_sdtps.runtime.errors import UserError, nearest_name
 
 TIMM_MODULES = ("vision_transformer", "deit", "eva")
 """Modules of timm whose models are backbones."""
@@ -19,6 +19,6 @@ def backbone_kind(name: str) -> str:
     if name not in known:
         raise UserError(
             f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_BACKBONE!r} or a VisionTransformer or Eva "
-            f"of timm such as 'vit_base_patch16_224'{nearest(name, [CLIP_BACKBONE, *known])}."
+            f"of timm such as 'vit_base_patch16_224'{nearest_name(name, [CLIP_BACKBONE, *known])}."
         )
     return known[name]

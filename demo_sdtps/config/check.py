@@ -27,7 +27,7 @@ def check_cfg(cfg: CfgNode) -> None:
             f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
             "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'."
         )
-    check_stages(cfg.MODEL)
+    check_stage_keys(cfg.MODEL)
     if reads_masks(cfg) and not cfg.INPUT.JOINT_AUGMENTATION:
         raise UserError(
             f"MODEL.SLIM_SCORE is {cfg.MODEL.SLIM_SCORE!r}, which reads one mask for the three modalities, but "
@@ -66,7 +66,7 @@ def check_cfg(cfg: CfgNode) -> None:
         )
 
 
-def check_stages(model: CfgNode) -> None:
+def check_stage_keys(model: CfgNode) -> None:
     """Raise `UserError` where MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP do not fit each other."""
     blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
     check_score(model.SLIM_SCORE, "MODEL.SLIM_SCORE")

@@ -262,7 +262,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
 
 
 @contextmanager
-def parsed_in_group(
+def parse_in_group(
     parser: argparse.ArgumentParser,
 ) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
     """Inside, the processes that torchrun started form a group, with the arguments of each and the configuration of rank 0.
@@ -283,7 +283,7 @@ def print_lines(*lines: object) -> None:
     print(*lines, sep="\n", flush=True)
 
 
-def counted(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     """A number and what it counts: "1 shard", "2 shards"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config.check import check_cfg
 from demo_sdtps.config.schema import KEYS, Key, Schema
 from demo_sdtps.config.scores import check_stored_score
-from demo_sdtps.runtime.errors import UserError, nearest
+from demo_sdtps.runtime.errors import UserError, nearest_name
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
 """Configuration of train_net.py and of all commands but those of SEPS."""
@@ -199,7 +199,7 @@ def _merge(
     for name, value in values:
         if name not in schema.by_name:
             raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
-        _put(cfg, name, _checked(schema.by_name[name], value, source))
+        _put(cfg, name, _check_value(schema.by_name[name], value, source))
 
 
 def _advice(schema: Schema, name: str, source: str | StoredText) -> str:
@@ -220,7 +220,7 @@ def _put(cfg: CfgNode, name: str, value: object) -> None:
     cfg[leaf] = value
 
 
-def _checked(key: Key, value: object, source: str | StoredText) -> object:
+def _check_value(key: Key, value: object, source: str | StoredText) -> object:
     """`value` in the type of the key's default. Raises `UserError` where it has another type or is not allowed."""
     value = _coerce(key, value)
     wrong = f"{key.name} in {source} is {value!r}, but it must be"
@@ -229,7 +229,7 @@ def _checked(key: Key, value: object, source: str | StoredText) -> object:
             f"{wrong} {TYPE_NAMES[type(key.default)]} such as {key.default!r}; it is: {key.description}."
         )
     if isinstance(key.allowed, tuple) and value not in key.allowed:
-        why = f" ({key.allowed_text})" if key.allowed_text else nearest(value, key.allowed)
+        why = f" ({key.allowed_text})" if key.allowed_text else nearest_name(value, key.allowed)
         raise UserError(f"{wrong} {' or '.join(map(repr, key.allowed))}{why}.")
     if callable(key.allowed) and not key.allowed(value):
         raise UserError(f"{wrong} {key.allowed_text}.")

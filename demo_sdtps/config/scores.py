@@ -6,7 +6,7 @@ import sys
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from demo_sdtps.runtime.errors import UserError, nearest
+from demo_sdtps.runtime.errors import UserError, nearest_name
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -29,7 +29,7 @@ def check_score(name: str, key: str) -> None:
     if ":" not in name:
         raise UserError(
             f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your "
-            f"own{nearest(name, SCORES)}."
+            f"own{nearest_name(name, SCORES)}."
         )
     try:
         resolve_name(name).masks  # noqa: B018 (an `AttributeError` for another class)

@@ -10,7 +10,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
-from demo_sdtps.runtime.errors import nearest
+from demo_sdtps.runtime.errors import nearest_name
 
 NAMES = (
     "RGBNT201",
@@ -50,7 +50,7 @@ def reader_of(cfg: CfgNode) -> Reader:
     name, known = cfg.DATASETS.NAMES, (*READERS, *OWN)
     if name not in known:
         raise UserError(
-            f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, known))}{nearest(name, known)}."
+            f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, known))}{nearest_name(name, known)}."
         )
     return OWN[name](cfg) if name in OWN else READERS[name]
 

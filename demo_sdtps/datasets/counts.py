@@ -41,11 +41,11 @@ def _count(samples: Iterable[Sample], by_scene: bool) -> Counts:
 
 def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
     """What is known of the counts of DATASETS.NAMES, by split: published, or noted by tools/make_synthetic.py."""
-    record = synthetic.made(Path(cfg.DATASETS.ROOT_DIR))
+    record = synthetic.synthetic_counts(Path(cfg.DATASETS.ROOT_DIR))
     return reader_of(cfg).published if record is None else record
 
 
-def differences(
+def count_differences(
     actual: Mapping[str, Counts], expected: Mapping[str, Mapping[str, int]]
 ) -> list[str]:
     """A sentence on each count that differs from the expected one, and how to fix it."""

@@ -26,7 +26,7 @@ from demo_sdtps.datasets.transforms import (
     JointTrainTransform,
     PerModality,
     TrainTransform,
-    parted,
+    split_image,
     test_transform,
 )
 from demo_sdtps.runtime.threads import cpu_cores
@@ -220,7 +220,7 @@ def collate(items: list) -> tuple | UserError:
         return error
     images, *targets = zip(*items, strict=True)
     by_place = list(zip(*images, strict=True))
-    count = len(by_place) - len(parted(images[0])[1])
+    count = len(by_place) - len(split_image(images[0])[1])
     # A single tensor, since each tensor from a loading process costs over a millisecond.
     stacked = torch.stack([image for modality in by_place[:count] for image in modality])
     return (

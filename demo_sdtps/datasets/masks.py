@@ -16,7 +16,7 @@ from demo_sdtps.datasets.images import Images, Paths, decode, decode_triplet
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
-ADVICE = (
+MASK_ADVICE = (
     "; MODEL.SLIM_SCORE needs it as a foreground mask: write it anew with tools/make_masks.py, or choose a score without "
     "masks."
 )
@@ -44,7 +44,7 @@ def existing_masks(cfg: CfgNode, samples: Sequence[Sample]) -> list[str]:
 
 def decode_mask(path: str) -> torch.Tensor:
     """Mask as uint8 (1, H, W), 255 for the foreground. Raises `UserError` for a file that cannot be read."""
-    return decode(path, ADVICE)[:1].contiguous()
+    return decode(path, MASK_ADVICE)[:1].contiguous()
 
 
 def decode_masked_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Images:
@@ -76,14 +76,14 @@ def write_masks(
             raise UserError(
                 f"{sample.files[0]} has no image of {' and '.join(modalities)}; choose another --modality."
             )
-        mask = united([segment(image) for image in shown])
+        mask = union_of_masks([segment(image) for image in shown])
         counts.update(written=1, empty=int(not mask.any()))
         with atomic_write(path) as temporary:
             Image.fromarray(mask.numpy()).save(temporary, format="PNG")
     return counts
 
 
-def united(masks: list[torch.Tensor]) -> torch.Tensor:
+def union_of_masks(masks: list[torch.Tensor]) -> torch.Tensor:
     """Masks (h, w) in [0, 1] → the maximum at each place, uint8 (H, W) from 0 to 255, in the size of the first."""
     size = list(masks[0].shape)
     resized = torch.stack([resize(mask[None], size)[0] for mask in masks])

@@ -19,7 +19,7 @@ JUNK = "-1"
 COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MODALITIES))
 
 
-class Row(NamedTuple):
+class TripletRow(NamedTuple):
     """A triplet as it is found, with labels of any text."""
 
     split: str
@@ -82,7 +82,7 @@ def pattern_of(cfg: CfgNode) -> re.Pattern:
     return pattern
 
 
-def _reading(rows: Callable[[Path], list[Row]]) -> Callable[[Path, str], list[Sample]]:
+def _reading(rows: Callable[[Path], list[TripletRow]]) -> Callable[[Path, str], list[Sample]]:
     """A reader's function by the rows of all splits, which the numbers of identities and cameras depend on."""
     rows = cache(rows)
 
@@ -114,8 +114,8 @@ def numbers_of(labels: Iterable[str]) -> dict[str, int]:
 
 def _rows_of_folders(
     root: Path, folders: Mapping[str, str], modalities: list[str], pattern: re.Pattern
-) -> list[Row]:
-    rows: list[Row] = []
+) -> list[TripletRow]:
+    rows: list[TripletRow] = []
     places = {
         split: {name: root / folders[split] / folders[name] for name in modalities}
         for split in SPLITS
@@ -134,12 +134,12 @@ def _rows_of_folders(
                     f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
                     "rename or remove it, or give another pattern."
                 )
-            rows.append(Row(split, match["identity"], match["camera"], triplet.paths))
+            rows.append(TripletRow(split, match["identity"], match["camera"], triplet.paths))
     return rows
 
 
-def _rows_of_table(table: Path, modalities: list[str]) -> list[Row]:
-    rows: list[Row] = []
+def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
+    rows: list[TripletRow] = []
     if not table.is_file():
         raise UserError(
             f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file."
@@ -168,5 +168,5 @@ def _rows_of_table(table: Path, modalities: list[str]) -> list[Row]:
                     "correct it."
                 )
             if any(resolved):
-                rows.append(Row(line["split"], line["identity"], line["camera"], resolved))
+                rows.append(TripletRow(line["split"], line["identity"], line["camera"], resolved))
     return rows

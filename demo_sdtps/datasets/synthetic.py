@@ -16,7 +16,7 @@ def locate(root: Path) -> Path:
     return root if (root / rgbnt201.READER.folder / MARKER).is_file() else root / FOLDER
 
 
-def made(root: Path) -> dict[str, dict[str, int]] | None:
+def synthetic_counts(root: Path) -> dict[str, dict[str, int]] | None:
     """The counts of the data set in ROOT_DIR by split, as tools/make_synthetic.py has noted them; None for any other data."""
     marker = read_json(locate(root) / rgbnt201.READER.folder / MARKER)
     try:

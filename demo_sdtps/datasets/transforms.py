@@ -98,7 +98,7 @@ class JointTrainTransform:
         self.resize_mask = v2.Resize(self.image.size, interpolation=v2.InterpolationMode.BILINEAR)
 
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
-        geometry, (images, masks) = self.image.geometry(rng), parted(images)
+        geometry, (images, masks) = self.image.geometry(rng), split_image(images)
         placed = [None if image is None else self.image.place(image, geometry) for image in images]
         shown = with_blanks(
             [
@@ -121,7 +121,7 @@ class DropModalities:
     probability: float
 
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
-        present = [place for place, image in enumerate(parted(images)[0]) if image is not None]
+        present = [place for place, image in enumerate(split_image(images)[0]) if image is not None]
         result = self.transform(images, rng)
         dropped = [place for place in present if rng.random() < self.probability]
         if len(dropped) == len(present):
@@ -131,7 +131,7 @@ class DropModalities:
         return result
 
 
-def parted(images: Decoded) -> tuple[Decoded, list[torch.Tensor]]:
+def split_image(images: Decoded) -> tuple[Decoded, list[torch.Tensor]]:
     """The images of a sample, and its mask, which has one channel, as a list of one or none."""
     masks = [image for image in images[-1:] if image is not None and image.shape[0] == 1]
     return images[: len(images) - len(masks)], masks

@@ -71,7 +71,7 @@ class Histogram(NamedTuple):
 
 def score_queries(distances: DistanceRows, query: Labels, gallery: Labels) -> QueryScores:
     """Average precision and first match of each query."""
-    rank, matches = _match_ranks(distances, query, gallery)
+    rank, matches = _ranks_of_matches(distances, query, gallery)
     first = np.zeros(len(matches), np.int64)
     first[matches > 0] = rank[(matches.cumsum() - matches)[matches > 0]]
     return QueryScores(average_precisions(rank, matches), first)
@@ -89,7 +89,7 @@ def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> Ca
         rows, labels_of_part = distances(part), Labels(*(labels[part] for labels in query))
         for place, columns_of_camera in columns.items():
             if len(columns_of_camera):
-                ranks = _match_ranks(
+                ranks = _ranks_of_matches(
                     rows[:, columns_of_camera].__getitem__,
                     labels_of_part,
                     Labels(*(labels[columns_of_camera] for labels in gallery)),
@@ -97,7 +97,7 @@ def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> Ca
                 average[part, place] = average_precisions(*ranks)
     matrix = np.array(
         [
-            [_mean(average[query.camera.numpy() == camera, place]) for place in columns]
+            [_mean_or_none(average[query.camera.numpy() == camera, place]) for place in columns]
             for camera in cameras
         ]
     )
@@ -110,7 +110,7 @@ def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> l
     for label in identity.unique().tolist():
         precisions = average_precision[identity.numpy() == label]
         if count := int((~np.isnan(precisions)).sum()):
-            rows.append(IdentityScore(label, _mean(precisions), count))
+            rows.append(IdentityScore(label, _mean_or_none(precisions), count))
     return sorted(rows, key=lambda score: (score.mAP, score.identity))
 
 
@@ -167,7 +167,7 @@ def _kinds(
         yield distances(rows).clamp(min=0).numpy(), (same & ~excluded).numpy(), (~same).numpy()
 
 
-def _match_ranks(
+def _ranks_of_matches(
     distances: DistanceRows, query: Labels, gallery: Labels
 ) -> tuple[np.ndarray, np.ndarray]:
     return match_ranks(
@@ -178,7 +178,7 @@ def _match_ranks(
     )
 
 
-def _mean(values: np.ndarray) -> float:
+def _mean_or_none(values: np.ndarray) -> float:
     """Mean without NaN; NaN of none."""
     values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else float("nan")

@@ -34,7 +34,7 @@ class FusionWeights(NamedTuple):
 
 
 @contextmanager
-def recorded(backbone: Backbone) -> Iterator[list[Tokens]]:
+def record_blocks(backbone: Backbone) -> Iterator[list[Tokens]]:
     """Inside, the list holds the input of every block that has run, in order; for a pass of one part (`Backbone.chunks`)."""
     outputs: list[Tokens] = []
     run = backbone.run_blocks
@@ -72,7 +72,7 @@ def rollout(
         first.values.shape[0], 1, 1
     )
     for index, tokens in enumerate(outputs):
-        product = _carried(product, outputs[max(0, index - 1)], tokens, backbone)
+        product = _carry_rows(product, outputs[max(0, index - 1)], tokens, backbone)
         rope = backbone.block_arguments(tokens)(index).get("rope")
         seen_by = attention_weights(backbone.vit.blocks[index], tokens, rope=rope).mean(dim=1)
         product = (seen_by @ product + product) / 2
@@ -147,13 +147,13 @@ def _encode(
     }
     # A frozen backbone has gradients by the images; with gradients the batch is not parted.
     seen_images |= {name: seen_images[name].detach().requires_grad_() for name in model.modalities}
-    with recorded(model.backbone) as outputs, torch.enable_grad():
+    with record_blocks(model.backbone) as outputs, torch.enable_grad():
         context = model.forward_features(seen_images, cameras).context
     check_finite("The tokens of the images", context.tokens.values())
     return context, outputs
 
 
-def _carried(
+def _carry_rows(
     product: torch.Tensor, before: Tokens, after: Tokens, backbone: Backbone
 ) -> torch.Tensor:
     """The rows of `product` (B, L, L_0), which belong to the tokens `before`, for those `after` a stage of slimming."""

@@ -69,7 +69,7 @@ FREE = (
     "where",
 )
 
-PARTS = {
+MODULE_NAMES = {
     "pife": "PIFE",
     "sdtps": "SDTPS",
     "hdm": "HDM",
@@ -143,7 +143,7 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
     total = sum(parameters.values())
     rows = [
         *(
-            (PARTS.get(module_name, module_name), count, macs[module_name])
+            (MODULE_NAMES.get(module_name, module_name), count, macs[module_name])
             for module_name, count in parameters.items()
         ),
         ("total", total, macs[""]),

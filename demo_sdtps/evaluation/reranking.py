@@ -46,7 +46,7 @@ class Distances:
                 features,
                 torch.arange(len(features), device=features.device),
             )
-        self.kept = self._kept() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
+        self.kept = self._keep_rows() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
         are_distinct = len(self.distinct) == len(self.index)
@@ -61,7 +61,7 @@ class Distances:
         distance.scatter_(1, neighbours[:, None], 0)
         return distance if are_distinct else distance.index_select(1, self.index)
 
-    def _kept(self) -> torch.Tensor:
+    def _keep_rows(self) -> torch.Tensor:
         """All distances of distinct samples: computed below the diagonal, by strips of columns, and mirrored."""
         whole = self.distinct.new_empty(len(self.distinct), len(self.distinct))
         for start in range(0, len(whole), STRIP):
@@ -115,7 +115,7 @@ def k_reciprocal(
         weights = _compress(_means(weights, nearest[:, :k2]))
     queries = len(query_features)
     result = _overlaps(weights, queries)
-    for rows in _blocks(torch.full((queries,), len(nearest), device=result.device)):
+    for rows in _row_blocks(torch.full((queries,), len(nearest), device=result.device)):
         distance = distances[rows][:, queries:] / farthest[rows]
         # Each row sums to 1, so the maxima sum to 2 minus the minima.
         jaccard = 1 - result[rows] / (2 - result[rows])
@@ -128,7 +128,7 @@ def _neighbours(distances: Distances, count: int) -> tuple[torch.Tensor, torch.T
     indices = torch.arange(len(distances.index), device=distances.index.device)
     nearest, farthest = [], []
     for rows in progress(
-        _blocks(torch.full_like(indices, len(indices))), "re-ranking: neighbours", unit="block"
+        _row_blocks(torch.full_like(indices, len(indices))), "re-ranking: neighbours", unit="block"
     ):
         distance = distances[rows]
         farthest.append(distance.amax(1, keepdim=True))
@@ -152,7 +152,9 @@ def _reciprocal(nearest: torch.Tensor) -> torch.Tensor:
             nearest[rows].masked_fill(
                 (short[nearest[rows]] != indices[rows, None, None]).all(2), len(indices)
             )
-            for rows in _blocks(torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long))
+            for rows in _row_blocks(
+                torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long)
+            )
         ]
     )
 
@@ -172,7 +174,7 @@ def _weights(
     elements = torch.full(
         (samples,), max(samples, wide.shape[1] * narrow.shape[1]), device=wide.device
     )
-    for rows in progress(_blocks(elements), "re-ranking: neighbourhoods", unit="block"):
+    for rows in progress(_row_blocks(elements), "re-ranking: neighbourhoods", unit="block"):
         members = wide[rows]
         inside = torch.zeros(
             len(members), samples + 1, dtype=torch.bool, device=wide.device
@@ -190,7 +192,7 @@ def _means(matrix: SparseRows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
     """For each sample the mean of the rows `chosen` (N, k) of a matrix (N, N), in blocks (rows, N)."""
     samples, k = chosen.shape
     sizes = samples + matrix.start.diff()[chosen].sum(1)
-    for rows in progress(_blocks(sizes), "re-ranking: means", unit="block"):
+    for rows in progress(_row_blocks(sizes), "re-ranking: means", unit="block"):
         counts, column, value = _rows_of(matrix, chosen[rows].flatten())
         total = value.new_zeros(len(counts) // k, samples)
         row = torch.arange(len(counts), device=counts.device) // k
@@ -206,9 +208,11 @@ def _overlaps(weights: SparseRows, queries: int) -> torch.Tensor:
     indices = torch.arange(len(weights.start) - 1, device=weights.start.device)
     gallery = _columns(weights, indices[queries:])
     total = weights.value.new_zeros(queries, len(indices) - queries)
-    meetings = _starts(gallery.start.diff()[weights.column])[weights.start[: queries + 1]].diff()
+    meetings = _group_starts(gallery.start.diff()[weights.column])[
+        weights.start[: queries + 1]
+    ].diff()
     # Memory-bound passes over the meetings: small blocks stay in the processor's cache.
-    for rows in progress(_blocks(meetings, share=8), "re-ranking: Jaccard", unit="block"):
+    for rows in progress(_row_blocks(meetings, share=8), "re-ranking: Jaccard", unit="block"):
         counts, column, weight = _rows_of(weights, indices[:queries][rows])
         met, other, other_weight = _rows_of(gallery, column)
         row = (indices[: len(counts)] * total.shape[1]).repeat_interleave(counts)
@@ -220,7 +224,7 @@ def _overlaps(weights: SparseRows, queries: int) -> torch.Tensor:
     return total
 
 
-def _blocks(sizes: torch.Tensor, share: int = 1) -> list[slice]:
+def _row_blocks(sizes: torch.Tensor, share: int = 1) -> list[slice]:
     """Consecutive rows of the given sizes, as blocks of about BLOCK_ELEMENTS / `share` elements and one row or more."""
     limit = BLOCK_ELEMENTS.get(sizes.device.type, BLOCK_ELEMENTS["cuda"])
     block = (sizes.cumsum(0) - sizes) // max(1, limit // share)
@@ -236,7 +240,7 @@ def _compress(blocks: Iterable[torch.Tensor]) -> SparseRows:
         counts.append(entries[0].bincount(minlength=len(block)))
         columns.append(entries[1])
         values.append(block[entries])
-    return SparseRows(_starts(torch.cat(counts)), torch.cat(columns), torch.cat(values))
+    return SparseRows(_group_starts(torch.cat(counts)), torch.cat(columns), torch.cat(values))
 
 
 def _columns(matrix: SparseRows, rows: torch.Tensor) -> SparseRows:
@@ -245,7 +249,7 @@ def _columns(matrix: SparseRows, rows: torch.Tensor) -> SparseRows:
     row = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
     order = column.argsort(stable=True)
     return SparseRows(
-        _starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order]
+        _group_starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order]
     )
 
 
@@ -254,11 +258,11 @@ def _rows_of(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The entries of the rows (n,), concatenated: their number per row (n,), columns and values."""
     counts = matrix.start.diff()[rows]
-    entry = (matrix.start[rows] - _starts(counts)[:-1]).repeat_interleave(counts)
+    entry = (matrix.start[rows] - _group_starts(counts)[:-1]).repeat_interleave(counts)
     entry += torch.arange(len(entry), device=entry.device)
     return counts, matrix.column.index_select(0, entry), matrix.value.index_select(0, entry)
 
 
-def _starts(counts: torch.Tensor) -> torch.Tensor:
+def _group_starts(counts: torch.Tensor) -> torch.Tensor:
     """Row starts of a sparse matrix, given the entries per row: (n,) → (n + 1,)."""
     return F.pad(counts.cumsum(0), (1, 0))

@@ -30,7 +30,7 @@ from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.runtime.progress import progress
 
 SHARES = ("base_rate", "kept", "recall")
-SDTPS = "SDTPS"
+SDTPS_NAME = "SDTPS"
 COMPLETE = next(iter(CASES))
 
 Measures = dict[str, dict[str, float]]  # measures by their name, by modality
@@ -63,7 +63,7 @@ class Quality:
     @property
     def choices(self) -> dict[str, dict[str, Measures]]:
         """Measures by case of every stage, and of SDTPS."""
-        return self.stages | ({SDTPS: self.cases} if self.cases else {})
+        return self.stages | ({SDTPS_NAME: self.cases} if self.cases else {})
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def measure_selection(
         for modality, total in sums.items()
     }
     return Quality(
-        rates.pop(SDTPS, {}),
+        rates.pop(SDTPS_NAME, {}),
         random_order(foreground),
         cosines,
         count,
@@ -178,14 +178,14 @@ def choices(
             for modality in present
         }
     if model.sdtps:
-        selections, choices_of[SDTPS] = model.sdtps(context), {}
+        selections, choices_of[SDTPS_NAME] = model.sdtps(context), {}
         for modality in present:
             split = model.sdtps.parts(context.tokens[modality], context.of(modality))
             scores = {"score": selections[modality].score} | {
                 name: member for name, member in split.items() if name not in missing
             }
             check_finite("The scores of the patches", scores.values())
-            choices_of[SDTPS][modality] = Choice(
+            choices_of[SDTPS_NAME][modality] = Choice(
                 context.positions_of(modality), selections[modality].mask > 0, scores
             )
     return choices_of

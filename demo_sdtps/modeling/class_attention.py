@@ -34,7 +34,7 @@ def attention_weights(
     """
     attention = attention_of(block)
     query, key = (
-        _projected(block, tokens.values[:, queries], is_key=False),
+        _project(block, tokens.values[:, queries], is_key=False),
         keys(block, tokens.values),
     )
     if rope is not None:
@@ -52,7 +52,7 @@ def attention_weights(
 @torch.no_grad()
 def keys(block: nn.Module, values: torch.Tensor) -> torch.Tensor:
     """Keys of tokens (B, L, C), the input of `block`, before a rotary embedding → (B, heads, L, D)."""
-    return _projected(block, values, is_key=True)
+    return _project(block, values, is_key=True)
 
 
 def attention_of(block: nn.Module) -> Any:
@@ -81,7 +81,7 @@ def check_class_attention(
         )
 
 
-def _projected(block: nn.Module, values: torch.Tensor, is_key: bool) -> torch.Tensor:
+def _project(block: nn.Module, values: torch.Tensor, is_key: bool) -> torch.Tensor:
     """Queries or keys of tokens (B, L, C) → (B, heads, L, D)."""
     attention = attention_of(block)
     # EVA's variant with the norm behind the attention.

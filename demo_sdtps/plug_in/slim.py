@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from demo_sdtps.config.check import check_stages
+from demo_sdtps.config.check import check_stage_keys
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.config.scores import check_score, score_reads_masks
 from demo_sdtps.modeling.slimming.scores import make_score
@@ -33,7 +33,7 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             f"MODEL.SLIM_BLOCKS is {list(keys.SLIM_BLOCKS)}, but {host.name} cannot be slimmed: {host.unslimmed}; "
             "leave it empty."
         )
-    check_stages(keys)
+    check_stage_keys(keys)
     check_score(name, "MODEL.SLIM_SCORE")
     if score_reads_masks(name):
         raise UserError(

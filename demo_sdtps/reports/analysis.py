@@ -47,7 +47,7 @@ class Analysis:
     embeddings: dict[str, np.ndarray]  # (points, 2) by method
 
 
-def analysed_case(cfg: CfgNode) -> str:
+def analysis_case(cfg: CfgNode) -> str:
     """The case of TEST.MISS by its name in `CASES`. Raises `UserError` for 'all'."""
     missing = missing_modalities(cfg.TEST.MISS)
     return next(name for name, case in CASES.items() if case == missing)
@@ -63,8 +63,8 @@ def analyse(
         )
         for case, patterns in features.items()
     }
-    chosen = features[analysed_case(cfg)][cfg.TEST.RETURN_PATTERN]
-    distances, query, gallery = ranked(cfg, chosen, data)
+    chosen = features[analysis_case(cfg)][cfg.TEST.RETURN_PATTERN]
+    distances, query, gallery = rank_rows(cfg, chosen, data)
     scores = analysis.score_queries(distances, query, gallery)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, queries)).tolist()
     others = sorted({*range(len(data.query))} - {*worst})
@@ -91,7 +91,7 @@ def analyse(
     )
 
 
-def ranked(
+def rank_rows(
     cfg: CfgNode, features: torch.Tensor, data: TestData
 ) -> tuple[DistanceRows, analysis.Labels, analysis.Labels]:
     """The first arguments of the functions of evaluation/analysis.py, by features (samples, D)."""
@@ -120,7 +120,7 @@ def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]
     return {
         "weight": cfg.TEST.WEIGHT,
         "return_pattern": cfg.TEST.RETURN_PATTERN,
-        "missing": analysed_case(cfg),
+        "missing": analysis_case(cfg),
         "options": options(cfg).removeprefix(", "),
         "cases": result.records,
         "samples": [

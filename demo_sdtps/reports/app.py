@@ -18,7 +18,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
-from demo_sdtps.reports.search_page import left_out, page_of
+from demo_sdtps.reports.search_page import omissions, page_of
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.search import search
@@ -108,7 +108,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         allowed_paths=[str(arguments.gallery.absolute())],
     )
     print_lines(
-        *left_out(begun.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
+        *omissions(begun.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
     )
     blocks.block_thread()
 

@@ -30,7 +30,7 @@ from demo_sdtps.reports.figures import (
     BLANK,
     HALO,
     heat_bar,
-    heated,
+    heat_map,
     hide_ticks,
     images,
     label,
@@ -59,7 +59,7 @@ def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[S
     ]
 
 
-def attention_of(
+def attention_maps(
     cfg: CfgNode,
     model: DeMo,
     samples: Sequence[Sample],
@@ -151,7 +151,7 @@ def draw_attention(
                 if is_missing
                 else [
                     image,
-                    heated(
+                    heat_map(
                         image,
                         maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan),
                         (0, scales[modality]),

@@ -7,7 +7,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import read_splits, reader_of
-from demo_sdtps.datasets.counts import Counts, count_splits, differences, published_counts
+from demo_sdtps.datasets.counts import Counts, count_differences, count_splits, published_counts
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks
@@ -27,7 +27,7 @@ class Findings:
 
     @property
     def differences(self) -> list[str]:
-        return differences(self.counts, self.expected)
+        return count_differences(self.counts, self.expected)
 
 
 def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
@@ -63,10 +63,10 @@ def check_captions(cfg: CfgNode, decode: bool) -> Findings:
         }
         for name, split in splits.items()
     }
-    return Findings(counts, warnings=tuple(seps_evaluation.data_warnings(splits)))
+    return Findings(counts, warnings=tuple(seps_evaluation.caption_warnings(splits)))
 
 
-def table(findings: Findings) -> list[str]:
+def count_table(findings: Findings) -> list[str]:
     """A row of counts for each split, and below it one of the expected counts, where there are any."""
     names = list(next(iter(findings.counts.values())))
     lines = ["".ljust(SPLIT) + "".join(name.rjust(NUMBER) for name in names)]

@@ -11,7 +11,7 @@ from demo_sdtps.evaluation.embedding import METHODS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 
-LABELS = ("identity", "camera")
+LABEL_AXES = ("identity", "camera")
 MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
 
@@ -23,7 +23,7 @@ def draw_embedding(
     labels = {
         label: np.array([getattr(sample, label) for sample in samples])
         + (label == "camera")  # from 1, as in file names
-        for label in LABELS
+        for label in LABEL_AXES
     }
     if samples[0].identity == UNKNOWN:
         labels = {"modalities": np.array(["+".join(sample.modalities) for sample in samples])}

@@ -115,7 +115,7 @@ def kind(place: int) -> dict[str, Any]:
     return {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)]}
 
 
-def heated(
+def heat_map(
     image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None
 ) -> np.ndarray:
     """The image (H, W, 3), grey, with the colours of values (rows, columns) in `limits`, by default their own; NaN: without."""
@@ -128,7 +128,7 @@ def heated(
 
 
 def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
-    """The colour bar of `heated`, below the axes."""
+    """The colour bar of `heat_map`, below the axes."""
     bar = figure.colorbar(
         plt.cm.ScalarMappable(cmap=HEAT),
         ax=axes,

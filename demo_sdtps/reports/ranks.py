@@ -10,7 +10,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
-from demo_sdtps.reports.analysis import rank_lists, ranked
+from demo_sdtps.reports.analysis import rank_lists, rank_rows
 from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save, spread
 from demo_sdtps.reports.palette import MATCH, TEXT, WRONG
 
@@ -22,7 +22,7 @@ def failures(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[int]:
 
     A hit ranks behind misses at its distance, as in the evaluation. Raises `UserError` where there is none.
     """
-    first = analysis.score_queries(*ranked(cfg, features, data)).first_match
+    first = analysis.score_queries(*rank_rows(cfg, features, data)).first_match
     failed = sorted((first > 1).nonzero()[0].tolist(), key=lambda number: -first[number])
     if not failed:
         raise UserError(
@@ -38,7 +38,7 @@ def draw_ranks(
     the protocol allows; features (samples, D)."""
     shown = torch.tensor(numbers or spread(len(data.query), 4))
     chosen = data.query[shown]
-    distances, query, gallery = ranked(cfg, features, data)
+    distances, query, gallery = rank_rows(cfg, features, data)
     nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
     first = analysis.score_queries(
         lambda rows: distances(shown[rows]),

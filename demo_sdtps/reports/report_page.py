@@ -27,7 +27,7 @@ from demo_sdtps.evaluation.tables import (
     reid_caption,
 )
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.reports.analysis import NEAREST, Analysis, analysed_case, camera_rows, known
+from demo_sdtps.reports.analysis import NEAREST, Analysis, analysis_case, camera_rows, known
 from demo_sdtps.reports.figures import images
 from demo_sdtps.reports.palette import AS_DATA
 from demo_sdtps.reports.tokens import description, patch_grids
@@ -35,7 +35,7 @@ from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.output import CONFIG
 
-PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
+EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
 SECTIONS = {
@@ -77,12 +77,12 @@ def write_page(
     from plotly.offline import get_plotlyjs
 
     runs = {cfg.OUTPUT_DIR: records, **(others or {})}
-    wanted = shown_samples(data, analysis)
+    wanted = page_samples(data, analysis)
     samples = [data.samples[index] for index in wanted]
-    kept = kept_tokens(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
+    kept = token_images(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
     content = {
         "modalities": cfg.MODEL.MODALITIES,
-        "stacked": stacked(cfg),
+        "stacked": stack_images(cfg),
         "kept": kept,
         "palette": AS_DATA,
         "runs": [{"name": name, "records": run_records} for name, run_records in runs.items()],
@@ -108,13 +108,13 @@ def write_page(
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()},
         pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES,
-        record=analysis.records[analysed_case(cfg)],
+        record=analysis.records[analysis_case(cfg)],
         untrained=untrained,
         options=options(cfg),
         missing=missing_rows(analysis.records),
         matched=data.matched,
         failures=int((analysis.scores.first_match > 1).sum()),
-        left_out=left_out(data, analysis, len(samples), thumbnails),
+        omission_notes=omission_notes(data, analysis, len(samples), thumbnails),
         cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
         cross_modal={
             measure: {name: row.values() for name, row in rows.items()}
@@ -153,7 +153,7 @@ def source(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def shown_samples(data: TestData, analysis: Analysis) -> list[int]:
+def page_samples(data: TestData, analysis: Analysis) -> list[int]:
     """Indices of the samples in the page, the most needed first: the queries, their nearest, those of the lowest average
     precision first, and the points."""
     order = analysis.scores.average_precision.argsort(kind="stable").tolist()
@@ -162,7 +162,7 @@ def shown_samples(data: TestData, analysis: Analysis) -> list[int]:
     return list(dict.fromkeys([*data.query[queries].tolist(), *nearest, *analysis.points]))
 
 
-def left_out(data: TestData, analysis: Analysis, samples: int, thumbnails: int) -> list[str]:
+def omission_notes(data: TestData, analysis: Analysis, samples: int, thumbnails: int) -> list[str]:
     """What the page leaves out, as sentences."""
     bounds = (
         (len(analysis.rank_lists), len(data.query), "queries have a rank list", "--queries"),
@@ -221,7 +221,7 @@ def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[s
     }
 
 
-def stacked(cfg: CfgNode) -> bool:
+def stack_images(cfg: CfgNode) -> bool:
     """Whether a thumbnail has the images of its modalities one above the other: wide ones."""
     height, width = cfg.INPUT.SIZE_TEST
     return width > height
@@ -231,7 +231,7 @@ def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
     """The images of each triplet as a single JPEG, in base64."""
 
     def encode(sample: Sample) -> str:
-        triplet = np.concatenate(images(cfg, sample), axis=0 if stacked(cfg) else 1)
+        triplet = np.concatenate(images(cfg, sample), axis=0 if stack_images(cfg) else 1)
         ratio = min(1, SIDE / max(cfg.INPUT.SIZE_TEST))
         size = [max(1, round(ratio * length)) for length in triplet.shape[1::-1]]
         file = io.BytesIO()
@@ -244,7 +244,7 @@ def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
         )
 
 
-def kept_tokens(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
+def token_images(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
     """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
     and in base64."""
     size = cfg.TEST.IMS_PER_BATCH

@@ -14,7 +14,7 @@ from jinja2 import Environment
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import counted, print_lines
+from demo_sdtps.config.cli import count_of, print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.retrieval.nearest import write_csv
@@ -23,7 +23,9 @@ from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
 SIDE, QUALITY = 128, 80  # longest side of an image in pixels, and its quality as JPEG
-MOST_BYTES = 15 << 20  # of the images on a page; queries beyond are left out, which the page says
+THUMBNAIL_BYTES = (
+    15 << 20
+)  # of the images on a page; queries beyond are left out, which the page says
 MOST_HITS = 50  # hits of a query on the page
 PRINTED = 5  # queries whose hits are printed
 
@@ -50,15 +52,15 @@ def show(arguments: argparse.Namespace, result: Found) -> None:
                 [[(hit.file, distance) for hit, distance in hits] for hits in result.hits],
             )
             lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, result.hits))}", *lines]
-    print_lines(*(lines or table(result)), *left_out(result.broken))
+    print_lines(*(lines or hits_table(result)), *omissions(result.broken))
 
 
-def left_out(broken: dict[str, str]) -> list[str]:
+def omissions(broken: dict[str, str]) -> list[str]:
     """Lines on the images that cannot be read; none where all can."""
-    return [f"Left out, {counted(len(broken), 'image')}:", *broken.values()] if broken else []
+    return [f"Left out, {count_of(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
-def table(result: Found) -> list[str]:
+def hits_table(result: Found) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
@@ -95,7 +97,7 @@ def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[st
             ),
         ]
         size += sum(len(thumbnail(path)) for _, triplet in row for path in triplet.paths if path)
-        if rows and size > MOST_BYTES:
+        if rows and size > THUMBNAIL_BYTES:
             break
         rows.append(row)
     shown = f"queries: {len(result.queries)}, hits of each: {longest}"

@@ -22,7 +22,7 @@ from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
 loading = logging.getLogger(load_weights.__module__)
-SETTINGS = (
+CURVE_SETTINGS = (
     ((1 / 3,), (0.65,)),
     ((1 / 3,), (0.5,)),
     ((1 / 6, 1 / 2), (0.6, 0.6)),
@@ -32,11 +32,11 @@ SETTINGS = (
 """Depths after which patches are dropped, and what is kept of them there: about 0.75, 0.65, 0.5, 0.4 and 0.3 of the
 operations."""
 
-OWN = "the checkpoint's own"
+AS_TRAINED = "the checkpoint's own"
 HEADER = f"{'score':18}{'blocks':>10}{'keep':>12}{'operations':>12}{'mAP':>8}{'Rank-1':>8}  of {{}}"
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """A setting of slimming and what it does; mAP and Rank-1 in [0, 1], of TEST.RETURN_PATTERN."""
 
     score: str  # '' for the dense model
@@ -71,10 +71,10 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     for case in (
         cases
     ):  # a score that the checkpoint has no weights of is refused before anything is evaluated
-        slimmed(cfg, *case)
-    points: list[Point] = []
+        slim_model(cfg, *case)
+    points: list[CurvePoint] = []
 
-    def add(point: Point) -> None:
+    def add(point: CurvePoint) -> None:
         """Each point is kept and printed as it comes: many take hours."""
         points.append(point)
         if arguments.json:
@@ -93,12 +93,12 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
         )
         print_lines(*heads, row(point))
 
-    add(Point("", [], [], 1.0, *measure(cfg, dense, data)))
+    add(CurvePoint("", [], [], 1.0, *measure(cfg, dense, data)))
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
-        model = slimmed(cfg, score, blocks, keep)
+        model = slim_model(cfg, score, blocks, keep)
         operations = count_macs(cfg, model)
         add(
-            Point(
+            CurvePoint(
                 score,
                 blocks,
                 keep,
@@ -118,7 +118,8 @@ def settings(
 ) -> list[tuple[list[int], list[float]]]:
     """MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP of each setting, for a backbone of `depth` blocks."""
     default = [
-        (sorted({round(depth * place) for place in places}), shares) for places, shares in SETTINGS
+        (sorted({round(depth * place) for place in places}), shares)
+        for places, shares in CURVE_SETTINGS
     ]
     if blocks is None and keep is None:
         return [(blocks_of, list(shares[: len(blocks_of)])) for blocks_of, shares in default]
@@ -130,7 +131,7 @@ def settings(
     ]
 
 
-def slimmed(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
+def slim_model(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
     """The checkpoint's model with slimming. Raises `UserError` where they do not fit."""
     values = {"MODEL.SLIM_BLOCKS": blocks, "MODEL.SLIM_KEEP": keep, "MODEL.SLIM_SCORE": score}
     loading.disabled = True  # the dense model's has warned
@@ -147,16 +148,16 @@ def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
     return record["mAP"], record["Rank-1"]
 
 
-def row(point: Point) -> str:
+def row(point: CurvePoint) -> str:
     """A line of the table, under HEADER."""
     blocks, keep = (",".join(map(str, values)) or "–" for values in (point.blocks, point.keep))
     return (
         f"{point.score or 'dense':18}{blocks:>10}{keep:>12}"
-        f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{'  ' + OWN if point.own else ''}"
+        f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{'  ' + AS_TRAINED if point.own else ''}"
     )
 
 
-def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Path:
+def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -> Path:
     """mAP over the share of the operations, a curve for each score."""
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     dense, *others = points
@@ -175,7 +176,7 @@ def draw(points: Sequence[Point], caption: str, cfg: CfgNode, path: Path) -> Pat
             "*",
             color=TEXT,
             markersize=14,
-            label=f"{trained_point.score}, {OWN}",
+            label=f"{trained_point.score}, {AS_TRAINED}",
         )
     axes.set(
         xlabel="operations of the backbone against the dense model, %",

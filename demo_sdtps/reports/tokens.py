@@ -22,7 +22,7 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.reports.figures import (
     heat_bar,
-    heated,
+    heat_map,
     hide_ticks,
     images,
     label,
@@ -45,7 +45,7 @@ def draw_tokens(
     the image with the dropped patches covered; a set that the modalities share once, over the mean of the images. Of several
     models the last stage alone."""
     (cfg, model), *others = models
-    chosen = shown_samples(samples, count)
+    chosen = token_samples(samples, count)
     grids = patch_grids(cfg, model, chosen)
     what = description(cfg, model, grids)
     if others:
@@ -81,7 +81,7 @@ def draw_tokens(
     return save(figure, path)
 
 
-def shown_samples(samples: list[Sample], count: int) -> list[Sample]:
+def token_samples(samples: list[Sample], count: int) -> list[Sample]:
     """`count` of the samples, spread; half of them by day where the data tell day from night (`light`)."""
     night = [place for place, sample in enumerate(samples) if light(sample) == "night"]
     day = sorted({*range(len(samples))} - {*night})
@@ -112,8 +112,8 @@ def panels(
             )
             if modality in grids_of:
                 kept, score = grids_of[modality][row]
-                layers[f"{title}:\nscore, {modality}"] = heated(image, score)
-                layers[f"{title}:\nkept, {modality}"] = covered(image, kept)
+                layers[f"{title}:\nscore, {modality}"] = heat_map(image, score)
+                layers[f"{title}:\nkept, {modality}"] = cover_patches(image, kept)
     return layers
 
 
@@ -123,7 +123,7 @@ def is_shared(by_modality: ByModality) -> bool:
     return bool(others) and all(torch.equal(first, other) for other in others)
 
 
-def covered(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
+def cover_patches(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
     """The image (H, W, 3) with the patches covered where mask (rows, columns) is 0."""
     kept = F.interpolate(mask[None, None], image.shape[:2])[0, 0].numpy()[..., None]
     return image + (OPACITY * (1 - kept) * (np.array(DROPPED) - image)).astype(int)

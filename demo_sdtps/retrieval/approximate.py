@@ -30,7 +30,7 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
     measured then, by some of the queries (Q, D), as it takes an exact search. Raises `UserError` where it cannot be written.
     """
     gallery, names, kept = index.features(), index.names, index.store.record["approximate"]
-    index_of = _read(index, kept.get(kind))
+    index_of = _read_index(index, kept.get(kind))
     is_new = index_of is None
     if is_new:
         index_of = make(kind, gallery)
@@ -39,7 +39,7 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
         gallery,
         names,
         top,
-        search(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top))),
+        search_index(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top))),
     )
     if is_new:
         sample = np.unique(
@@ -77,7 +77,7 @@ def make(kind: str, gallery: Stack) -> Any:
         index_of = faiss.IndexHNSWFlat(gallery.width, NEIGHBOURS)
         index_of.hnsw.efConstruction = BREADTH
     else:
-        index_of = _trained_ivfpq(gallery)
+        index_of = _train_ivfpq(gallery)
     for _, block in progress(
         gallery, "building the approximate index", len(gallery.blocks), unit="block"
     ):
@@ -85,7 +85,7 @@ def make(kind: str, gallery: Stack) -> Any:
     return index_of
 
 
-def search(index_of: Any, queries: np.ndarray, count: int) -> np.ndarray:
+def search_index(index_of: Any, queries: np.ndarray, count: int) -> np.ndarray:
     """Rows (Q, count) int64 of the nearest samples, -1 for none."""
     if hasattr(index_of, "hnsw"):
         index_of.hnsw.efSearch = max(BREADTH, count)
@@ -97,7 +97,7 @@ def recall(hits: Hits, exact: Hits) -> float:
     return float((hits.distances <= exact.distances[:, -1:]).mean())
 
 
-def _trained_ivfpq(gallery: Stack) -> Any:
+def _train_ivfpq(gallery: Stack) -> Any:
     import faiss
 
     width, lists = gallery.width, 1 << int(math.log2(math.sqrt(len(gallery))))
@@ -117,7 +117,7 @@ def _trained_ivfpq(gallery: Stack) -> Any:
     return index_of
 
 
-def _read(index: Index, kept: dict[str, Any] | None) -> Any:
+def _read_index(index: Index, kept: dict[str, Any] | None) -> Any:
     """The faiss index that was kept; None where it is missing, of other shards or damaged: it is made anew then."""
     import faiss
 

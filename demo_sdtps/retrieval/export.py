@@ -11,7 +11,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
-from demo_sdtps.config.cli import counted, print_lines
+from demo_sdtps.config.cli import count_of, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import extract_features
@@ -21,7 +21,7 @@ from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, samples_digest
 from demo_sdtps.retrieval.gallery import origin_of
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
-from demo_sdtps.runtime.files import atomic_write, check_output_file, locked
+from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
 from demo_sdtps.runtime.progress import progress
 
 ANEW = "choose another folder, or pass --overwrite to export all of them anew"
@@ -47,7 +47,7 @@ def export_file(
     features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
     if not distributed.is_main():
         return
-    recorded: dict[str, Any] = about(cfg) | origin_in(cfg, arguments)
+    recorded: dict[str, Any] = export_caption(cfg) | origin_in(cfg, arguments)
     recorded["configuration"] = json.dumps(recorded["configuration"])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
@@ -58,7 +58,7 @@ def export_file(
         paths = np.array([[path or "" for path in sample.paths] for sample in samples])
         np.savez(file, features=features.numpy(), paths=paths, **recorded)
     print_lines(
-        f"Wrote {counted(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}"
+        f"Wrote {count_of(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}"
     )
 
 
@@ -82,12 +82,12 @@ def export_shards(
         folder,
         origin,
         "run the export again; several nodes need a folder that they share",
-        about(cfg),
+        export_caption(cfg),
     )
     settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
     with ExitStack() as stack:
         if distributed.is_main():
-            stack.enter_context(locked(folder / LOCK, f"The output {folder}"))
+            stack.enter_context(lock_file(folder / LOCK, f"The output {folder}"))
             begin(store, shards, arguments.overwrite)
         done = distributed.broadcast_from_main(lambda: store.shards)
         missing = [shard for shard in shards if shard not in done]
@@ -109,8 +109,8 @@ def export_shards(
             )  # where a shard is missing, nodes do not share the folder
             store.commit()
             print_lines(
-                f"Wrote {counted(len(missing), 'shard')} to {folder}, {len(done)} were there: "
-                f"{counted(len(samples), 'feature')} of {width} numbers, {arguments.dtype}"
+                f"Wrote {count_of(len(missing), 'shard')} to {folder}, {len(done)} were there: "
+                f"{count_of(len(samples), 'feature')} of {width} numbers, {arguments.dtype}"
             )
 
 
@@ -164,6 +164,6 @@ def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def about(cfg: CfgNode) -> dict[str, str]:
+def export_caption(cfg: CfgNode) -> dict[str, str]:
     """What else a file and shards record."""
     return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}

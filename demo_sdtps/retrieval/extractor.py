@@ -40,11 +40,11 @@ from demo_sdtps.modeling.checkpoints.loading import (
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
 
-ADVICE = "; replace it or leave it out."
-PARTS = ("slimming", "sdtps", "hdm", "atmoe")
+IMAGE_ADVICE = "; replace it or leave it out."
+OPTIONAL_MODULES = ("slimming", "sdtps", "hdm", "atmoe")
 FEW = 256  # triplets up to which no loading processes are started
 
-Item = (
+ImageLike = (
     Any  # a path, a PIL image, an array (H, W, 3), (H, W), or a tensor (3, H, W), (1, H, W), (H, W)
 )
 Items = Any  # an item, a sequence of items, or an array or tensor with a further first axis
@@ -164,7 +164,7 @@ class Extractor(
                 f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
             )
         names, items_of = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
-        triplets = _triplets({name.lower(): items_of[name] for name in names})
+        triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
         self.to(choose_device(self.cfg))
         output = np.empty((len(triplets), self.widths[return_pattern]), np.float32)
@@ -206,7 +206,8 @@ class Extractor(
 
     def __repr__(self) -> str:
         modules = (
-            ", ".join(name for name in PARTS if getattr(self.model, name)) or "the backbone alone"
+            ", ".join(name for name in OPTIONAL_MODULES if getattr(self.model, name))
+            or "the backbone alone"
         )
         widths = ", ".join(
             f"{width} ({PATTERN_NAMES[pattern]})" for pattern, width in self.widths.items()
@@ -271,7 +272,7 @@ class Extractor(
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
-def _triplets(items_of: dict[str, Items]) -> list[tuple[Item, ...]]:
+def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
     """Items by triplet, from those by modality. Raises `UserError` where their numbers differ or a triplet has none."""
     lists = {name: _as_list(items) for name, items in items_of.items() if items is not None}
     counts = {name: len(items) for name, items in lists.items()}
@@ -295,7 +296,7 @@ def _triplets(items_of: dict[str, Items]) -> list[tuple[Item, ...]]:
     return triplets
 
 
-def _as_list(items: Items) -> list[Item]:
+def _as_list(items: Items) -> list[ImageLike]:
     """One item or many as a list."""
     if isinstance(items, (str, Path, Image.Image)):
         return [items]
@@ -309,6 +310,6 @@ def _as_list(items: Items) -> list[Item]:
     return [items] if is_single else list(items)
 
 
-def _decode(triplet: tuple[Item, ...]) -> Images:
+def _decode(triplet: tuple[ImageLike, ...]) -> Images:
     """Images uint8 (3, H, W), None for a missing one."""
-    return tuple(None if item is None else as_image(item, ADVICE) for item in triplet)
+    return tuple(None if item is None else as_image(item, IMAGE_ADVICE) for item in triplet)

@@ -33,7 +33,7 @@ FORMAT_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
 )
-ADVICE = "run the export again, with --overwrite if it refuses"
+STORE_ADVICE = "run the export again, with --overwrite if it refuses"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
         return (tensor.div_(lengths.clamp_min_(SMALLEST)) if normalise else tensor).numpy()
 
     if place.is_dir():
-        store = open_store(place, ADVICE)
+        store = open_store(place, STORE_ADVICE)
         if store is None:
             raise UserError(
                 f"The folder {place} holds no features; give one that export_features.py --shards wrote."

@@ -30,7 +30,7 @@ from demo_sdtps.runtime.progress import progress
 
 SHARD_ROWS = 4096
 REBUILD = "pass --rebuild to make it anew, or --index another folder"
-UNUSED = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
+NOT_IN_INDEX = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 """Keys of MODEL on which features do not depend."""
 
 Extract = Callable[[Sequence[Triplet]], np.ndarray]
@@ -147,7 +147,7 @@ def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
         for group, values in groups.items()
         for name, value in values.items()
     }
-    used = {key: value for key, value in keys.items() if key not in UNUSED}
+    used = {key: value for key, value in keys.items() if key not in NOT_IN_INDEX}
     # As it is read again: JSON has no tuples.
     return json.loads(
         json.dumps(

@@ -18,7 +18,7 @@ from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.retrieval.store import Stack
 from demo_sdtps.runtime.progress import progress
 
-COLUMNS = ("query", "rank", "gallery", "distance")
+CSV_COLUMNS = ("query", "rank", "gallery", "distance")
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
 BLOCK_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
@@ -42,7 +42,7 @@ def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int)
     while len(left):
         count = min(count, len(gallery))
         rough, rows = _flat(queries[left], gallery, count)
-        sure = ranked(queries[left], gallery, names, rows, top)
+        sure = rank_candidates(queries[left], gallery, names, rows, top)
         enough = (rough[:, -1] - ROUNDING > sure.distances[:, -1]) | (count == len(gallery))
         for whole, refined in zip(hits, sure, strict=True):
             whole[left] = refined
@@ -55,21 +55,21 @@ def among(
 ) -> Hits:
     """`nearest` of candidate rows (Q, count) int64, -1 for none. Queries with fewer than `top` candidates are compared with the
     whole gallery."""
-    hits = ranked(queries, gallery, names, rows, top)
+    hits = rank_candidates(queries, gallery, names, rows, top)
     short = np.flatnonzero(hits.rows[:, -1] < 0)
     for whole, refined in zip(hits, nearest(queries[short], gallery, names, top), strict=True):
         whole[short] = refined
     return hits
 
 
-def ranked(
+def rank_candidates(
     queries: np.ndarray, gallery: Stack, names: Sequence[str], rows: np.ndarray, top: int
 ) -> Hits:
     """The `top` nearest of candidate rows (Q, count ≥ top), -1 for none, of each query (Q, D): by distance, then by name."""
-    return _ordered(rows, distances(queries, gallery, rows), names, top)
+    return _order_hits(rows, distances(queries, gallery, rows), names, top)
 
 
-def reranked(
+def rerank_hits(
     queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hits, top: int
 ) -> Hits:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
@@ -80,14 +80,14 @@ def reranked(
         refined[number, order] = k_reciprocal(
             torch.from_numpy(queries[number : number + 1]), features
         )[0].numpy()
-    return _ordered(hits.rows, refined.astype(np.float32), names, top)
+    return _order_hits(hits.rows, refined.astype(np.float32), names, top)
 
 
-def reranked_whole(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
+def rerank_all(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
     """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
     rows = np.arange(len(names))
     matrix = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery.take(rows))).numpy()
-    return _ordered(np.broadcast_to(rows, matrix.shape), matrix, names, top)
+    return _order_hits(np.broadcast_to(rows, matrix.shape), matrix, names, top)
 
 
 def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ def write_csv(
     # A file name may have bytes that are not UTF-8, which are written as they are.
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(CSV_COLUMNS)
         for query, hits in zip(queries, hits_of_queries, strict=True):
             writer.writerows(
                 (query, rank, hit, f"{distance:.6f}")
@@ -130,7 +130,7 @@ def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, 
     return heap.D, heap.I
 
 
-def _ordered(rows: np.ndarray, by_row: np.ndarray, names: Sequence[str], top: int) -> Hits:
+def _order_hits(rows: np.ndarray, by_row: np.ndarray, names: Sequence[str], top: int) -> Hits:
     """The `top` first of each line of candidates (Q, count) with distances `by_row`, by distance, then by name."""
     hits = _no_hits(len(rows), top)
     for number, (line, values) in enumerate(zip(rows.tolist(), by_row, strict=True)):

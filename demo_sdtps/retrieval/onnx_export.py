@@ -100,7 +100,7 @@ def quiet() -> warnings.catch_warnings:
 
 def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
     """ONNX Runtime against torch on random images, by batch: the largest difference, relative to the largest value, the number
-    of images beyond `TOLERANCE`, and of those that are so without a tie in a selection (`undecided`)."""
+    of images beyond `TOLERANCE`, and of those that are so without a tie in a selection (`undecided_triplets`)."""
     session, graph, rows = open_onnx(path), Patterns(extractor.model), []
     for batch in BATCHES:
         inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch)
@@ -114,7 +114,7 @@ def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
             [torch.from_numpy(array) for array in session.run(None, fed)], expected
         )
         beyond = differences > TOLERANCE
-        wrong = beyond & ~undecided(graph, inputs, expected) if beyond.any() else beyond
+        wrong = beyond & ~undecided_triplets(graph, inputs, expected) if beyond.any() else beyond
         rows.append(
             {
                 "batch": batch,
@@ -196,7 +196,7 @@ def differences_of(
     ).amax(dim=0)
 
 
-def undecided(
+def undecided_triplets(
     graph: nn.Module, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """(B,) bool: whether torch's own outputs of an image change beyond `TOLERANCE` with images changed by rounding, as where

@@ -16,12 +16,12 @@ from demo_sdtps.runtime.distributed import check_single
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, write_json
 
-KEYS = {"camera": "cams", "scene": "scenes"}
+LABEL_NAMES = {"camera": "cams", "scene": "scenes"}
 MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
 """Configuration keys that change the rounding alone, as --dtype of an export does, or nothing."""
 
 
-def rank(arguments: argparse.Namespace) -> None:
+def rank_stores(arguments: argparse.Namespace) -> None:
     """Rank by the words of the command, print the table and write the files. Raises `UserError`."""
     check_single("tools/rank_features.py")
     is_normalised = arguments.feat_norm == "yes"
@@ -46,7 +46,7 @@ def rank(arguments: argparse.Namespace) -> None:
         torch.from_numpy(features),
         gallery.features,
         (query.ids, gallery.ids),
-        [getattr(side, KEYS[key]) for side in (query, gallery)],
+        [getattr(side, LABEL_NAMES[key]) for side in (query, gallery)],
     )
     record = reid_record({gallery.settings["return_pattern"]: ranking})
     caption = (

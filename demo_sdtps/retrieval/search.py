@@ -28,11 +28,11 @@ from demo_sdtps.retrieval.gallery import (
     readable,
     update,
 )
-from demo_sdtps.retrieval.nearest import Hits, nearest, reranked, reranked_whole
+from demo_sdtps.retrieval.nearest import Hits, nearest, rerank_all, rerank_hits
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
-from demo_sdtps.runtime.files import locked
+from demo_sdtps.runtime.files import lock_file
 
 MOST_RERANKED = 20_000
 """Triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)."""
@@ -74,7 +74,7 @@ def search(
     with ExitStack() as stack:
         index = None
         if is_main():
-            stack.enter_context(locked(folder / LOCK, f"The index {folder}"))
+            stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
             index = open_index(
                 folder,
                 arguments.gallery,
@@ -93,7 +93,7 @@ def search(
         return Found(
             queries,
             hits,
-            RERANKED if arguments.re_rank or is_whole(arguments, cfg) else SQUARED,
+            RERANKED if arguments.re_rank or has_all_images(arguments, cfg) else SQUARED,
             broken,
         )
 
@@ -110,11 +110,11 @@ def hits_of(
     names, gallery = index.names, index.features()
     top, deepest = depths(arguments, cfg, len(names))
     wider = min(top + 1, len(names))  # a query may be among its hits
-    if is_whole(arguments, cfg):
-        hits = reranked_whole(features, gallery, names, wider)
+    if has_all_images(arguments, cfg):
+        hits = rerank_all(features, gallery, names, wider)
     else:
         hits = find(index, features, max(deepest, wider), arguments.index_type)
-        hits = reranked(features, gallery, names, hits, wider) if arguments.re_rank else hits
+        hits = rerank_hits(features, gallery, names, hits, wider) if arguments.re_rank else hits
     results = []
     for query, rows, distances in zip(queries, *hits, strict=True):
         excluded = set() if arguments.keep_self else query.real_paths()
@@ -127,7 +127,7 @@ def hits_of(
     return results
 
 
-def is_whole(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
+def has_all_images(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
     """Whether queries and gallery are re-ranked as a whole, as in the evaluation."""
     return cfg.TEST.RE_RANKING == "yes" and not arguments.re_rank
 
@@ -146,7 +146,7 @@ def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[i
         raise UserError(
             f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); give at least as many."
         )
-    if is_whole(arguments, cfg) and (gallery > MOST_RERANKED or arguments.index_type != FLAT):
+    if has_all_images(arguments, cfg) and (gallery > MOST_RERANKED or arguments.index_type != FLAT):
         raise UserError(
             f"TEST.RE_RANKING is yes, but a gallery of {gallery} triplets with --index_type {arguments.index_type} "
             f"is not re-ranked as a whole (flat, at most {MOST_RERANKED}); give --re_rank K for the K nearest of "

@@ -23,7 +23,7 @@ from demo_sdtps.runtime.files import atomic_write, read_json, write_json
 MANIFEST, LOCK, FORMAT = "store.json", ".store.lock", 2
 SUFFIX, FEATURES = ".safetensors", "features"
 BLOCK_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
-OWN = re.compile(
+STORE_FILES = re.compile(
     r"\.?(store\.json|(shard|features|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss))(\..*\.part)?"
 )
 """Names of the files of a store, and of those that an interrupted writer leaves."""
@@ -89,7 +89,7 @@ class Store:
     ) -> None:
         """Write a shard: features (n, D), and columns of n numbers or texts. Raises `UserError`."""
         arrays = {
-            name: column if isinstance(column, np.ndarray) else _encoded(column)
+            name: column if isinstance(column, np.ndarray) else _encode_rows(column)
             for name, column in columns.items()
         }
         with atomic_write(self.folder / shard) as path:
@@ -104,16 +104,16 @@ class Store:
         remove_own(self.folder, {MANIFEST, *self.shards, *others})
 
     def numbers(self, shard: str, column: str) -> np.ndarray:
-        with self._opened(shard) as file:
+        with self._open_shard(shard) as file:
             return file.get_tensor(column)
 
     def texts(self, shard: str, column: str, rows: slice = slice(None)) -> list[str]:
-        with self._opened(shard) as file:
+        with self._open_shard(shard) as file:
             return [os.fsdecode(bytes(row).rstrip(b"\0")) for row in file.get_slice(column)[rows]]
 
     def shape(self, shard: str) -> tuple[int, int]:
         """Rows and width of the features of a shard. Raises `UserError` for one that is missing or damaged."""
-        with self._opened(shard) as file:
+        with self._open_shard(shard) as file:
             return tuple(file.get_slice(FEATURES).get_shape())
 
     def features(
@@ -125,7 +125,7 @@ class Store:
         chosen = self.shards if shards is None else shards
 
         def read(number: int, slices: Sequence[slice]) -> np.ndarray:
-            with self._opened(chosen[number]) as file:
+            with self._open_shard(chosen[number]) as file:
                 rows = file.get_slice(FEATURES)
                 return prepare(np.concatenate([rows[part] for part in slices]))
 
@@ -133,7 +133,7 @@ class Store:
         return Stack([rows for rows, _ in shapes], shapes[0][1] if shapes else 1, read)
 
     @contextmanager
-    def _opened(self, shard: str) -> Iterator[Any]:
+    def _open_shard(self, shard: str) -> Iterator[Any]:
         path = self.folder / shard
         try:
             with safe_open(path, "np") as file:
@@ -160,7 +160,7 @@ def check_own(folder: Path) -> None:
     if not folder.exists():
         return
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    other = next((name for name in names if name != LOCK and not OWN.fullmatch(name)), None)
+    other = next((name for name in names if name != LOCK and not STORE_FILES.fullmatch(name)), None)
     if not folder.is_dir() or (other and MANIFEST not in names):
         what = f"has other files such as {other}" if other else "is no folder"
         raise UserError(
@@ -171,7 +171,7 @@ def check_own(folder: Path) -> None:
 def remove_own(folder: Path, kept: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     """Remove the files of stores in a folder but those `kept`."""
     for path in folder.iterdir():
-        if OWN.fullmatch(path.name) and path.name not in kept:
+        if STORE_FILES.fullmatch(path.name) and path.name not in kept:
             with suppress(OSError):  # another program may have it open
                 path.unlink()
 
@@ -194,6 +194,6 @@ def check_origin(store: Store, origin: Mapping[str, Any]) -> None:
             )
 
 
-def _encoded(texts: Sequence[str]) -> np.ndarray:
+def _encode_rows(texts: Sequence[str]) -> np.ndarray:
     """Texts as bytes (n, width), padded by zeros."""
     return np.array([os.fsencode(text) for text in texts]).view(np.uint8).reshape(len(texts), -1)

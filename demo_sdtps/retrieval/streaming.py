@@ -51,7 +51,7 @@ def evaluate_stream(
     ahead = np.zeros(len(limits), np.int64)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for start, block in progress(gallery, "ranking", len(gallery.blocks), unit="block"):
-            for first, block_rows in _parts(torch.from_numpy(block), len(query)):
+            for first, block_rows in _row_slices(torch.from_numpy(block), len(query)):
                 distance = distances_of(query, block_rows, squared_lengths(block_rows)).numpy()
                 # Matches are counted by `rank_in_group`, other samples of the query's identity are excluded.
                 inside = slice(
@@ -71,7 +71,7 @@ def _pair_distances(
     size = max(1, CHUNK_ELEMENTS // (4 * query.shape[1]))
     for start in progress(range(0, len(samples), size), "matches", unit="block"):
         block = torch.from_numpy(gallery.take(samples[start : start + size]))
-        for first, block_rows in _parts(block, len(query)):
+        for first, block_rows in _row_slices(block, len(query)):
             inside = slice(
                 *np.searchsorted(place, [start + first, start + first + len(block_rows)])
             )
@@ -80,7 +80,7 @@ def _pair_distances(
     return value
 
 
-def _parts(block: torch.Tensor, queries: int) -> Iterator[tuple[int, torch.Tensor]]:
+def _row_slices(block: torch.Tensor, queries: int) -> Iterator[tuple[int, torch.Tensor]]:
     """A block in parts whose distances to all queries are at most `CHUNK_ELEMENTS`, and the first row of each."""
     size = max(1, CHUNK_ELEMENTS // max(1, queries))
     return ((start, block[start : start + size]) for start in range(0, len(block), size))

@@ -13,7 +13,7 @@ class UserError(Exception):
     what to do. Commands print it without a stack trace and exit with code 2."""
 
 
-def nearest(value: object, known: Iterable[object]) -> str:
+def nearest_name(value: object, known: Iterable[object]) -> str:
     """ "; the nearest is 'X'" for the end of a sentence, or '' where none is near."""
     near = difflib.get_close_matches(str(value), [str(choice) for choice in known], n=1)
     return f"; the nearest is {near[0]!r}" if near else ""

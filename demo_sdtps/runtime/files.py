@@ -70,7 +70,7 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(file: Path, what: str) -> Iterator[None]:
+def lock_file(file: Path, what: str) -> Iterator[None]:
     """Inside, no other process has the lock file `file`; it, and the folders made for it, are removed at the end if empty.
 
     Raises `UserError` about `what` where another process has it. The system frees the lock of a process that is killed. A file

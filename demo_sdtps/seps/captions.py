@@ -89,7 +89,7 @@ def _image_dataset(
     paths = [(file,) for file in files]
     targets = [(index,) for index in range(len(image_of))]
     return ImageDataset(
-        paths, targets, transform, use_cache(cfg, paths, _decode), _decode, image_of
+        paths, targets, transform, use_cache(cfg, paths, _decode_images), _decode_images, image_of
     )
 
 
@@ -97,10 +97,10 @@ def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
     """Batches of captions with prefetch. Raises `UserError` for an image that cannot be read."""
     for (images,), indices in collated_batches(loader):
         image_ids = [loader.dataset.source_of[index] for index in indices]
-        captions, lengths = padded([loader.captions[index] for index in indices])
+        captions, lengths = pad_texts([loader.captions[index] for index in indices])
         long_captions = long_lengths = None
         if loader.long_captions:
-            long_captions, long_lengths = padded(
+            long_captions, long_lengths = pad_texts(
                 [loader.long_captions[image] for image in image_ids]
             )
         yield CaptionBatch(
@@ -141,7 +141,7 @@ def encode_texts(
     )["input_ids"]
 
 
-def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_texts(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (L) or word vectors (L, C) of texts → (B, longest L) or (B, longest L, C), padded with 0; lengths (B,) on the
     CPU."""
     tensors = [torch.as_tensor(text) for text in texts]
@@ -150,7 +150,7 @@ def padded(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor,
     )
 
 
-def _decode(paths: Paths) -> Images:
+def _decode_images(paths: Paths) -> Images:
     """The image of one path, uint8 (3, H, W). Raises `UserError` for a file that cannot be read."""
     assert paths[0]
     return (decode(paths[0], advice="; replace it."),)

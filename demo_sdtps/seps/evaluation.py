@@ -24,7 +24,7 @@ from demo_sdtps.runtime.distributed import (
 )
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu, to_device
-from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, padded
+from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, pad_texts
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.recall import five_fold
@@ -67,7 +67,7 @@ def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str
     return splits
 
 
-def data_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
+def caption_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
     """Warnings about data that are probably a mistake, though training and evaluation can go on."""
     shared = {
         name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")
@@ -167,8 +167,8 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
 
         def compared() -> Iterator[list[torch.Tensor]]:
             for images, block in local_blocks:
-                dense = long and padded([long[data.image_of[caption]] for caption in block])
-                captions = padded([words[caption] for caption in block])
+                dense = long and pad_texts([long[data.image_of[caption]] for caption in block])
+                captions = pad_texts([words[caption] for caption in block])
                 yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
 
         with progress(
@@ -197,7 +197,7 @@ def _encode_texts(
     encoded: list[torch.Tensor] = []
     with progress(total=len(shares[rank()]), desc=title, unit="text") as bar:
         for block in blocks[rank() :: world_size()]:
-            words, lengths = padded([texts[index] for index in block])
+            words, lengths = pad_texts([texts[index] for index in block])
             vectors = model.text_tower(to_device(words, device), lengths)
             encoded += [
                 tensor[:length] for tensor, length in zip(vectors, lengths.tolist(), strict=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from demo_sdtps.config import UserError
 
 IMAGES, MAPPING = "images", "id_mapping.json"
-LAYOUT = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json and images/"
+CAPTION_FILES = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json and images/"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
     folder = Path(root) / name
     if not folder.is_dir():
         raise UserError(
-            f"The data set {name} is not at {folder}, where a folder with {LAYOUT} is expected; put it "
+            f"The data set {name} is not at {folder}, where a folder with {CAPTION_FILES} is expected; put it "
             "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name."
         )
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
@@ -129,7 +129,9 @@ def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"The file {file} is missing; add it: a data set has {LAYOUT}.") from None
+        raise UserError(
+            f"The file {file} is missing; add it: a data set has {CAPTION_FILES}."
+        ) from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"The file {file} is not UTF-8 ({error.reason}, byte {error.start}); save it as UTF-8."

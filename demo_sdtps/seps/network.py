@@ -25,11 +25,11 @@ from demo_sdtps.modeling.sdtps import (
 )
 from demo_sdtps.seps.relevance import (
     HRPA,
-    Images,
+    ImageFeatures,
     Texts,
     as_texts,
     concat,
-    merged_max_sim,
+    max_sim_of_merged,
     relevance,
     single_max_sim,
 )
@@ -43,7 +43,7 @@ BLOCK = 4096  # pairs that are scored and selected at once; each needs a small p
 
 class DualTokenAggregation(nn.Module):
     """Weights that aggregate the patches selected by the sparse and the dense caption, W_s V_s + W_d V_d: two weight MLPs, one
-    scale. `embed_dim` is C, `out_tokens` N_c; `merged_max_sim` aggregates."""
+    scale. `embed_dim` is C, `out_tokens` N_c; `max_sim_of_merged` aggregates."""
 
     def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
         super().__init__()
@@ -135,7 +135,7 @@ class CrossSparseAggrNet(nn.Module):
             return similarities
         return similarities, masks if self.use_paper_version else masks[0]
 
-    def _images(self, tokens: torch.Tensor, has_long: bool) -> Images:
+    def _images(self, tokens: torch.Tensor, has_long: bool) -> ImageFeatures:
         """Features of the image tokens (V, N or 1 + N, C) that do not depend on the caption."""
         prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
         if prefix not in (0, 1):
@@ -150,7 +150,7 @@ class CrossSparseAggrNet(nn.Module):
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         branches = 2 if self.is_dual and has_long else 1
         self_score = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
-        return Images(
+        return ImageFeatures(
             patches.float(),
             F.normalize(class_token.float(), dim=-1),
             self_score,
@@ -160,7 +160,7 @@ class CrossSparseAggrNet(nn.Module):
 
     def _all_pairs(
         self,
-        images: Images,
+        images: ImageFeatures,
         caption: Texts,
         long: Texts | None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -193,7 +193,7 @@ class CrossSparseAggrNet(nn.Module):
         )
 
     def _match(
-        self, images: Images, caption: Texts, long: Texts | None, tall: int
+        self, images: ImageFeatures, caption: Texts, long: Texts | None, tall: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Similarities (V, T) and masks (T, V, N) of a block of pairs; `tall` images are aggregated at once."""
         texts = [caption, long] if long else [caption]
@@ -215,7 +215,7 @@ class CrossSparseAggrNet(nn.Module):
         ]
 
     def _compare(
-        self, images: Images, scores: list[torch.Tensor], text: Texts, tall: int
+        self, images: ImageFeatures, scores: list[torch.Tensor], text: Texts, tall: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Select by the scores (T, V, N) of each branch, aggregate, match with the words → (V, T), masks (T, V, N)."""
         tau = self.gumbel_tau if self.training else None
@@ -223,7 +223,7 @@ class CrossSparseAggrNet(nn.Module):
         weights = reduce(add, map(dropped_weights, scores, decisions)) / len(scores)
         masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
         similarity = concat(
-            merged_max_sim(images, masks, text, tall), single_max_sim(images, weights, text)
+            max_sim_of_merged(images, masks, text, tall), single_max_sim(images, weights, text)
         )
         return relevance(
             similarity, text.valid, None, self.hrpa.relevance_mlp, self.hrpa.top_k

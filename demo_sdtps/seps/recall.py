@@ -5,7 +5,7 @@ The rank of a match is the number of candidates that are at least as similar, wh
 
 import torch
 
-RANKS = (1, 5, 10)
+RECALL_RANKS = (1, 5, 10)
 WAYS = ("i2t", "t2i")  # captions retrieved by an image, images retrieved by a caption
 BLOCK_ELEMENTS = 1 << 22  # similarities that are compared at a time, with up to 8 bytes for each
 
@@ -44,7 +44,7 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     measures = {
         f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
         for way, ahead in zip(WAYS, (ahead_of_captions, ahead_of_images), strict=True)
-        for k in RANKS
+        for k in RECALL_RANKS
     }
     return measures | {"rSum": sum(measures.values())}
 

@@ -140,7 +140,7 @@ class Texts(NamedTuple):
         return Texts(words[:, :width].contiguous(), valid[:, :width], lengths, mean)
 
 
-class Images(NamedTuple):
+class ImageFeatures(NamedTuple):
     """Features of the images that do not depend on the caption: patches (V, N, C), normalised class token (V, 1, C) or
     (V, 0, C), cosine of the patches with their mean (V, N), and of each branch predicted scores (V, N) and aggregation logits
     (V, N_c, N)."""
@@ -151,10 +151,10 @@ class Images(NamedTuple):
     predicted: tuple[torch.Tensor, ...]
     logits: tuple[torch.Tensor, ...]
 
-    def part(self, first: int, last: int) -> Images:
+    def part(self, first: int, last: int) -> ImageFeatures:
         """Slice of the images."""
         rows = slice(first, last)
-        return Images(
+        return ImageFeatures(
             self.patches[rows],
             self.class_token[rows],
             self.own[rows],
@@ -195,7 +195,9 @@ def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[in
     )
 
 
-def merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts, tall: int) -> MaxSim:
+def max_sim_of_merged(
+    images: ImageFeatures, masks: Sequence[torch.Tensor], text: Texts, tall: int
+) -> MaxSim:
     """Aggregate the patches selected for every pair and match them with the words, `tall` images at a time.
 
     Log masks (V, T, N) of each branch → maxima of words (V, T, L) and of aggregated tokens (V, T, N_c).
@@ -209,7 +211,7 @@ def merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts, t
     return MaxSim(*map(torch.cat, zip(*blocks, strict=True)))
 
 
-def single_max_sim(images: Images, weights: torch.Tensor, text: Texts) -> MaxSim:
+def single_max_sim(images: ImageFeatures, weights: torch.Tensor, text: Texts) -> MaxSim:
     """Match the class token, if there is one, and the extra token with the words.
 
     The extra token is the mean of the dropped patches with weights (T, V, N). → maxima of words (V, T, L) and of tokens
@@ -223,7 +225,7 @@ def single_max_sim(images: Images, weights: torch.Tensor, text: Texts) -> MaxSim
     return max_sim(torch.cat(cosines, dim=-1))
 
 
-def _merged_max_sim(images: Images, masks: Sequence[torch.Tensor], text: Texts) -> MaxSim:
+def _merged_max_sim(images: ImageFeatures, masks: Sequence[torch.Tensor], text: Texts) -> MaxSim:
     # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
     weights = reduce(
         add,

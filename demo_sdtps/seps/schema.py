@@ -11,10 +11,10 @@ from demo_sdtps.config.check import check_device
 from demo_sdtps.config.common import RANDOM_WEIGHTS
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema
-from demo_sdtps.runtime.errors import UserError, nearest
+from demo_sdtps.runtime.errors import UserError, nearest_name
 
 
-def _shared(name: str, **changed: Any) -> Key:
+def _shared_keys(name: str, **changed: Any) -> Key:
     """Row of re-identification, optionally with another default or description."""
     return DEMO_SCHEMA.by_name[name]._replace(**changed)
 
@@ -26,24 +26,24 @@ WORDS = (
 )
 
 KEYS = (
-    *map(_shared, ("OUTPUT_DIR", "RESUME")),
-    *map(_shared, ("MODEL.DEVICE", "MODEL.DEVICE_ID")),
+    *map(_shared_keys, ("OUTPUT_DIR", "RESUME")),
+    *map(_shared_keys, ("MODEL.DEVICE", "MODEL.DEVICE_ID")),
     Key(
         "MODEL.TRANSFORMER_TYPE",
         "vit_base_patch16_224",
         "image tower: a Vision Transformer of timm with at most one class token, or a Swin Transformer such as "
         "swin_base_patch4_window7_224",
     ),
-    _shared(
+    _shared_keys(
         "MODEL.PRETRAIN_PATH_T",
         description="weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a "
         "warning)",
     ),
-    _shared(
+    _shared_keys(
         "MODEL.PATCH_SIZE",
         description="side of a patch in pixels, for an image tower without pretrained weights; 0: that of the tower",
     ),
-    _shared(
+    _shared_keys(
         "MODEL.DROP_PATH",
         default=0.0,
         description="stochastic depth of the last block of the image tower, linear from 0",
@@ -68,23 +68,23 @@ KEYS = (
         lambda value: 0 < value <= MOST_MAXIMA,
         f"greater than 0, at most {MOST_MAXIMA}, as there are no more words or tokens",
     ),
-    _shared(
+    _shared_keys(
         "MODEL.SDTPS_SPARSE_RATIO", description="share of the patches that are kept for a caption"
     ),
-    _shared(
+    _shared_keys(
         "MODEL.SDTPS_AGGR_RATIO",
         description="share of the kept patches that remains after aggregation",
     ),
-    *map(_shared, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
+    *map(_shared_keys, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
     Key("INPUT.SIZE", [224, 224], "[height, width] of the images", *SIZE),
-    _shared("INPUT.PROB"),
+    _shared_keys("INPUT.PROB"),
     Key(
         "INPUT.MIN_CROP",
         0.6,
         "least share of the area of a random crop in training; 1: the whole image",
         *RATIO,
     ),
-    *map(_shared, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
+    *map(_shared_keys, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
     Key(
         "INPUT.MAX_WORDS",
         64,
@@ -93,17 +93,17 @@ KEYS = (
     ),
     Key("INPUT.MAX_LONG_WORDS", 256, "most tokens of a long caption, likewise", *WORDS),
     Key("DATASETS.NAMES", "f30k", "data set: the name of its folder, such as f30k, coco or shapes"),
-    _shared("DATASETS.ROOT_DIR"),
+    _shared_keys("DATASETS.ROOT_DIR"),
     Key(
         "DATASETS.LONG_CAPTIONS",
         "auto",
         "use long captions: yes, no, or auto (where the data set has them)",
         ("auto", "yes", "no"),
     ),
-    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
-    _shared("SOLVER.SEED"),
+    *map(_shared_keys, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
+    _shared_keys("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),
-    _shared("SOLVER.MAX_EPOCHS", default=30),
+    _shared_keys("SOLVER.MAX_EPOCHS", default=30),
     Key(
         "SOLVER.IMS_PER_BATCH",
         128,
@@ -111,11 +111,11 @@ KEYS = (
         lambda value: value >= 2,
         "2 or greater, since every caption needs a negative image",
     ),
-    _shared(
+    _shared_keys(
         "SOLVER.BASE_LR", default=2e-4, description="learning rate of everything but the towers"
     ),
     Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", *POSITIVE),
-    _shared("SOLVER.WEIGHT_DECAY", default=0.01),
+    _shared_keys("SOLVER.WEIGHT_DECAY", default=0.01),
     Key(
         "SOLVER.STEPS",
         (9, 15, 20, 25),
@@ -142,13 +142,13 @@ KEYS = (
     Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", *RATIO),
     Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", *NOT_NEGATIVE),
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
-    _shared("SOLVER.AMP"),
-    _shared(
+    _shared_keys("SOLVER.AMP"),
+    _shared_keys(
         "SOLVER.EVAL_PERIOD",
         description="epochs between evaluations on the dev split; the last is always evaluated",
     ),
     *map(
-        _shared,
+        _shared_keys,
         (
             "SOLVER.LOG_PERIOD",
             "SOLVER.WANDB",
@@ -157,7 +157,7 @@ KEYS = (
         ),
     ),
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
-    _shared("TEST.WEIGHT"),
+    _shared_keys("TEST.WEIGHT"),
     Key("TEST.SPLIT", "test", "split that test_seps.py evaluates", ("train", "dev", "test")),
     Key(
         "TEST.FOLDS",
@@ -182,7 +182,7 @@ def check_seps_cfg(cfg: CfgNode) -> None:
     if not timm.is_model(name):
         raise UserError(
             f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be a model of timm such as 'vit_base_patch16_224' "
-            f"or 'swin_base_patch4_window7_224'{nearest(name, timm.list_models())}."
+            f"or 'swin_base_patch4_window7_224'{nearest_name(name, timm.list_models())}."
         )
 
 

@@ -89,7 +89,7 @@ class ImageTower(nn.Module):
         tokens = self._tokens(torch.zeros(1, 3, *size))
         self.tower.train()
         if tokens.ndim != 3 or tokens.shape[2] != self._width:
-            raise _unfit(self.name)
+            raise _unfit_tower(self.name)
         return tokens.shape[1]
 
 
@@ -124,7 +124,7 @@ def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
             "tokenizer, as transformers' save_pretrained writes them."
         )
     config = _bert_config(cfg)
-    tokenizer = _read("AutoTokenizer", name, trust_remote_code=False)
+    tokenizer = _read_pretrained("AutoTokenizer", name, trust_remote_code=False)
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has "
@@ -156,7 +156,7 @@ def _create(cfg: CfgNode) -> nn.Module:
     # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
     is_swin = getattr(tower, "output_fmt", None) == "NHWC"
     if getattr(tower, "num_prefix_tokens", 0 if is_swin else 2) > 1:
-        raise _unfit(model.TRANSFORMER_TYPE)
+        raise _unfit_tower(model.TRANSFORMER_TYPE)
     return tower
 
 
@@ -168,7 +168,7 @@ def _unbuildable(cfg: CfgNode, error: Exception) -> UserError:
     )
 
 
-def _unfit(name: str) -> UserError:
+def _unfit_tower(name: str) -> UserError:
     return UserError(
         f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not patches with one class token or none; "
         f"{GOOD_TOWERS}"
@@ -186,7 +186,7 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
             )
     if not pretrained:
         return _transformers().BertModel(config, add_pooling_layer=False), ""
-    bert, loading = _read(
+    bert, loading = _read_pretrained(
         "BertModel", name, config=config, add_pooling_layer=False, output_loading_info=True
     )
     if missing := sorted(loading["missing_keys"]):
@@ -199,7 +199,7 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
 
 def _bert_config(cfg: CfgNode) -> "BertConfig":
     name = cfg.MODEL.TEXT_TOWER
-    config = _read("AutoConfig", name, trust_remote_code=False)
+    config = _read_pretrained("AutoConfig", name, trust_remote_code=False)
     if not isinstance(config, _transformers().BertConfig):
         raise UserError(
             f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but SEPS reads captions with a BERT; give one such "
@@ -208,7 +208,7 @@ def _bert_config(cfg: CfgNode) -> "BertConfig":
     return config
 
 
-def _read(kind: str, name: str, **options: Any) -> Any:
+def _read_pretrained(kind: str, name: str, **options: Any) -> Any:
     """`from_pretrained` of a class of transformers. Raises `UserError`."""
     transformers = _transformers()
     try:

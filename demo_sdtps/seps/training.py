@@ -15,7 +15,7 @@ from demo_sdtps.seps import SEPSLoss
 from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches, caption_loader
 from demo_sdtps.seps.evaluation import (
     RetrievalData,
-    data_warnings,
+    caption_warnings,
     evaluate_retrieval,
     make_retrieval_data,
     read_caption_splits,
@@ -48,7 +48,7 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         data: Mapping[str, str],
         notes: Sequence[tuple[int, str]] = (),
     ):
-        super().__init__(cfg, model, loader, [make_optimizer(cfg, model)], data, notes=notes)
+        super().__init__(cfg, model, loader, [make_seps_optimizer(cfg, model)], data, notes=notes)
         self.network = wrap_ddp(model)
         self.caption_loader, self.losses, self.dev, self.test = loader, make_losses(cfg), dev, test
 
@@ -123,7 +123,7 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     notes = [
         (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}, {kind} long captions"),
         (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
-        *((logging.WARNING, warning) for warning in data_warnings(splits)),
+        *((logging.WARNING, warning) for warning in caption_warnings(splits)),
     ]
     data = digest_data(
         cfg.DATASETS.ROOT_DIR,
@@ -149,7 +149,7 @@ def data_texts(
     return texts
 
 
-def make_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:
+def make_seps_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:
     """AdamW over all parameters, the towers at SOLVER.TOWER_LR_FACTOR times SOLVER.BASE_LR."""
     solver = cfg.SOLVER
     groups = grouped(

@@ -11,7 +11,7 @@ import numpy as np
 
 from demo_sdtps.synthetic.scene import Canvas, Label, Point, rectangle
 
-COLOURS = {
+GARMENT_COLOURS = {
     "black": (0.08, 0.08, 0.09),
     "white": (0.90, 0.90, 0.88),
     "grey": (0.48, 0.48, 0.50),
@@ -176,7 +176,7 @@ def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
     body.arm(near, "sleeve")
     if build.bag == "bag":
         body.handbag(near)
-    pattern, labels = PATTERNS[RGB_LOOKS[look.rgb].pattern], body.labels
+    pattern, labels = GARMENT_PATTERNS[RGB_LOOKS[look.rgb].pattern], body.labels
     canvas.relabel(
         {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")},
         lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view),
@@ -184,12 +184,12 @@ def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
     return range(first, len(canvas.materials))
 
 
-def _labels(canvas: Canvas, look: Look) -> dict[str, Label]:
+def _label_map(canvas: Canvas, look: Look) -> dict[str, Label]:
     colour = RGB_LOOKS[look.rgb]
     ni_upper, ni_lower = NI_LOOKS[look.ni]
     ti_torso, ti_sleeves, ti_legs = TI_LOOKS[look.ti]
     upper, lower, accent = (
-        np.array(COLOURS[name]) for name in (colour.upper, colour.lower, colour.accent)
+        np.array(GARMENT_COLOURS[name]) for name in (colour.upper, colour.lower, colour.accent)
     )
     return {
         "upper": canvas.add(upper, ni_upper, ti_torso),
@@ -201,7 +201,7 @@ def _labels(canvas: Canvas, look: Look) -> dict[str, Label]:
         "far lower": canvas.add(lower * FAR_SHADE, ni_lower * FAR_SHADE, ti_legs),
         "skin": canvas.add(SKIN, 0.7, 0.95),
         "shoes": canvas.add((0.14, 0.12, 0.12), 0.3, 0.35),
-        "hair": canvas.add(COLOURS[colour.hair], 0.3, 0.6),
+        "hair": canvas.add(GARMENT_COLOURS[colour.hair], 0.3, 0.6),
         "cap": canvas.add((0.25, 0.25, 0.28), 0.5, 0.45),
         "bag": canvas.add((0.22, 0.20, 0.20), 0.45, 0.18),
     }
@@ -212,7 +212,7 @@ class _Body:
 
     def __init__(self, canvas: Canvas, look: Look, build: Build, pose: Pose):
         self.canvas, self.build, self.pose = canvas, build, pose
-        self.labels = _labels(canvas, look)
+        self.labels = _label_map(canvas, look)
         self.is_side = pose.view == "side"
         self.scale = pose.height * build.height
         self.broad = build.width * (0.62 if self.is_side else 1.0)
@@ -330,7 +330,7 @@ def _reach(start: Point, angle: float, length: float) -> Point:
 
 
 # (across, down: torso coordinates; view) → where the accent colour lies.
-PATTERNS = {
+GARMENT_PATTERNS = {
     "plain": lambda across, down, view: np.zeros(across.shape, bool),
     "stripes": lambda across, down, view: (down % 0.064) < 0.028,
     "checks": lambda across, down, view: ((across // 0.045) + (down // 0.045)) % 2 == 0,

@@ -171,7 +171,7 @@ def draw_triplet(
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
     pose = random_pose(body, canvas.aspect)
     if loose:
-        pose = _loosened(pose, canvas, front, body)
+        pose = _unalign(pose, canvas, front, body)
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
     if scene.random() < BYSTANDER_RATE:
         # A bystander behind the person is the smaller of the two.
@@ -188,7 +188,7 @@ def draw_triplet(
     )[..., 0] > 0.5
 
 
-def _loosened(
+def _unalign(
     pose: Pose, canvas: Canvas, front: np.random.Generator, rng: np.random.Generator
 ) -> Pose:
     """The pose with a random height and place, where what `front` draws leaves most of the person visible."""

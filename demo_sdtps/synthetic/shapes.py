@@ -11,10 +11,10 @@ from itertools import combinations
 import numpy as np
 from PIL import Image, ImageDraw
 
-VERSION = 1  # incremented whenever the same seed gives other images or captions
-MINIMUM_SIZE = 32  # least side in pixels at which a small star is recognisable
+SHAPES_VERSION = 1  # incremented whenever the same seed gives other images or captions
+MINIMUM_SIDE = 32  # least side in pixels at which a small star is recognisable
 
-COLOURS = {
+SHAPE_COLOURS = {
     "red": (214, 40, 40),
     "orange": (245, 138, 30),
     "yellow": (245, 215, 50),
@@ -45,7 +45,7 @@ PLACES = {
     "in the bottom right corner": (2, 2),
 }
 """Row and column of a grid of three by three."""
-NUMBERS = {2: "two", 3: "three", 4: "four"}
+NUMBER_WORDS = {2: "two", 3: "three", 4: "four"}
 SUPERSAMPLING = 3
 TEXTURE_SHADE = 0.45  # of the colour: stripes and dots are dark, on every background
 GRAIN = 5  # standard deviation of the noise, in grey levels
@@ -88,7 +88,7 @@ class Scene:
 def random_scene(rng: np.random.Generator) -> Scene:
     count = int(rng.integers(2, 5))
     cells = sorted(rng.choice(len(PLACES), count, replace=False))
-    colours = rng.choice(list(COLOURS), count, replace=False)
+    colours = rng.choice(list(SHAPE_COLOURS), count, replace=False)
     shapes = tuple(
         Shape(
             _choice(rng, SIZES),
@@ -112,7 +112,7 @@ def long_caption(scene: Scene) -> str:
         f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes
     )
     return LONG.format(
-        number=NUMBERS[len(scene.shapes)], background=scene.background, shapes=shapes
+        number=NUMBER_WORDS[len(scene.shapes)], background=scene.background, shapes=shapes
     )
 
 
@@ -131,7 +131,7 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
         # Three colours and kinds with one more word each identify a scene.
         nouns = (_noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3])
         named = dict(zip("abc", nouns, strict=True))
-        return _choice(rng, OF_THREE).format(**named, number=NUMBERS[len(scene.shapes)])
+        return _choice(rng, OF_THREE).format(**named, number=NUMBER_WORDS[len(scene.shapes)])
     if kind < 0.6:
         a, b = shapes[:2]
         relation = _choice(rng, relations(a, b))
@@ -143,7 +143,7 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
         _describe(shape, rng, rng.random() < rate)
         for shape, rate in zip(shapes[:2], (1, 0.4), strict=True)
     )
-    return _choice(rng, SENTENCES).format(a=first, b=second, number=NUMBERS[len(scene.shapes)])
+    return _choice(rng, SENTENCES).format(a=first, b=second, number=NUMBER_WORDS[len(scene.shapes)])
 
 
 def _describe(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
@@ -205,16 +205,16 @@ def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> N
         (columns - column) / side,
         turn + 0.7,
     )  # stripes and dots are diagonal
-    marked = _marked(
+    marked = _mark_relation(
         shape.texture,
         right * np.cos(slant) + down * np.sin(slant),
         down * np.cos(slant) - right * np.sin(slant),
     )
-    colour = np.array(COLOURS[shape.colour]) * rng.uniform(0.92, 1.04)
+    colour = np.array(SHAPE_COLOURS[shape.colour]) * rng.uniform(0.92, 1.04)
     canvas[rows, columns] = np.where(marked[:, None], colour * TEXTURE_SHADE, colour).clip(0, 255)
 
 
-def _marked(texture: str, along: np.ndarray, across: np.ndarray) -> np.ndarray:
+def _mark_relation(texture: str, along: np.ndarray, across: np.ndarray) -> np.ndarray:
     """Whether pixels belong to a dark stripe or dot: coordinates relative to the side (pixels,) → (pixels,) bool."""
     if texture == "striped":
         return along % 0.08 < 0.035
@@ -254,10 +254,10 @@ def _vocabulary() -> tuple[str, ...]:
     words = (
         {word for word in templates if not word.startswith("{")}
         | of_relations
-        | {"a", "an", "is", *NUMBERS.values()}
+        | {"a", "an", "is", *NUMBER_WORDS.values()}
     )
-    words |= {*COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *" ".join(PLACES).split()}
+    words |= {*SHAPE_COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *" ".join(PLACES).split()}
     return tuple(sorted(words))
 
 
-VOCABULARY = _vocabulary()
+CAPTION_WORDS = _vocabulary()

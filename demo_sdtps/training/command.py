@@ -13,7 +13,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.device import choose_device, log_to
 from demo_sdtps.runtime.distributed import all_gather_object, check_equal, is_main
-from demo_sdtps.runtime.files import LOCK, atomic_write, locked
+from demo_sdtps.runtime.files import LOCK, atomic_write, lock_file
 from demo_sdtps.training.output import CONFIG, LAST, LOG, PREVIOUS, check_tracking, make_output
 from demo_sdtps.training.record import mark_finished, restore_threads, track_run
 from demo_sdtps.training.resume import Resumed, check_unchanged, find_run
@@ -34,7 +34,7 @@ def train(
     Nothing is written or replaced before the input has been checked. Raises `UserError`.
     """
     output = Path(cfg.OUTPUT_DIR)
-    with locked(output / LOCK, f"OUTPUT_DIR {output}") if is_main() else nullcontext():
+    with lock_file(output / LOCK, f"OUTPUT_DIR {output}") if is_main() else nullcontext():
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():

@@ -34,7 +34,7 @@ class Meter:
             self.totals[name] = self.totals.get(name, 0.0) + total.detach()
         self.seen += count
 
-    def timed(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
+    def time_loading(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
         """The same batches; the time until each arrives counts as waited."""
         iterator = iter(loaded)
         while True:

@@ -16,7 +16,7 @@ from demo_sdtps.runtime.files import read_json
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, LOG = "config.yml", "log.txt"
-OWN = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG)
+RUN_FILES = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG)
 EVENTS = "events.out.tfevents.*"
 
 Board = Callable[[Mapping[str, float], int], None]
@@ -29,7 +29,7 @@ def own_files(output: Path) -> list[Path]:
     """What is in the folder under the names of a run's files."""
     return [
         path
-        for path in (*(output / name for name in OWN), *sorted(output.glob(EVENTS)))
+        for path in (*(output / name for name in RUN_FILES), *sorted(output.glob(EVENTS)))
         if path.exists()
     ]
 

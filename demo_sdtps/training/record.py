@@ -85,7 +85,7 @@ def track_run(
     }
     if resumed:
         before = read_record(output)
-        if changed := differences(before, record):
+        if changed := record_differences(before, record):
             logger.warning(
                 "the run started with %s: its numbers may differ from those of an unbroken run",
                 ", ".join(f"{name} {was} (now {now})" for name, (was, now) in changed.items()),
@@ -123,7 +123,7 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
     )
 
 
-def differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object]]:
+def record_differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object]]:
     """Versions, and properties of the machine that affect rounding, that differ between two records: both values by name."""
     pairs = [
         (name, before.get(section, {}).get(name), now[section].get(name))

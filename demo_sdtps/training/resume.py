@@ -119,7 +119,7 @@ def read_last(output: Path) -> Resumed:
     problems = []
     for path in (output / LAST, output / PREVIOUS):
         try:
-            return Resumed(_read(path), path)
+            return Resumed(_read_checkpoint(path), path)
         except UserError as error:
             problems.append(str(error))
             logger.warning("%s", error)
@@ -150,7 +150,7 @@ def check_config(cfg: CfgNode, checkpoint: Resumed, schema: Schema = DEMO_SCHEMA
         )
 
 
-def _read(path: Path) -> Mapping:
+def _read_checkpoint(path: Path) -> Mapping:
     """The content of a last.pth. Raises `UserError`, without a full stop, where it is damaged or not one of ours."""
     if not path.exists():
         raise UserError(f"{path} is missing")

@@ -55,7 +55,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     @contextmanager
-    def raised_immediately(self) -> Iterator[None]:
+    def raise_immediately(self) -> Iterator[None]:
         """Inside, a signal raises `Stopped`; an earlier one does at once."""
         self.is_immediate = True
         try:

@@ -21,7 +21,7 @@ from demo_sdtps.training.optim import make_optimizer
 Case = TypeVar("Case", bound=Hashable)
 
 CLASSES, CAMERAS = 171, 4  # RGBNT201's
-ROUNDS = 10
+TIMING_ROUNDS = 10
 
 
 def in_turns(
@@ -102,7 +102,7 @@ def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
         works["training step"][name] = partial(step, images | (masks if reads_masks(cfg) else {}))
     result: dict[str, dict[str, float]] = {name: {} for name in variants}
     for what, cases in works.items():
-        for name, seconds in in_turns(what, cases, ROUNDS, device).items():
+        for name, seconds in in_turns(what, cases, TIMING_ROUNDS, device).items():
             result[name][what] = seconds
     return result
 

@@ -28,8 +28,8 @@ from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards
 from demo_sdtps.training.resume import DIGEST, Resumed, random_states, set_random_states
 from demo_sdtps.training.stop import Stopped, StopRequest
 
-Model = TypeVar("Model", bound=nn.Module)
-Batch = TypeVar("Batch")
+TrainedModel = TypeVar("TrainedModel", bound=nn.Module)
+TrainingBatch = TypeVar("TrainingBatch")
 PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Evaluation(NamedTuple):
     table: str  # for the log
 
 
-class Trainer(ABC, Generic[Model, Batch]):
+class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
     """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
 
     `optimizers` begin with the model's. `auxiliary` modules train beside the model and are saved under their names; `about` is
@@ -65,7 +65,7 @@ class Trainer(ABC, Generic[Model, Batch]):
     def __init__(
         self,
         cfg: CfgNode,
-        model: Model,
+        model: TrainedModel,
         loader: DataLoader,
         optimizers: Sequence[torch.optim.Optimizer],
         data: Mapping[str, str],
@@ -97,11 +97,11 @@ class Trainer(ABC, Generic[Model, Batch]):
         """Set what depends on the epoch, counted from 1, such as learning rates."""
 
     @abstractmethod
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[TrainingBatch]:
         """The batches of `loader`."""
 
     @abstractmethod
-    def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+    def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
         """The mean loss of a batch, its number of samples, and sums over them of what else is to be recorded, by name.
 
         A name "loss/<part>" is a part of the loss, recorded under "losses".
@@ -171,7 +171,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         sampler_of(self.loader).begin(epoch, self.step)
         self.model.train()
         bar = progress(
-            self.meter.timed(self.batches()),
+            self.meter.time_loading(self.batches()),
             f"epoch {epoch}/{solver.MAX_EPOCHS}",
             len(self.loader),
             unit="batch",
@@ -195,7 +195,7 @@ class Trainer(ABC, Generic[Model, Batch]):
             if is_due:
                 self._save()
 
-    def _train_step(self, batch: Batch) -> None:
+    def _train_step(self, batch: TrainingBatch) -> None:
         loss, count, sums = self.loss(batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -241,7 +241,7 @@ class Trainer(ABC, Generic[Model, Batch]):
         before = random_states()
         try:
             # Several processes finish it together: a process that left would block the others.
-            with self.stop.raised_immediately() if world_size() == 1 else nullcontext():
+            with self.stop.raise_immediately() if world_size() == 1 else nullcontext():
                 return self.evaluate(epoch)
         except Stopped:
             set_random_states(before)

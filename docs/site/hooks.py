@@ -43,12 +43,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown.replace('="docs/', '="')
     )  # the README's picture for light and dark is HTML
     sections[::2] = [
-        LINK.sub(lambda link: moved(link, source), section) for section in sections[::2]
+        LINK.sub(lambda link: move_link(link, source), section) for section in sections[::2]
     ]
     return "".join(sections)
 
 
-def moved(link: re.Match, source: PurePosixPath) -> str:
+def move_link(link: re.Match, source: PurePosixPath) -> str:
     """A link of the file `source` as a link between pages; its text alone where it leads to another file of the repository."""
     mark, text, target = link.groups()
     path, _, anchor = target.partition("#")
@@ -58,7 +58,7 @@ def moved(link: re.Match, source: PurePosixPath) -> str:
     address = OUTSIDE.get(place) or (
         place.removeprefix("docs/") if place.startswith("docs/") else None
     )
-    text = LINK.sub(lambda inner: moved(inner, source), text)
+    text = LINK.sub(lambda inner: move_link(inner, source), text)
     return f"{mark}[{text}]({address}{'#' * bool(anchor)}{anchor})" if address else text
 
 

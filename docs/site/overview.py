@@ -5,7 +5,10 @@ from pathlib import Path
 from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse, print_lines, run
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
-COLOURS = {"overview.png": ("white", "#1f2328"), "overview_dark.png": ("#0d1117", "#e6edf3")}
+MODALITY_COLOURS = {
+    "overview.png": ("white", "#1f2328"),
+    "overview_dark.png": ("#0d1117", "#e6edf3"),
+}
 """Background and text."""
 HITS = 4
 
@@ -29,14 +32,15 @@ def main() -> None:
     from demo_sdtps.evaluation.operations import count_macs
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.selection import check_selection
-    from demo_sdtps.reports.analysis import rank_lists, ranked
+    from demo_sdtps.reports.analysis import rank_lists, rank_rows
     from demo_sdtps.reports.figures import hide_ticks, images, np, plt, save
     from demo_sdtps.reports.palette import HEAT, MATCH, WRONG
-    from demo_sdtps.reports.tokens import covered, patch_grids
+    from demo_sdtps.reports.tokens import cover_patches, patch_grids
     from demo_sdtps.runtime.files import check_output_file
 
     files = {
-        name: check_output_file(IMAGES / name, ".png", arguments.overwrite) for name in COLOURS
+        name: check_output_file(IMAGES / name, ".png", arguments.overwrite)
+        for name in MODALITY_COLOURS
     }
     check_selection(cfg)
     model, splits = load_model_and_data(cfg)
@@ -45,19 +49,19 @@ def main() -> None:
     shown = data.query[[arguments.query]]
     number, sample = int(shown[0]), data.samples[int(shown[0])]
     (hits,) = rank_lists(
-        data, nearest_samples(*ranked(cfg, features[3], data), np.array([arguments.query]), HITS)
+        data, nearest_samples(*rank_rows(cfg, features[3], data), np.array([arguments.query]), HITS)
     )
     image_of = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]
     kept = [
-        covered(image, grids[name][0, 0])
+        cover_patches(image, grids[name][0, 0])
         for name, image in zip(cfg.MODEL.MODALITIES, image_of, strict=True)
     ]
     macs = count_macs(cfg, model)[""]
     model.slimming = None
     share = macs / count_macs(cfg, model)[""]
 
-    for name, (background, colour) in COLOURS.items():
+    for name, (background, colour) in MODALITY_COLOURS.items():
         figure = plt.figure(figsize=(13, 4.1), facecolor=background)
         canvas = figure.add_axes((0, 0, 1, 1))
         canvas.set(xlim=(0, 13), ylim=(0, 4.1))

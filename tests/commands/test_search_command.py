@@ -27,7 +27,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.reports import search_page
 from demo_sdtps.retrieval import search as retrieval_search
 from demo_sdtps.retrieval.store import LOCK
-from demo_sdtps.runtime.files import locked
+from demo_sdtps.runtime.files import lock_file
 from tests.reference import search as reference
 
 MODALITIES = ("RGB", "NI", "TI")
@@ -153,7 +153,7 @@ def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch
     assert page.count("data:image/jpeg;base64,") + page.count('class="box missing"') == 3 * 2 * (
         1 + 3
     )
-    monkeypatch.setattr(search_page, "MOST_BYTES", 1)
+    monkeypatch.setattr(search_page, "THUMBNAIL_BYTES", 1)
     monkeypatch.setattr(search_page, "MOST_HITS", 2)
     told = searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
     assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in told
@@ -232,7 +232,7 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
 
 
 def test_an_index_is_used_by_one_command_at_a_time(searched, place):
-    with locked(place / "kept" / LOCK, "The index"):
+    with lock_file(place / "kept" / LOCK, "The index"):
         code, stdout, stderr = searched("--index", "kept")
     assert code == 2 and "The index kept is in use by another process" in stderr and not stdout
     assert not (place / "kept").exists()

@@ -9,7 +9,7 @@ from PIL import Image
 from demo_sdtps.commands import slim_curve
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.reports.slim_curve import OWN, settings
+from demo_sdtps.reports.slim_curve import AS_TRAINED, settings
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
         ("self_supervised", True),
         ("saliency", False),
     ]
-    assert [line.split()[0] for line in stdout.splitlines() if line.endswith(OWN)] == [
+    assert [line.split()[0] for line in stdout.splitlines() if line.endswith(AS_TRAINED)] == [
         "self_supervised"
     ]
     assert sum("is left out" in message for message in caplog.messages) == 1

@@ -225,7 +225,7 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
 def test_blocks_cover_all_rows_once_and_are_bounded(monkeypatch, elements):
     monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", elements)
     sizes = torch.randint(0, 12, (300,), generator=torch.Generator().manual_seed(elements))
-    blocks = reranking._blocks(sizes)
+    blocks = reranking._row_blocks(sizes)
     assert [row for block in blocks for row in range(300)[block]] == list(range(300))
     assert max(int(sizes[block].sum()) for block in blocks) < elements + 12
 

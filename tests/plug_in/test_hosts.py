@@ -14,7 +14,7 @@ import torch
 from hosts import FIGURES, FOLDER
 from tiny import ROOT
 
-from benchmarks.rows import about
+from benchmarks.rows import conditions
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.files import write_json
 
@@ -42,7 +42,8 @@ def figures():
     if FIGURES:
         write_json(
             ROOT / FIGURES,
-            about(torch.device("cpu"), False) | {"command": COMMAND, "hosts": list(found.values())},
+            conditions(torch.device("cpu"), False)
+            | {"command": COMMAND, "hosts": list(found.values())},
         )
 
 

@@ -24,7 +24,7 @@ from demo_sdtps.reports.figures import (
     GREY,
     OPACITY,
     apart,
-    heated,
+    heat_map,
     kind,
     name_points,
     plt,
@@ -114,7 +114,7 @@ def test_each_of_many_has_a_kind_of_its_own():
 
 def test_a_heat_map_leaves_out_what_has_no_value():
     image = numpy_generator(1).integers(0, 256, (8, 4, 3), np.uint8)
-    found = heated(image, torch.tensor([[3.0, torch.nan], [5.0, 4.0]]))
+    found = heat_map(image, torch.tensor([[3.0, torch.nan], [5.0, 4.0]]))
     low, high = (np.array(plt.get_cmap(palette.HEAT)(end)[:3]) for end in (0.0, 1.0))
     for (row, column), pixel in np.ndenumerate(image.mean(axis=2)):
         wanted = np.full(3, GREY * pixel / 255)

@@ -96,7 +96,9 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
         ]
         inputs = [torch.from_numpy(part) for part in (*fed.values(), cameras)]
         graph = onnx_export.Patterns(reid.model)
-        told = ~onnx_export.undecided(graph, inputs, [torch.from_numpy(part) for part in expected])
+        told = ~onnx_export.undecided_triplets(
+            graph, inputs, [torch.from_numpy(part) for part in expected]
+        )
         assert told.any()
         for own, theirs in zip(found, expected, strict=True):
             assert_close(own[told], theirs[told], *MODEL, *MODEL)
@@ -111,7 +113,7 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
         image[1] = 0.5
     with torch.no_grad():
         expected = graph(*inputs, cameras)
-    assert onnx_export.undecided(graph, (*inputs, cameras), expected).tolist() == [
+    assert onnx_export.undecided_triplets(graph, (*inputs, cameras), expected).tolist() == [
         False,
         True,
         False,

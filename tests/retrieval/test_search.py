@@ -61,7 +61,7 @@ def test_re_ranking_orders_the_hits_alone():
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
     names, stack = names_of(generator, 50), stack_of(gallery)
     hits = nearest.nearest(queries, stack, names, 20)
-    found = nearest.reranked(queries, stack, names, hits, 6)
+    found = nearest.rerank_hits(queries, stack, names, hits, 6)
     for query, rows, near, distances in zip(
         queries, hits.rows, found.rows, found.distances, strict=True
     ):
@@ -78,7 +78,7 @@ def test_re_ranking_orders_the_hits_alone():
 def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
     generator = numpy_generator(7)
     gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
-    found = nearest.reranked_whole(queries, stack_of(gallery), names_of(generator, 40), 40)
+    found = nearest.rerank_all(queries, stack_of(gallery), names_of(generator, 40), 40)
     expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
     assert np.array_equal(found.distances, np.sort(expected, axis=1))
     assert np.array_equal(np.take_along_axis(expected, found.rows, axis=1), found.distances)
@@ -108,7 +108,11 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
     gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
     queries, names, stack = gallery[::40], names_of(generator, 800), stack_of(gallery, 100)
     found = nearest.among(
-        queries, stack, names, 5, approximate.search(approximate.make(kind, stack), queries, 50)
+        queries,
+        stack,
+        names,
+        5,
+        approximate.search_index(approximate.make(kind, stack), queries, 50),
     )
     exact = nearest.nearest(queries, stack, names, 5)
     assert approximate.recall(found, exact) > 0.9

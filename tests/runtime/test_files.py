@@ -21,7 +21,7 @@ from demo_sdtps.runtime.files import (
     LOCK,
     atomic_write,
     check_output_file,
-    locked,
+    lock_file,
     read_json,
     write_json,
 )
@@ -91,15 +91,15 @@ def test_places_that_cannot_be_written(tmp_path, name):
 
 def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):
     file = tmp_path / "new" / "folder" / LOCK
-    with locked(file, "OUTPUT_DIR x"):
+    with lock_file(file, "OUTPUT_DIR x"):
         with (
             pytest.raises(UserError, match="OUTPUT_DIR x is in use by another process"),
-            locked(file, "OUTPUT_DIR x"),
+            lock_file(file, "OUTPUT_DIR x"),
         ):
             raise AssertionError
         assert file.exists()
     assert not list(tmp_path.iterdir())
-    with locked(file, "OUTPUT_DIR x"):
+    with lock_file(file, "OUTPUT_DIR x"):
         (file.parent / "result").touch()
     assert list(contents(tmp_path)) == ["new/folder/result"]
 
@@ -108,8 +108,8 @@ def test_the_lock_of_a_killed_process_is_free_though_its_loading_processes_live(
     program = f"""
 import os, signal, time
 from pathlib import Path
-from demo_sdtps.runtime.files import locked
-with locked(Path({str(tmp_path / LOCK)!r}), "it"):
+from demo_sdtps.runtime.files import lock_file
+with lock_file(Path({str(tmp_path / LOCK)!r}), "it"):
     if os.fork():
         time.sleep(30)
     else:  # it prints once it has run what filelock registered for the child of a fork
@@ -121,7 +121,7 @@ with locked(Path({str(tmp_path / LOCK)!r}), "it"):
     child = int(done.stdout.readline())
     assert done.wait() == -signal.SIGKILL
     try:
-        with locked(tmp_path / LOCK, "it"):
+        with lock_file(tmp_path / LOCK, "it"):
             assert Path(f"/proc/{child}").exists()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog)
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr("fcntl.flock", refused)
-    with locked(tmp_path / LOCK, "OUTPUT_DIR x"):
+    with lock_file(tmp_path / LOCK, "OUTPUT_DIR x"):
         assert "OUTPUT_DIR x is not locked, as its file system has no locks" in caplog.text
 
 
@@ -142,7 +142,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog)
 )
 def test_an_output_dir_in_use_is_refused_before_anything_is_read(tmp_path, command, main, words):
     config = CONFIG if main is train_net.main else ROOT / "configs" / "SEPS" / "shapes.yml"
-    with locked(tmp_path / "run" / LOCK, "it"):
+    with lock_file(tmp_path / "run" / LOCK, "it"):
         code, _, stderr = command(
             main, "--config_file", config, "OUTPUT_DIR", tmp_path / "run", *words
         )

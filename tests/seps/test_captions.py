@@ -18,7 +18,7 @@ from demo_sdtps.seps.captions import (
     encode_texts,
     image_batches,
     image_loader,
-    padded,
+    pad_texts,
 )
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
@@ -110,7 +110,7 @@ def test_encoded_texts(tokenizer):
 
 
 def test_padded_texts():
-    tokens, lengths = padded([[2, 7, 3], [2, 3], [2, 7, 8, 9, 3]])
+    tokens, lengths = pad_texts([[2, 7, 3], [2, 3], [2, 7, 8, 9, 3]])
     assert tokens.tolist() == [
         [2, 7, 3, 0, 0],
         [2, 3, 0, 0, 0],

@@ -12,7 +12,7 @@ from tiny import ENCODER, WIDTH
 from torch import nn
 from weight_files import message, save_safetensors, save_torch
 
-from demo_sdtps.seps.captions import encode_texts, padded
+from demo_sdtps.seps.captions import encode_texts, pad_texts
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import ImageTower, TextTower, load_tokenizer
 
@@ -132,7 +132,7 @@ def test_padded_words_change_nothing(bert, garbage):
 
 def test_the_tokenizer_is_the_towers(bert):
     tokenizer = load_tokenizer(cfg_with(bert))
-    words, lengths = padded(encode_texts(tokenizer, ["a red star", "blue"], 10))
+    words, lengths = pad_texts(encode_texts(tokenizer, ["a red star", "blue"], 10))
     assert words.tolist() == [[2, 5, 6, 8, 3], [2, 7, 3, 0, 0]] and lengths.tolist() == [5, 3]
 
 

@@ -17,7 +17,7 @@ from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, s
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.recall import five_fold
 from demo_sdtps.seps.schema import SEPS_SCHEMA
-from demo_sdtps.seps.training import make_losses, make_optimizer, set_rates
+from demo_sdtps.seps.training import make_losses, make_seps_optimizer, set_rates
 
 FILES = {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
 COLUMNS = [*(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rSum"]
@@ -137,7 +137,7 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
         norms = []
 
         def spied(cfg, model):
-            optimizer = make_optimizer(cfg, model)
+            optimizer = make_seps_optimizer(cfg, model)
             optimizer.register_step_pre_hook(
                 lambda *_: norms.append(
                     float(
@@ -153,7 +153,7 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
             )
             return optimizer
 
-        monkeypatch.setattr(training, "make_optimizer", spied)
+        monkeypatch.setattr(training, "make_seps_optimizer", spied)
         train(
             shapes_root,
             tmp_path / clip,
@@ -193,7 +193,7 @@ def test_learning_rates_follow_the_originals_steps(shapes_root):
         30: 0.0081,
     }
     model = make_seps(cfg_for(shapes_root), pretrained=False)[0]
-    optimizer = make_optimizer(cfg, model)
+    optimizer = make_seps_optimizer(cfg, model)
     sizes = [
         sum(parameter.numel() for parameter in group["params"]) for group in optimizer.param_groups
     ]

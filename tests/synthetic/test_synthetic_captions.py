@@ -13,13 +13,13 @@ from transformers import AutoTokenizer, BertModel
 from demo_sdtps.commands import make_synthetic_captions
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.synthetic.shapes import (
-    COLOURS,
-    NUMBERS,
+    CAPTION_WORDS,
+    NUMBER_WORDS,
     OUTLINES,
     PLACES,
+    SHAPE_COLOURS,
     SIZES,
     TEXTURES,
-    VOCABULARY,
     Shape,
     draw_scene,
     long_caption,
@@ -30,7 +30,7 @@ from demo_sdtps.synthetic.shapes import (
 
 SMALL = ["--images", "4", "--dev_images", "2", "--test_images", "3", "--size", "32"]
 SHAPE = re.compile(
-    rf"an? (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?({'|'.join(COLOURS)}) ({'|'.join(OUTLINES)})"
+    rf"an? (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?({'|'.join(SHAPE_COLOURS)}) ({'|'.join(OUTLINES)})"
     rf"(?: (?:is )?({'|'.join(PLACES)}))?"
 )
 RELATION = re.compile(r" (next to|above|below|to the left of|to the right of) ")
@@ -94,7 +94,7 @@ def near(image, colour):
     return (
         np.min(
             [
-                np.abs(rgb - np.array(COLOURS[colour]) * shade).max(axis=2)
+                np.abs(rgb - np.array(SHAPE_COLOURS[colour]) * shade).max(axis=2)
                 for shade in (0.92, 0.98, 1.04)
             ],
             axis=0,
@@ -109,7 +109,7 @@ def test_images_show_what_long_captions_say(scenes):
     for scene, image, _ in scenes:
         caption = long_caption(scene)
         assert (
-            f"there are {NUMBERS[len(scene.shapes)]} shapes on a {scene.background} background"
+            f"there are {NUMBER_WORDS[len(scene.shapes)]} shapes on a {scene.background} background"
             in caption
         )
         assert [Shape(*said) for said in shapes_of(caption)] == list(scene.shapes)
@@ -156,8 +156,10 @@ def test_captions_are_true_of_a_part(scenes):
             )
             if said := RELATION.search(caption):
                 assert said[1] in relations(*(by_colour[shape[2]] for shape in named))
-            for number in NUMBERS.values():
-                assert f"{number} shapes" not in caption or number == NUMBERS[len(scene.shapes)]
+            for number in NUMBER_WORDS.values():
+                assert (
+                    f"{number} shapes" not in caption or number == NUMBER_WORDS[len(scene.shapes)]
+                )
             assert not re.search(r"\ban [^aeiou]|\ba [aeiou]", caption)
     assert 0.3 < np.mean(shares) < 0.7
 
@@ -175,7 +177,7 @@ def test_the_tower_loads_and_knows_every_word(made, scenes):
     tower = BertModel.from_pretrained(made / "bert").eval()
     assert tokenizer.is_fast and (tokenizer.pad_token_id, tokenizer.vocab_size) == (
         0,
-        len(VOCABULARY) + 5,
+        len(CAPTION_WORDS) + 5,
     )
     for scene, _, captions in scenes[:20]:
         for text in (*captions, long_caption(scene)):

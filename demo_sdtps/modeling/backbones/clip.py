@@ -10,7 +10,7 @@ from demo_sdtps.modeling.backbones.base import Transformer
 from demo_sdtps.modeling.backbones.vit import ViT
 
 NAME_IN_TIMM = "vit_base_patch16_clip_quickgelu_224"
-WIDTH = 512  # width of CLIP's joint space, to which its projection maps every token
+CLIP_WIDTH = 512  # width of CLIP's joint space, to which its projection maps every token
 
 QUICK_GELU = 1.702
 
@@ -49,7 +49,7 @@ class CLIP(ViT):
 
     def build(self, cfg: CfgNode) -> Transformer:
         vit = self._create(cfg, NAME_IN_TIMM, mlp_layer=QuickGELUMlp)
-        vit.head = nn.Linear(vit.embed_dim, WIDTH, bias=False)
+        vit.head = nn.Linear(vit.embed_dim, CLIP_WIDTH, bias=False)
         return vit
 
     def _fold(self) -> None:

@@ -167,7 +167,7 @@ def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, tor
     if name in THEIR_CAMERAS:
         return OUR_CAMERAS, tensor
     if not name.startswith(THEIR_BACKBONE):
-        return _renamed(name, _prefixes()), tensor
+        return _rename(name, _prefixes()), tensor
     name = name.removeprefix(THEIR_BACKBONE)
     name, tensor = clip_to_timm(name, tensor) if is_clip else (name, tensor)
     return OUR_BACKBONE + name, tensor
@@ -177,13 +177,13 @@ def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch
     if name == OUR_CAMERAS:
         return THEIR_CAMERAS[is_clip], tensor
     if not name.startswith(OUR_BACKBONE):
-        return _renamed(name, [(ours, theirs) for theirs, ours in _prefixes()]), tensor
+        return _rename(name, [(ours, theirs) for theirs, ours in _prefixes()]), tensor
     name = name.removeprefix(OUR_BACKBONE)
     name, tensor = _timm_to_clip(name, tensor) if is_clip else (name, tensor)
     return THEIR_BACKBONE + name, tensor
 
 
-def _renamed(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+def _rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
     old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
     return new + name.removeprefix(old)
 

@@ -130,8 +130,8 @@ def fill(
     warning = "WARNING: incomplete " if missing or reshaped else ""
     return (
         f"{warning}pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
-        f"{_listed(resized)}, {len(missing)} missing{_listed(missing)}"
-        + (f", {len(reshaped)} of another shape{_listed(reshaped)}" if reshaped else "")
+        f"{_enumeration(resized)}, {len(missing)} missing{_enumeration(missing)}"
+        + (f", {len(reshaped)} of another shape{_enumeration(reshaped)}" if reshaped else "")
     )
 
 
@@ -159,12 +159,12 @@ def read_source(transformer_type: str, source: str) -> Weights:
     """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else from a file. Raises `UserError`."""
     if source == HUB:
         return _from_hub(transformer_type)
-    return read_weights(
+    return read_pretrained(
         Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_BACKBONE
     )
 
 
-def read_weights(path: Path, archives: bool = True) -> Weights:
+def read_pretrained(path: Path, archives: bool = True) -> Weights:
     """The tensors of a safetensors file, a state dict (possibly under a `CONTAINERS` key) or, with `archives`, a TorchScript
     archive. The last is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
 
@@ -175,7 +175,7 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
             f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}."
         )
     try:
-        return tensors_of(_load(path, archives))
+        return tensors_of(_load_source(path, archives))
     except LOAD_ERRORS:
         kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
         raise UserError(
@@ -183,7 +183,7 @@ def read_weights(path: Path, archives: bool = True) -> Weights:
         ) from None
 
 
-def _load(path: Path, archives: bool) -> object:
+def _load_source(path: Path, archives: bool) -> object:
     try:
         return load_file(path)
     except LOAD_ERRORS:
@@ -194,7 +194,7 @@ def _load(path: Path, archives: bool) -> object:
         return torch.jit.load(path, map_location="cpu").state_dict()
 
 
-def _listed(names: Sequence[str]) -> str:
+def _enumeration(names: Sequence[str]) -> str:
     return f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
 
 

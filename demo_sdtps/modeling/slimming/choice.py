@@ -16,7 +16,7 @@ from demo_sdtps.modeling.slimming.tokens import Tokens, scatter_tokens
 from demo_sdtps.modeling.slimming.towers import Layout
 from demo_sdtps.runtime.errors import UserError
 
-IMAGE = ("image",)
+UNNAMED = ("image",)
 """The modality of a model that has no names for them."""
 FIRST = "first"
 
@@ -38,7 +38,7 @@ class StreamSlimming(Slimming):
         merge: bool = True,
         restore: bool = False,
         follow: bool | str = True,
-        names: Sequence[str] = IMAGE,
+        names: Sequence[str] = UNNAMED,
         is_stacked: bool = False,
         missing: frozenset[str] = frozenset(),
     ):
@@ -108,7 +108,7 @@ class StreamSlimming(Slimming):
         alike = {
             name: image
             for name, image in now.inputs.items()
-            if image.shape[1:] == images.shape[1:] and (name in self.names or self.names == IMAGE)
+            if image.shape[1:] == images.shape[1:] and (name in self.names or self.names == UNNAMED)
         }
         if len({len(image) for image in alike.values()}) > 1:
             alike = {name: image for name, image in alike.items() if len(image) == len(images)}

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.slimming import scores as registry
-from demo_sdtps.modeling.slimming.choice import FIRST, IMAGE
+from demo_sdtps.modeling.slimming.choice import FIRST, UNNAMED
 from demo_sdtps.modeling.slimming.hooks import Slim, attach
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.towers import Tower, find_towers
-from demo_sdtps.runtime.errors import UserError, nearest
+from demo_sdtps.runtime.errors import UserError, nearest_name
 
 IMAGE_SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
 """Scores that need neither a configuration nor the size of the grid."""
@@ -187,11 +187,11 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower
         if not isinstance(name, Score) and name not in IMAGE_SCORES:
             raise UserError(
                 f"score is {name!r}, but it must be {' or '.join(map(repr, IMAGE_SCORES))}, or a Score"
-                f"{nearest(name, IMAGE_SCORES)}."
+                f"{nearest_name(name, IMAGE_SCORES)}."
             )
     return [
         one
         if isinstance(one, Score)
-        else registry.SCORES[str(one)](tower.patches.out_channels, (0, 0), modalities=IMAGE)
+        else registry.SCORES[str(one)](tower.patches.out_channels, (0, 0), modalities=UNNAMED)
         for one in each
     ]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from demo_sdtps.modeling.backbones.base import Backbone
 
-NAMES = ("blocks", "keep", "score")
+SETTING_NAMES = ("blocks", "keep", "score")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     slimming = Slimming(
         model.SLIM_BLOCKS, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED
     )
-    names = tuple(f"MODEL.SLIM_{name.upper()}" for name in NAMES)
+    names = tuple(f"MODEL.SLIM_{name.upper()}" for name in SETTING_NAMES)
     check_stages(
         slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, names, model.SLIM_SCORE
     )
@@ -218,7 +218,7 @@ def check_stages(
     slimming: Slimming,
     blocks: Sequence[nn.Module],
     what: str,
-    names: Sequence[str] = NAMES,
+    names: Sequence[str] = SETTING_NAMES,
     score: str = "",
 ) -> None:
     """Raise `UserError` for stages after blocks that `what` does not have, and for a score of the class token's attention where
@@ -266,7 +266,7 @@ def slim_backbone(
                 foreground={} if foreground is None else dict.fromkeys(names, chunk[-1]),
             )
             outputs.append(_run(slimming, backbone, torch.cat(chunk[: len(names)]), names, context))
-    return outputs[0] if len(outputs) == 1 else _joined(outputs)
+    return outputs[0] if len(outputs) == 1 else _join(outputs)
 
 
 def _run(
@@ -328,7 +328,7 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
     return tuple(counts)
 
 
-def _joined(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
+def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
     """The parts of a batch as one; evaluation has no loss."""
 
     def joined(fields: Sequence[ByModality]) -> ByModality:

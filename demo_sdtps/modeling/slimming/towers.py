@@ -60,7 +60,7 @@ CLASSES = {
 }
 """Paths of the blocks and of the patch convolution by class. OpenAI's CLIP, of which there are many copies, is known by its
 parts, and so is open_clip."""
-CLIP = ("transformer.resblocks", "conv1")
+CLIP_PATHS = ("transformer.resblocks", "conv1")
 BEFORE_5 = {"layers": "encoder.layer"}  # of transformers
 KNOWN = "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2"
 CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
@@ -81,13 +81,15 @@ def find_towers(
     behind the patches. Raises `UserError` where there is none, and for one that slimming does not fit.
     """
     if blocks_at:
-        places = [_given(model, blocks_at)]
+        places = [_blocks_at(model, blocks_at)]
     else:
         places = [
-            (path, *parts) for path, module in model.named_modules() if (parts := _parts(module))
+            (path, *parts)
+            for path, module in model.named_modules()
+            if (parts := _blocks_and_stem(module))
         ]
     if (blocks_at or not places) and (
-        reason := _refused(model.get_submodule(places[0][0]) if places else model)
+        reason := _refusal(model.get_submodule(places[0][0]) if places else model)
     ):
         raise UserError(
             f"{reason}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}."
@@ -128,10 +130,10 @@ def _tower(
     return Tower(path, inner, patches, layout, has_class)
 
 
-def _parts(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Blocks and patch convolution of a Vision Transformer that is known."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__]
-    for blocks, patches in (*(CLASSES[name] for name in names if name in CLASSES), CLIP):
+    for blocks, patches in (*(CLASSES[name] for name in names if name in CLASSES), CLIP_PATHS):
         inner, stem = (
             _at(module, blocks) or _at(module, BEFORE_5.get(blocks, "")),
             _at(module, patches),
@@ -147,7 +149,7 @@ def _parts(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     return None
 
 
-def _given(model: nn.Module, blocks_at: str) -> tuple[str, nn.Module, nn.Module]:
+def _blocks_at(model: nn.Module, blocks_at: str) -> tuple[str, nn.Module, nn.Module]:
     blocks = _at(model, blocks_at)
     if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or not len(blocks):
         raise UserError(
@@ -171,7 +173,7 @@ def _given(model: nn.Module, blocks_at: str) -> tuple[str, nn.Module, nn.Module]
     )
 
 
-def _refused(model: nn.Module) -> str:
+def _refusal(model: nn.Module) -> str:
     """The class of a part of a model to which slimming does not fit, and why; '' for none."""
     return next(
         (

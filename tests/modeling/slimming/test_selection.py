@@ -10,7 +10,7 @@ from tiny import random_images, tiny_model
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.missing import encode_cases
-from demo_sdtps.evaluation.selection import SDTPS, average_precision, choices, random_order
+from demo_sdtps.evaluation.selection import SDTPS_NAME, average_precision, choices, random_order
 from tests.reference import selection as reference
 
 
@@ -61,7 +61,7 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
     selections = model.sdtps(encoded.context)
     scores = {
         modality: choice.scores
-        for modality, choice in choices(model, encoded, missing)[SDTPS].items()
+        for modality, choice in choices(model, encoded, missing)[SDTPS_NAME].items()
     }
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present

@@ -8,7 +8,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.reports.figures import spread
-from demo_sdtps.reports.tokens import panels, patch_grids, shown_samples
+from demo_sdtps.reports.tokens import panels, patch_grids, token_samples
 
 SLIM = (
     "MODEL.SLIM_BLOCKS",
@@ -33,12 +33,12 @@ def nights(samples):
 
 def test_half_of_the_rows_are_by_day(tmp_path):
     mostly = samples_of(tmp_path, [1] * 20 + [0] * 5)
-    assert shown_samples(mostly, 8) == [
+    assert token_samples(mostly, 8) == [
         mostly[place] for place in spread(25, 8)
     ]  # another data set
     (tmp_path / MARKER).touch()
     for count, dark in ((8, 4), (7, 3), (1, 0)):
-        chosen = shown_samples(mostly, count)
+        chosen = token_samples(mostly, count)
         assert len(set(chosen)) == count and sum(nights(chosen)) == dark
         assert chosen == sorted(chosen, key=lambda sample: sample.identity)
 
