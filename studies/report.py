@@ -28,7 +28,7 @@ LEGEND = (
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Content of a study.json. Raises `UserError` for another file."""
+    """Content of a study.json."""
     result = read_json(path)
     if (
         not isinstance(result, dict)
@@ -279,7 +279,7 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
 def draw_costs(result: dict[str, Any], path: Path) -> None:
     """mAP of the last return pattern against operations, and times where they were measured, over those of the first variant.
 
-    A curve for the variants whose names agree up to the first comma; what their names say behind it stands beside the point.
+    A curve for the variants whose names agree up to the first comma; what their names say after it stands beside the point.
     """
     first = result["variants"][0]
     names = {what: f"{name}, {first['name']} = 1" for name, what in COSTS.items() if what in first}

@@ -89,8 +89,7 @@ class Variant:
 
 
 def run_study(arguments: argparse.Namespace) -> None:
-    """Make the runs that are missing, write result, tables and plots, and print the tables. Exit code 1 where a run failed.
-    Raises `UserError`."""
+    """Make the runs that are missing, write result, tables and plots, and print the tables. Exit code 1 where a run failed."""
     output = arguments.output or Path("runs/studies", arguments.study.stem)
     if arguments.study.suffix == ".json":
         result = read_result(arguments.study)
@@ -110,7 +109,7 @@ def run_study(arguments: argparse.Namespace) -> None:
 
 
 def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The result of a study, in `path` after every variant: those that it holds are not made again. Raises `UserError`."""
+    """The result of a study, in `path` after every variant: those that it holds are not made again."""
     check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
     known = None if arguments.changed_tree else tree  # variants of other files may be kept
@@ -166,7 +165,7 @@ def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path
 
 
 def check_tree(is_free: bool) -> str | None:
-    """`source_tree`, None outside of a checkout and where it is free to have changes. Raises `UserError` for changes."""
+    """`source_tree`, None outside of a checkout and where it is free to have changes."""
     tree, changes = source_tree(ROOT)
     if changes and not is_free:
         raise UserError(
@@ -179,8 +178,7 @@ def check_tree(is_free: bool) -> str | None:
 def finished_variants(
     path: Path, variants: Sequence[Variant], seeds: Sequence[int], tree: str | None
 ) -> dict[str, Any]:
-    """The variants that the result at `path` holds with all seeds and no failure, by name. Raises `UserError` where it was made
-    with another tree than `tree`, if that is known."""
+    """The variants that the result at `path` holds with all seeds and no failure, by name."""
     if not path.exists():
         return {}
     result, commands = read_result(path), {variant.name: variant.command for variant in variants}
@@ -203,7 +201,7 @@ def finished_variants(
 
 
 def output_files(folder: Path, overwrite: bool) -> dict[str, Path]:
-    """The files that will be written, by name. Raises `UserError` where one cannot be."""
+    """The files that will be written, by name."""
     return {
         name: check_output_file(folder / name, Path(name).suffix, overwrite)
         for name in (TABLES, *PLOTS)
@@ -211,7 +209,7 @@ def output_files(folder: Path, overwrite: bool) -> dict[str, Path]:
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
-    """GMACs of one complete triplet; the data set gives the classes. Raises `UserError`."""
+    """GMACs of one complete triplet; the data set gives the classes."""
     samples = read_splits(cfg, ("train",))["train"]
     model = make_model(
         cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)
@@ -220,7 +218,7 @@ def cost(cfg: CfgNode) -> dict[str, float]:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """A study file completed by the defaults. Raises `UserError` for an invalid file."""
+    """A study file completed by the defaults."""
     content = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
     study = _check_section(path, "it", {"title": path.stem} | content, DEFAULTS)
     if not study["variants"] or study["seeds"] < 1:
@@ -244,7 +242,7 @@ def read_study(path: Path) -> dict[str, Any]:
 def _check_section(
     path: Path, where: str, content: Any, defaults: dict[str, Any]
 ) -> dict[str, Any]:
-    """A section of a study completed by `defaults`, whose keys and types it has. Raises `UserError`."""
+    """A section of a study completed by `defaults`, whose keys and types it has."""
     for key, value in content.items() if isinstance(content, dict) else [("", content)]:
         if key not in defaults:
             raise UserError(
@@ -261,7 +259,7 @@ def _check_section(
 def make_variants(
     study: dict[str, Any], opts: list[str], runs: Path, tree: str | None = None
 ) -> list[Variant]:
-    """The variants with their configurations, all checked before the first run. Raises `UserError`."""
+    """The variants with their configurations, all checked before the first run."""
     variants = []
     for name, variant in study["variants"].items():
         config = variant["config"] or study["config"]

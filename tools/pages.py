@@ -79,7 +79,7 @@ def pages() -> list[Path]:
 
 
 def with_tables(page: Path) -> str:
-    """The text of a page with its tables as the data have them. Raises `UserError` for a marker of no table."""
+    """The text of a page with its tables as the data have them."""
 
     def made(match: re.Match) -> str:
         name = match[2]
@@ -100,7 +100,7 @@ def with_tables(page: Path) -> str:
 
 
 def data(name: str) -> Any:
-    """The content of docs/NAME.json. Raises `UserError` where it is missing."""
+    """The content of docs/NAME.json."""
     if (content := read_json(DOCS / f"{name}.json")) is None:
         raise UserError(
             f"{DOCS / name}.json is missing; the command that writes it is in {DOCS / 'performance.md'}."

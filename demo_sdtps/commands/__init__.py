@@ -41,7 +41,7 @@ COMMANDS = {
 
 
 def dispatch() -> None:
-    """Call the command that the first words name, as if it were started so. Raises `UserError` for none."""
+    """Call the command that the first words name, as if it were started so."""
     words = sys.argv[1:]
     for count in (2, 1):
         if (name := " ".join(words[:count])) in COMMANDS:

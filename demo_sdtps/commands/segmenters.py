@@ -29,8 +29,8 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of DeepLab's trainin
 
 
 def make_segmenter(name: str, weight: str | None, classes: str, device: torch.device) -> Segmenter:
-    """The segmenter `name`: a key of `NETWORKS`, with the weights of a file or "hub", or module:function; `classes` is a key of
-    `FOREGROUND`. Raises `UserError`."""
+    """The segmenter `name`: a key of `NETWORKS`, with the weights of a file or "hub", or module:function; `classes` is a
+    key of `FOREGROUND`."""
     if ":" in name:
         if weight:
             raise UserError(
@@ -102,7 +102,7 @@ NETWORKS: dict[str, tuple[Any, Callable[[], nn.Module], Callable[..., torch.Tens
 
 
 def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) -> nn.Module:
-    """The network with the weights of a file or, for "hub", torchvision's `published` ones. Raises `UserError`."""
+    """The network with the weights of a file or, for "hub", torchvision's `published` ones."""
     if not weight:
         raise UserError(
             f"The network needs weights: give --weight the file of torchvision's {published}, or --weight hub to "

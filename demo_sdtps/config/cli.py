@@ -223,8 +223,7 @@ def training_parser(
 def read_arguments(
     parser: argparse.ArgumentParser, words: Sequence[str] | None = None
 ) -> argparse.Namespace:
-    """The words of a command, by default this one's; in the name of a flag - is as good as _. Raises `UserError` for an output
-    (`check_outputs`)."""
+    """The words of a command, by default this one's; in the name of a flag - is as good as _."""
     command_line = [
         FLAG.sub(lambda flag: flag[0].replace("-", "_"), word)
         for word in (sys.argv[1:] if words is None else words)
@@ -240,8 +239,7 @@ def read_arguments(
 
 
 def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. Raises
-    `UserError`."""
+    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it."""
     arguments = read_arguments(parser)
     pairs, checkpoint = list(pairs_of(arguments.opts)), arguments.checkpoint
     pairs += [
@@ -265,9 +263,11 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
 def parse_in_group(
     parser: argparse.ArgumentParser,
 ) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
-    """Inside, the processes that torchrun started form a group, with the arguments of each and the configuration of rank 0.
+    """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
+    rank 0.
 
     A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
+
     """
     if not ANSWERED.isdisjoint(sys.argv):
         parse(parser)

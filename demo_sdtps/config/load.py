@@ -57,10 +57,7 @@ def load_cfg(
     opts: Sequence[str] = (),
     schema: Schema = DEMO_SCHEMA,
 ) -> CfgNode:
-    """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen.
-
-    Raises `UserError` for a file that cannot be read, an unknown key, a wrong type or an invalid value.
-    """
+    """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
     cfg, path = get_cfg(schema), Path("default.yml")
     if isinstance(config, StoredText):
         _merge(
@@ -90,8 +87,8 @@ def load_cfg(
 
 
 def with_bases(path: Path, advice: str) -> list[tuple[Path, dict]]:
-    """A YAML file and those that it starts from by `_BASE_: file`, relative to its folder (fvcore's convention), the first base
-    first: paths and sections. Raises `UserError` as `read_yaml`, and where a file starts from itself."""
+    """A YAML file and those that it starts from by `_BASE_: file`, relative to its folder (fvcore's convention), the first
+    base first: paths and sections."""
     layers: list[tuple[Path, dict]] = []
     while path.resolve() not in [place.resolve() for place, _ in layers]:
         content = read_yaml(path, "configuration", advice)
@@ -129,7 +126,7 @@ def parse_yaml(text: str, what: str) -> dict:
 
 
 def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Keys and values of KEY VALUE and KEY=VALUE arguments. Raises `UserError` for a key without a value."""
+    """Keys and values of KEY VALUE and KEY=VALUE arguments."""
     cli_args = iter(opts)
     for arg in cli_args:
         key, joined, value = arg.partition("=")
@@ -143,10 +140,7 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
-    """The first of `schemas` that has every key of a YAML file, else the first of all.
-
-    Raises `UserError` for a file that cannot be read.
-    """
+    """The first of `schemas` that has every key of a YAML file, else the first of all."""
     files = with_bases(
         _config_path(Path(config)), f"give an existing YAML file such as {schemas[0].example}"
     )
@@ -221,7 +215,7 @@ def _put(cfg: CfgNode, name: str, value: object) -> None:
 
 
 def _check_value(key: Key, value: object, source: str | StoredText) -> object:
-    """`value` in the type of the key's default. Raises `UserError` where it has another type or is not allowed."""
+    """`value` in the type of the key's default."""
     value = _coerce(key, value)
     wrong = f"{key.name} in {source} is {value!r}, but it must be"
     if type(value) is not type(key.default):

@@ -206,7 +206,7 @@ KEYS = (
     Key(
         "MODEL.SLIM_KEEP",
         [],
-        "share of the patches there are that each of SLIM_BLOCKS keeps",
+        "share of the remaining patches that each of SLIM_BLOCKS keeps",
         lambda value: all(type(share) in (int, float) and 0 < share <= 1 for share in value),
         "a list of shares in (0, 1] such as [0.5, 0.5]",
     ),

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def reader_of(cfg: CfgNode) -> Reader:
-    """Reader of DATASETS.NAMES. Raises `UserError` for an unknown name."""
+    """Reader of DATASETS.NAMES."""
     name, known = cfg.DATASETS.NAMES, (*READERS, *OWN)
     if name not in known:
         raise UserError(
@@ -71,7 +71,7 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
-    """Samples by split. Raises `UserError` for an unknown or missing data set, a missing split or image, or a wrong name."""
+    """Samples by split."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     if not reader.labelled:
         return dict.fromkeys(splits, reader.read(root, ""))

@@ -74,7 +74,7 @@ class Reader:
     """Reader of one data set; `layout` and `instead` are parts of error messages."""
 
     read: Callable[[Path, str], list[Sample]]  # (root, split) → samples, sorted by path
-    layout: str  # behind DATASETS.ROOT_DIR
+    layout: str  # below DATASETS.ROOT_DIR
     by_scene: bool = (
         False  # the protocol excludes by identity and scene in place of camera (docs/method.md)
     )
@@ -107,9 +107,10 @@ class Naming:
     first_camera: int = 1  # its number in the file names
 
     def sample(self, paths: tuple[str, ...]) -> Sample:
-        """Sample of these files, parsed from the name of the first. Raises `UserError` where it does not match.
+        """Sample of these files, parsed from the name of the first.
 
         The pattern is one of names that end in .jpg; another ending counts as that.
+
         """
         match = self.pattern.fullmatch(Path(paths[0]).stem + ".jpg")
         if not match:
@@ -123,7 +124,7 @@ class Naming:
 
 
 def existing(folder: Path) -> Path:
-    """`folder`. Raises `UserError` where it is missing, or a file."""
+    """`folder`, which is there."""
     if not folder.is_dir():
         raise UserError(f"The folder {folder} is {'a file' if folder.exists() else 'missing'}.")
     return folder
@@ -132,8 +133,6 @@ def existing(folder: Path) -> Path:
 def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str, str]:
     """Names of the images in a folder by their stems, unordered; with `others` also those in nested folders, as paths from
     `folder`, but for hidden folders and those of these names.
-
-    Raises `UserError` for a missing folder and two images of the same stem.
     """
     names: dict[str, str] = {}
     for entry in [*os.scandir(existing(folder))]:
@@ -165,8 +164,7 @@ def is_image(name: str) -> bool:
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
     """Paths of the triplets in `folder`, by folder name of each modality, sorted by the name of the first.
 
-    The images of a triplet have the same name, but for the ending. Raises `UserError` for a missing image, or one that is there
-    twice.
+    The images of a triplet have the same name, but for the ending.
     """
     names_of = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
     for stem in sorted({stem for images in names_of.values() for stem in images}):

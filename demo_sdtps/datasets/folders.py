@@ -61,8 +61,8 @@ def unlabelled_reader(cfg: CfgNode) -> Reader:
 def read_folder(
     folder: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES
 ) -> list[Triplet]:
-    """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of modalities
-    has images of the modality `flat`. Raises `UserError` where there is no image."""
+    """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
+    modalities has images of the modality `flat`."""
     places = {
         modality: existing(folder) / modality
         for modality in MODALITIES
@@ -83,8 +83,7 @@ def read_folder(
 def read_query(
     place: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES
 ) -> list[Triplet]:
-    """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of. Raises
-    `UserError`."""
+    """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of."""
     if not place.exists():
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
@@ -118,8 +117,8 @@ def read_query(
 
 
 def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES) -> list[Triplet]:
-    """The triplets of the images below the folders of modalities that exist, sorted by name; folders in them named as `others`
-    are left out. Raises `UserError` as `image_names`."""
+    """The triplets of the images below the folders of modalities that exist, sorted by name; folders in them named as
+    `others` are left out."""
     names_of = {
         modality: image_names(place, others) for modality, place in places.items() if place.is_dir()
     }

@@ -38,7 +38,7 @@ GREY_16_BIT, LEVELS_OF_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N"), 256
 
 
 def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
-    """Image as uint8 (3, H, W) with channels last in memory. Raises `UserError` for a file that cannot be read."""
+    """Image as uint8 (3, H, W) with channels last in memory."""
     pixels = _plain_jpeg(path)
     if pixels is None:
         pixels = _by_pillow(path, advice)
@@ -47,7 +47,7 @@ def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
 
 def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
     """A path, a PIL image, an array (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W), as uint8
-    (3, H, W). Arrays and tensors are uint8, or floats in [0, 1]. Raises `UserError` for anything else."""
+    (3, H, W). Arrays and tensors are uint8, or floats in [0, 1]."""
     if isinstance(item, (str, os.PathLike)):
         return decode(os.fspath(item), advice)
     if isinstance(item, Image.Image):
@@ -81,8 +81,8 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
 
 
 def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Images:
-    """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and TI
-    side by side. Raises `UserError`."""
+    """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and
+    TI side by side."""
     places = map(MODALITIES.index, modalities)
     if len(paths) == len(MODALITIES):
         return tuple(
@@ -102,7 +102,7 @@ def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Imag
 def decode_all(
     paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet
 ) -> list[Images]:
-    """Decoded images of all samples, for the cache. Raises `UserError`."""
+    """Decoded images of all samples, for the cache."""
     return list(_parallel(decode, paths, "reading images", "sample"))
 
 
@@ -159,7 +159,7 @@ def _plain_jpeg(path: str) -> np.ndarray | None:
 
 
 def _by_pillow(path: str, advice: str) -> np.ndarray:
-    """Image of any of FORMATS as uint8 (H, W, 3). Raises `UserError` for a file that cannot be read."""
+    """Image of any of FORMATS as uint8 (H, W, 3)."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             return _as_rgb(image)

@@ -87,7 +87,7 @@ def triplet_files(samples: Sequence[Sample], masks: Sequence[str]) -> list[Paths
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
-    """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch. Raises `UserError` where they fill no batch."""
+    """Random batches; `.batch_sampler.begin(epoch)` precedes each epoch."""
     by_identity = identity_labels(samples)
     labels = [by_identity[sample.identity] for sample in samples]
     sampler = train_sampler(cfg, labels)
@@ -98,8 +98,7 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 def _triplets(
     cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
 ) -> ImageDataset:
-    """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera).
-    Raises `UserError` where a mask is missing."""
+    """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera)."""
     masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else []
     transform: Transform = PerModality(test_transform(cfg))
     if training:
@@ -129,7 +128,7 @@ def _triplets(
 
 
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
-    """Sampler of training samples with these labels. Raises `UserError` where they fill no batch."""
+    """Sampler of training samples with these labels."""
     identities = len(set(labels))
     if identities < 2:
         raise UserError(
@@ -152,7 +151,7 @@ def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
 
 
 def shuffled_batches(count: int, unit: str, batch_size: int, seed: int) -> ShuffledBatchSampler:
-    """Sampler of `count` samples. Raises `UserError` where they are fewer than a batch."""
+    """Sampler of `count` samples."""
     if count < batch_size:
         raise UserError(
             f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower "
@@ -169,7 +168,7 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
-    """Batches of triplets with prefetch, the masks among the images as MASK. Raises `UserError` where one cannot be read."""
+    """Batches of triplets with prefetch, the masks among the images as MASK."""
     for images, labels, cameras, *masks in collated_batches(loader):
         names = (*loader.dataset.modalities, MASK)  # type: ignore[attr-defined]
         yield (
@@ -180,8 +179,7 @@ def batches(loader: DataLoader) -> Iterator[Batch]:
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
-    """Output of `collate` with prefetch; loading processes persist for the next epoch. Raises `UserError` for an image that
-    cannot be read, and torch's RuntimeError where loading processes fail or, for DATALOADER.TIMEOUT seconds, give no batch."""
+    """Output of `collate` with prefetch; loading processes persist for the next epoch."""
     for collated in loader if loader.num_workers else prefetch(loader):
         if isinstance(collated, UserError):
             raise UserError(str(collated))

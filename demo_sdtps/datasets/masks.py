@@ -30,7 +30,7 @@ def mask_path(sample: Sample) -> Path:
 
 
 def existing_masks(cfg: CfgNode, samples: Sequence[Sample]) -> list[str]:
-    """Files of the masks of all samples. Raises `UserError` for the first that is missing."""
+    """Files of the masks of all samples."""
     paths = [mask_path(sample) for sample in samples]
     absent = next((path for path in paths if not path.is_file()), None)
     if absent:
@@ -43,12 +43,12 @@ def existing_masks(cfg: CfgNode, samples: Sequence[Sample]) -> list[str]:
 
 
 def decode_mask(path: str) -> torch.Tensor:
-    """Mask as uint8 (1, H, W), 255 for the foreground. Raises `UserError` for a file that cannot be read."""
+    """Mask as uint8 (1, H, W), 255 for the foreground."""
     return decode(path, MASK_ADVICE)[:1].contiguous()
 
 
 def decode_masked_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Images:
-    """`decode_triplet`, and the mask (1, h, w), whose file is the last path. Raises `UserError`."""
+    """`decode_triplet`, and the mask (1, h, w), whose file is the last path."""
     *images, mask = paths
     assert mask
     return *decode_triplet(tuple(images), modalities), decode_mask(mask)
@@ -60,9 +60,10 @@ def write_masks(
     modalities: Sequence[str],
     overwrite: bool,
 ) -> Counter:
-    """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept". Raises `UserError`.
+    """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept".
 
     `segment` makes a mask (H, W) in [0, 1] of an image uint8 (3, H, W). Masks are 8-bit grey PNG files, 255 for the foreground.
+
     """
     counts: Counter = Counter()
     files = {

@@ -29,8 +29,7 @@ class TripletRow(NamedTuple):
 
 
 def folder_reader(cfg: CfgNode) -> Reader:
-    """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN. Raises
-    `UserError` for values of these that make no sense."""
+    """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
     folders = folders_of(cfg)
     splits, modalities = (
         ",".join(folders[name] for name in names) for names in (SPLITS, cfg.MODEL.MODALITIES)
@@ -53,7 +52,7 @@ def csv_reader(cfg: CfgNode) -> Reader:
 
 
 def folders_of(cfg: CfgNode) -> dict[str, str]:
-    """Folder of each split and modality. Raises `UserError` for an entry of DATASETS.FOLDERS that names none of them."""
+    """Folder of each split and modality."""
     folders = {name: name for name in (*SPLITS, *MODALITIES)}
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
@@ -67,7 +66,7 @@ def folders_of(cfg: CfgNode) -> dict[str, str]:
 
 
 def pattern_of(cfg: CfgNode) -> re.Pattern:
-    """DATASETS.PATTERN. Raises `UserError` for one without the groups identity and camera."""
+    """DATASETS.PATTERN."""
     try:
         pattern = re.compile(cfg.DATASETS.PATTERN)
     except re.error as error:

@@ -15,7 +15,7 @@ JUNK = -1
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """Samples of a split without junk images. Raises `UserError`."""
+    """Samples of a split without junk images."""
     folder = root / "RGBNT100" / "rgbir" / FOLDERS[split]
     samples = [
         NAMING.sample((str(folder / name),)) for name in sorted(image_names(folder).values())

@@ -16,7 +16,7 @@ NAMING = Naming(
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    """Samples of a split; query and gallery are both the whole of `test`. Raises `UserError`."""
+    """Samples of a split; query and gallery are both the whole of `test`."""
     folder = root / "RGBNT201" / FOLDERS[split]
     return [
         NAMING.sample(paths)

@@ -123,7 +123,7 @@ def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
 def nearest_samples(
     distances: DistanceRows, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int
 ) -> Nearest:
-    """The `count` nearest of the queries at indices `chosen` (n,); a match comes behind other identities at its distance, as
+    """The `count` nearest of the queries at indices `chosen` (n,); a match comes after other identities at its distance, as
     average precision counts it."""
     blocks = []
     for part in chunks(len(chosen), len(gallery.identity)):

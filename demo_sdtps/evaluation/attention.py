@@ -35,7 +35,8 @@ class FusionWeights(NamedTuple):
 
 @contextmanager
 def record_blocks(backbone: Backbone) -> Iterator[list[Tokens]]:
-    """Inside, the list holds the input of every block that has run, in order; for a pass of one part (`Backbone.chunks`)."""
+    """Context manager: the list holds the input of every block that has run, in order; for a pass of one part
+    (`Backbone.chunks`)."""
     outputs: list[Tokens] = []
     run = backbone.run_blocks
 
@@ -58,10 +59,10 @@ def rollout(
     """Attention rollout (Abnar & Zuidema, Quantifying Attention Flow in Transformers, ACL 2020) of images {modality:
     (B, 3, H, W)} and cameras (B,) from the class token to the patches.
 
-    With A_l the attention of block l, averaged over its heads, the rollout is the product of (A_l + I) / 2 over all blocks, the
-    last on the left; its row of the class token is the map. Slimming takes the rows of the patches that it drops out of the
-    product, an extra token begins with a row of zeros, and dropped patches have the value 0. `missing` modalities are images of
-    zeros. Raises `UserError` for a backbone whose attention is computed in another way, and values that are not finite.
+    With A_l the attention of block l, averaged over its heads, the rollout is the product of (A_l + I) / 2 over all blocks,
+    the last on the left; its row of the class token is the map. Slimming takes the rows of the patches that it drops out of
+    the product, an extra token begins with a row of zeros, and dropped patches have the value 0. `missing` modalities are
+    images of zeros.
     """
     backbone = model.backbone
     for block in backbone.vit.blocks:

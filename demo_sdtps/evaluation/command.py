@@ -14,8 +14,7 @@ from demo_sdtps.runtime.distributed import check_equal, check_single
 
 
 def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:
-    """Seed the random generators and choose the device. Raises `UserError` without TEST.WEIGHT, such as `example`, for a device
-    that does not exist, and for several processes, unless the command supports `several`."""
+    """Seed the random generators and choose the device."""
     if not several:
         check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
@@ -31,9 +30,7 @@ def load_model_and_data(
 ) -> tuple[DeMo, dict[str, list[Sample]]]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the samples by split.
 
-    The numbers of identities and cameras come from the checkpoint, so the training split is not read. Raises `UserError` for
-    weights or data that are missing or do not fit each other, or differ between the processes; with `several` as
-    `prepare_evaluation`.
+    The numbers of identities and cameras come from the checkpoint, so the training split is not read.
     """
     device = prepare_evaluation(cfg, EXAMPLE, several)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)

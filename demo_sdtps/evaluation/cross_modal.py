@@ -60,7 +60,7 @@ def set_distances(
 
 
 def evaluate_cross_modal(cfg: CfgNode, model: DeMo, data: TestData) -> CrossModal:
-    """`rank_sets` of the test data, from one pass over its images. Raises `UserError` as `extract_features`."""
+    """`rank_sets` of the test data, from one pass over its images."""
     cases = cases_of(model.modalities)
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
     return broadcast_from_main(

@@ -37,8 +37,7 @@ def extract_features(
 
     `cases` are sets of missing modalities, by default that of TEST.MISS; the backbone sees every image once whatever their
     number. TEST.NECK_FEAT and TEST.AMP apply. Patterns 1 and 2 are views of pattern 3. With `total` the loader has this
-    process's part of so many samples, and the features are those of all of them. Raises `UserError` for features that are not
-    finite or too large, an image that cannot be read, and TEST.MISS all without `cases`.
+    process's part of so many samples, and the features are those of all of them.
     """
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]

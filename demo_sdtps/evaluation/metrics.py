@@ -56,7 +56,7 @@ def evaluate_ranking(
 
     Features are compared as they are: normalise them before. Identities and cameras are integers (Q,) and (G,). A
     query's gallery excludes samples of its identity and camera (Market protocol), or, where scenes are given, of its identity
-    and scene (MSVR310). A match ranks behind other identities at exactly its distance, whatever the gallery's order; equal
+    and scene (MSVR310). A match ranks after other identities at exactly its distance, whatever the gallery's order; equal
     features may differ in the last bit of their distances. Queries without a match are excluded from the means. With a gallery
     shorter than `max_rank` the curve is padded with its last value. For a fixed number of matches per query, time is linear in
     the gallery; memory beside float32 features is bounded but for 8 bytes per match of all queries.
@@ -121,7 +121,7 @@ def _evaluate(
 
 
 def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ranking:
-    """The scores by the result of `match_ranks`. Raises `UserError` where no query has a match."""
+    """The scores by the result of `match_ranks`."""
     if not len(rank):
         raise UserError(
             "No query has a match in the gallery (the same identity from another camera or scene), so there is "

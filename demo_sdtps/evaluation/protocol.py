@@ -47,10 +47,7 @@ class TestData:
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
-    """The distinct samples of query and gallery; in some data sets both have the same images.
-
-    Raises `UserError` where no query has a match, and for an image to be cached that cannot be read.
-    """
+    """The distinct samples of query and gallery; in some data sets both have the same images."""
     matched = count_matched(cfg, query, gallery)
     index = {sample: number for number, sample in enumerate(dict.fromkeys([*query, *gallery]))}
     samples = list(index)
@@ -64,7 +61,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
-    """Number of the queries with a match in the gallery. Raises `UserError` where there is none."""
+    """Number of the queries with a match in the gallery."""
     key, cameras_of = exclude_key(cfg), defaultdict(set)
     for sample in gallery:
         cameras_of[sample.identity].add(getattr(sample, key))
@@ -111,7 +108,7 @@ def exclude_key(cfg: CfgNode) -> str:
 
 
 def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
-    """Rankings by case of TEST.MISS (several for `all`) and return pattern. Raises `UserError` as `extract_features`."""
+    """Rankings by case of TEST.MISS (several for `all`) and return pattern."""
     cases = (
         cases_of(model.modalities)
         if cfg.TEST.MISS == "all"

@@ -82,8 +82,7 @@ def measure_selection(
     """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once.
 
     foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
-    `lights` are "day", "night" or "" for each image. Raises `UserError` for an image that cannot be read, and for scores that
-    are not finite.
+    `lights` are "day", "night" or "" for each image.
     """
     device, cases = next(model.parameters()).device, cases_of(model.modalities)
     numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(
@@ -158,8 +157,6 @@ def choices(
 ) -> dict[str, dict[str, Choice]]:
     """What is kept of every present modality, by the name of the stage, "stage 1" first, and of SDTPS, by modality; without the
     parts of a score that are named after `missing` modalities.
-
-    Raises `UserError` for features and scores that are not finite, or too large to be compared.
     """
     context = encoded.context
     check_features(
@@ -245,7 +242,7 @@ def random_order(relevant: torch.Tensor) -> float:
 
 
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
-    """Whether at least half of a patch's pixels are on the person: (images, N) bool. Raises `UserError` without such masks."""
+    """Whether at least half of a patch's pixels are on the person: (images, N) bool."""
     paths = [mask_path(sample) for sample in samples]
     if absent := next((path for path in paths if not path.exists()), None):
         raise UserError(
@@ -283,7 +280,7 @@ def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
         else ", global features of missing modalities do not guide"
     )
     where = (
-        "; behind the first stage, base rate and AP are among the patches that are left"
+        "; after the first stage, base rate and AP are among the patches that are left"
         if len(quality.choices) > 1
         else ""
     )

@@ -84,7 +84,7 @@ def check_class_attention(
 def _project(block: nn.Module, values: torch.Tensor, is_key: bool) -> torch.Tensor:
     """Queries or keys of tokens (B, L, C) → (B, heads, L, D)."""
     attention = attention_of(block)
-    # EVA's variant with the norm behind the attention.
+    # EVA's variant with the norm after the attention.
     normed = values if type(block).__name__ == "EvaBlockPostNorm" else _first(block, NORMS)(values)
     projection = _projections(attention)[is_key]
     heads = F.linear(normed, *projection).unflatten(-1, (_heads(attention), -1)).transpose(1, 2)

@@ -211,7 +211,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
 
 
 def missing_modalities(text: str) -> frozenset[str]:
-    """The modalities that a value of TEST.MISS names by their first letters. Raises `UserError` for 'all', which is no case."""
+    """The modalities that a value of TEST.MISS names by their first letters."""
     if text == "all":
         raise UserError(
             "TEST.MISS is 'all', which test_net.py alone understands; name one case such as 'rn', or 'nothing'."

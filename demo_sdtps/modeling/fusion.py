@@ -39,8 +39,7 @@ HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 class HDM(nn.Module):
     """Hierarchical decoupling module: a learned query per subset attends to the tokens of the subset's modalities.
 
-    The parameters are those of multi-head attentions, seven of three modalities, stacked in the order of `SUBSETS`. Raises
-    `UserError` for a width that is no multiple of 64.
+    The parameters are those of multi-head attentions, seven of three modalities, stacked in the order of `SUBSETS`.
     """
 
     def __init__(self, width: int, dropout: float = 0.1, modalities: Sequence[str] = MODALITIES):
@@ -199,8 +198,6 @@ class HDM(nn.Module):
 class ATMoE(nn.Module):
     """Attention-triggered mixture of experts: HEAD experts for each of HDM's `count` features, weighted by attention between
     them.
-
-    Raises `UserError` for a width that is no multiple of the number of heads.
     """
 
     def __init__(self, width: int, heads: int, count: int = len(SUBSETS)):

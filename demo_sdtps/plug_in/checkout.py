@@ -22,7 +22,7 @@ class Checkout:
         return self.folder.joinpath(*module.split(".")).with_suffix(".py").is_file()
 
     def module(self, name: str, sought: str) -> ModuleType:
-        """Import a module of the checkout. Raises `UserError` naming what was `sought`."""
+        """Import a module of the checkout."""
         absent = UserError(
             f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}."
         )
@@ -45,7 +45,7 @@ class Checkout:
         return module_object
 
     def find(self, module: str, name: str) -> Any:
-        """A name in a module of the checkout. Raises `UserError`."""
+        """A name in a module of the checkout."""
         sought = f"{module}.{name}"
         value = self.module(module, sought)
         if not hasattr(value, name):
@@ -55,6 +55,6 @@ class Checkout:
         return getattr(value, name)
 
     def replace(self, module: str, name: str, value: object) -> None:
-        """Replace a name in a module of the checkout, in this process. Raises `UserError` where there is none."""
+        """Replace a name in a module of the checkout, in this process."""
         self.find(module, name)
         setattr(sys.modules[module], name, value)

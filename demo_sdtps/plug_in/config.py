@@ -19,7 +19,7 @@ def add_config(cfg: CfgNode) -> CfgNode:
     """Add the keys of SDTPS and of slimming with their defaults to DeMo's configuration, in place, before `merge_from_file`;
     → `cfg`.
 
-    Keys that are there already keep their values. Raises `UserError` where there is no MODEL section, or it is frozen.
+    Keys that are there already keep their values.
     """
     if "MODEL" not in cfg:
         raise UserError(

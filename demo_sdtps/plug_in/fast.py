@@ -21,7 +21,7 @@ RANKING = ("eval_func", "eval_func_msrv", "re_ranking")
 
 
 def replace_ranking(checkout: Checkout) -> None:
-    """Replace the ranking and the re-ranking of `utils.metrics` and `utils.reranking`, and report it. Raises `UserError`."""
+    """Replace the ranking and the re-ranking of `utils.metrics` and `utils.reranking`, and report it."""
     originals = {name: checkout.find("utils.metrics", name) for name in RANKING}
 
     def re_ranking(probFea, galFea, k1, k2, lambda_value, local_distmat=None, only_local=False):  # noqa: N803 (DeMo's names)
@@ -80,7 +80,7 @@ class FastFusion(nn.Module):
 
     @staticmethod
     def replace(model: Any, cfg: Any) -> None:
-        """Replace the class of `model.generalFusion`, where there is one with HDM. Raises `UserError` for foreign weights."""
+        """Replace the class of `model.generalFusion`, where there is one with HDM."""
         fusion = getattr(model, "generalFusion", None)
         if fusion is None or not getattr(fusion, "HDM", False):
             return

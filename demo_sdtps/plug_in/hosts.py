@@ -21,7 +21,7 @@ class Host:
         MODALITIES  # in which images that are not known are encoded: those of missing modalities
     )
     is_stacked: bool = False  # one call of the backbone encodes all modalities
-    suffix: str = ""  # key of MODEL with which one token stands behind the patches
+    suffix: str = ""  # key of MODEL with which one token stands after the patches
     restore: bool = False  # the patches are reshaped to the grid
     shared: bool | str = True  # see `slim`; "first" where losses compare places of the modalities
     unslimmed: str = ""  # why slimming is refused
@@ -65,7 +65,7 @@ BLOCKS = ("transformer.resblocks", "resblocks", "blocks")
 
 
 def host_of(model: Any) -> Host:
-    """The description of a model. Raises `UserError` for a class that is none of HOSTS."""
+    """The description of a model."""
     for base in type(model).__mro__:
         if base.__name__ in HOSTS:
             return HOSTS[base.__name__]
@@ -83,7 +83,7 @@ def module_at(model: Any, path: str) -> Any:
 
 
 def blocks_of(model: Any, host: Host) -> list[str]:
-    """Paths of the blocks of each tower. Raises `UserError`."""
+    """Paths of the blocks of each tower."""
     modules = [
         next(
             (

@@ -65,7 +65,7 @@ def main() -> None:
 def launch(
     script: Path, arguments: list[str], weight: str | None = None, fast: bool = False
 ) -> None:
-    """Prepare the checkout that `script` stands in and run it as `python SCRIPT arguments` would. Raises `UserError`."""
+    """Prepare the checkout that `script` stands in and run it as `python SCRIPT arguments` would."""
     if not script.is_file():
         raise UserError(
             f"There is no script {script}; give a script of a checkout, such as train_net.py."
@@ -111,7 +111,7 @@ def launch(
 
 
 def _after_make_model(checkout: Checkout, wrappers: list[Callable[[Any, Any], object]]) -> None:
-    """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg). Raises `UserError` for none."""
+    """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg)."""
     importers = [
         (module, name)
         for module, name in FACTORIES

@@ -66,7 +66,6 @@ class SeenPass:
 
     @property
     def global_feats(self) -> list[torch.Tensor]:
-        """Raises `UserError` for another forward than the host's."""
         tokens = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
         if not len(self.tokens) == len(tokens) == 3:
             host = self.model.sdtps_host

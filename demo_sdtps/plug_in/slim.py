@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) -> int:
-    """Slim a model, whose patches stand on a `grid` of (rows, columns), in place; → the patches that are left.
-
-    Raises `UserError` for settings that do not fit, for a score that reads masks or has a loss, and for a host that needs every
-    token.
-    """
+    """Slim a model, whose patches stand on a `grid` of (rows, columns), in place; → the patches that are left."""
     name, keys = cfg.MODEL.SLIM_SCORE, cfg.MODEL
     if host.unslimmed:
         raise UserError(

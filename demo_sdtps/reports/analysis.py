@@ -48,7 +48,7 @@ class Analysis:
 
 
 def analysis_case(cfg: CfgNode) -> str:
-    """The case of TEST.MISS by its name in `CASES`. Raises `UserError` for 'all'."""
+    """The case of TEST.MISS by its name in `CASES`."""
     missing = missing_modalities(cfg.TEST.MISS)
     return next(name for name, case in CASES.items() if case == missing)
 

@@ -25,7 +25,7 @@ WIDTH, WORST, NEAREST = 18.0, 4, 3  # inches; the worst queries, each with its n
 
 
 def draw_analysis(cfg: CfgNode, analysis: Analysis, data: TestData, title: str, path: Path) -> Path:
-    """All but the other rank lists, in one figure. Raises `UserError` for an image that cannot be read."""
+    """All but the other rank lists, in one figure."""
     columns = WORST * (1 + NEAREST)
     width, height = room(cfg, 1)
     rows = 13.5, 1.2 + len(cfg.MODEL.MODALITIES) * height / width * WIDTH / columns

@@ -28,7 +28,7 @@ FRAME = '<iframe title="hits" srcdoc="{}" style="width: 100%; height: 60vh; bord
 
 
 def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Bring the index of --gallery up to date, and serve until Ctrl-C. Raises `UserError`."""
+    """Bring the index of --gallery up to date, and serve until Ctrl-C."""
     prepare_evaluation(cfg, WEIGHT_EXAMPLE)
     check_extra(
         "tools/app.py", "app", {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}

@@ -66,8 +66,7 @@ def attention_maps(
     matches: Sequence[Sequence[Sample]],
     method: str,
 ) -> list[tuple[Maps, FusionWeights]]:
-    """Maps and weights of each sample, as of a batch of one; `matches` are the samples that Grad-CAM's similarity is with.
-    Raises `UserError`."""
+    """Maps and weights of each sample, as of a batch of one; `matches` are the samples that Grad-CAM's similarity is with."""
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     loader = DataLoader(dataset, 1, collate_fn=collate)

@@ -14,7 +14,7 @@ IMAGE = "curves.png"
 
 
 def evaluated_run(folder: Path) -> list[dict]:
-    """The records of a run's metrics.json. Raises `UserError` where no epoch was evaluated."""
+    """The records of a run's metrics.json."""
     records = read_records(folder)
     if not evaluated(records):
         raise UserError(
@@ -25,7 +25,7 @@ def evaluated_run(folder: Path) -> list[dict]:
 
 
 def run_config(run: Path, example: str) -> StoredText:
-    """The configuration of a finished run. Raises `UserError` where there is no such run."""
+    """The configuration of a finished run."""
     evaluated_run(run)
     return stored_config(run / LAST, example)
 

@@ -31,7 +31,7 @@ class Findings:
 
 
 def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
-    """Read the triplets of all splits as training does. Raises `UserError` where training could not begin."""
+    """Read the triplets of all splits as training does."""
     splits = read_splits(cfg)
     if reads_masks(cfg):
         existing_masks(cfg, splits["train"])
@@ -47,7 +47,7 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
 
 
 def check_captions(cfg: CfgNode, decode: bool) -> Findings:
-    """Read the images and captions of all splits as training does. Raises `UserError` where training could not begin."""
+    """Read the images and captions of all splits as training does."""
     splits = seps_evaluation.read_caption_splits(cfg)
     shuffled_batches(
         len(splits["train"].captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED

@@ -46,8 +46,7 @@ OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of
 
 
 def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
-    """The images of MODEL.MODALITIES at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent one. Raises `UserError`
-    where one cannot be read."""
+    """The images of MODEL.MODALITIES at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent one."""
     blank = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
     return [
         resize(blank if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)

@@ -20,7 +20,7 @@ BEST = 10
 def failures(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[int]:
     """The queries whose nearest gallery sample is a miss, the latest first hit first; features (samples, D).
 
-    A hit ranks behind misses at its distance, as in the evaluation. Raises `UserError` where there is none.
+    A hit ranks after misses at its distance, as in the evaluation.
     """
     first = analysis.score_queries(*rank_rows(cfg, features, data)).first_match
     failed = sorted((first > 1).nonzero()[0].tolist(), key=lambda number: -first[number])

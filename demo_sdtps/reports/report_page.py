@@ -70,9 +70,8 @@ def write_page(
     others: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> Path:
     """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
-    `untrained` is the record of the model before training, `cross_modal` the result of `rank_sets`, `others` are the records of
-    further runs by OUTPUT_DIR. Raises `UserError` for an image that cannot be read, and a further run without its
-    configuration."""
+    `untrained` is the record of the model before training, `cross_modal` the result of `rank_sets`, `others` are the
+    records of further runs by OUTPUT_DIR."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 

@@ -33,8 +33,8 @@ PAGE = Path(__file__).resolve().parent / "templates" / "search.html"
 
 
 def show(arguments: argparse.Namespace, result: Found) -> None:
-    """Write the hits of each query to --csv and --output, all or nothing, or print them; then the images that were left out.
-    Raises `UserError`."""
+    """Write the hits of each query to --csv and --output, all or nothing, or print them; then the images that were left
+    out."""
     lines: list[str] = []
     with ExitStack() as stack:
         if arguments.output:
@@ -81,8 +81,7 @@ def hits_table(result: Found) -> list[str]:
 
 
 def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[str, str]:
-    """The page, and what it shows in a few words; `link` gives the address of a file. Raises `UserError` for an image that
-    cannot be read."""
+    """The page, and what it shows in a few words; `link` gives the address of a file."""
     rows: list[list[tuple[str, Triplet]]] = []
     size, longest = 0, max(map(len, result.hits))
     most = min(MOST_HITS, longest)
@@ -130,7 +129,7 @@ def link(path: str, folder: Path) -> str:
 
 @lru_cache(maxsize=8192)  # many queries may have the same hits
 def thumbnail(path: str) -> str:
-    """An image within `SIDE` × `SIDE` pixels, as JPEG in base64. Raises `UserError` where it cannot be read."""
+    """An image within `SIDE` × `SIDE` pixels, as JPEG in base64."""
     image = Image.fromarray(decode(path).permute(1, 2, 0).numpy())
     image.thumbnail((SIDE, SIDE))
     content = io.BytesIO()

@@ -49,7 +49,7 @@ class CurvePoint(NamedTuple):
 
 
 def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
-    """Evaluate the dense model and every setting, print a row of each and write the files. Raises `UserError`."""
+    """Evaluate the dense model and every setting, print a row of each and write the files."""
     if cfg.TEST.MISS == "all":
         raise UserError(
             "TEST.MISS is 'all', but a curve is that of one case; set it to 'nothing' or one such as 'rn'."
@@ -132,7 +132,7 @@ def settings(
 
 
 def slim_model(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
-    """The checkpoint's model with slimming. Raises `UserError` where they do not fit."""
+    """The checkpoint's model with slimming."""
     values = {"MODEL.SLIM_BLOCKS": blocks, "MODEL.SLIM_KEEP": keep, "MODEL.SLIM_SCORE": score}
     loading.disabled = True  # the dense model's has warned
     try:

@@ -149,7 +149,7 @@ def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
 
 def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
     """What every stage of slimming and SDTPS make of the samples, by present modality, (samples, 2, rows, columns): 1 for a
-    kept patch, and its score, NaN for one that was dropped before. Raises `UserError` as `choices`."""
+    kept patch, and its score, NaN for one that was dropped before."""
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)

@@ -26,8 +26,8 @@ SAMPLE = 100  # queries by which recall is measured, at most
 def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple[Hits, str]:
     """`nearest` among candidates of an approximate index, and a line on its recall.
 
-    The approximate index is made where there is none of the gallery as it is now, and written beside the features. Recall is
-    measured then, by some of the queries (Q, D), as it takes an exact search. Raises `UserError` where it cannot be written.
+    The approximate index is made where there is none of the gallery as it is now, and written beside the features. Recall
+    is measured then, by some of the queries (Q, D), as it takes an exact search.
     """
     gallery, names, kept = index.features(), index.names, index.store.record["approximate"]
     index_of = _read_index(index, kept.get(kind))

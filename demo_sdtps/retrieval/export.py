@@ -115,7 +115,7 @@ def export_shards(
 
 
 def begin(store: Store, shards: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
-    """Begin a store, or continue one with the same origin, with those of its shards that are whole. Raises `UserError`."""
+    """Begin a store, or continue one with the same origin, with those of its shards that are whole."""
     store_before = None if overwrite else open_store(store.folder, ANEW)
     if store_before:
         check_origin(store_before, store.origin)
@@ -143,7 +143,7 @@ def chosen(
 
 
 def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Features (n, D) as written. Raises `UserError` where they do not fit."""
+    """Features (n, D) as written."""
     converted = features.to(getattr(torch, dtype))
     if not converted.isfinite().all():
         raise UserError(

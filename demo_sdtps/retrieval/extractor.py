@@ -70,7 +70,7 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
 
 
 def make_extractor(cfg: CfgNode) -> "Extractor":
-    """An `Extractor` with the weights of TEST.WEIGHT. Raises `UserError` where they cannot be read or do not fit."""
+    """An `Extractor` with the weights of TEST.WEIGHT."""
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
     extractor = Extractor(
@@ -106,10 +106,10 @@ class Extractor(
     """Features of triplets of images, by a trained model: `features`, or a call of it.
 
     `settings` is the configuration as YAML, the text that a checkpoint has; `origin` is what the model card says of the
-    training (`modeling.checkpoint.ORIGIN`). `widths` has the columns D of a feature by return pattern, `cameras` is the number
-    of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights, configuration and model card,
-    from which `load` makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub` uploads it.
-    Raises `UserError` for a configuration that is not valid or that reads foreground masks.
+    training (`modeling.checkpoint.ORIGIN`). `widths` has the columns D of a feature by return pattern, `cameras` is the
+    number of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights, configuration and
+    model card, from which `load` makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub`
+    uploads it.
     """
 
     def __init__(
@@ -184,8 +184,7 @@ class Extractor(
 
     @staticmethod
     def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal. Raises
-        `UserError` for other shapes."""
+        """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal."""
         if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
             raise UserError(
                 f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
@@ -198,8 +197,8 @@ class Extractor(
     def search(
         self, query: np.ndarray, gallery: np.ndarray, top: int = TOP
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally near
-        ones in their order, and their distances (n, top) float32; top ≤ m. Raises `UserError` as `distance`."""
+        """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
+        near ones in their order, and their distances (n, top) float32; top ≤ m."""
         distances = self.distance(query, gallery)
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
         return rows, np.take_along_axis(distances, rows, axis=1)
@@ -273,7 +272,7 @@ class Extractor(
 
 
 def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
-    """Items by triplet, from those by modality. Raises `UserError` where their numbers differ or a triplet has none."""
+    """Items by triplet, from those by modality."""
     lists = {name: _as_list(items) for name, items in items_of.items() if items is not None}
     counts = {name: len(items) for name, items in lists.items()}
     if not any(counts.values()):

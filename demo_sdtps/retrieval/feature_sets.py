@@ -96,8 +96,7 @@ def samples_digest(samples: Sequence[Sample]) -> str:
 def open_features(place: Path, normalise: bool = True) -> FeatureSet:
     """The features that export_features.py wrote to a file or folder, L2-normalised with `normalise`.
 
-    Labels are read; features and paths of a folder stay on the disk. Raises `UserError` for files that are missing, damaged or
-    no such features, and, while blocks are read, for features that are not finite.
+    Labels are read; features and paths of a folder stay on the disk.
     """
 
     def prepare(features: np.ndarray) -> np.ndarray:
@@ -140,7 +139,7 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
 
 
 def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str], dict[str, Any]]:
-    """Features (n, D), labels, first paths and recorded values of an .npz file. Raises `UserError`."""
+    """Features (n, D), labels, first paths and recorded values of an .npz file."""
     try:
         with np.load(path) as content:
             features, paths = content["features"], content["paths"]

@@ -71,7 +71,7 @@ class Index:
         return self.store.features(list(self.rows))
 
     def add(self, rows: Sequence[tuple[str, str]], features: np.ndarray) -> None:
-        """Write a shard of triplets with features (n, D), which counts from `commit` on. Raises `UserError`."""
+        """Write a shard of triplets with features (n, D), which counts from `commit` on."""
         shard = f"shard-{secrets.token_hex(8)}{SUFFIX}"
         names, stamps = zip(*rows, strict=True)
         self.store.write(shard, features, {"names": names, "stamps": stamps})
@@ -91,14 +91,13 @@ class Index:
         self.commit()
 
     def commit(self) -> None:
-        """Make what is written count. Raises `UserError`."""
+        """Make what is written count."""
         self.store.shards = list(self.rows)
         self.store.commit([kept["file"] for kept in self.store.record["approximate"].values()])
 
 
 def extraction(reid: Extractor, pattern: int) -> Extract:
-    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them. Raises
-    `UserError` with all images of the shard that cannot be read."""
+    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them."""
 
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
         if not triplets:
@@ -161,10 +160,7 @@ def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
 
 
 def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: bool) -> Index:
-    """The index in a folder, or a new one, which with `rebuild` replaces another one at its first `commit`.
-
-    Raises `UserError` for one that is damaged, or of another gallery, checkpoint or configuration.
-    """
+    """The index in a folder, or a new one, which with `rebuild` replaces another one at its first `commit`."""
     place = str(gallery.resolve())
     if rebuild:
         check_own(folder)
@@ -190,8 +186,8 @@ def update(
     """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them,
     `SHARD_ROWS` at a time; those that it leaves images out of count as changed again the next time.
 
-    Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes extract
-    together; the main one has the index, the others None. Raises `UserError` as `extraction` and `Index.commit`.
+    Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes
+    extract together; the main one has the index, the others None.
     """
     changes, todo = broadcast_from_main(
         lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), [])

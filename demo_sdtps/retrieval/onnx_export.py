@@ -92,7 +92,7 @@ def write_onnx(extractor: Extractor, path: Path) -> None:
 
 
 def quiet() -> warnings.catch_warnings:
-    """Inside, no warnings; the exporter's log of what it does not fold is dropped for good."""
+    """Context manager: no warnings; the exporter's log of what it does not fold is dropped for good."""
     for name in ("onnxscript", "onnx_ir", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return warnings.catch_warnings(action="ignore")
@@ -219,8 +219,8 @@ def undecided_triplets(
 def export_onnx(
     extractor: Extractor, path: Path, precision: str = "float32", data: TestData | None = None
 ) -> None:
-    """Write the model, once ONNX Runtime agrees with torch in float32, and print the comparison; in another precision also that
-    with float32 on `data`, whatever it shows. Raises `UserError`."""
+    """Write the model, once ONNX Runtime agrees with torch in float32, and print the comparison; in another precision also
+    that with float32 on `data`, whatever it shows."""
     lines: list[str] = []
     with atomic_write(path) as temporary:
         write_onnx(extractor, temporary)

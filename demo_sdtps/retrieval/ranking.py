@@ -22,7 +22,7 @@ MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
 
 
 def rank_stores(arguments: argparse.Namespace) -> None:
-    """Rank by the words of the command, print the table and write the files. Raises `UserError`."""
+    """Rank by the words of the command, print the table and write the files."""
     check_single("tools/rank_features.py")
     is_normalised = arguments.feat_norm == "yes"
     if arguments.csv:

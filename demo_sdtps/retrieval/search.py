@@ -54,9 +54,10 @@ def search(
     queries: Sequence[Triplet] | None = None,
     reid: Extractor | None = None,
 ) -> Found | None:
-    """Bring the index up to date in all processes; the main one, which alone has it, searches. Raises `UserError`.
+    """Bring the index up to date in all processes; the main one, which alone has it, searches.
 
     `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
+
     """
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
@@ -106,7 +107,7 @@ def hits_of(
     features: np.ndarray,
     by_name: Mapping[str, Triplet],
 ) -> list[list[tuple[Triplet, float]]]:
-    """The hits of queries with features (Q, D), and their distances, in an index that is up to date. Raises `UserError`."""
+    """The hits of queries with features (Q, D), and their distances, in an index that is up to date."""
     names, gallery = index.names, index.features()
     top, deepest = depths(arguments, cfg, len(names))
     wider = min(top + 1, len(names))  # a query may be among its hits
@@ -133,8 +134,7 @@ def has_all_images(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
 
 
 def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[int, int]:
-    """Hits per query, and those that are re-ranked for them. Raises `UserError` where the gallery is too small, or too large to
-    be re-ranked."""
+    """Hits per query, and those that are re-ranked for them."""
     top = arguments.top or min(TOP, gallery)
     if not gallery:
         raise UserError(f"No image of the gallery {arguments.gallery} can be read; replace some.")

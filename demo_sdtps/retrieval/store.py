@@ -87,7 +87,7 @@ class Store:
     def write(
         self, shard: str, features: np.ndarray, columns: Mapping[str, np.ndarray | Sequence[str]]
     ) -> None:
-        """Write a shard: features (n, D), and columns of n numbers or texts. Raises `UserError`."""
+        """Write a shard: features (n, D), and columns of n numbers or texts."""
         arrays = {
             name: column if isinstance(column, np.ndarray) else _encode_rows(column)
             for name, column in columns.items()
@@ -96,7 +96,7 @@ class Store:
             path.write_bytes(save({FEATURES: features, **arrays}))
 
     def commit(self, others: Sequence[str] = ()) -> None:
-        """Make the `shards` count, and remove other files of stores but `others`. Raises `UserError`."""
+        """Make the `shards` count, and remove other files of stores but `others`."""
         write_json(
             self.folder / MANIFEST,
             {"format": FORMAT, "origin": self.origin, "record": self.record, "shards": self.shards},
@@ -112,7 +112,7 @@ class Store:
             return [os.fsdecode(bytes(row).rstrip(b"\0")) for row in file.get_slice(column)[rows]]
 
     def shape(self, shard: str) -> tuple[int, int]:
-        """Rows and width of the features of a shard. Raises `UserError` for one that is missing or damaged."""
+        """Rows and width of the features of a shard."""
         with self._open_shard(shard) as file:
             return tuple(file.get_slice(FEATURES).get_shape())
 
@@ -144,8 +144,7 @@ class Store:
 
 
 def open_store(folder: Path, advice: str) -> Store | None:
-    """The store in a folder, None where there is none. Raises `UserError` as `check_own`, and for one that is damaged or of
-    another version."""
+    """The store in a folder, None where there is none."""
     check_own(folder)
     if not (folder / MANIFEST).exists():
         return None

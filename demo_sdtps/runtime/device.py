@@ -19,7 +19,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}
 
 
 def choose_device(cfg: CfgNode) -> torch.device:
-    """MODEL.DEVICE as a device; auto is CUDA where available. Raises `UserError` for a GPU that does not exist."""
+    """MODEL.DEVICE as a device; auto is CUDA where available."""
     name = cfg.MODEL.DEVICE
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -76,9 +76,11 @@ def set_seed(seed: int) -> None:
 
 @contextmanager
 def deterministic_backward() -> Iterator[None]:
-    """Inside, what `set_seed` asks for on a GPU is enforced: `RuntimeError` for an operation that cannot be deterministic.
+    """Context manager: what `set_seed` asks for on a GPU is enforced: `RuntimeError` for an operation that cannot be
+    deterministic.
 
     Where that is a warning only, torch's fused attention keeps its backward whose sums have no fixed order.
+
     """
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("error" if before else "default")

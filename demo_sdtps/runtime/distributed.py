@@ -59,9 +59,9 @@ def local_rank() -> int:
 
 @contextmanager
 def init_distributed() -> Iterator[None]:
-    """Inside, the processes that torchrun started, if any, form a process group; rank 0 alone logs and warns.
+    """Context manager: the processes that torchrun started, if any, form a process group; rank 0 alone logs and warns.
 
-    A mistake is the error of its process: torchrun ends the others. Raises `UserError` where another process has ended.
+    A mistake is the error of its process: torchrun ends the others.
     """
     if env_world_size() == 1:
         yield

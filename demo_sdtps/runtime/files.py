@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool = False) -> Path:
-    """`path`. Raises `UserError` where no file with this suffix, or one of these, can be written, and where one exists that
-    `overwrite` does not allow to replace; its folder need not exist yet."""
+    """`path`, where a file with this suffix, or one of these, can be written."""
     suffixes = (suffix,) if isinstance(suffix, str) else suffix
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
     if (
@@ -45,8 +44,8 @@ def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """New file in the same folder (created if missing) that replaces `path` at the end, or is removed on failure.
 
-    The old file is kept as `previous`, if given. Raises `UserError` where it cannot be written, such as on a full disk. What a
-    killed command leaves is replaced by the next one, as the name is always the same.
+    The old file is kept as `previous`, if given. What a killed command leaves is replaced by the next one, as the name is
+    always the same.
     """
     temporary = path.with_name(f".{path.name}.part")
     try:
@@ -71,11 +70,8 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
 
 @contextmanager
 def lock_file(file: Path, what: str) -> Iterator[None]:
-    """Inside, no other process has the lock file `file`; it, and the folders made for it, are removed at the end if empty.
-
-    Raises `UserError` about `what` where another process has it. The system frees the lock of a process that is killed. A file
-    system without locks is a warning.
-    """
+    """Context manager: no other process has the lock file `file`; it, and the folders made for it, are removed at the end
+    if empty. The system frees the lock of a process that is killed. A file system without locks is a warning."""
     folders = [folder for folder in file.absolute().parents if not folder.exists()]
     lock = FileLock(
         file, timeout=0, fallback_to_soft=False
@@ -126,6 +122,6 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write `content` as JSON atomically. Raises `UserError`."""
+    """Write `content` as JSON atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -63,7 +63,7 @@ def caption_loader(
 ) -> CaptionLoader:
     """Random batches of captions with their images; call `.batch_sampler.begin(epoch)` before each epoch.
 
-    `tokenizer` is a fast tokenizer of transformers. Raises `UserError` where there are fewer captions than a batch needs.
+    `tokenizer` is a fast tokenizer of transformers.
     """
     sampler = shuffled_batches(
         len(split.captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED
@@ -94,7 +94,7 @@ def _image_dataset(
 
 
 def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
-    """Batches of captions with prefetch. Raises `UserError` for an image that cannot be read."""
+    """Batches of captions with prefetch."""
     for (images,), indices in collated_batches(loader):
         image_ids = [loader.dataset.source_of[index] for index in indices]
         captions, lengths = pad_texts([loader.captions[index] for index in indices])
@@ -109,7 +109,7 @@ def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
 
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
-    """Images (B, 3, H, W) of an `image_loader`. Raises `UserError` for an image that cannot be read."""
+    """Images (B, 3, H, W) of an `image_loader`."""
     for (images,), _ in collated_batches(loader):
         yield images
 
@@ -151,6 +151,6 @@ def pad_texts(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tens
 
 
 def _decode_images(paths: Paths) -> Images:
-    """The image of one path, uint8 (3, H, W). Raises `UserError` for a file that cannot be read."""
+    """The image of one path, uint8 (3, H, W)."""
     assert paths[0]
     return (decode(paths[0], advice="; replace it."),)

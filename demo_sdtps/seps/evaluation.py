@@ -52,7 +52,7 @@ class RetrievalData:
 
 
 def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str, ImageTexts]:
-    """Read the splits of DATASETS.NAMES. Raises `UserError` where one cannot be read, or only some have long captions."""
+    """Read the splits of DATASETS.NAMES."""
     data = cfg.DATASETS
     splits = {
         name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS)
@@ -92,7 +92,7 @@ def check_folds(split: ImageTexts, folds: int) -> None:
 def make_retrieval_data(
     cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1
 ) -> RetrievalData:
-    """Tokenise a split for evaluation. Raises `UserError` as `check_folds`."""
+    """Tokenise a split for evaluation."""
     check_folds(split, folds)
     return RetrievalData(
         image_loader(cfg, split),
@@ -106,9 +106,8 @@ def make_retrieval_data(
 def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
 
-    The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read, not
-    its weights. Raises `UserError` for weights, a tower or data that are missing or do not fit, or differ between the
-    processes; with `several` as `prepare_evaluation`.
+    The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read,
+    not its weights.
     """
     device = prepare_evaluation(cfg, EXAMPLE, several)
     weights = read_weights(cfg.TEST.WEIGHT, EXAMPLE)
@@ -121,7 +120,7 @@ def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, Retri
 
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
-    """R@1, R@5, R@10 in both directions and their sum in percent, means over folds. Raises `UserError` as `similarities`."""
+    """R@1, R@5, R@10 in both directions and their sum in percent, means over folds."""
     similarity = similarities(model, data)
     return broadcast_from_main(lambda: five_fold(similarity, data.image_of, data.folds))
 
@@ -138,7 +137,6 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     """Similarities (images, captions) float32 on the CPU; those across folds are not computed and stay 0.
 
     Each of several processes encodes a part of the images and captions and compares all images with a part of the captions.
-    Raises `UserError` for tokens and similarities that are not finite, or too large to be compared.
     """
     with evaluating(model):
         device = next(model.parameters()).device

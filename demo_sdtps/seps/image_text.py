@@ -26,10 +26,7 @@ class ImageTexts:
 
 
 def read_image_texts(root: Path, name: str, split: str, long_captions: str = "auto") -> ImageTexts:
-    """Read a split of the data set in `root`/`name`; `long_captions` is auto (if the file exists), yes or no.
-
-    Raises `UserError` for missing, empty or inconsistent files.
-    """
+    """Read a split of the data set in `root`/`name`; `long_captions` is auto (if the file exists), yes or no."""
     folder = Path(root) / name
     if not folder.is_dir():
         raise UserError(
@@ -99,7 +96,7 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
 
 
 def _json(text: str, where: str) -> dict:
-    """The JSON object of a text. Raises `UserError` for any other."""
+    """The JSON object of a text."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -110,7 +107,7 @@ def _json(text: str, where: str) -> dict:
 
 
 def _lines(file: Path) -> list[str]:
-    """Stripped lines of a file. Raises `UserError` for an empty file or line."""
+    """Stripped lines of a file."""
     text = _text(file)
     # splitlines() would also split at characters that captions may contain (U+2028, U+0085, …).
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]

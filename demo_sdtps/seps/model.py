@@ -58,8 +58,7 @@ def _of_all(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, t
 def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     """Model of a configuration, and a report of the origin of its weights.
 
-    Without `pretrained` all weights are random, to be filled from a checkpoint. Raises `UserError` for unknown or unsuitable
-    towers.
+    Without `pretrained` all weights are random, to be filled from a checkpoint.
     """
     model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
     report = f"{image_tower.load(model.PRETRAIN_PATH_T)}\n{text_tower.report}" if pretrained else ""

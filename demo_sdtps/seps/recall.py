@@ -15,7 +15,7 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     """Recalls of similarities (images, captions) in percent: {"i2t R@1": …, …, "t2i R@10": …, "rSum": …}.
 
     image_of (captions,): the row of each caption's image; an image has one caption or more. i2t R@k counts an image
-    where any of its captions is among the k most similar. A match ranks behind others of exactly its similarity, whatever the
+    where any of its captions is among the k most similar. A match ranks after others of exactly its similarity, whatever the
     order. Memory beside the similarities is bounded but for some bytes per image and caption.
 
     Raises `ValueError` where a similarity is not finite.

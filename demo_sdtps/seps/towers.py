@@ -23,10 +23,7 @@ GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch
 
 
 class ImageTower(nn.Module):
-    """timm model with a grid of patch tokens and at most one class token, and a projection; `num_patches` is N.
-
-    Raises `UserError` where MODEL.TRANSFORMER_TYPE has other tokens, or no square grid at INPUT.SIZE.
-    """
+    """timm model with a grid of patch tokens and at most one class token, and a projection; `num_patches` is N."""
 
     def __init__(self, cfg: CfgNode):
         super().__init__()
@@ -52,7 +49,7 @@ class ImageTower(nn.Module):
     def load(self, source: str) -> str:
         """Load the weights of MODEL.PRETRAIN_PATH_T → a report; see `modeling.pretrained.load_pretrained`.
 
-        timm resizes position embeddings. Raises `UserError`.
+        timm resizes position embeddings.
         """
         if source in RANDOM:
             return RANDOM[source]
@@ -94,10 +91,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """BERT without its pooling layer, and a projection; `report` states the origin of its weights.
-
-    Raises `UserError` where MODEL.TEXT_TOWER is no BERT, or has fewer positions than INPUT.MAX_WORDS or INPUT.MAX_LONG_WORDS.
-    """
+    """BERT without its pooling layer, and a projection; `report` states the origin of its weights."""
 
     def __init__(self, cfg: CfgNode, pretrained: bool):
         super().__init__()
@@ -116,7 +110,7 @@ class TextTower(nn.Module):
 
 
 def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
-    """Tokenizer of MODEL.TEXT_TOWER. Raises `UserError`."""
+    """Tokenizer of MODEL.TEXT_TOWER."""
     name = cfg.MODEL.TEXT_TOWER
     if Path(name).is_dir() and not any(Path(name, file).is_file() for file in VOCABULARY):
         raise UserError(
@@ -209,7 +203,7 @@ def _bert_config(cfg: CfgNode) -> "BertConfig":
 
 
 def _read_pretrained(kind: str, name: str, **options: Any) -> Any:
-    """`from_pretrained` of a class of transformers. Raises `UserError`."""
+    """`from_pretrained` of a class of transformers."""
     transformers = _transformers()
     try:
         return getattr(transformers, kind).from_pretrained(name, **options)

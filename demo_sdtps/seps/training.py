@@ -105,8 +105,7 @@ def _ratios(
 
 
 def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> SEPSTrainer:
-    """Trainer of the data set, towers and weights of `cfg`, on `device`. Raises `UserError` for data and weights that are
-    missing or do not fit."""
+    """Trainer of the data set, towers and weights of `cfg`, on `device`."""
     splits = read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)

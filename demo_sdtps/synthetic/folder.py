@@ -36,10 +36,7 @@ def parse_flags(
     numbers: Sequence[Number],
     switches: Mapping[str, str] = MappingProxyType({}),
 ) -> argparse.Namespace:
-    """Flags of a tool that writes the data set `folder`; `switches` are {name: help}.
-
-    Raises `UserError` for a number outside of its limits.
-    """
+    """Flags of a tool that writes the data set `folder`; `switches` are {name: help}."""
     parser = argparse.ArgumentParser(
         description=f"{description} The same arguments give the same files, byte for byte.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -79,8 +76,7 @@ def make_data_set(
 ) -> bool:
     """Write a data set to `target` unless it is there already, made by the same recipe → whether it was written.
 
-    `fill` writes the files and may return further entries for the marker file. Raises `UserError` where `target` may not be
-    replaced.
+    `fill` writes the files and may return further entries for the marker file.
     """
     marker = read_marker(target)
     if marker is not None and all(marker.get(key) == value for key, value in recipe.items()):

@@ -115,9 +115,10 @@ MOST_COVERED, LOOSE_ATTEMPTS = (
 
 
 def make_identities(number: int, seed: int) -> list[Identity]:
-    """`number` identities with different combinations of looks. Raises `UserError` where there are fewer combinations.
+    """`number` identities with different combinations of looks.
 
     Every second identity differs from its predecessor in a single modality (RGB, NI and TI in turn): all three are needed.
+
     """
     if number > prod(LOOK_SHAPE):
         raise UserError(
@@ -307,7 +308,7 @@ def write_data_set(
     """Write triplets and masks in the layout of RGBNT201, `images_per_camera` of each identity from each camera, drawn by
     `workers` processes → the number of triplets in each split.
 
-    `quality` is JPEG's; `skip_identities` leaves out the first ones of the seed. Raises `UserError` for too many identities.
+    `quality` is JPEG's; `skip_identities` leaves out the first ones of the seed.
     """
     people = make_identities(skip_identities + identities + test_identities, seed)[skip_identities:]
     for split in SPLITS:

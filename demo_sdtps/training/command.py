@@ -31,7 +31,7 @@ def train(
 ) -> None:
     """Start or resume the run of `cfg` in each of the processes.
 
-    Nothing is written or replaced before the input has been checked. Raises `UserError`.
+    Nothing is written or replaced before the input has been checked.
     """
     output = Path(cfg.OUTPUT_DIR)
     with lock_file(output / LOCK, f"OUTPUT_DIR {output}") if is_main() else nullcontext():
@@ -58,8 +58,8 @@ def train(
 def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[Path]:
     """OUTPUT_DIR with configuration, log and record of the run in the context.
 
-    `Stopped` ends the context without an error, and after Ctrl-C as `KeyboardInterrupt`. Files of an earlier run are replaced,
-    unless it is resumed. Only the main process writes. Raises `UserError`.
+    `Stopped` ends the context without an error, and after Ctrl-C as `KeyboardInterrupt`. Files of an earlier run are
+    replaced, unless it is resumed. Only the main process writes.
     """
     output = Path(cfg.OUTPUT_DIR)
     all_gather_object(None)  # wait: another process may still read what is replaced

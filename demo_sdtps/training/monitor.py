@@ -71,11 +71,9 @@ class Meter:
 
 
 class LossMonitor:
-    """Raises `UserError` for the first loss that is not finite, with its step.
-
-    Reading a loss on a GPU would make the CPU wait for all work before it. The loss is copied asynchronously instead and read
-    `LAG` steps later; the error still names the loss's own step. `flush`, which must be called before a checkpoint is written,
-    waits for all copies.
+    """Reading a loss on a GPU would make the CPU wait for all work before it. The loss is copied asynchronously instead and
+    read `LAG` steps later; the error still names the loss's own step. `flush`, which must be called before a checkpoint is
+    written, waits for all copies.
     """
 
     def __init__(self):

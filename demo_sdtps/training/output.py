@@ -35,7 +35,7 @@ def own_files(output: Path) -> list[Path]:
 
 
 def make_output(output: Path) -> None:
-    """Make the folder and remove the files of an earlier run in it. Raises `UserError` where it cannot be written."""
+    """Make the folder and remove the files of an earlier run in it."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         # config.yml last: a start that is killed here leaves a folder in which RESUME auto starts the same run.
@@ -51,7 +51,7 @@ def make_output(output: Path) -> None:
 def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Iterator[list[Board]]:
     """The boards of a run: TensorBoard's, and that of Weights & Biases with SOLVER.WANDB; none but in the main process.
 
-    A run is resumed from epoch `first` on. Raises `UserError` where Weights & Biases cannot start.
+    A run is resumed from epoch `first` on.
     """
     with ExitStack() as stack:
         boards = [stack.enter_context(_tensorboard(output, first))] if is_main() else []
@@ -94,7 +94,7 @@ def check_tracking(cfg: CfgNode) -> None:
 
 @contextmanager
 def _wandb(cfg: CfgNode, output: Path, identifier: str | None) -> Iterator[Board]:
-    """A resumed run goes on under its identifier. Raises `UserError` where wandb cannot start."""
+    """A resumed run goes on under its identifier."""
     import wandb
 
     with _starting():
@@ -120,7 +120,7 @@ def _wandb(cfg: CfgNode, output: Path, identifier: str | None) -> Iterator[Board
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """Inside, errors of wandb are raised as `UserError`."""
+    """Context manager: errors of wandb are raised as `UserError`."""
     import wandb
 
     try:

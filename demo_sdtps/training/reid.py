@@ -126,8 +126,7 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
 
 
 def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> ReIDTrainer:
-    """Trainer of the data set, model and weights of `cfg`, on `device`. Raises `UserError` for data and weights that are
-    missing or do not fit."""
+    """Trainer of the data set, model and weights of `cfg`, on `device`."""
     if not reader_of(cfg).labelled:
         raise UserError(
             f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give Folder or CSV, "

@@ -74,8 +74,7 @@ class Resumed(NamedTuple):
 
 
 def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Resumed | None:
-    """The run in OUTPUT_DIR to resume, None to start one there. Raises `UserError` where RESUME contradicts what is there, or a
-    run would be lost."""
+    """The run in OUTPUT_DIR to resume, None to start one there."""
     output = Path(cfg.OUTPUT_DIR)
     if cfg.RESUME == "no":
         check_replaceable(output, overwrite)
@@ -115,7 +114,7 @@ def check_replaceable(output: Path, overwrite: bool) -> None:
 
 
 def read_last(output: Path) -> Resumed:
-    """The run at last.pth, or at the previous checkpoint where that is missing or damaged. Raises `UserError` for neither."""
+    """The run at last.pth, or at the previous checkpoint where that is missing or damaged."""
     problems = []
     for path in (output / LAST, output / PREVIOUS):
         try:

@@ -24,8 +24,8 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, the first signal sets `signal`, and the second ends the process at once. A signal that is ignored (SIGHUP
-        under nohup) remains so."""
+        """Context manager: the first signal sets `signal`, and the second ends the process at once. A signal that is
+        ignored (SIGHUP under nohup) remains so."""
         if (
             threading.current_thread() is not threading.main_thread()
         ):  # Python handles signals there only
@@ -56,7 +56,7 @@ class StopRequest:
 
     @contextmanager
     def raise_immediately(self) -> Iterator[None]:
-        """Inside, a signal raises `Stopped`; an earlier one does at once."""
+        """Context manager: a signal raises `Stopped`; an earlier one does at once."""
         self.is_immediate = True
         try:
             if self.signal:

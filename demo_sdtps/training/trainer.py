@@ -124,8 +124,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
     def run(self, output: Path, resumed: Resumed | None = None) -> list[dict]:
         """Train to SOLVER.MAX_EPOCHS, from the beginning or from a checkpoint, with the run's files in `output`.
 
-        Returns the records of metrics.json, one per epoch. Raises `UserError` for an image that cannot be read, a loss that is
-        not finite and a file that cannot be written; `Stopped` after SIGTERM, SIGHUP or Ctrl-C.
+        Returns the records of metrics.json, one per epoch.
         """
         self.output, self.saved = output, time.monotonic()
         for level, note in self.notes:
@@ -304,7 +303,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         )
 
     def _restore(self, resumed: Resumed) -> None:
-        """Set the state that `_save` wrote. Raises `UserError` where the model has changed since."""
+        """Set the state that `_save` wrote."""
         state = resumed.state
         fill_model(self.model, state["model"], resumed.path)
         for name, module in self.auxiliary.items():

@@ -34,7 +34,7 @@ def set_grid(embed: PatchEmbed, size: tuple[int, int], stride: tuple[int, int]) 
 
 
 class ViT(Backbone):
-    """Camera embedding on all tokens. Register tokens stand behind the class token and are not returned."""
+    """Camera embedding on all tokens. Register tokens follow the class token and are not returned."""
 
     camera_on_patches = True
 
@@ -42,7 +42,7 @@ class ViT(Backbone):
         return self._create(cfg, cfg.MODEL.TRANSFORMER_TYPE, **regularisation(cfg))
 
     def _create(self, cfg: CfgNode, name: str, **kwargs) -> Transformer:
-        """timm's VisionTransformer `name` for INPUT.SIZE_TRAIN and MODEL.STRIDE_SIZE. Raises `UserError`."""
+        """timm's VisionTransformer `name` for INPUT.SIZE_TRAIN and MODEL.STRIDE_SIZE."""
         embed = partial(StridedPatchEmbed, stride=tuple(cfg.MODEL.STRIDE_SIZE))
         vit = create(name, img_size=tuple(cfg.INPUT.SIZE_TRAIN), embed_layer=embed, **kwargs)
         check_grid(cfg, vit)
@@ -101,7 +101,7 @@ def regularisation(cfg: CfgNode) -> dict[str, object]:
 
 
 def create(name: str, **kwargs) -> Transformer:
-    """The timm model `name` without pooling and classifier. Raises `UserError` where its tokens do not fit."""
+    """The timm model `name` without pooling and classifier."""
     try:
         vit = timm.create_model(
             name, pretrained=False, num_classes=0, global_pool="", dynamic_img_size=False, **kwargs

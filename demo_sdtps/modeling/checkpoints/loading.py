@@ -69,8 +69,7 @@ def save_checkpoint(
 
 
 def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> None:
-    """torch.save by `atomic_write`; an earlier file is kept as `previous`, if given. Raises `UserError` where it cannot be
-    written."""
+    """torch.save by `atomic_write`; an earlier file is kept as `previous`, if given."""
     with atomic_write(path, previous) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
@@ -83,10 +82,7 @@ def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> No
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint of ours, or a bare state dict with our or DeMo's names, by a name as `weights_file` takes it.
-
-    Raises `UserError` for a file that is missing, cannot be read, or holds no weights of this model.
-    """
+    """Read a checkpoint of ours, or a bare state dict with our or DeMo's names, by a name as `weights_file` takes it."""
     path, content = _load(path)
     weights = tensors_of(content)
     has_demo_names = is_demo(weights)
@@ -114,12 +110,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def read_weights(path: str | Path, example: str = EXAMPLE) -> dict[str, torch.Tensor]:
-    """The weights of any model. Raises `UserError` where they are missing or cannot be read."""
+    """The weights of any model."""
     return tensors_of(_load(path, example)[1])
 
 
 def stored_config(path: str | Path, example: str = EXAMPLE) -> StoredText:
-    """The configuration that a checkpoint was trained with. Raises `UserError` where it cannot be read or holds none."""
+    """The configuration that a checkpoint was trained with."""
     path, content = _load(path, example, without_weights=True)
     text = content.get("config")
     if not isinstance(text, str) or not text.strip():
@@ -131,8 +127,8 @@ def stored_config(path: str | Path, example: str = EXAMPLE) -> StoredText:
 
 
 def weights_file(name: str | Path, example: str = EXAMPLE) -> Path:
-    """The file that is meant by the name of weights: a file, the first of IN_FOLDER in a folder, or, where there is neither, of
-    a repository owner/name of the Hugging Face hub, which is downloaded. Raises `UserError` where there is none."""
+    """The file that is meant by the name of weights: a file, the first of IN_FOLDER in a folder, or, where there is
+    neither, of a repository owner/name of the Hugging Face hub, which is downloaded."""
     path = Path(name)
     if not path.exists() and REPOSITORY.fullmatch(str(name)):
         try:
@@ -180,8 +176,7 @@ def _load(
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint's weights into `model`.
 
-    Those of a score of patches are left out, with a warning, where the model's has none. Raises `UserError` naming the first
-    keys where they do not fit.
+    Those of a score of patches are left out, with a warning, where the model's has none.
     """
     weights = checkpoint.model
     if not any(name.startswith(SLIMMING) for name in model.state_dict()):
@@ -198,7 +193,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def fill_model(model: nn.Module, weights: Mapping[str, torch.Tensor], path: str | Path) -> None:
-    """Load weights of the file `path` into `model`. Raises `UserError` naming the first keys that do not fit."""
+    """Load weights of the file `path` into `model`."""
     expected = model.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in weights]
     problems += [f"{name} is not part of the model" for name in weights if name not in expected]

@@ -208,7 +208,7 @@ def _prefixes() -> list[tuple[str, str]]:
 
 
 def backbone_of(model: Weights, path: Path) -> Weights:
-    """The Vision Transformer's weights in timm's names. Raises `UserError` where there are none."""
+    """The Vision Transformer's weights in timm's names."""
     weights = {
         name.removeprefix(OUR_BACKBONE): tensor
         for name, tensor in model.items()

@@ -49,8 +49,7 @@ def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> s
     """Fill the backbone from a file (TorchScript archive, state dict or safetensors), from timm's hub for "hub", or not at all
     for "none" and "".
 
-    Returns a report, or a warning: how many tensors were loaded, resized and left at random. Raises `UserError` for a source
-    that cannot be read, that has no tensor of a fitting name and shape, or that is another model's.
+    Returns a report, or a warning: how many tensors were loaded, resized and left at random.
     """
     if source in RANDOM:
         return RANDOM[source]
@@ -156,7 +155,7 @@ def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int =
 
 
 def read_source(transformer_type: str, source: str) -> Weights:
-    """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else from a file. Raises `UserError`."""
+    """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else from a file."""
     if source == HUB:
         return _from_hub(transformer_type)
     return read_pretrained(
@@ -167,8 +166,6 @@ def read_source(transformer_type: str, source: str) -> Weights:
 def read_pretrained(path: Path, archives: bool = True) -> Weights:
     """The tensors of a safetensors file, a state dict (possibly under a `CONTAINERS` key) or, with `archives`, a TorchScript
     archive. The last is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
-
-    Raises `UserError` for a missing file and for any other format.
     """
     if not path.is_file():
         raise UserError(
@@ -199,7 +196,7 @@ def _enumeration(names: Sequence[str]) -> str:
 
 
 def _from_hub(transformer_type: str) -> Weights:
-    """The weights that timm downloads, or finds in the cache of the Hugging Face hub. Raises `UserError`."""
+    """The weights that timm downloads, or finds in the cache of the Hugging Face hub."""
     tag = HUB_TAGS.get(transformer_type, transformer_type)
     others = "give MODEL.PRETRAIN_PATH_T the path of a file with weights of this backbone, or 'none' for random ones"
     if not timm.models.is_model_pretrained(tag):

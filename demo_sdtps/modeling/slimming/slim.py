@@ -46,7 +46,7 @@ def slim(
     block has the whole grid: the kept patches, and the dropped ones as they were when they were dropped. `shared`: True, one
     set for all images of a forward where the score is of the images alone; "first", all keep what the first keeps; False, each
     its own. `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix` are the numbers of tokens
-    before and behind the patches.
+    before and after the patches.
 
     A score with weights adds them as `slimming.scores.…`. Raises `UserError` for a model without a Vision Transformer that
     slimming fits, one that is slimmed or compiled already, and settings that do not fit. docs/slim.md has an example for each
@@ -107,7 +107,7 @@ def attach_to(
     scores: Sequence[Score],
     **settings: Any,
 ) -> Slim:
-    """Add slimming with these scores to the towers of a model; `settings` are those of `Slim`. Raises `UserError`."""
+    """Add slimming with these scores to the towers of a model; `settings` are those of `Slim`."""
     slimming = Slim([tower.layout for tower in towers], blocks, keep, scores, **settings)
     for tower in towers:
         check_stages(
@@ -132,7 +132,7 @@ def attach_to(
 
 
 def unslim(model: Model) -> Model:
-    """Take slimming off, in place; → the model. Raises `UserError` for a model without."""
+    """Take slimming off, in place; → the model."""
     slimming_of(model)
     for module in list(model.modules()):
         slimming = getattr(module, "slimming", None)
@@ -165,7 +165,7 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
 
 
 def slimming_of(model: nn.Module) -> Slim:
-    """The slimming of a model, or of the one that it wraps. Raises `UserError`."""
+    """The slimming of a model, or of the one that it wraps."""
     hook = next((module for module in model.modules() if isinstance(module, Slim)), None)
     if hook is None:
         raise UserError(
@@ -175,7 +175,7 @@ def slimming_of(model: nn.Module) -> Slim:
 
 
 def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:
-    """A score for each of `count` stages. Raises `UserError`."""
+    """A score for each of `count` stages."""
     each = (
         list(score)
         if isinstance(score, (list, tuple))

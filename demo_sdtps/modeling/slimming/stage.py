@@ -57,7 +57,7 @@ class StageOutput:
 
 
 class Slimming(nn.Module):
-    """Stages after `blocks` of the backbone, 0 for its input, that keep the shares `keep` of the patches there are, each by a
+    """Stages after `blocks` of the backbone, 0 for its input, that keep the shares `keep` of the remaining patches, each by a
     score of its own. With `merge` the dropped patches are merged; with `shared` the modalities of a triplet keep the same."""
 
     def __init__(
@@ -195,7 +195,7 @@ class Slimming(nn.Module):
 
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
-    """The stages of MODEL.SLIM_BLOCKS for a backbone of this project. Raises `UserError` as `check_stages`."""
+    """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
     from demo_sdtps.modeling.slimming.scores import make_score
 
     model, width = cfg.MODEL, backbone.vit.embed_dim
@@ -313,10 +313,7 @@ def patch_shares(
 
 
 def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep") -> tuple[int, ...]:
-    """Patches that stages leave of a grid of `patches`, each its share of those of the stage before, rounded up.
-
-    Raises `UserError` where a share, `name` in the sentence, is less than one patch.
-    """
+    """Patches that stages leave of a grid of `patches`, each its share of those of the stage before, rounded up."""
     counts = []
     for share in shares:
         if patches * share < 1:

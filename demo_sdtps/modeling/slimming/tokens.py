@@ -27,7 +27,7 @@ def is_missing(images: ByModality) -> ByModality:
 @dataclass(frozen=True)
 class Tokens:
     """Tokens between two blocks: P prefix tokens (class token, registers), n patches, E others: those that a host has
-    behind the patches, and the extra tokens of slimming."""
+    after the patches, and the extra tokens of slimming."""
 
     values: torch.Tensor  # (B, P + n + E, C)
     positions: torch.Tensor | None = (

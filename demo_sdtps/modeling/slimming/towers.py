@@ -77,8 +77,8 @@ def find_towers(
 ) -> list[Tower]:
     """The Vision Transformers in `model`, in the order of its modules; towers of text have no patch convolution and are none.
 
-    `blocks_at` is the path of the blocks where they cannot be found; `prefix` and `suffix` are the numbers of tokens before and
-    behind the patches. Raises `UserError` where there is none, and for one that slimming does not fit.
+    `blocks_at` is the path of the blocks where they cannot be found; `prefix` and `suffix` are the numbers of tokens before
+    and after the patches.
     """
     if blocks_at:
         places = [_blocks_at(model, blocks_at)]
