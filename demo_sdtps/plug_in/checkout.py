@@ -21,11 +21,14 @@ class Checkout:
         """Whether the checkout's folder has a module of this name."""
         return self.folder.joinpath(*module.split(".")).with_suffix(".py").is_file()
 
-    def module(self, name: str, sought: str) -> ModuleType:
-        """Import a module of the checkout."""
-        absent = UserError(
+    def _absent(self, sought: str) -> UserError:
+        return UserError(
             f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}."
         )
+
+    def module(self, name: str, sought: str) -> ModuleType:
+        """Import a module of the checkout; an error names what was `sought`."""
+        absent = self._absent(sought)
         try:
             module_object = import_module(name)
         except ModuleNotFoundError as error:
@@ -49,9 +52,7 @@ class Checkout:
         sought = f"{module}.{name}"
         value = self.module(module, sought)
         if not hasattr(value, name):
-            raise UserError(
-                f"{self.folder} is not a checkout that the plug-in knows: it has no {sought}."
-            )
+            raise self._absent(sought)
         return getattr(value, name)
 
     def replace(self, module: str, name: str, value: object) -> None:

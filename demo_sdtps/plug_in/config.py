@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from yacs.config import CfgNode
 
+from demo_sdtps.config.common import MISSING_CASES
 from demo_sdtps.config.schema import KEYS
 from demo_sdtps.runtime.errors import UserError
 
@@ -47,3 +48,9 @@ def check_values(cfg: CfgNode) -> None:
             )
         if callable(key.allowed) and not key.allowed(cfg.MODEL[name]):
             raise UserError(f"{key.name} is {cfg.MODEL[name]!r}; it must be {key.allowed_text}.")
+
+
+def missing_letters(cfg: CfgNode) -> str:
+    """First letters of the modalities that are missing in evaluation."""
+    letters = cfg.TEST.get("MISS", "")
+    return letters if letters in MISSING_CASES else ""

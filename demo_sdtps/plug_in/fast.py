@@ -101,7 +101,7 @@ class FastFusion(nn.Module):
             self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _built(self)
         hdm, atmoe = self.__dict__["fast_modules"]
         patches, global_feats = (
-            dict(zip(MODALITIES, part, strict=True)) for part in (inputs[:3], inputs[3:])
+            dict(zip(MODALITIES, tensors, strict=True)) for tensors in (inputs[:3], inputs[3:])
         )
         features = hdm(patches, global_feats)
         return atmoe(features) if atmoe else features.flatten(1)

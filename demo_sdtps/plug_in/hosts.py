@@ -77,8 +77,8 @@ def host_of(model: Any) -> Host:
 
 def module_at(model: Any, path: str) -> Any:
     """The module at a path, None for none."""
-    for part in path.split("."):
-        model = getattr(model, part, None)
+    for name in path.split("."):
+        model = getattr(model, name, None)
     return model
 
 

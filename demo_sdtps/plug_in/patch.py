@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from demo_sdtps.config.common import MISSING_CASES, SDTPS_ARGUMENTS
+from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
-from demo_sdtps.plug_in.config import check_values
+from demo_sdtps.plug_in.config import check_values, missing_letters
 from demo_sdtps.plug_in.hosts import Host, host_of, module_at
 from demo_sdtps.runtime.errors import UserError
 
@@ -32,29 +32,7 @@ REDUCES = ("rgb_reduce", "nir_reduce", "tir_reduce")
 _thread = threading.local()
 
 
-class Patched:
-    """Base of the classes with our methods, which `make_patched` puts before a class of the checkout."""
-
-    suffix: str
-    _host: type  # the class of the checkout
-
-
-@lru_cache
-def _class(ours: Any, host: Any) -> Any:
-    return type(
-        f"{host.__name__}{ours.suffix}",
-        (ours, host),
-        {"__module__": host.__module__, "_host": host},
-    )
-
-
-def make_patched(instance: Any, ours: type) -> None:
-    """Give `instance` the methods of `ours`, a subclass of `Patched` with a `suffix` of names, in place."""
-    host: Any = type(instance)
-    instance.__class__ = _class(ours, host)
-
-
-class SeenPass:
+class ForwardRecord:
     """What the hooks read in one forward of one model: patch tokens (B, N, C) and globals (B, C), in the order RGB, NI, TI."""
 
     def __init__(self, model: SDTPSForward) -> None:
@@ -90,44 +68,44 @@ class SeenPass:
                 ) from None
         return self._selected
 
-    def __enter__(self) -> SeenPass:
-        self.outer, _thread.seen = getattr(_thread, "seen", None), self
+    def __enter__(self) -> ForwardRecord:
+        self.outer, _thread.record = getattr(_thread, "record", None), self
         return self
 
     def __exit__(self, *error: object) -> None:
-        _thread.seen = self.outer
+        _thread.record = self.outer
 
 
-def _seen_by(module: nn.Module, *names: str) -> SeenPass | None:
+def _record_of(module: nn.Module, *names: str) -> ForwardRecord | None:
     """The pass under way in this thread, if `module` is its model's own and no copy, which has the same hooks."""
-    current: SeenPass | None = getattr(_thread, "seen", None)
+    record: ForwardRecord | None = getattr(_thread, "record", None)
     return (
-        current
-        if current and any(module is module_at(current.model, name) for name in names)
+        record
+        if record and any(module is module_at(record.model, name) for name in names)
         else None
     )
 
 
-def _see_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
-    current = getattr(_thread, "seen", None)
-    if current is None or _seen_by(backbone, current.model.sdtps_host.backbone) is None:
+def _record_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
+    record = getattr(_thread, "record", None)
+    if record is None or _record_of(backbone, record.model.sdtps_host.backbone) is None:
         return
-    count = 3 if current.model.sdtps_host.is_stacked else 1
-    current.tokens += output[0].chunk(count)
-    current.class_tokens += output[1].chunk(count)
+    count = 3 if record.model.sdtps_host.is_stacked else 1
+    record.tokens += output[0].chunk(count)
+    record.class_tokens += output[1].chunk(count)
 
 
-def _see_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-    current = _seen_by(reduce, *REDUCES)
-    if current is not None:
-        current.reduced.append(output)
+def _record_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+    record = _record_of(reduce, *REDUCES)
+    if record is not None:
+        record.reduced.append(output)
 
 
 def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
-    current = _seen_by(fusion, "generalFusion")
-    if current is None:
+    record = _record_of(fusion, "generalFusion")
+    if record is None:
         return None
-    return (*current.selected(), *inputs[3:])
+    return (*record.selected(), *inputs[3:])
 
 
 def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
@@ -138,10 +116,9 @@ def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
     return copy
 
 
-class SDTPSForward(Patched, nn.Module):
+class SDTPSForward(nn.Module):
     """The forward of a model with SDTPS."""
 
-    suffix = "SDTPS"
     sdtps: MultiModalSDTPS
     bottleneck_sdtps: nn.BatchNorm1d
     classifier_sdtps: nn.Linear
@@ -161,25 +138,25 @@ class SDTPSForward(Patched, nn.Module):
         asked = call.arguments.get("return_pattern", 3)
         if host.has_patterns:
             call.arguments["return_pattern"] = 3
-        with SeenPass(self) as current:
+        with ForwardRecord(self) as record:
             output = super().forward(*call.args, **call.kwargs)
         if call.arguments[host.mode] if host.mode else self.training:
-            return (*output[: host.pair], *self._pair(current), *output[host.pair :])
+            return (*output[: host.pair], *self._pair(record), *output[host.pair :])
         if not host.has_patterns:
-            return torch.cat([output, self._feature(current)], dim=-1)
-        width = sum(feature.shape[-1] for feature in current.global_feats)
+            return torch.cat([output, self._feature(record)], dim=-1)
+        width = sum(feature.shape[-1] for feature in record.global_feats)
         original, fused = output[:, :width], output[:, width:]
         if asked not in (2, 3):
             return original.contiguous()
         return torch.cat(
-            [*([original] if asked == 3 else []), self._feature(current), fused], dim=-1
+            [*([original] if asked == 3 else []), self._feature(record), fused], dim=-1
         )
 
-    def _feature(self, current: SeenPass) -> torch.Tensor:
-        return torch.cat([tokens.mean(dim=1) for tokens in current.selected()], dim=-1)
+    def _feature(self, record: ForwardRecord) -> torch.Tensor:
+        return torch.cat([tokens.mean(dim=1) for tokens in record.selected()], dim=-1)
 
-    def _pair(self, current: SeenPass) -> tuple[torch.Tensor, ...]:
-        feature = self._feature(current)
+    def _pair(self, record: ForwardRecord) -> tuple[torch.Tensor, ...]:
+        feature = self._feature(record)
         logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
         if self.sdtps_loss_weight == 1:
             return logits, feature
@@ -187,6 +164,13 @@ class SDTPSForward(Patched, nn.Module):
         return tuple(
             _with_scaled_gradient(tensor, self.sdtps_loss_weight) for tensor in (logits, feature)
         )
+
+
+@lru_cache
+def _patched_class(host: Any) -> Any:
+    """A subclass of a class of the checkout with the forward of SDTPS."""
+    name = f"{host.__name__}SDTPS"
+    return type(name, (SDTPSForward, host), {"__module__": host.__module__})
 
 
 def patch(model: Any, cfg: CfgNode) -> Any:
@@ -199,7 +183,7 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     """
     check_values(cfg)
     if (
-        isinstance(model, Patched)
+        isinstance(model, SDTPSForward)
         or hasattr(model, "slimming")
         or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
     ):
@@ -236,21 +220,15 @@ def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
         module.to(device).train(model.training)
 
     model.sdtps_host = host
-    module_at(model, host.backbone).register_forward_hook(_see_tokens)
+    module_at(model, host.backbone).register_forward_hook(_record_tokens)
     for name in REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ():
-        getattr(model, name).register_forward_hook(_see_global)
+        getattr(model, name).register_forward_hook(_record_global)
     if cfg.MODEL.SDTPS_FEEDS_HDM and host.fusion and hasattr(model, host.fusion):
         getattr(model, host.fusion).register_forward_pre_hook(_give_selected)
     absent = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else missing_letters(cfg)
     model.sdtps_unguided = tuple(letter in absent for letter in "rnt")
     model.sdtps_loss_weight = cfg.MODEL.SDTPS_LOSS_WEIGHT
-    make_patched(model, SDTPSForward)
-
-
-def missing_letters(cfg: CfgNode) -> str:
-    """First letters of the modalities that are missing in evaluation."""
-    letters = cfg.TEST.get("MISS", "")
-    return letters if letters in MISSING_CASES else ""
+    model.__class__ = _patched_class(type(model))
 
 
 def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.slim import attach_to
 from demo_sdtps.modeling.slimming.towers import find_towers
+from demo_sdtps.plug_in.config import missing_letters
 from demo_sdtps.plug_in.hosts import blocks_of
-from demo_sdtps.plug_in.patch import missing_letters
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
     takes less than 60 % of the operations, and a training step is finite."""
     out = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "hosts.py", checkout_of(name), name, out],
+        [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout_of(name), name, out],
         capture_output=True,
         text=True,
         check=False,
