@@ -75,8 +75,6 @@ def inputs(name, seed=1):
         del images["RGB1"]
     if name == "IDEA":
         return images, {key: torch.randn(BATCH, WIDTH, generator=draws) for key in NAMES}
-    if name == "STMI":
-        images["mask"] = (torch.rand(BATCH, *GRID, generator=draws) > 0.5).float()
     return (images,)
 
 
@@ -146,7 +144,6 @@ def scores_by_hand(name, model, images, shared, training):
             [saliency(image.double(), GRID, (PATCH, PATCH), (PATCH, PATCH)) for image in rows]
         )
         for key, rows in given.items()
-        if rows.ndim == 4
     }
     voting = [key for key in own if training or key[0].lower() not in model.miss]
     if shared == "first":
@@ -177,10 +174,7 @@ def attention_by_hand(tower, follow, first):
         *((name, "nt", False, True, "saliency") for name in SLIMMED if name != "TOPReID"),
         *((name, "r", False, True, "saliency") for name in ("MDReID", "TOPReID")),
         *((name, "r", True, True, "saliency") for name in ("UGG", "MDReID", "IDEA", "TOPReID")),
-        *(
-            (name, "", False, False, "saliency")
-            for name in ("UGG", "MFRNet", "HAPE", "IDEA", "TOPReID")
-        ),
+        *((name, "", False, False, "saliency") for name in ("UGG", "MFRNet", "IDEA", "TOPReID")),
         *((name, "", False, True, EVIT) for name in SLIMMED),
         ("MFRNet", "", False, False, EVIT),
     ],
@@ -215,7 +209,7 @@ def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, sc
         for key in (key for key in gradients[0] if key.endswith("conv1.weight")):
             assert gradients[1][key].norm() > 0
             assert_close(gradients[0][key], gradients[1][key], *4 * SUMS)  # there and back, by both
-    calls = [tuple(stage) for stage in (seen[:3] if name == "HAPE" else seen[::2])]
+    calls = [tuple(stage) for stage in seen[::2]]
     assert calls == expected_names(name, miss, training)
 
 
@@ -231,7 +225,7 @@ def expected_names(name, miss, training):
     return [({"RGB1": "RGB"}.get(key, key),) for key in order]
 
 
-@pytest.mark.parametrize("name", ["UGG", "IDEA", "TOPReID", "HAPE"])
+@pytest.mark.parametrize("name", ["UGG", "IDEA", "TOPReID"])
 @pytest.mark.parametrize("miss", ["", "r", "n", "rt"])
 def test_a_missing_image_has_its_modalitys_name(name, miss):
     """By a score of noise that depends on it: what a modality keeps does not depend on which others miss."""
@@ -296,12 +290,10 @@ def test_the_pair_and_the_feature_of_sdtps(name, slimming):
 REFUSED = {
     "SDTPS": [
         (
-            name,
+            "TOPReID",
             {"USE_SDTPS": True},
-            f"the training loop of {KNOWN[name].name} reads outputs by fixed places",
+            "the training loop of TOP-ReID reads outputs by fixed places",
         )
-        for name in HOSTS
-        if name not in WITH_SDTPS
     ],
     "EDITOR": [
         (
@@ -312,16 +304,16 @@ REFUSED = {
     ],
     "masks": [
         (
-            "STMI",
+            "UGG",
             {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "supervised"},
-            "which reads foreground masks, but the loader of STMI has none",
+            "which reads foreground masks, but the loader of UGG-ReID has none",
         )
     ],
     "a loss": [
         (
-            "STMI",
+            "UGG",
             {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5], "SLIM_SCORE": "self_supervised"},
-            "which learns by a loss, but the training of STMI adds none",
+            "which learns by a loss, but the training of UGG-ReID adds none",
         )
     ],
     "merges": [

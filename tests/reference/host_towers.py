@@ -7,7 +7,6 @@ from collections import Counter
 from math import ceil
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 WIDTH, HEADS, DEPTH, PATCH, GRID, CLASSES = 16, 2, 4, 16, (8, 4), 5
@@ -31,7 +30,7 @@ class Slow:
         self.restore, self.tokens_first = restore, tokens_first
         self.calls, self.held = Counter(), {}
 
-    def __call__(self, index, x, mask):
+    def __call__(self, index, x):
         call = self.calls[index]
         self.calls[index] += 1
         images = x.transpose(0, 1) if self.tokens_first else x
@@ -42,25 +41,15 @@ class Slow:
                 if callable(self.scores)
                 else self.scores[call]
             )
-        rows, masks = zip(
-            *(
-                self.image(index, image, (call, row), score)
-                for row, (image, score) in enumerate(zip(images, scores, strict=True))
-            ),
-            strict=True,
-        )
-        if mask is not None:
-            mask = torch.stack(
-                [
-                    torch.cat([own.flatten()[places], torch.ones(extra)])
-                    for own, (places, extra) in zip(mask, masks, strict=True)
-                ]
-            )
+        rows = [
+            self.image(index, image, (call, row), score)
+            for row, (image, score) in enumerate(zip(images, scores, strict=True))
+        ]
         x = torch.stack(rows)
-        return x.transpose(0, 1) if self.tokens_first else x, mask
+        return x.transpose(0, 1) if self.tokens_first else x
 
     def image(self, index, tokens, key, score):
-        """The tokens (L, C) of one image that are left → (L', C), places of its patches and number of extra tokens."""
+        """The tokens (L, C) of one image that are left → (L', C)."""
         held, places, extra = self.held.setdefault(key, ({}, range(PATCHES), 0))
         end = len(tokens) - self.suffix
         patches = dict(zip(places, tokens[self.prefix :], strict=False))
@@ -89,12 +78,11 @@ class Slow:
                 dict(sorted((held | patches).items())) if self.restore else patches,
             )
         self.held[key] = held, list(patches), len(extras)
-        left = [*tokens[: self.prefix], *patches.values(), *extras, *tokens[end:]]
-        return torch.stack(left), (list(patches), len(extras))
+        return torch.stack([*tokens[: self.prefix], *patches.values(), *extras, *tokens[end:]])
 
 
 class Block(nn.Module):
-    """CLIP's, for tokens (L, B, C); `use_mask` (B, …) has a number for each token but the class token."""
+    """CLIP's, for tokens (L, B, C)."""
 
     tokens_first = True
 
@@ -106,40 +94,14 @@ class Block(nn.Module):
             nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
         )
 
-    def forward(
-        self, x, modality=None, index=None, last_prompt=None, prompt_sign=False, use_mask=None
-    ):
-        seen, bias = self.ln_1(x), None
-        if use_mask is not None:
-            mask = F.pad(use_mask.flatten(1), (1, 0), value=1.0)
-            bias = (mask[:, :, None] * mask[:, None]).repeat_interleave(HEADS, 0)
-        x = x + self.attn(seen, seen, seen, attn_mask=bias, need_weights=False)[0]
+    def forward(self, x):
+        normed = self.ln_1(x)
+        x = x + self.attn(normed, normed, normed, need_weights=False)[0]
         return x + self.mlp(self.ln_2(x))
 
 
 class BatchFirst(Block):
     tokens_first = False
-
-
-class Prompted(Block):
-    """Adds prompts to the tokens and takes them off again: → (tokens, prompts)."""
-
-    def __init__(self):
-        super().__init__()
-        self.prompt = nn.Parameter(torch.randn(3, 1, WIDTH))
-
-    def forward(self, x, modality, index, last_prompt, prompt_sign=True, use_mask=None):
-        assert x.shape[1] == len(last_prompt[0]) if index else last_prompt is None
-        prompt = self.prompt.expand(-1, x.shape[1], -1) + (last_prompt if index else 0)
-        both = super().forward(torch.cat([x, prompt]))
-        return both[: len(x)], both[len(x) :]
-
-
-class Weighing(Block):
-    """→ (tokens, attention)."""
-
-    def forward(self, x, *others, **named):
-        return super().forward(x), self.attn(x, x, x)[1]
 
 
 class Tower(nn.Module):
@@ -167,39 +129,14 @@ class Tower(nn.Module):
         x = x if last is None else torch.cat([x, last.unsqueeze(1)], dim=1)
         return x.transpose(0, 1) if self.tokens_first else x
 
-    def at(self, index, x, mask=None):
-        return self.stage(index, x, mask) if self.stage else (x, mask)
-
-    def forward(self, images, last=None, mask=None):
-        x, prompt, self.maps = self.embed(images, last), None, []
-        for index in range(DEPTH):
-            x, own = self.at(index, x, mask)
-            if not self.tokens_first:
-                x = self.blocks[index](x)
-                continue
-            x = self.transformer.resblocks[index](
-                x, "rgb", index, prompt, prompt_sign=False, use_mask=own
-            )
-            x, prompt = x if isinstance(x, tuple) else (x, None)
-            self.maps.append(prompt)
-        x = self.at(DEPTH, x)[0]
+    def forward(self, images, last=None):
+        x = self.embed(images, last)
+        for index, block in enumerate(
+            self.transformer.resblocks if self.tokens_first else self.blocks
+        ):
+            x = block(self.stage(index, x) if self.stage else x)
+        x = self.stage(DEPTH, x) if self.stage else x
         return x.transpose(0, 1) if self.tokens_first else x
-
-
-class Interleaved(Tower):
-    """Three images at once, block by block; what follows a block is written into its output."""
-
-    def forward(self, *images):
-        streams = [self.embed(image) for image in images]
-        for index in range(DEPTH):
-            for place, x in enumerate(streams):
-                streams[place] = self.transformer.resblocks[index](
-                    self.at(index, x)[0], modality=NAMES[place], index=index
-                )
-            centre = sum(x[0] for x in streams) / 3
-            for x in streams:
-                x[0] += 0.1 * centre
-        return [self.at(DEPTH, x)[0].transpose(0, 1) for x in streams]
 
 
 class Backbone(nn.Module):

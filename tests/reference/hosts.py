@@ -1,4 +1,4 @@
-"""The interfaces of the code bases that the plug-in knows in miniature: own code, with the names of their models."""
+"""Miniatures of code bases that the plug-in knows, one for each way of theirs: our code, with the names of their models."""
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +11,7 @@ from tests.reference.host_towers import (
     WIDTH,
     Backbone,
     BatchFirst,
-    Interleaved,
-    Prompted,
     Tower,
-    Weighing,
 )
 
 
@@ -32,9 +29,6 @@ class Host(nn.Module):
 
     def build(self):
         self.BACKBONE = Backbone()
-
-    def towers(self):
-        return [module for module in self.modules() if isinstance(module, Tower)]
 
     def given(self, x):
         """The images in the host's order; those of modalities that miss in evaluation are new zeros."""
@@ -164,23 +158,6 @@ class IDEA(Reshaping):
         )
 
 
-class STMI(Host):
-    """A mask (B, rows, columns) goes to every block."""
-
-    orders = ("NI", "RGB", "TI")
-
-    def build(self):
-        self.BACKBONE = Backbone(is_clip=True)
-
-    def forward(self, image, text=None, label=None):
-        return self.finish(
-            {
-                name: self.BACKBONE(own, mask=image["mask"])[1]
-                for name, own in self.given(image).items()
-            }
-        )
-
-
 class TOPReID(Host):
     """A backbone for each modality; a loss compares the places of the modalities."""
 
@@ -195,28 +172,6 @@ class TOPReID(Host):
             {name: whole + patches.mean(1) for name, (patches, whole) in tokens.items()},
             F.mse_loss(tokens["RGB"][0], tokens["NI"][0]),
         )
-
-
-class MambaPro(Reshaping):
-    """Blocks return (tokens, prompts)."""
-
-    def build(self):
-        super().build()
-        self.BACKBONE = Backbone(Tower(Prompted))
-
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        return self.finish(
-            {name: self.on_grid(self.BACKBONE(image)) for name, image in self.given(x).items()}
-        )
-
-
-class HAPE(Host):
-    def build(self):
-        self.BACKBONE = Backbone(Interleaved())
-
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        tokens = self.BACKBONE.base(*self.given(x).values())
-        return self.finish({name: own[:, 0] for name, own in zip(NAMES, tokens, strict=True)})
 
 
 class Uni_modal(Host):  # noqa: N801 (UPCL's name)
@@ -238,18 +193,7 @@ class Uni_modal(Host):  # noqa: N801 (UPCL's name)
 
 
 class EDITOR(Host):
-    """Multiplies the attention of all blocks."""
-
-    def build(self):
-        self.BACKBONE = Backbone(Tower(Weighing))
-
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        found = {}
-        for name, image in self.given(x).items():
-            patches, whole = self.BACKBONE(image)
-            rollout = torch.stack(self.BACKBONE.base.maps).cumprod(0)[-1]
-            found[name] = whole + (rollout[:, 0, 1:, None] * patches).mean(1)
-        return self.finish(found)
+    """Refused by its name."""
 
 
 HOSTS = {
@@ -260,10 +204,7 @@ HOSTS = {
         MFRNet,
         MDReID,
         IDEA,
-        STMI,
         TOPReID,
-        MambaPro,
-        HAPE,
         Uni_modal,
         EDITOR,
     )
