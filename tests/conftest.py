@@ -48,7 +48,6 @@ LONGEST = (
     "test_cli_errors",
     "test_config_keys",
     "test_package",
-    "test_plug_in",
     "test_plug_in_launch",
     "test_backbones",
     "test_scores",

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from numeric import seeded
+from numeric import assert_close, seeded
 from plug_in_host import CLASSES, PATH, WIDTH, equal, features, images, replicas_of
 from sdtps_cases import assert_gradients_equal
 from tiny import ROOT
@@ -29,6 +29,8 @@ SLIMMED = [
     "MODEL.SLIM_KEEP",
     [0.5, 0.5],
 ]
+ROUNDINGS = 100 * [1]
+"""On the way to a feature in mixed precision, after each operation of six blocks and the rest; its sums are in float32."""
 ADDED = {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
 
 
@@ -55,6 +57,132 @@ def test_the_keys_are_the_schemas(host):
     assert all(cfg.MODEL[name] == ours[name] for name in added)
     cfg.MODEL.SDTPS_BETA = 0.1
     assert demo_sdtps.add_config(cfg).MODEL.SDTPS_BETA == 0.1
+
+
+def step(model, precision=None):
+    """A training forward and its gradients; the same noise whenever it is called."""
+    torch.manual_seed(seeded(1))
+    with torch.autocast("cpu", precision, enabled=precision is not None):
+        output = model.train()(images(4), cam_label=torch.arange(4))
+    pairs = output[:-1] if len(output) % 2 else output
+    sum(tensor.float().square().mean() for tensor in pairs).backward()
+    return output, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+EACH_SETTING = pytest.mark.parametrize(
+    "opts",
+    [
+        [],
+        FUSED,
+        ["MODEL.DIRECT", 0, *FUSED],
+        ["MODEL.GLOBAL_LOCAL", False, "TEST.MISS", "n"],
+        ["MODEL.STRIDE_SIZE", [12, 14]],
+    ],
+    ids=str,
+)
+
+
+@EACH_SETTING
+def test_off_changes_nothing_and_on_no_other_weight(build, host, opts):
+    torch.manual_seed(seeded())
+    cfg = host[0].clone()
+    cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], *opts])
+    untouched, off, on = host[1](cfg, CLASSES, 4), build(*opts, is_on=False), build(*opts)
+    assert type(off) is type(untouched) and not off._forward_hooks
+    before, state = untouched.state_dict(), on.state_dict()
+    assert list(off.state_dict()) == list(before)
+    assert equal(off.state_dict().values(), before.values())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in before.items())
+    assert state["bottleneck_sdtps.weight"].eq(1).all()
+    assert state["bottleneck_sdtps.bias"].eq(0).all()
+    assert not on.bottleneck_sdtps.bias.requires_grad
+    weight = state["classifier_sdtps.weight"]
+    six_standard_errors = 6 / (2 * weight.numel()) ** 0.5
+    assert float(weight.std()) == pytest.approx(0.001, rel=six_standard_errors)
+
+
+@EACH_SETTING
+def test_training_returns_another_pair_and_reaches_every_new_parameter(build, opts):
+    expected, _ = step(build(*opts, is_on=False))
+    (logits, feature, *others), gradients = step(build(*opts))
+    assert logits.shape == (4, CLASSES) and feature.shape == (4, 3 * WIDTH)
+    # What was returned before follows, with the MoE's pair first where there is one: it comes from other tokens now.
+    is_fused = "MODEL.HDM" in opts
+    others, expected = ([torch.as_tensor(tensor) for tensor in each] for each in (others, expected))
+    assert [tensor.shape for tensor in others] == [tensor.shape for tensor in expected]
+    assert equal(others[2 * is_fused :], expected[2 * is_fused :])
+    assert not is_fused or (not torch.equal(others[1], expected[1]) and others[-1] == 0)
+    new = {name: gradient for name, gradient in gradients.items() if "sdtps" in name}
+    assert len(new) == 3 * 11 + 3 and new.pop("bottleneck_sdtps.bias") is None
+    for name, gradient in new.items():
+        assert gradient.isfinite().all(), name
+        # A bias that all selected tokens share cancels in the softmax over them.
+        assert name.endswith("aggr.weight.3.bias") or gradient.norm() > 1e-7, name
+
+
+RATIOS = [
+    *("MODEL.SDTPS_SPARSE_RATIO", 0.75, "MODEL.SDTPS_AGGR_RATIO", 0.5, "MODEL.SDTPS_BETA", 0.1)
+]
+
+
+@EACH_SETTING
+@pytest.mark.parametrize("keys, arguments", [([], ()), (RATIOS, (0.75, 0.5))])
+def test_patterns_hold_the_features_of_our_module(build, opts, keys, arguments):
+    """1 original, 2 enhanced, 3 both, in batches that could be taken for a pair or a triple too."""
+    model, off = build(*opts, *keys), build(*opts, is_on=False)
+    calls = []
+    model.sdtps.register_forward_hook(lambda module, inputs, output: calls.append((inputs, output)))
+    patches = 10 if "MODEL.STRIDE_SIZE" in opts else 8
+    module = MultiModalSDTPS(WIDTH, patches, *arguments, **({"beta": 0.1} if keys else {}))
+    module.load_state_dict(model.sdtps.state_dict())
+    for batch in (2, 3):
+        calls.clear()
+        original, enhanced, both = features(model, images(batch))
+        with torch.no_grad():
+            expected = module.eval()(*calls[0][0])
+        assert equal(expected[:3], calls[0][1][:3])
+        tokens = torch.cat([tokens.mean(dim=1) for tokens in expected[:3]], dim=-1)
+        assert torch.equal(enhanced[:, : 3 * WIDTH], tokens)
+        assert enhanced.shape[1] == (3 + 7 * ("MODEL.HDM" in opts)) * WIDTH
+        unpatched = features(off, images(batch))
+        assert torch.equal(original, unpatched[0])
+        assert torch.equal(both, torch.cat([original, enhanced], dim=-1))
+        if "MODEL.HDM" in opts:
+            assert not torch.equal(enhanced[:, 3 * WIDTH :], unpatched[1])
+
+
+def test_gumbel_changes_gradients_and_its_selection_training_alone(build):
+    """With the temperature too; gradients keep their size."""
+    gumbel = ["MODEL.SDTPS_USE_GUMBEL", True]
+    cases = [[], gumbel, [*gumbel, "MODEL.SDTPS_GUMBEL_TAU", 5.0]]
+    outputs, gradients = zip(*(step(build(*opts)) for opts in cases), strict=True)
+    assert equal(outputs[0], outputs[1]) and equal(outputs[0], outputs[2])
+    names = [name for name in gradients[0] if "score_predictor" in name]
+    exact, sampled, warm = (
+        torch.cat([each[name].flatten() for name in names]) for each in gradients
+    )
+    assert not torch.equal(exact, sampled) and not torch.equal(sampled, warm)
+    assert max(sampled.norm(), warm.norm()) < 10 * exact.norm()
+    selecting = build(*gumbel, "MODEL.SDTPS_GUMBEL_SELECT", True)
+    (_, selected, *rest), _ = step(selecting)
+    assert not torch.equal(selected, outputs[0][1]) and equal(rest, outputs[0][2:])
+    assert equal(*(features(build(*opts), images(2)) for opts in ([], cases[1])))
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("opts", [FUSED[:2], ["MODEL.SDTPS_USE_GUMBEL", True]], ids=str)
+def test_mixed_precision(build, precision, opts):
+    output, gradients = step(build(*opts), precision)
+    exact, _ = step(build(*opts))
+    assert all(torch.as_tensor(tensor).isfinite().all() for tensor in output)
+    assert all(gradient is None or gradient.isfinite().all() for gradient in gradients.values())
+    assert output[0].dtype == precision
+    *selected, original = zip(output[1::2], exact[1::2], strict=True)
+    assert_close(*original, *ROUNDINGS, dtype=precision)
+    # Where two patches have almost the same score, rounding may keep the other one.
+    for feature, other in selected:
+        distances = (feature.double()[:, None] - other.double()).norm(dim=-1)
+        assert distances.argmin(dim=1).tolist() == list(range(4))
 
 
 def test_a_patched_model_is_one_of_the_checkouts(build):

@@ -1,4 +1,4 @@
-"""Slimming by demo_sdtps.patch in models of the miniature of DeMo's checkout, with its ImageNet and its CLIP backbone."""
+"""Slimming and SDTPS by demo_sdtps.patch in models of the miniature of DeMo's checkout, with both of its backbones."""
 
 from itertools import count
 
@@ -17,10 +17,12 @@ from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import clip
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoints.names import to_demo
 from demo_sdtps.modeling.demo import missing_modalities
 
 SIZE, CAMERAS = [128, 64], 4
 STAGES = ["MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
+ON = ["MODEL.USE_SDTPS", True]
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
 OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]  # a score of the tokens chooses in each call
 IMAGENET, CLIP = ["MODEL.TRANSFORMER_TYPE", "test_vit"], ["MODEL.TRANSFORMER_TYPE", "small_clip"]
@@ -110,23 +112,35 @@ def features(model, given=None):
 @pytest.mark.parametrize(
     "opts",
     [
-        [*CLIP, *FUSED],
-        [*CLIP, "MODEL.SLIM_MERGE", False],
-        [*CLIP, *OWN, "studies.baselines:EViT"],
-        [*IMAGENET, *OWN, "studies.baselines:EViT", "MODEL.GLOBAL_LOCAL", False],
-        [*IMAGENET, *OWN, "distinctness"],
-        [*IMAGENET, "TEST.MISS", "rt", *FUSED],
+        [*STAGES, *CLIP, *FUSED],
+        [*STAGES, *CLIP, "MODEL.SLIM_MERGE", False],
+        [*STAGES, *CLIP, *OWN, "studies.baselines:EViT"],
+        [*STAGES, *IMAGENET, *OWN, "studies.baselines:EViT", "MODEL.GLOBAL_LOCAL", False],
+        [*STAGES, *IMAGENET, *OWN, "distinctness"],
+        [*STAGES, *IMAGENET, "TEST.MISS", "rt", *FUSED],
+        [*IMAGENET, "MODEL.DIRECT", 0, *FUSED],
+        [*IMAGENET, "MODEL.GLOBAL_LOCAL", False, "TEST.MISS", "n"],
+        [*ON, *IMAGENET],
+        [*ON, *IMAGENET, "MODEL.DIRECT", 0],
+        [*ON, *IMAGENET, "MODEL.HDM", True],
+        [*ON, *IMAGENET, *FUSED],
+        [*ON, *IMAGENET, "MODEL.DIRECT", 0, *FUSED],
+        [*ON, *IMAGENET, "MODEL.GLOBAL_LOCAL", False, "TEST.MISS", "n"],
+        [*ON, *IMAGENET, *FUSED, "MODEL.SDTPS_FEEDS_HDM", False],
     ],
-    ids=lambda opts: " ".join(map(str, opts[1:])),
+    ids=lambda opts: " ".join(map(str, opts)),
 )
 def test_features_are_those_of_our_model(build, ours, opts):
-    opts = [*STAGES, *opts]
     model = build(*opts)
+    with torch.no_grad():
+        for parameter in model.parameters():  # none is 0 or 1, as some are at the start
+            parameter.add_(0.05 * torch.randn_like(parameter))
     images, cameras = given = clear_triplets(model)
     found = features(model, given)
     cfg, expected = ours(model, *opts)
-    assert {name for name in model.state_dict() if name.startswith("slimming")} == {
-        name for name in expected.state_dict() if name.startswith("slimming")
+    theirs, by_us = model.state_dict(), to_demo(expected.state_dict())
+    assert {name: tensor.shape for name, tensor in by_us.items()} == {
+        name: tensor.shape for name, tensor in theirs.items()
     }
     with torch.no_grad():
         (patterns,) = extract_patterns(
