@@ -31,7 +31,7 @@ from demo_sdtps.seps.recall import five_fold
 from demo_sdtps.seps.schema import EXAMPLE
 from demo_sdtps.seps.towers import load_tokenizer
 
-SPLITS = ("train", "dev", "test")
+SPLIT_NAMES = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RetrievalData:
         return int(self.image_of.max()) + 1
 
 
-def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLITS) -> dict[str, ImageTexts]:
+def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLIT_NAMES) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES."""
     data = cfg.DATASETS
     splits = {
@@ -163,7 +163,7 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
 
         local_blocks = blocks[rank() :: world_size()]
 
-        def compared() -> Iterator[list[torch.Tensor]]:
+        def compare_blocks() -> Iterator[list[torch.Tensor]]:
             for images, block in local_blocks:
                 dense = long and pad_texts([long[data.image_of[caption]] for caption in block])
                 captions = pad_texts([words[caption] for caption in block])
@@ -173,7 +173,7 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
             total=sum(len(block) for _, block in local_blocks), desc="comparing", unit="caption"
         ) as bar:
             for (images, block), (similarity,) in zip(
-                local_blocks, on_cpu(compared()), strict=True
+                local_blocks, on_cpu(compare_blocks()), strict=True
             ):
                 matrix[images, block] = similarity
                 bar.update(len(block))

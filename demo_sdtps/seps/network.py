@@ -199,7 +199,7 @@ class CrossSparseAggrNet(nn.Module):
         texts = [caption, long] if long else [caption]
         guidance = [cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
-            guidance = [min_max(cosine) for cosine in (*guidance, images.own)]
+            guidance = [min_max(cosine) for cosine in (*guidance, images.self_cosine)]
             weights = (*(1.0 for _ in texts), 2.0)  # the image itself has weight two
             scores = [
                 guided_score(predicted, guidance, weights, self.beta)
@@ -207,7 +207,7 @@ class CrossSparseAggrNet(nn.Module):
             ]
             return self._compare(images, scores, caption, tall)
         similarities_of = [
-            self._compare(images, [images.own + cosine], text, tall)
+            self._compare(images, [images.self_cosine + cosine], text, tall)
             for cosine, text in zip(guidance, texts, strict=True)
         ]
         return reduce(add, (similarity for similarity, _ in similarities_of)), [

@@ -7,7 +7,7 @@ import torch
 
 RECALL_RANKS = (1, 5, 10)
 WAYS = ("i2t", "t2i")  # captions retrieved by an image, images retrieved by a caption
-BLOCK_ELEMENTS = 1 << 22  # similarities that are compared at a time, with up to 8 bytes for each
+COMPARED_ELEMENTS = 1 << 22  # similarities that are compared at a time, with up to 8 bytes for each
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     # Not counted as ahead: the match itself and equally similar captions of the same image.
     ahead_of_captions = -torch.bincount(image_of[matched == best[image_of]], minlength=images)
     ahead_of_images = torch.full((captions,), -1, device=similarity.device)
-    rows = max(1, BLOCK_ELEMENTS // captions)
+    rows = max(1, COMPARED_ELEMENTS // captions)
     for start in range(0, images, rows):
         block = similarity[start : start + rows]
         if not block.isfinite().all():

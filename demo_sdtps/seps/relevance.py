@@ -147,7 +147,7 @@ class ImageFeatures(NamedTuple):
 
     patches: torch.Tensor
     class_token: torch.Tensor
-    own: torch.Tensor
+    self_cosine: torch.Tensor
     predicted: tuple[torch.Tensor, ...]
     logits: tuple[torch.Tensor, ...]
 
@@ -157,7 +157,7 @@ class ImageFeatures(NamedTuple):
         return ImageFeatures(
             self.patches[rows],
             self.class_token[rows],
-            self.own[rows],
+            self.self_cosine[rows],
             tuple(scores[rows] for scores in self.predicted),
             tuple(logits[rows] for logits in self.logits),
         )
