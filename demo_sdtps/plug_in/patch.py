@@ -228,7 +228,8 @@ def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
     absent = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else missing_letters(cfg)
     model.sdtps_unguided = tuple(letter in absent for letter in "rnt")
     model.sdtps_loss_weight = cfg.MODEL.SDTPS_LOSS_WEIGHT
-    model.__class__ = _patched_class(type(model))
+    host_class: Any = type(model)
+    model.__class__ = _patched_class(host_class)
 
 
 def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:

@@ -122,31 +122,6 @@ def save_bert(folder, **changed):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
 
 
-WIDTH, PATCHES, IMAGES = 20, 9, 3
-
-
-PATH = (
-    WIDTH,
-    WIDTH,
-    PATCHES,
-    WIDTH,
-    WIDTH // 4,
-    PATCHES,
-    WIDTH,
-    WIDTH,
-    WIDTH // 5,
-    PATCHES,
-    PATCHES,
-    WIDTH,
-    WIDTH,
-    10,
-    5,
-    10,
-)
-"""Lengths of the sums from tokens to a similarity: norm, cosines and scores of the patches, the softmax of those dropped;
-weights and means of those kept; norm, cosines, their mean and the MLP of the best."""
-
-
 def near(recalls, split):
     """What they may be where they are computed with another rounding, as in other batches: of two candidates whose
     similarities differ by rounding alone the other one may come first, for an image or a caption."""

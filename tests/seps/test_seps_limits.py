@@ -3,7 +3,7 @@
 import pytest
 import torch
 from numeric import assert_close, generator, seeded
-from seps_tiny import PATH
+from seps_sums import PATH
 
 from benchmarks.rows import peak_memory
 from demo_sdtps.seps import CrossSparseAggrNet, RatioLoss

@@ -9,7 +9,7 @@ import torch
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded, tolerance
 from sdtps_cases import assert_gradients_equal, probed
-from seps_tiny import IMAGES, PATCHES, PATH, WIDTH
+from seps_sums import IMAGES, PATCHES, PATH, WIDTH
 
 from demo_sdtps.modeling.sdtps import gumbel_noise
 from demo_sdtps.seps import (
