@@ -113,7 +113,7 @@ def write_page(
         missing=missing_rows(analysis.records),
         matched=data.matched,
         failures=int((analysis.scores.first_match > 1).sum()),
-        omission_notes=omission_notes(data, analysis, len(samples), thumbnails),
+        left_out=omission_notes(data, analysis, len(samples), thumbnails),
         cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
         cross_modal={
             measure: {name: row.values() for name, row in rows.items()}
