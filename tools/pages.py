@@ -9,7 +9,7 @@ from typing import Any
 
 from demo_sdtps.commands import COMMANDS
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.schema import KEYS, UNUSED_KEYS
+from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, as_rows, headline

@@ -10,7 +10,8 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
-from demo_sdtps.config.schema import KEYS, Key, Schema
+from demo_sdtps.config.keys import KEYS
+from demo_sdtps.config.schema import Key, Schema
 from demo_sdtps.config.scores import check_stored_score
 from demo_sdtps.runtime.errors import UserError, nearest_name
 

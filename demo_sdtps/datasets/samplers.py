@@ -5,28 +5,29 @@ The batches of an epoch depend on the seed and the number of the epoch only, so 
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
 
+from demo_sdtps.runtime.distributed import shard_for_rank
+
 
 class EpochBatchSampler(ABC):
-    """Batches of `epoch` without the first `start`; `len` counts all of them.
+    """This process's part of the batches of `epoch` without the first `start`; `len` counts all of them.
 
     A batch is a list of (index, seed): the augmentation of a sample draws from the seed, in whichever process it is loaded.
     """
 
     def __init__(self) -> None:
         self.epoch = self.start = 0
-        self.shard: Callable[[list], list] = list  # selects the part of a batch for this process
 
     def begin(self, epoch: int, start: int = 0) -> None:
         """Set the epoch of the next loop, and the number of batches to skip."""
         self.epoch, self.start = epoch, start
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return map(self.shard, islice(self.batches(), self.start, None))
+        return map(shard_for_rank, islice(self.batches(), self.start, None))
 
     def __len__(self) -> int:
         return len(self.batches())

@@ -85,16 +85,16 @@ def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> Ca
         place: (gallery.camera == camera).nonzero().squeeze(1)
         for place, camera in enumerate(cameras)
     }
-    for part in chunks(len(query.identity), len(gallery.identity)):
-        rows, labels_of_part = distances(part), Labels(*(labels[part] for labels in query))
+    for queries in chunks(len(query.identity), len(gallery.identity)):
+        rows, labels_of_rows = distances(queries), Labels(*(labels[queries] for labels in query))
         for place, columns_of_camera in columns.items():
             if len(columns_of_camera):
                 ranks = _ranks_of_matches(
                     rows[:, columns_of_camera].__getitem__,
-                    labels_of_part,
+                    labels_of_rows,
                     Labels(*(labels[columns_of_camera] for labels in gallery)),
                 )
-                average[part, place] = average_precisions(*ranks)
+                average[queries, place] = average_precisions(*ranks)
     matrix = np.array(
         [
             [_mean_or_none(average[query.camera.numpy() == camera, place]) for place in columns]
@@ -126,8 +126,8 @@ def nearest_samples(
     """The `count` nearest of the queries at indices `chosen` (n,); a match comes after other identities at its distance, as
     average precision counts it."""
     blocks = []
-    for part in chunks(len(chosen), len(gallery.identity)):
-        rows = chosen[part]
+    for indices in chunks(len(chosen), len(gallery.identity)):
+        rows = chosen[indices]
         same = query.identity[rows, None] == gallery.identity
         excluded = junk_mask(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
         distance = distances(rows).masked_fill(excluded, torch.inf).numpy()

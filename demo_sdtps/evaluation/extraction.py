@@ -45,7 +45,7 @@ def extract_features(
     features = [torch.empty(len(loader.dataset), model.layout.width) for _ in cases]  # type: ignore[arg-type]
     start = 0
 
-    def extracted() -> Iterator[list[torch.Tensor]]:
+    def feature_blocks() -> Iterator[list[torch.Tensor]]:
         for images, _, cameras in progress(
             batches(loader), "extracting features", len(loader), unit="batch"
         ):
@@ -57,7 +57,7 @@ def extract_features(
             ]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
-        for blocks in on_cpu(extracted()):
+        for blocks in on_cpu(feature_blocks()):
             stop = start + len(blocks[0])
             for whole, block in zip(features, blocks, strict=True):
                 whole[start:stop] = block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import MISSING_CASES
-from demo_sdtps.config.schema import KEYS
+from demo_sdtps.config.keys import KEYS
 from demo_sdtps.runtime.errors import UserError
 
 ADDED = tuple(

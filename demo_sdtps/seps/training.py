@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets.loaders import sampler_of
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.device import autocast, set_seed
-from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
+from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.seps import SEPSLoss
 from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches, caption_loader
@@ -23,7 +22,7 @@ from demo_sdtps.seps.evaluation import (
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
-from demo_sdtps.training.optim import grouped
+from demo_sdtps.training.optim import group_parameters
 from demo_sdtps.training.resume import Resumed, digest_data
 from demo_sdtps.training.trainer import Evaluation, Trainer
 
@@ -45,10 +44,10 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         loader: CaptionLoader,
         dev: RetrievalData,
         test: RetrievalData,
-        data: Mapping[str, str],
+        digest: Mapping[str, str],
         notes: Sequence[tuple[int, str]] = (),
     ):
-        super().__init__(cfg, model, loader, [make_seps_optimizer(cfg, model)], data, notes=notes)
+        super().__init__(cfg, model, loader, [make_seps_optimizer(cfg, model)], digest, notes=notes)
         self.network = wrap_ddp(model)
         self.caption_loader, self.losses, self.dev, self.test = loader, make_losses(cfg), dev, test
 
@@ -111,7 +110,6 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     set_seed(cfg.SOLVER.SEED)
     model, origin = make_seps(cfg, pretrained=not resumed)
     loader = caption_loader(cfg, splits["train"], tokenizer)
-    sampler_of(loader).shard = shard_for_rank
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
     sizes = ", ".join(
@@ -124,12 +122,12 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
         *((logging.WARNING, warning) for warning in caption_warnings(splits)),
     ]
-    data = digest_data(
+    digest = digest_data(
         cfg.DATASETS.ROOT_DIR,
         {f"{name} images": split.paths for name, split in splits.items()},
         data_texts(splits, {"train": loader, "dev": dev, "test": test}),
     )
-    return SEPSTrainer(cfg, model.to(device), loader, dev, test, data, notes)
+    return SEPSTrainer(cfg, model.to(device), loader, dev, test, digest, notes)
 
 
 def data_texts(
@@ -151,7 +149,7 @@ def data_texts(
 def make_seps_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:
     """AdamW over all parameters, the towers at SOLVER.TOWER_LR_FACTOR times SOLVER.BASE_LR."""
     solver = cfg.SOLVER
-    groups = grouped(
+    groups = group_parameters(
         model,
         lambda name: (
             solver.BASE_LR * (solver.TOWER_LR_FACTOR if name.startswith(TOWERS) else 1.0),

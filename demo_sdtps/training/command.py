@@ -47,9 +47,9 @@ def train(
             restore_threads(resumed.path.parent)
         check_tracking(cfg)
         trainer = make_trainer(cfg, device, resumed)
-        check_equal(trainer.data, "files of the data set")
+        check_equal(trainer.digest, "files of the data set")
         if resumed:
-            check_unchanged(resumed, trainer.data)
+            check_unchanged(resumed, trainer.digest)
         with run_folder(cfg, device, resumed) as output:
             trainer.run(output, resumed)
 

@@ -25,10 +25,12 @@ def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
             rate = backbone.learning_rate(solver.BASE_LR)
         return rate, solver.WEIGHT_DECAY_BIAS if is_bias else solver.WEIGHT_DECAY
 
-    return grouped(model, rate_and_decay)
+    return group_parameters(model, rate_and_decay)
 
 
-def grouped(model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]) -> list[dict]:
+def group_parameters(
+    model: nn.Module, rate_and_decay: Callable[[str], tuple[float, float]]
+) -> list[dict]:
     """Trainable parameters, one group per (learning rate, weight decay), which `rate_and_decay` gives by parameter name."""
     groups = defaultdict(list)
     for name, parameter in model.named_parameters():

@@ -11,7 +11,7 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets import Sample, identity_labels, read_splits, reader_of
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.datasets.loaders import Batch, batches, sampler_of, train_loader, triplet_files
+from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
 from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record, reid_table
@@ -20,7 +20,7 @@ from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import autocast, set_seed
-from demo_sdtps.runtime.distributed import all_gather, shard_for_rank, wrap_ddp
+from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.training.resume import Resumed, digest_data
@@ -41,7 +41,7 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         model: DeMo,
         loader: DataLoader,
         test_data: TestData,
-        data: Mapping[str, str],
+        digest: Mapping[str, str],
         notes: Sequence[tuple[int, str]] = (),
     ):
         optimizer = make_optimizer(cfg, model)
@@ -56,7 +56,7 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
             model,
             loader,
             optimizers,
-            data,
+            digest,
             {"center_losses": self.centers},
             {"num_class": model.num_class, "camera_num": model.camera_num},
             notes,
@@ -77,30 +77,13 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         with autocast(self.device, self.precision):
             output: TrainingOutput = self.network(images, cameras)
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
-            logits, features = (
-                {name: all_gather(tensor) for name, tensor in outputs.items()}
-                for outputs in output[:2]
+            output, labels = gather_output(output), all_gather(labels)
+            loss, terms = total_loss(
+                self.cfg, output, labels, self.model.head_weights, self.centers
             )
-            auxiliary, labels = (
-                None if output.auxiliary is None else all_gather(output.auxiliary),
-                all_gather(labels),
-            )
-            loss, outputs = total_loss(
-                self.cfg,
-                TrainingOutput(logits, features, auxiliary),
-                labels,
-                self.model.head_weights,
-                self.centers,
-            )
-        sums = {f"{PART}{name}": tensor * len(labels) for name, tensor in outputs.items()}
-        return (
-            loss,
-            len(labels),
-            {
-                "accuracy": (next(iter(logits.values())).detach().argmax(dim=1) == labels).sum(),
-                **sums,
-            },
-        )
+        predicted = next(iter(output.logits.values())).detach().argmax(dim=1)
+        sums = {f"{PART}{name}": term * len(labels) for name, term in terms.items()}
+        return loss, len(labels), {"accuracy": (predicted == labels).sum(), **sums}
 
     def is_due(self, epoch: int) -> bool:
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
@@ -125,6 +108,15 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
 
 
+def gather_output(output: TrainingOutput) -> TrainingOutput:
+    """The outputs of all processes, one batch."""
+    return TrainingOutput(
+        {name: all_gather(logits) for name, logits in output.logits.items()},
+        {name: all_gather(feature) for name, feature in output.features.items()},
+        None if output.auxiliary is None else all_gather(output.auxiliary),
+    )
+
+
 def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> ReIDTrainer:
     """Trainer of the data set, model and weights of `cfg`, on `device`."""
     if not reader_of(cfg).labelled:
@@ -141,7 +133,6 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         cfg, len(identity_labels(splits["train"])), 1 + max(sample.camera for sample in samples)
     )
     loader = train_loader(cfg, splits["train"])
-    sampler_of(loader).shard = shard_for_rank
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
     origin = (
         f"the weights are those of {resumed.path}"
@@ -156,8 +147,8 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         (logging.INFO, origin),
         *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched)),
     ]
-    data = digest_data(cfg.DATASETS.ROOT_DIR, data_files(cfg, splits))
-    return ReIDTrainer(cfg, model.to(device), loader, test_data, data, notes)
+    digest = digest_data(cfg.DATASETS.ROOT_DIR, data_files(cfg, splits))
+    return ReIDTrainer(cfg, model.to(device), loader, test_data, digest, notes)
 
 
 def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[str]]:

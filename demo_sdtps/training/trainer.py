@@ -34,7 +34,7 @@ PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)
 
 
-def group(values: Mapping[str, float], prefix: str) -> dict[str, float]:
+def values_below(values: Mapping[str, float], prefix: str) -> dict[str, float]:
     """Those of an epoch's values whose names begin with `prefix`, by their names without it."""
     return {
         name.removeprefix(prefix): value
@@ -56,7 +56,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
     """Trains `model` on its device: `epoch` epochs are done, and `step` steps of the next.
 
     `optimizers` begin with the model's. `auxiliary` modules train beside the model and are saved under their names; `about` is
-    saved in every checkpoint, and `data`, the digest of the run's data (`digest_data`), in those from which it is resumed.
+    saved in every checkpoint, and `digest`, that of the run's data (`digest_data`), in those from which it is resumed.
     `notes` are lines for the log, each with its level.
     """
 
@@ -68,18 +68,14 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         model: TrainedModel,
         loader: DataLoader,
         optimizers: Sequence[torch.optim.Optimizer],
-        data: Mapping[str, str],
+        digest: Mapping[str, str],
         auxiliary: Mapping[str, nn.Module] | None = None,
         about: Mapping[str, object] | None = None,
         notes: Sequence[tuple[int, str]] = (),
     ):
         self.cfg, self.model, self.loader, self.notes = cfg, model, loader, notes
-        self.optimizers, self.data, self.auxiliary, self.about = (
-            optimizers,
-            data,
-            auxiliary or {},
-            about or {},
-        )
+        self.optimizers, self.digest = optimizers, digest
+        self.auxiliary, self.about = auxiliary or {}, about or {}
         self.stop = StopRequest()
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
@@ -216,7 +212,9 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         self.monitor.flush()
         means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        terms = "".join(f", {name} {value:.3f}" for name, value in group(means, PART).items())
+        terms = "".join(
+            f", {name} {value:.3f}" for name, value in values_below(means, PART).items()
+        )
         logger.info(
             "epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data",
             epoch,
@@ -252,7 +250,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log."""
         single, losses = (
             {name: value for name, value in means.items() if "/" not in name},
-            group(means, PART),
+            values_below(means, PART),
         )
         self.records.append(
             {
@@ -293,7 +291,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             "records": self.records,
             "meter": self.meter.state(),
             "scaler": self.scaler.state_dict(),
-            DIGEST: self.data,
+            DIGEST: self.digest,
             "random": states,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             **{name: module.state_dict() for name, module in self.auxiliary.items()},

@@ -9,8 +9,8 @@ import yaml
 from config_files import write
 
 from demo_sdtps.config import get_cfg, load_cfg
+from demo_sdtps.config.keys import KEYS
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.config.schema import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]

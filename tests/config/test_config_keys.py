@@ -9,7 +9,7 @@ from effects import EFFECTS
 from effects.base import configuration, write_ground
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.schema import KEYS
+from demo_sdtps.config.keys import KEYS
 
 REFUSED = {
     "MODEL.NAME": ("ResNet50", "'DeMo'"),

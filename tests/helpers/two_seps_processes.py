@@ -50,7 +50,6 @@ def steps(root, version) -> dict:
     model, _ = make_seps(cfg)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     loader = caption_loader(cfg, splits["train"], tokenizer)
-    sampler_of(loader).shard = distributed.shard_for_rank
     dev, test = (
         make_retrieval_data(cfg, splits[name], tokenizer, folds)
         for name, folds in (("dev", 1), ("test", 2))

@@ -10,7 +10,7 @@ from commands import ROOT
 from scipy import stats
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.schema import KEYS
+from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from studies.report import interval, read_result
 from tools import demo_figures, pages, tables

@@ -1,0 +1,296 @@
+"""Every configuration key: default, effect, possible values.
+
+Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load.
+"""
+
+from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, MISSING_CASES
+from demo_sdtps.config.model_keys import MODEL_KEYS
+from demo_sdtps.config.schema import (
+    AMP,
+    BELOW_ONE,
+    LONGEST_SIDE,
+    MOST_WORKERS,
+    NOT_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    SIZE,
+    YES_NO,
+    Key,
+    three_numbers,
+)
+
+UNUSED = "no effect, as in DeMo; only its default is accepted, so that DeMo's files load"
+UNUSED_KEYS: dict[str, dict[str, object]] = {
+    "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up": {
+        "SOLVER.STEPS": (40, 70),
+        "SOLVER.GAMMA": 0.1,
+        "SOLVER.WARMUP_FACTOR": 0.01,
+        "SOLVER.WARMUP_METHOD": "linear",
+    },
+    "there is no cluster, cosine or range loss": {
+        "SOLVER.CLUSTER_MARGIN": 0.3,
+        "SOLVER.COSINE_MARGIN": 0.5,
+        "SOLVER.COSINE_SCALE": 30,
+        "SOLVER.RANGE_K": 2,
+        "SOLVER.RANGE_MARGIN": 0.3,
+        "SOLVER.RANGE_ALPHA": 0,
+        "SOLVER.RANGE_BETA": 1,
+        "SOLVER.RANGE_LOSS_WEIGHT": 1,
+    },
+}
+"""By the reason: keys and defaults."""
+
+KEYS = (
+    Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
+    Key(
+        "RESUME",
+        "no",
+        "continue the run in OUTPUT_DIR: no, yes, or auto (where there is one; otherwise it starts)",
+        ("no", "yes", "auto"),
+    ),
+    *MODEL_KEYS,
+    Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the images in training", *SIZE),
+    Key(
+        "INPUT.SIZE_TEST",
+        [256, 128],
+        "[height, width] of the images in evaluation; as in training",
+        *SIZE,
+    ),
+    Key("INPUT.PROB", 0.5, "probability of a horizontal flip", *PROBABILITY),
+    Key("INPUT.RE_PROB", 0.5, "probability of random erasing", *PROBABILITY),
+    Key(
+        "INPUT.PADDING",
+        10,
+        "pixels of padding before the random crop",
+        lambda value: 0 <= value <= LONGEST_SIDE,
+        f"0 or greater, at most {LONGEST_SIDE}",
+    ),
+    Key(
+        "INPUT.JOINT_AUGMENTATION",
+        False,
+        "draw flip and crop once for the three modalities of a triplet, so that a "
+        "patch is the same place in each",
+    ),
+    Key(
+        "INPUT.MODALITY_DROPOUT",
+        0.0,
+        "probability of each modality of a training triplet to be dropped (its image becomes "
+        "zeros), never of all",
+        *BELOW_ONE,
+    ),
+    Key(
+        "INPUT.PIXEL_MEAN",
+        [0.5, 0.5, 0.5],
+        "mean that images in [0, 1] are normalised with",
+        three_numbers,
+        "three numbers",
+    ),
+    Key(
+        "INPUT.PIXEL_STD",
+        [0.5, 0.5, 0.5],
+        "standard deviation that they are normalised with",
+        lambda value: three_numbers(value, least=0),
+        "three positive numbers",
+    ),
+    Key(
+        "DATASETS.NAMES",
+        "RGBNT201",
+        "the data set: RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic; own data: Folder, CSV, "
+        "and Images without labels (docs/own_data.md)",
+    ),
+    Key(
+        "DATASETS.ROOT_DIR",
+        "./data",
+        "folder that holds the data set's own folder; of Folder the one with train, query and "
+        "gallery, of CSV the table, of Images that of the images",
+    ),
+    Key(
+        "DATASETS.FOLDERS",
+        [],
+        "NAME=FOLDER for folders of Folder with other names than train, query, gallery, RGB, NI, TI, "
+        "'.' for none, such as [train=bounding_box_train, RGB=.]",
+        lambda value: all(type(entry) is str for entry in value),
+        "a list of texts NAME=FOLDER",
+    ),
+    Key(
+        "DATASETS.PATTERN",
+        r"(?P<identity>\d{6})_cam(?P<camera>\d+)",
+        "regular expression of identity and camera in the names of Folder's images",
+    ),
+    Key(
+        "DATASETS.VERIFY",
+        False,
+        "decode every image before training and list those that cannot be read",
+    ),
+    Key(
+        "DATASETS.CACHE",
+        "auto",
+        "keep decoded images in memory: yes, no, or auto (where all fit into 1 GB)",
+        ("auto", *YES_NO),
+    ),
+    Key(
+        "DATALOADER.NUM_WORKERS",
+        -1,
+        "processes that load images; 0: a thread instead; -1: one per CPU core, at most 8, and "
+        "0 for images in memory on two cores or fewer",
+        lambda value: -1 <= value <= MOST_WORKERS,
+        f"-1 or greater, at most {MOST_WORKERS}",
+    ),
+    Key(
+        "DATALOADER.TIMEOUT",
+        1800.0,
+        "seconds without any batch from the loading processes after which a command ends; 0: no "
+        "limit",
+        *NOT_NEGATIVE,
+    ),
+    Key(
+        "DATALOADER.SAMPLER",
+        "softmax_triplet",
+        "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
+        "softmax: shuffled triplets, without the triplet loss",
+        ("softmax_triplet", "softmax"),
+    ),
+    Key(
+        "DATALOADER.NUM_INSTANCE",
+        16,
+        "triplets per identity in a batch (SAMPLER softmax_triplet)",
+        *POSITIVE,
+    ),
+    Key(
+        "SOLVER.SEED",
+        1111,
+        "seed of everything random",
+        lambda value: 0 <= value < 2**32,
+        "in [0, 2^32)",
+    ),
+    Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
+    Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
+    Key(
+        "SOLVER.IMS_PER_BATCH",
+        128,
+        "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER "
+        "softmax_triplet)",
+        *POSITIVE,
+    ),
+    Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the backbone", *POSITIVE),
+    Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
+    Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
+    Key("SOLVER.MOMENTUM", 0.9, "momentum of SGD", *BELOW_ONE),
+    Key("SOLVER.WEIGHT_DECAY", 0.0001, "weight decay", *NOT_NEGATIVE),
+    Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0001, "weight decay of biases", *NOT_NEGATIVE),
+    Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
+    Key(
+        "SOLVER.MARGIN",
+        0.3,
+        "margin of the triplet loss where MODEL.NO_MARGIN is False",
+        *NOT_NEGATIVE,
+    ),
+    Key(
+        "SOLVER.AMP",
+        "auto",
+        "mixed precision in training: auto (where the hardware has it), bf16, fp16 or off",
+        AMP,
+    ),
+    Key(
+        "SOLVER.EVAL_PERIOD",
+        1,
+        "epochs between evaluations; the last epoch is always evaluated",
+        *POSITIVE,
+    ),
+    Key(
+        "SOLVER.EVAL_UNTRAINED",
+        False,
+        "evaluate before the first epoch as well (recorded as epoch 0)",
+    ),
+    Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
+    Key(
+        "SOLVER.WANDB",
+        "",
+        "project of Weights & Biases that receives what TensorBoard does (pip install -e '.[wandb]'); '': "
+        "none",
+        lambda value: len(value) <= 128 and not set(value) & set("/\\#?%:"),
+        r"a name of at most 128 characters without / \ # ? % :",
+    ),
+    Key(
+        "SOLVER.CHECKPOINT_PERIOD",
+        10,
+        "epochs between writes of last.pth; written after the last epoch too",
+        *POSITIVE,
+    ),
+    Key(
+        "SOLVER.CHECKPOINT_MINUTES",
+        10.0,
+        "minutes after which last.pth is written within an epoch too; 0: never",
+        *NOT_NEGATIVE,
+    ),
+    Key(
+        "SOLVER.GRAD_CLIP",
+        0.0,
+        "maximum norm of the gradient of the model's parameters, to which it is clipped; 0: no "
+        "clipping",
+        *NOT_NEGATIVE,
+    ),
+    Key(
+        "SOLVER.CENTER_LR",
+        0.5,
+        "learning rate of the centers, by SGD whatever the optimiser",
+        *POSITIVE,
+    ),
+    Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
+    *(
+        Key(name, default, UNUSED, (default,), why)
+        for why, unused in UNUSED_KEYS.items()
+        for name, default in unused.items()
+    ),
+    Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
+    Key(
+        "TEST.AMP",
+        "off",
+        "half precision of the backbone in evaluation: off (float32, as the reference evaluates), auto "
+        "(where the hardware has it), bf16 or fp16",
+        AMP,
+    ),
+    Key(
+        "TEST.WEIGHT",
+        "",
+        "checkpoint to evaluate: a file, a folder of one, or owner/name on the Hugging Face hub",
+    ),
+    Key(
+        "TEST.RETURN_PATTERN",
+        3,
+        "features that best.pth is chosen by and rank lists show: 1 original, 2 enhanced, 3 both",
+        (1, 2, 3),
+    ),
+    Key(
+        "TEST.MISS",
+        "None",
+        "modalities whose images are zeroed in evaluation: r, n, t, rn, rt or nt; "
+        "'None' or 'nothing': complete triplets; all (test_net.py): a table of all cases",
+        ("None", "nothing", *MISSING_CASES, "all"),
+    ),
+    Key(
+        "TEST.CROSS_MODAL",
+        False,
+        "every set of modalities of the query against every one of the gallery (test_net.py)",
+    ),
+    Key(
+        "TEST.CROSS_MODAL_DISTANCE",
+        "shared",
+        "distance between unequal sets of modalities: of all columns, of those of "
+        "shared modalities, or the mean over pairs of one modality of each (docs/method.md)",
+        CROSS_MODAL_DISTANCES,
+    ),
+    Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
+    Key(
+        "TEST.NECK_FEAT",
+        "before",
+        "features before or after the BatchNorm of the neck",
+        ("before", "after"),
+    ),
+    Key(
+        "TEST.RE_RANKING",
+        "no",
+        "k-reciprocal re-ranking of the distances, then those of L2-normalised features",
+        YES_NO,
+    ),
+)
