@@ -10,7 +10,7 @@ from demo_sdtps.config.cli import add_output, print_lines, read_arguments, run
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
-PARTS = {  # description; function from `quick` and device to rows
+TOPICS = {  # description; function from `quick` and device to rows
     "models": ("parameters and operations of the models of RGBNT201", "model:models_rows"),
     "model": (
         "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
@@ -36,7 +36,7 @@ def main() -> None:
         description="Measure this code and the reference formulation of tests/reference, which computes as DeMo's code does,\n"
         "in one run, and print a Markdown table: seconds or memory of both, their ratio, and the target. All parts\n"
         "take about twenty minutes on two cores.",
-        epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in PARTS.items()),
+        epilog="parts:\n" + "\n".join(f"  {name:12}{text}" for name, (text, _) in TOPICS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
@@ -51,10 +51,10 @@ def main() -> None:
     )
     add_output(parser, "--json", ".json", help="write the numbers as JSON too")
     arguments = read_arguments(parser)
-    for part in arguments.parts:
-        if part not in PARTS:
+    for topic in arguments.parts:
+        if topic not in TOPICS:
             raise UserError(
-                f"There is no part {part!r} to measure; choose from {', '.join(PARTS)}."
+                f"There is no part {topic!r} to measure; choose from {', '.join(TOPICS)}."
             )
 
     import torch
@@ -70,15 +70,16 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = (
             ""  # the parts' configurations choose a GPU where they see one
         )
-    parts = [part for part in PARTS if part in arguments.parts or not arguments.parts]
-    rows = {part: resolve_name(f"benchmarks.{PARTS[part][1]}") for part in parts}
+    topics = [topic for topic in TOPICS if topic in arguments.parts or not arguments.parts]
+    rows = {topic: resolve_name(f"benchmarks.{TOPICS[topic][1]}") for topic in topics}
     rows_by_part = {
-        part: list(rows[part](arguments.quick, device))
-        for part in progress(parts, "measuring", unit="part")
+        topic: list(rows[topic](arguments.quick, device))
+        for topic in progress(topics, "measuring", unit="part")
     }
     record = conditions(device, arguments.quick) | {
         "parts": {
-            part: [row._asdict() for row in part_rows] for part, part_rows in rows_by_part.items()
+            topic: [row._asdict() for row in topic_rows]
+            for topic, topic_rows in rows_by_part.items()
         }
     }
     if arguments.json:

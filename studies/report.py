@@ -108,7 +108,7 @@ def study_table(result: dict[str, Any]) -> str:
         if any(cell not in ("", "–") for cell in cells_of_row):
             columns[name] = cells_of_row
 
-    def compared(name: str, values_of: Callable[[dict[str, Any]], dict[str, float]]) -> None:
+    def add_comparison(name: str, values_of: Callable[[dict[str, Any]], dict[str, float]]) -> None:
         values = [values_of(variant) for variant in result["variants"]]
         add(name, (_spread(by_seed.values()) for by_seed in values))
         add(
@@ -125,7 +125,9 @@ def study_table(result: dict[str, Any]) -> str:
             ),
         )
     if last:
-        compared(f"mAP, {PATTERN_NAMES[last]}", lambda variant: final_metric(variant, last, "mAP"))
+        add_comparison(
+            f"mAP, {PATTERN_NAMES[last]}", lambda variant: final_metric(variant, last, "mAP")
+        )
         add(
             "Rank-1",
             (
@@ -134,7 +136,7 @@ def study_table(result: dict[str, Any]) -> str:
             ),
         )
         if any(map_of_cases(variant, last) for variant in result["variants"]):
-            compared("mAP, modalities missing", lambda variant: map_of_cases(variant, last))
+            add_comparison("mAP, modalities missing", lambda variant: map_of_cases(variant, last))
     for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
         if is_common or how != "shared":  # which then is undefined
             add(

@@ -81,7 +81,7 @@ def pages() -> list[Path]:
 def with_tables(page: Path) -> str:
     """The text of a page with its tables as the data have them."""
 
-    def made(match: re.Match) -> str:
+    def replacement(match: re.Match) -> str:
         name = match[2]
         if name not in TABLES:
             raise UserError(
@@ -96,7 +96,7 @@ def with_tables(page: Path) -> str:
         raise UserError(
             f"{page} has a marker {TABLE_MARKER}… --> without its <!-- end -->; add it."
         )
-    return MARKED.sub(made, text)
+    return MARKED.sub(replacement, text)
 
 
 def data(name: str) -> Any:

@@ -6,11 +6,11 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import (
     PICTURE,
     WEIGHT,
+    add_count,
     add_output,
     add_return_pattern,
     config_parser,
     parse,
-    positive_int,
     print_lines,
 )
 from demo_sdtps.runtime.errors import check_extra
@@ -64,17 +64,15 @@ def main() -> None:
 
 def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
     """Add the flags that bound the size of a file."""
-    parser.add_argument(
+    add_count(
+        parser,
         "--queries",
-        type=positive_int,
-        default=500,
-        metavar="N",
-        help=f"queries with a rank list in {where}: the worst, and others spread over the split (default: 500)",
+        500,
+        f"queries with a rank list in {where}: the worst, and others spread over the split",
     )
-    parser.add_argument(
+    add_count(
+        parser,
         "--points",
-        type=positive_int,
-        default=1000,
-        metavar="N",
-        help=f"samples in the scatter plots of {where}, spread over query and gallery (default: 1000)",
+        1000,
+        f"samples in the scatter plots of {where}, spread over query and gallery",
     )

@@ -3,11 +3,11 @@
 from demo_sdtps.config import with_values
 from demo_sdtps.config.cli import (
     WEIGHT,
+    add_count,
     add_picture,
     add_return_pattern,
     config_parser,
     parse,
-    positive_int,
     print_lines,
 )
 from demo_sdtps.config.common import ATTENTION_METHODS
@@ -27,13 +27,7 @@ def main() -> None:
     )
     add_return_pattern(parser, "features of Grad-CAM")
     add_picture(parser, "attention.png")
-    parser.add_argument(
-        "--samples",
-        type=positive_int,
-        default=4,
-        metavar="N",
-        help="triplets, spread over the split (default: 4)",
-    )
+    add_count(parser, "--samples", 4, "triplets, spread over the split")
     arguments, cfg = parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.protocol import count_matched

@@ -2,11 +2,11 @@
 
 from demo_sdtps.config.cli import (
     WEIGHT,
+    add_count,
     add_picture,
     add_return_pattern,
     config_parser,
     parse,
-    positive_int,
     print_lines,
 )
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
@@ -26,13 +26,7 @@ def main() -> None:
         help="default: pca; umap needs pip install '.[umap]'",
     )
     add_return_pattern(parser, "features that are drawn")
-    parser.add_argument(
-        "--points",
-        type=positive_int,
-        default=2000,
-        metavar="N",
-        help="at most N samples, spread over query and gallery (default: 2000)",
-    )
+    add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
     add_picture(parser, "embedding.png")
     arguments, cfg = parse(parser)
     from demo_sdtps.datasets.loaders import test_loader

@@ -2,11 +2,11 @@
 
 from demo_sdtps.config.cli import (
     WEIGHT,
+    add_count,
     add_picture,
     add_return_pattern,
     config_parser,
     parse,
-    positive_int,
     print_lines,
 )
 
@@ -20,13 +20,7 @@ def main() -> None:
     )
     add_return_pattern(parser, "features that are ranked")
     add_picture(parser, "ranks.png")
-    parser.add_argument(
-        "--queries",
-        type=positive_int,
-        default=4,
-        metavar="N",
-        help="queries, spread over the split (default: 4)",
-    )
+    add_count(parser, "--queries", 4, "queries, spread over the split")
     parser.add_argument(
         "--failures",
         action="store_true",

@@ -3,11 +3,11 @@
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.config.cli import (
     WEIGHT,
+    add_count,
     add_picture,
     config_parser,
     pairs_of,
     parse,
-    positive_int,
     print_lines,
 )
 
@@ -21,13 +21,7 @@ def main() -> None:
         images=True,
     )
     add_picture(parser, "tokens.png")
-    parser.add_argument(
-        "--samples",
-        type=positive_int,
-        default=8,
-        metavar="N",
-        help="triplets, spread over the split (default: 8)",
-    )
+    add_count(parser, "--samples", 8, "triplets, spread over the split")
     arguments, cfg = parse(parser)
     from demo_sdtps.config.load import flat
     from demo_sdtps.evaluation.command import load_model_and_data

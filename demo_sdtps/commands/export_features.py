@@ -3,16 +3,10 @@
 from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import (
-    WEIGHT,
-    add_overwrite,
-    config_parser,
-    parse_in_group,
-    positive_int,
-)
+from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse_in_group, positive_int
 from demo_sdtps.datasets import SPLITS
 
-SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
+DEFAULT_SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 
 
 def main() -> None:
@@ -53,9 +47,9 @@ def main() -> None:
         "--shards",
         type=positive_int,
         nargs="?",
-        const=SHARD_ROWS,
+        const=DEFAULT_SHARD_ROWS,
         metavar="N",
-        help=f"write a folder of shards of N rows (default: {SHARD_ROWS}), one at a time",
+        help=f"write a folder of shards of N rows (default: {DEFAULT_SHARD_ROWS}), one at a time",
     )
     parser.add_argument(
         "--dtype",

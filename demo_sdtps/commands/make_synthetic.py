@@ -6,7 +6,7 @@ from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
 from demo_sdtps.synthetic.pedestrians import CAMERAS, FOLDER, MINIMUM_SIZE
 
-NUMBERS = (
+TRIPLET_FLAGS = (
     Number("identities", 100, "persons of the training split"),
     Number("test_identities", 40, "other persons, of the test split"),
     Number(
@@ -42,11 +42,11 @@ def main(arguments: list[str] | None = None) -> None:
         "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of "
         "RGBNT201, with foreground masks.",
         FOLDER,
-        (*NUMBERS, SKIP, WORKERS),
+        (*TRIPLET_FLAGS, SKIP, WORKERS),
         LOOSE,
     )
     target = options.root / FOLDER
-    numbers = {number.name: getattr(options, number.name) for number in NUMBERS}
+    numbers = {number.name: getattr(options, number.name) for number in TRIPLET_FLAGS}
     settings = {
         name: value
         for name, value in (("loose", options.loose), (SKIP.name, options.skip_identities))

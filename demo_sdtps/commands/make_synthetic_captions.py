@@ -21,7 +21,7 @@ SPLIT_SIZES = {
     "dev": "dev_images",
     "test": "test_images",
 }  # each split and the flag of its number of images
-NUMBERS = (
+CAPTION_FLAGS = (
     # Matching needs at least one other image.
     Number("images", 800, "images of the training split", least=2),
     Number("dev_images", 100, "other images, of the dev split", least=2),
@@ -49,13 +49,13 @@ def main(arguments: list[str] | None = None) -> None:
         "Write images of coloured shapes with short and long captions, in the layout of "
         "image-text data sets, and a tiny BERT with random weights and their vocabulary.",
         FOLDER,
-        NUMBERS,
+        CAPTION_FLAGS,
     )
     target = options.root / FOLDER
     recipe = {
         "version": shapes.SHAPES_VERSION,
         "tower": BERT,
-        "arguments": {number.name: getattr(options, number.name) for number in NUMBERS},
+        "arguments": {number.name: getattr(options, number.name) for number in CAPTION_FLAGS},
     }
     if not make_data_set(target, recipe, options.overwrite, partial(write, options=options)):
         return

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from demo_sdtps.config.cli import add_output, positive_int, read_arguments
+from demo_sdtps.config.cli import add_count, add_output, read_arguments
 from demo_sdtps.config.common import TOP
 
 
@@ -26,13 +26,7 @@ def main() -> None:
         default="yes",
         help="L2-normalise the features, as TEST.FEAT_NORM (default: yes)",
     )
-    parser.add_argument(
-        "--top",
-        type=positive_int,
-        default=TOP,
-        metavar="N",
-        help=f"hits per query of --csv (default: {TOP})",
-    )
+    add_count(parser, "--top", TOP, "hits per query of --csv")
     add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
     add_output(
         parser,

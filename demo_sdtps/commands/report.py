@@ -6,10 +6,10 @@ from demo_sdtps.commands.analyse import add_limits
 from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import (
     CheckpointFlag,
+    add_count,
     add_output,
     config_parser,
     parse,
-    positive_int,
     print_lines,
 )
 from demo_sdtps.runtime.errors import check_extra
@@ -38,13 +38,12 @@ def main() -> None:
         help="write all of it, and more, as a page for the browser into this file",
     )
     add_limits(parser, "the page")
-    parser.add_argument(
+    add_count(
+        parser,
         "--thumbnails",
-        type=positive_int,
-        default=1200,
-        metavar="N",
-        help="triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
-        "their rank lists, from the lowest AP on (default: 1200)",
+        1200,
+        "triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
+        "their rank lists, from the lowest AP on",
     )
     arguments, cfg = parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data

@@ -65,6 +65,17 @@ def positive_int(text: str) -> int:
 positive_int.__name__ = "whole number"  # shown by argparse where int() fails
 
 
+def add_count(parser: argparse.ArgumentParser, flag: str, default: int, meaning: str) -> None:
+    """Add a flag for a whole number above 0, with its default in the help."""
+    parser.add_argument(
+        flag,
+        type=positive_int,
+        default=default,
+        metavar="N",
+        help=f"{meaning} (default: {default})",
+    )
+
+
 def add_overwrite(parser: argparse.ArgumentParser, meaning: str = OVERWRITE) -> None:
     """Add the flag --overwrite."""
     parser.add_argument("--overwrite", action="store_true", help=meaning)

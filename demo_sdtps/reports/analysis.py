@@ -133,9 +133,9 @@ def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]
             for sample in data.samples
         ],
         "queries": [
-            {"sample": sample, "average_precision": known(value), "first_match": rank}
+            {"sample": sample, "average_precision": finite_or_none(value), "first_match": rank}
             for sample, value, rank in zip(
-                data.query.tolist(), *(part.tolist() for part in result.scores), strict=True
+                data.query.tolist(), *(values.tolist() for values in result.scores), strict=True
             )
         ],
         "rank_lists": [
@@ -161,9 +161,9 @@ def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]
 
 def camera_rows(result: Analysis) -> list[list[float | None]]:
     """The matrix of cameras, None where it is blank."""
-    return [[known(value) for value in row] for row in result.cameras.mAP.tolist()]
+    return [[finite_or_none(value) for value in row] for row in result.cameras.mAP.tolist()]
 
 
-def known(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """None for NaN, which JSON does not have."""
     return None if np.isnan(value) else value

@@ -118,7 +118,7 @@ def draw_attention(
 ) -> Path:
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
     missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
-    bars = sum(part is not None for part in results[0][1])
+    bars = sum(weights is not None for weights in results[0][1])
     width, height = room(cfg, 2.4)
     widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
     size = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2

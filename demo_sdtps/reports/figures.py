@@ -47,9 +47,9 @@ OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of
 
 def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
     """The images of MODEL.MODALITIES at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent one."""
-    blank = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
+    placeholder = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
     return [
-        resize(blank if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)
+        resize(placeholder if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)
         .permute(1, 2, 0)
         .numpy()
         for image in decode_triplet(sample.paths, cfg.MODEL.MODALITIES)

@@ -27,7 +27,13 @@ from demo_sdtps.evaluation.tables import (
     reid_caption,
 )
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.reports.analysis import NEAREST, Analysis, analysis_case, camera_rows, known
+from demo_sdtps.reports.analysis import (
+    NEAREST,
+    Analysis,
+    analysis_case,
+    camera_rows,
+    finite_or_none,
+)
 from demo_sdtps.reports.figures import images
 from demo_sdtps.reports.palette import AS_DATA
 from demo_sdtps.reports.tokens import description, patch_grids
@@ -86,7 +92,7 @@ def write_page(
         "palette": AS_DATA,
         "runs": [{"name": name, "records": run_records} for name, run_records in runs.items()],
         "patterns": list(PATTERN_NAMES.values()),
-        "samples": [named(cfg, sample) for sample in samples],
+        "samples": [sample_labels(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
         **results(data, analysis, {index: place for place, index in enumerate(wanted)}),
     }
@@ -180,7 +186,7 @@ def omission_notes(data: TestData, analysis: Analysis, samples: int, thumbnails:
     ]
 
 
-def named(cfg: CfgNode, sample: Sample) -> dict[str, object]:
+def sample_labels(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     """What the page says of a sample; cameras from 1, as file names have them."""
     where = {"scene": sample.scene} if exclude_key(cfg) == "scene" else {}
     return {
@@ -193,11 +199,11 @@ def named(cfg: CfgNode, sample: Sample) -> dict[str, object]:
 
 def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[str, object]:
     """The numbers of the plots and the rank lists; samples by their `place` in the page."""
-    average, first = (part.tolist() for part in analysis.scores)
+    average, first = (values.tolist() for values in analysis.scores)
     queries = [
         {
             "sample": place[int(data.query[query])],
-            "ap": known(average[query]),
+            "ap": finite_or_none(average[query]),
             "first": first[query],
             "nearest": [
                 (place[sample], distance, is_match) for sample, distance, is_match in nearest

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 import pytest
-from browser import Page, headless
+from browser import Page, headless, until
 from commands import CONFIG, ONE_LINE, checkpoint_file, cli_args_for
 
 from demo_sdtps.commands import app, search
@@ -76,13 +76,6 @@ def served(place, *words):
     finally:
         process.terminate()
         process.wait(20)
-
-
-def until(found, seconds=30):
-    end = time.monotonic() + seconds
-    while not (value := found()) and time.monotonic() < end:
-        time.sleep(0.1)
-    return value
 
 
 def requested(driver):

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -91,13 +92,7 @@ def test_flags_have_either_stroke(command, tmp_path):
     assert own == other and own[0] == 0 and "7 classes, 2 cameras" in own[1]
     _, _, stderr = command(
         search.main,
-        "--weight=no-such.pth",
-        "--gallery",
-        "a-b",
-        "--query",
-        "c-d",
-        "--index-type",
-        "flat",
+        *shlex.split("--weight=no-such.pth --gallery a-b --query c-d --index-type flat"),
     )
     assert "no-such.pth do not exist" in stderr  # values keep theirs
     _, _, stderr = command(

@@ -1,5 +1,6 @@
 """tools/make_masks.py: masks by torchvision's networks (of random weights that know the answer) and by a function."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -39,10 +40,7 @@ def flags(root, *more, dataset="RGBNT201"):
         str(root),
         "DATASETS.NAMES",
         dataset,
-        "MODEL.SIE_CAMERA",
-        "False",
-        "MODEL.DEVICE",
-        "cpu",
+        *shlex.split("MODEL.SIE_CAMERA False MODEL.DEVICE cpu"),
     ]
 
 
@@ -97,11 +95,7 @@ def test_the_union_of_all_modalities(command, bare_root, functions):
             bare_root,
             "--model",
             f"{functions}:bright",
-            "--modality",
-            "all",
-            "--split",
-            "query",
-            "--overwrite",
+            *shlex.split("--modality all --split query --overwrite"),
         ),
     )
     expected = np.max([pixels(path).mean(2) for path in sample.paths], axis=0)

@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -98,10 +99,7 @@ def test_a_checkout_without_links_trains(tiny_root, tmp_path):
         )
     words = cli_args_for(
         tiny_root,
-        "OUTPUT_DIR",
-        "run",
-        "SOLVER.MAX_EPOCHS",
-        "1",
+        *shlex.split("OUTPUT_DIR run SOLVER.MAX_EPOCHS 1"),
         config="configs/Synthetic/DeMo_SDTPS.yml",
     )
     done = python("train_net.py", *words, cwd=tmp_path)
@@ -182,12 +180,7 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     archive = built("setup.py", "--quiet", "sdist", "--dist-dir", tmp_path)
     before.add(archive)
     file = built(
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
+        *shlex.split("-m pip wheel --quiet --no-deps --no-build-isolation"),
         "--wheel-dir",
         tmp_path,
         archive,

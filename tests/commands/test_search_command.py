@@ -1,14 +1,14 @@
 """tools/search.py: hits as CSV, page and table, the index it keeps, and what it refuses."""
 
 import re
+import shlex
 import shutil
-import time
 from collections import defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from browser import Page, headless
+from browser import Page, headless, until
 from commands import (
     CONFIG,
     KEEP_ALL,
@@ -74,14 +74,6 @@ def searched(command, weights, place):
         )
 
     return call
-
-
-def until(found, seconds=20):
-    """What `found` returns as soon as that is true."""
-    end = time.monotonic() + seconds
-    while not (value := found()) and time.monotonic() < end:
-        time.sleep(0.1)
-    return value
 
 
 def triplets(folder):
@@ -162,16 +154,7 @@ def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch
 @pytest.mark.slow
 def test_re_ranking_and_approximate_search_are_told(searched, place):
     code, stdout, stderr = searched(
-        "--index_type",
-        "hnsw",
-        "--re_rank",
-        "9",
-        "--top",
-        "2",
-        "--csv",
-        "x.csv",
-        "--output",
-        "x.html",
+        *shlex.split("--index_type hnsw --re_rank 9 --top 2 --csv x.csv --output x.html")
     )
     told = "hnsw: recall@5 1.000 against exact search (queries: 2)"
     assert code == 0 and told in stdout, stderr

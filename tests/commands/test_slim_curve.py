@@ -1,6 +1,7 @@
 """tools/slim_curve.py: its settings, its numbers and its files."""
 
 import json
+import shlex
 
 import pytest
 from commands import BASELINE, cli_args_for, scores_of, weights_file
@@ -39,13 +40,7 @@ def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
     code, stdout, _ = command(
         slim_curve.main,
         *words,
-        "--scores",
-        "distinctness",
-        "--blocks",
-        "2",
-        "1,3",
-        "--keep",
-        "0.5",
+        *shlex.split("--scores distinctness --blocks 2 1,3 --keep 0.5"),
         "--output",
         tmp_path / "curve.png",
         "--json",
@@ -67,12 +62,9 @@ def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
         command(
             test_net.main,
             *words,
-            "MODEL.SLIM_BLOCKS",
-            "[1,3]",
-            "MODEL.SLIM_KEEP",
-            "[0.5,0.5]",
-            "MODEL.SLIM_SCORE",
-            "distinctness",
+            *shlex.split(
+                "MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE distinctness"
+            ),
             "--json",
             tmp_path / "found.json",
         )[0]
@@ -90,26 +82,15 @@ def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
 
 def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
     """First, once, and with the numbers of its evaluation; what is left out of the weights is said once."""
-    slim = (
-        "MODEL.SLIM_BLOCKS",
-        "[1]",
-        "MODEL.SLIM_KEEP",
-        "[0.5]",
-        "MODEL.SLIM_SCORE",
-        "self_supervised",
+    slim = tuple(
+        shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE self_supervised")
     )
     words = [*cli_args_for(tiny_root, config=BASELINE), *slim]
     words += ["--weight", weights_file(tmp_path / "weights.pth", load_cfg(BASELINE, words[2:]))]
     code, stdout, _ = command(
         slim_curve.main,
         *words,
-        "--scores",
-        "self_supervised",
-        "saliency",
-        "--blocks",
-        "1",
-        "--keep",
-        "0.5",
+        *shlex.split("--scores self_supervised saliency --blocks 1 --keep 0.5"),
         "--output",
         tmp_path / "curve.svg",
         "--json",

@@ -1,6 +1,7 @@
 """Every tool that draws a model: one run each on a small one, with slimming, SDTPS, HDM and ATMoE, which leaves its files."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,11 @@ from demo_sdtps.commands import (
 )
 from demo_sdtps.config import MODALITIES, load_cfg
 
-MODEL = (
-    "MODEL.HDM",
-    "True",
-    "MODEL.ATM",
-    "True",
-    "MODEL.HEAD",
-    "4",
-    "MODEL.SLIM_BLOCKS",
-    "[1]",
-    "MODEL.SLIM_KEEP",
-    "[0.5]",
-    "INPUT.JOINT_AUGMENTATION",
-    "True",
+MODEL = tuple(
+    shlex.split(
+        "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4 MODEL.SLIM_BLOCKS [1] "
+        "MODEL.SLIM_KEEP [0.5] INPUT.JOINT_AUGMENTATION True"
+    )
 )
 WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
 TOOLS = {

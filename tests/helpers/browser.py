@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -90,3 +91,11 @@ class Page:
 
     def errors(self):
         return [entry for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def until(condition, seconds=30):
+    """What `condition` returns as soon as that is true, or at the end of the time."""
+    end = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return value

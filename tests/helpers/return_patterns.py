@@ -1,11 +1,7 @@
 """The features of each return pattern by the parts of the model."""
 
 import torch
-from tiny import (
-    PATCHES,
-    WIDTH,
-    exact,
-)
+from tiny import PATCHES, WIDTH, exact
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.checkpoints.names import to_demo

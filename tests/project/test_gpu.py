@@ -3,6 +3,7 @@
 The golden cases run there too (tests/conftest.py). GPU_TEST_DEVICE=cpu checks these functions where there is no GPU.
 """
 
+import shlex
 import shutil
 
 import pytest
@@ -29,15 +30,10 @@ pytestmark = pytest.mark.gpu
 ROUNDED = {"off": 1e-4, "bf16": 2e-2}
 """Relative errors of a whole model, as the golden cases have them, and of a few roundings to bfloat16 (2⁻⁸) in its blocks."""
 STILL = ("SOLVER.AMP", "off", "MODEL.DROP_PATH", "0.0")
-TWO_STEPS = (
-    "SOLVER.IMS_PER_BATCH",
-    "24",
-    "DATALOADER.NUM_INSTANCE",
-    "4",
-    "SOLVER.LOG_PERIOD",
-    "1",
-    "SOLVER.GRAD_CLIP",
-    "5",
+TWO_STEPS = tuple(
+    shlex.split(
+        "SOLVER.IMS_PER_BATCH 24 DATALOADER.NUM_INSTANCE 4 SOLVER.LOG_PERIOD 1 SOLVER.GRAD_CLIP 5"
+    )
 )
 
 
@@ -126,10 +122,7 @@ def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
         tiny_root,
         *SMALL,
         *STILL,
-        "SOLVER.EVAL_UNTRAINED",
-        "False",
-        "SOLVER.OPTIMIZER_NAME",
-        "SGD",
+        *shlex.split("SOLVER.EVAL_UNTRAINED False SOLVER.OPTIMIZER_NAME SGD"),
         "MODEL.DEVICE",
         gpu,
         "OUTPUT_DIR",

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import shutil
 import statistics
 from pathlib import Path
@@ -63,14 +64,9 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     runs = tmp_path / "runs" / "studies" / "runs"
     words = [
         write(tmp_path, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}),
-        "--overwrite",
-        "--changed_tree",
-        "--jobs",
-        "2",
-        "SOLVER.MAX_EPOCHS",
-        "1",
-        "SOLVER.WARMUP_ITERS",
-        "0",
+        *shlex.split(
+            "--overwrite --changed_tree --jobs 2 SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0"
+        ),
         "DATASETS.ROOT_DIR",
         tiny_root,
     ]
@@ -124,11 +120,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(
     path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=2)
     words = (
         path,
-        "--changed_tree",
-        "SOLVER.MAX_EPOCHS",
-        "1",
-        "SOLVER.WARMUP_ITERS",
-        "0",
+        *shlex.split("--changed_tree SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0"),
         "DATASETS.ROOT_DIR",
         tiny_root,
     )

@@ -4,15 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.reference.host_towers import (
-    CLASSES,
-    GRID,
-    NAMES,
-    WIDTH,
-    Backbone,
-    BatchFirst,
-    Tower,
-)
+from tests.reference.host_towers import CLASSES, GRID, NAMES, WIDTH, Backbone, BatchFirst, Tower
 
 
 class Host(nn.Module):
@@ -197,15 +189,5 @@ class EDITOR(Host):
 
 
 HOSTS = {
-    kind.__name__: kind
-    for kind in (
-        UGG,
-        Signal,
-        MFRNet,
-        MDReID,
-        IDEA,
-        TOPReID,
-        Uni_modal,
-        EDITOR,
-    )
+    kind.__name__: kind for kind in (UGG, Signal, MFRNet, MDReID, IDEA, TOPReID, Uni_modal, EDITOR)
 }

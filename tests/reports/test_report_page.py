@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 
 import numpy as np
@@ -63,12 +64,7 @@ def made(tiny_root, tmp_path_factory):
     run = make_run(
         folder / NAME,
         root,
-        "MODEL.SLIM_BLOCKS",
-        "[1]",
-        "MODEL.SLIM_KEEP",
-        "[0.5]",
-        "MODEL.SIE_CAMERA",
-        "False",
+        *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SIE_CAMERA False"),
     )
     assert call(["--run", run, "--html", run / "report.html", *BOUNDS], report.main) == 0
     words = [
