@@ -22,7 +22,7 @@ TRIPLET_FLAGS = (
     Number("quality", 92, "JPEG quality, 1 to 100", most=100),
 )
 LOOSE = {
-    "loose": "loose crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
+    "loose": "unaligned crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
     "identities, cameras, light and surroundings are those of the same seed without this flag"
 }
 SKIP = Number(
@@ -59,7 +59,11 @@ def main(arguments: list[str] | None = None) -> None:
         options.overwrite,
         lambda folder: {
             "triplets": pedestrians.write_data_set(
-                folder, **numbers, **settings, workers=options.workers
+                folder,
+                **numbers,
+                skip_identities=options.skip_identities,
+                unaligned=options.loose,
+                workers=options.workers,
             )
         },
     ):

@@ -22,7 +22,7 @@ def main() -> None:
     add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.datasets.synthetic import light
+    from demo_sdtps.datasets.synthetic import illumination
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.selection import (
         as_tables,
@@ -42,7 +42,7 @@ def main() -> None:
     samples = splits[arguments.split]
     on_person = foreground(cfg, model.backbone, samples)
     quality = measure_selection(
-        model, test_loader(cfg, samples), on_person, [light(sample) for sample in samples]
+        model, test_loader(cfg, samples), on_person, [illumination(sample) for sample in samples]
     )
     title = caption(cfg, quality, arguments.split)
     if arguments.json:

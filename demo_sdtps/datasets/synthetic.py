@@ -35,7 +35,7 @@ def synthetic_counts(root: Path) -> dict[str, dict[str, int]] | None:
         return None
 
 
-def light(sample: Sample) -> str:
+def illumination(sample: Sample) -> str:
     """ "day" or "night", which the file names of tools/make_synthetic.py tell; "" for an image of another data set."""
     path = Path(sample.files[0])
     match = re.fullmatch(r"\d+_cam\d_([01])_\d+", path.stem)

@@ -77,12 +77,12 @@ class Choice:
 
 @torch.no_grad()
 def measure_selection(
-    model: DeMo, loader: DataLoader, foreground: torch.Tensor, lights: Sequence[str] = ()
+    model: DeMo, loader: DataLoader, foreground: torch.Tensor, illuminations: Sequence[str] = ()
 ) -> Quality:
     """Complete triplets and every case of missing modalities; the first blocks of the backbone see every image once.
 
     foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
-    `lights` are "day", "night" or "" for each image.
+    `illuminations` are "day", "night" or "" for each image.
     """
     device, cases = next(model.parameters()).device, cases_of(model.modalities)
     numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(
@@ -114,12 +114,12 @@ def measure_selection(
         for name in dict.fromkeys(name for name, *_ in whole)
     }
     shown = {
-        light: torch.tensor([one == light for one in lights])
-        for light in sorted(set(lights) - {""})
+        name: torch.tensor([one == name for one in illuminations])
+        for name in sorted(set(illuminations) - {""})
     }
     by_light = {
-        light: {name: _rows(whole, name, COMPLETE, those) for name in rates}
-        for light, those in shown.items()
+        illumination: {name: _rows(whole, name, COMPLETE, those) for name in rates}
+        for illumination, those in shown.items()
     }
     count = len(foreground)
     # The mean over all ordered pairs of two different images.
@@ -295,7 +295,9 @@ def as_tables(quality: Quality) -> list[str]:
     lines = []
     for name, cases in quality.choices.items():
         groups = {case_name(case): rows for case, rows in cases.items()}
-        groups |= {f"nothing, {light}": rate[name] for light, rate in quality.lights.items()}
+        groups |= {
+            f"nothing, {illumination}": rate[name] for illumination, rate in quality.lights.items()
+        }
         lines += [*([f"{name}:"] if quality.stages else []), as_table(groups)]
     cosines = ", ".join(
         f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items()

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import batches, collate, test_loader
-from demo_sdtps.datasets.synthetic import light
+from demo_sdtps.datasets.synthetic import illumination
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.selection import Choice, choices
 from demo_sdtps.evaluation.tables import options
@@ -70,7 +70,7 @@ def draw_tokens(
             axis.imshow(panel)
             hide_ticks(axis)
         row[0].set_ylabel(
-            "\n".join([*label(cfg, sample).split(", "), light(sample)]).strip(), fontsize=8
+            "\n".join([*label(cfg, sample).split(", "), illumination(sample)]).strip(), fontsize=8
         )
     for axis, title in zip(axes[0], rows[0], strict=True):
         axis.set_title(title, fontsize=9)
@@ -82,8 +82,8 @@ def draw_tokens(
 
 
 def token_samples(samples: list[Sample], count: int) -> list[Sample]:
-    """`count` of the samples, spread; half of them by day where the data tell day from night (`light`)."""
-    night = [place for place, sample in enumerate(samples) if light(sample) == "night"]
+    """`count` of the samples, spread; half of them by day where the data tell day from night (`illumination`)."""
+    night = [place for place, sample in enumerate(samples) if illumination(sample) == "night"]
     day = sorted({*range(len(samples))} - {*night})
     dark = spread(len(night), count // 2 if day else count)
     bright = spread(len(day), count - len(dark))

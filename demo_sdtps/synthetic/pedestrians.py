@@ -111,7 +111,7 @@ HALF_WIDTH, CUT = (
 MOST_COVERED, LOOSE_ATTEMPTS = (
     0.35,
     50,
-)  # share of a loose person behind what is in front of it, and draws of its place
+)  # share of an unaligned person behind what is in front of it, and draws of its place
 
 
 def make_identities(number: int, seed: int) -> list[Identity]:
@@ -160,24 +160,24 @@ def draw_triplet(
     height: int,
     width: int,
     rng: np.random.Generator,
-    loose: bool = False,
+    unaligned: bool = False,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """One person in camera 0, 1, …: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
 
-    With the same state of `rng` two identities have the same surroundings, pose and noise. A `loose` person stands anywhere in
+    With the same state of `rng` two identities have the same surroundings, pose and noise. An `unaligned` person stands anywhere in
     the same surroundings, at half to full height.
     """
     # Separate streams, so that the draws of one part do not change those of another.
     scene, body, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
     pose = random_pose(body, canvas.aspect)
-    if loose:
+    if unaligned:
         pose = _unalign(pose, canvas, front, body)
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
     if scene.random() < BYSTANDER_RATE:
         # A bystander behind the person is the smaller of the two.
         _draw_bystander(
-            canvas, scene, size=(0.5, 0.8), aside=0.2, scale=pose.height if loose else 1.0
+            canvas, scene, size=(0.5, 0.8), aside=0.2, scale=pose.height if unaligned else 1.0
         )
     mask = draw_body(canvas, identity.look, identity.build, pose)
     _draw_front(canvas, front)
@@ -301,7 +301,7 @@ def write_data_set(
     width: int,
     seed: int = 0,
     quality: int = 92,
-    loose: bool = False,
+    unaligned: bool = False,
     skip_identities: int = 0,
     workers: int = 1,
 ) -> dict[str, int]:
@@ -325,7 +325,7 @@ def write_data_set(
         width=width,
         seed=seed,
         quality=quality,
-        loose=loose,
+        unaligned=unaligned,
     )
     for _ in progress(_map(write_one, tasks, workers), "drawing", len(tasks), unit="identity"):
         pass
@@ -342,7 +342,7 @@ def write_identity(
     width: int,
     seed: int,
     quality: int,
-    loose: bool,
+    unaligned: bool,
 ) -> None:
     """Write all images of one identity, by its folder and number."""
     folder, number, identity = task
@@ -350,7 +350,7 @@ def write_identity(
         for index in range(images_per_camera):
             rng = np.random.default_rng([seed, 2, number, camera, index])
             night = is_night(camera, rng)
-            images, mask = draw_triplet(identity, camera, night, height, width, rng, loose)
+            images, mask = draw_triplet(identity, camera, night, height, width, rng, unaligned)
             name = f"{number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
             for modality, image in images.items():
                 Image.fromarray(image).save(folder / modality / f"{name}.jpg", quality=quality)
