@@ -164,8 +164,8 @@ def draw_triplet(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """One person in camera 0, 1, …: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
 
-    With the same state of `rng` two identities have the same surroundings, pose and noise. An `unaligned` person stands anywhere in
-    the same surroundings, at half to full height.
+    With the same state of `rng` two identities have the same surroundings, pose and noise. An `unaligned` person stands
+    anywhere in the same surroundings, at half to full height.
     """
     # Separate streams, so that the draws of one part do not change those of another.
     scene, body, front, sensor = rng.spawn(4)
