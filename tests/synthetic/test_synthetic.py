@@ -194,22 +194,22 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     assert len(drawn) == 3 and not list(tmp_path.iterdir())
 
 
-# Loose crops: the same persons and surroundings, with the person anywhere in the picture
+# Unaligned crops (--loose): the same persons and surroundings, with the person anywhere in the picture
 
 
-def seen_by_cameras(loose, count=12):
+def seen_by_cameras(unaligned, count=12):
     """(images, mask) of `count` persons from each camera, as the command draws them."""
     found = []
     for number, identity in enumerate(make_identities(count, seed=0), start=1):
         for camera in range(len(CAMERAS)):
             rng = np.random.default_rng([0, 2, number, camera, 0])
             night = is_night(camera, rng)
-            found.append(draw_triplet(identity, camera, night, 64, 32, rng, loose))
+            found.append(draw_triplet(identity, camera, night, 64, 32, rng, unaligned))
     return found
 
 
 @pytest.fixture(scope="module")
-def standard_and_loose():
+def standard_and_unaligned():
     return seen_by_cameras(False), seen_by_cameras(True)
 
 
@@ -219,26 +219,28 @@ def spans(masks, axis):
     return np.array([(places[0], places[-1]) for places in there]).T
 
 
-def test_the_person_stands_anywhere_at_half_to_full_height(standard_and_loose):
-    standard, loose = ([mask for _, mask in drawn] for drawn in standard_and_loose)
+def test_the_person_stands_anywhere_at_half_to_full_height(standard_and_unaligned):
+    standard, unaligned = ([mask for _, mask in drawn] for drawn in standard_and_unaligned)
     for axis, ratio in ((1, 2), (0, 1.5)):
-        middles = [np.mean(spans(masks, axis), axis=0) for masks in (standard, loose)]
+        middles = [np.mean(spans(masks, axis), axis=0) for masks in (standard, unaligned)]
         assert middles[1].std() > ratio * middles[0].std()
         assert middles[1].mean() == pytest.approx(0.5, abs=0.1)
-    top, bottom = spans(loose, 1)
+    top, bottom = spans(unaligned, 1)
     heights = bottom - top
     assert heights.max() > 0.9 and np.quantile(heights, 0.1) < 0.6 and heights.min() > 0.25
 
 
-def test_surroundings_are_those_of_the_standard_set(standard_and_loose):
+def test_surroundings_are_those_of_the_standard_set(standard_and_unaligned):
     """Bit for bit where neither person is, nor the lens's blur of it; a bystander in the background may be smaller."""
     same = []
-    for (images, mask), (loose_images, loose_mask) in zip(*standard_and_loose, strict=True):
-        both = Image.fromarray(np.uint8(mask | loose_mask) * 255)
+    for (images, mask), (unaligned_images, unaligned_mask) in zip(
+        *standard_and_unaligned, strict=True
+    ):
+        both = Image.fromarray(np.uint8(mask | unaligned_mask) * 255)
         outside = np.asarray(both.filter(ImageFilter.MaxFilter(9))) == 0
         same.append(
             all(
-                np.array_equal(images[modality][outside], loose_images[modality][outside])
+                np.array_equal(images[modality][outside], unaligned_images[modality][outside])
                 for modality in MODALITIES
             )
         )
@@ -246,18 +248,18 @@ def test_surroundings_are_those_of_the_standard_set(standard_and_loose):
 
 
 def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path):
-    standard, loose = make(tmp_path / "standard"), make(tmp_path / "loose", "--loose")
+    standard, unaligned = make(tmp_path / "standard"), make(tmp_path / "loose", "--loose")
     recipes = [
-        json.loads((folder / MARKER).read_text())["arguments"] for folder in (standard, loose)
+        json.loads((folder / MARKER).read_text())["arguments"] for folder in (standard, unaligned)
     ]
     assert "loose" not in recipes[0] and recipes[1] == recipes[0] | {"loose": True}
     names = [
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-        for folder in (standard, loose)
+        for folder in (standard, unaligned)
     ]
     assert names[0] == names[1]  # with the same identities, cameras and nights
     masks = [
         np.asarray(Image.open(folder / "test" / "MASK" / "000004_cam1_0_00.png"))
-        for folder in (standard, loose)
+        for folder in (standard, unaligned)
     ]
     assert not np.array_equal(*masks)

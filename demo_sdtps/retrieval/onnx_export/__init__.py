@@ -60,7 +60,7 @@ def random_inputs(model: DeMo, size: list[int], batch: int) -> tuple[torch.Tenso
 
 def write_onnx(extractor: Extractor, path: Path) -> None:
     """Write the model, with preprocessing and origin in the metadata."""
-    from demo_sdtps.retrieval.onnx_operators import OPERATORS
+    from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
 
     cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
     with quiet():
