@@ -12,8 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import signature
-from math import inf
+from math import inf, prod
 from typing import Any
 from weakref import ref
 
@@ -21,15 +20,9 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from demo_sdtps.modeling.slimming.choice import StreamSlimming
+from demo_sdtps.modeling.slimming.records import State, images_in, is_backward
 from demo_sdtps.modeling.slimming.stage import patch_shares
-from demo_sdtps.modeling.slimming.streams import (
-    Pass,
-    State,
-    Stream,
-    images_in,
-    is_backward,
-)
+from demo_sdtps.modeling.slimming.streams import ForwardPass, Stream, StreamSlimming
 from demo_sdtps.modeling.slimming.tokens import PER_POSITION, Tokens, scatter_tokens
 from demo_sdtps.modeling.slimming.towers import Layout, Tower
 from demo_sdtps.runtime.errors import UserError
@@ -38,8 +31,8 @@ STEM = -1  # in place of the index of a block: the patch convolution
 
 
 class Slim(StreamSlimming):
-    """The stages that a model gets as its module `slimming`, and the hooks that feed them; `settings` are those of
-    `StreamSlimming`."""
+    """The stages that a model gets as its module `slimming`, and the hooks on its towers of these layouts; `settings` are
+    those of `StreamSlimming`."""
 
     def __init__(self, layouts: Sequence[Layout], *settings: Any, **named_settings: Any):
         super().__init__(*settings, **named_settings)
@@ -54,7 +47,7 @@ class Slim(StreamSlimming):
         super().__setstate__({**values, "state": State()})
 
     @property
-    def now(self) -> Pass | None:
+    def now(self) -> ForwardPass | None:
         """The forward under way in this thread."""
         return getattr(self.state.thread, "now", None)
 
@@ -69,18 +62,19 @@ class Slim(StreamSlimming):
         kwargs = {key: value for key, value in kwargs.items() if level or key != "foreground"}
         if is_backward() or (self.now is not None and self.now.level < level):
             return args, kwargs
-        slim: Any = self if level else module.slimming  # that of a replica
-        self.state.thread.now = Pass(
-            slim,
-            level,
-            {} if level else images_in((args, kwargs)),
-            foreground,
-            len(self.layouts),
-        )
-        self.state.forget()
+        slimming: Any = self if level else module.slimming  # of a replica its own
+        self._start(slimming, level, {} if level else images_in((args, kwargs)), foreground)
         if not getattr(module, "_is_replica", False):
             self.state.losses.clear()
         return args, kwargs
+
+    def _start(
+        self, slimming: StreamSlimming, level: float, inputs: dict, foreground: torch.Tensor | None
+    ) -> ForwardPass:
+        now = ForwardPass(slimming, len(self.layouts), level, inputs, foreground)
+        self.state.thread.now = now
+        self.state.forget()
+        return now
 
     @torch._dynamo.disable
     def end(self, level: float, *_: object) -> None:
@@ -97,47 +91,32 @@ class Slim(StreamSlimming):
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images: a stream begins."""
         images = args[0]
         if is_backward():
-            self._recomputed(tower, STEM, images)
+            self._recomputed_stream(tower, STEM, images)
             return
+        # The host may call a method of the model, which has no hooks.
         now = self.now
-        if (
-            now is None or now.level == inf
-        ):  # the host calls a method of the model, which has no hooks
-            now = self.state.thread.now = Pass(self, inf, {}, None, len(self.layouts))
-            self.state.forget()
+        if now is None or now.level == inf:
+            now = self._start(self, inf, {}, None)
         size, stride = tuple(convolution.kernel_size), tuple(convolution.stride)
-        foreground = None
-        if now.foreground is not None:
-            if now.foreground.shape[1:] != (1, *images.shape[-2:]) or len(images) % len(
-                now.foreground
-            ):
-                raise UserError(
-                    f"foreground is {tuple(now.foreground.shape)} for images {tuple(images.shape)}; give masks "
-                    "(B, 1, H, W) of the size of the images."
-                )
-            foreground = patch_shares(now.foreground.to(images), size, stride)
-            foreground = foreground.repeat(len(images) // len(foreground), 1)
-        rows, columns = map(
-            int, patches.shape[-2:]
-        )  # a traced graph (torch.jit) has tensors for numbers
+        # A traced graph (torch.jit) has tensors for numbers.
+        rows, columns = map(int, patches.shape[-2:])
         stream = Stream(
-            now.slim,
+            now.slimming,
             lambda: images,
             (rows, columns),
             size,
             stride,
-            self.names_of(now, images),
-            frozenset() if now.slim.training else self.missing,
-            foreground,
+            now.slimming.names_of(now, images),
+            frozenset() if now.slimming.training else self.missing,
+            _foreground_shares(now.foreground, images, size, stride),
             self.blocks[0],
         )
-        masks = now.slim.foreground(
-            stream.context()
-        )  # here, as nothing else keeps the images for the backward pass
+        # Pseudo-masks are made here, as nothing else keeps the images for the backward pass.
+        masks = now.slimming.foreground(stream.context())
         stream.foreground = torch.cat(list(masks.values())) if masks else None
         now.streams[tower].append(stream)
-        stream.record = replace(stream, images=ref(images), chosen=[], grids=[])
-        self.state.record((tower, STEM), images, stream.record)
+        stream.record = replace(stream, images=ref(images), stages=[], grids=[])
+        self.state.add((tower, STEM), images, stream.record)
 
     @torch._dynamo.disable
     def before(
@@ -145,37 +124,36 @@ class Slim(StreamSlimming):
     ) -> tuple[tuple, dict] | None:
         """The input of block `index` of a tower, without the tokens that the stages so far drop."""
         layout, name = self.layouts[tower], "" if args else next(iter(kwargs))
-        inputs = kwargs[name] if name else args[0]
-        stream = self.state.thread.stream = self._stream(tower, index, inputs)
+        values = kwargs[name] if name else args[0]
+        stream = self.state.thread.stream = self._stream(tower, index, values)
         if stream is None:
             return None
         number = bisect_left(self.blocks, index)  # of stages before
-        before = (
-            stream.chosen[number - 1].tokens if number else Tokens(inputs[:0], extra=layout.suffix)
+        tokens = (
+            stream.stages[number - 1].tokens if number else Tokens(values[:0], extra=layout.suffix)
         )
         if index in self.blocks:
-            values = inputs.transpose(0, 1) if layout.tokens_first else inputs
+            rows = values.transpose(0, 1) if layout.tokens_first else values
             rope = kwargs.get("rope")
-            rope = (
-                rope
-                if rope is None or before.positions is None
-                else PER_POSITION["rope"](rope, before, 0)
+            if rope is not None and tokens.positions is not None:
+                rope = PER_POSITION["rope"](rope, tokens, 0)
+            tokens = replace(tokens, values=rows)
+            prefix = _prefix_of(tokens, stream, layout, block)
+            remaining = stream.slimming.run_stage(
+                number, stream, self.now, tokens, prefix, block, rope
             )
-            left = self.choose(
-                self.now, number, stream, layout, block, replace(before, values=values), rope
-            )
-            before = stream.chosen[number].tokens
-            if left is not values:
-                inputs = left.transpose(0, 1) if layout.tokens_first else left
-        if before.positions is None:
+            tokens = stream.stages[number].tokens
+            if remaining is not rows:
+                values = remaining.transpose(0, 1) if layout.tokens_first else remaining
+        if tokens.positions is None:
             return None
         kwargs = {
-            key: PER_POSITION[key](value, before, layout.suffix)
+            key: PER_POSITION[key](value, tokens, layout.suffix)
             if key in PER_POSITION and value is not None
             else value
             for key, value in kwargs.items()
         }
-        return (args, {**kwargs, name: inputs}) if name else ((inputs, *args[1:]), kwargs)
+        return (args, {**kwargs, name: values}) if name else ((values, *args[1:]), kwargs)
 
     @torch._dynamo.disable
     def after(self, tower: int, block: nn.Module, args: tuple, output: Any) -> Any:
@@ -185,81 +163,96 @@ class Slim(StreamSlimming):
         now = self.now
         if now is not None and not any(now.streams):
             self.end(inf)
-        if stream is None or stream.chosen[-1].tokens.positions is None:
+        places = stream.stages[-1].tokens if stream else None
+        if stream is None or places is None or places.positions is None:
             return None
         values = output[0] if isinstance(output, tuple) else output
         values = values.transpose(0, 1) if layout.tokens_first else values
-        places, behind = stream.chosen[-1].tokens, values.shape[1] - stream.chosen[-1].tokens.extra
-        patches = values[:, behind - places.positions.shape[1] : behind]
-        prefix, suffix = (
-            values[:, : behind - patches.shape[1]],
-            values[:, behind : behind + layout.suffix],
-        )
+        end = values.shape[1] - places.extra
+        start = end - places.positions.shape[1]
+        patches = values[:, start:end]
         if self.restore:
             patches = scatter_tokens(stream.grids[-1].to(patches.dtype), places.positions, patches)
-        values = torch.cat([prefix, patches, suffix], dim=1)
+        values = torch.cat(
+            [values[:, :start], patches, values[:, end : end + layout.suffix]], dim=1
+        )
         values = values.transpose(0, 1) if layout.tokens_first else values
         return (values, *output[1:]) if isinstance(output, tuple) else values
 
-    def _stream(self, tower: int, index: int, inputs: torch.Tensor) -> Stream | None:
+    def _stream(self, tower: int, index: int, values: torch.Tensor) -> Stream | None:
         """The stream whose tokens are the input of block `index`; None for a block that is called by itself."""
         if is_backward():
-            return self._recomputed(tower, index, inputs)
-        now = self.now
-        stream = (
-            next((stream for stream in now.streams[tower] if stream.next == index), None)
-            if now
-            else None
-        )
-        if now is None or stream is None:
+            return self._recomputed_stream(tower, index, values)
+        streams = self.now.streams[tower] if self.now else []
+        stream = next((stream for stream in streams if stream.next_block == index), None)
+        if stream is None:
             return None
-        stream.next += 1
-        if stream.next == self.layouts[tower].depth:
-            now.streams[tower].remove(stream)
+        stream.next_block += 1
+        if stream.next_block == self.layouts[tower].depth:
+            streams.remove(stream)
         if stream.record:
-            self.state.record((tower, index), inputs, stream.record)
+            self.state.add((tower, index), values, stream.record)
         return stream
 
-    def _recomputed(self, tower: int, index: int, inputs: torch.Tensor) -> Stream | None:
+    def _recomputed_stream(self, tower: int, index: int, values: torch.Tensor) -> Stream | None:
         """The stream that the backward pass computes again from this block on, or goes on to compute."""
-        place = (tower, torch._C._current_graph_task_id())
-        if record := self.state.find((tower, index), inputs):
-            stream = replace(
-                record, chosen=list(record.chosen), grids=list(record.grids), next=index
-            )
-            stream.record = stream
+        record = self.state.get((tower, index), values)
+        place = tower, torch._C._current_graph_task_id()
+        if record:
+            again = replace(record, stages=list(record.stages), grids=list(record.grids))
             if index == STEM:
-                stream.images = lambda: inputs
-            self.state.thread.replay = place, stream
-        known, replayed = getattr(self.state.thread, "replay", (None, None))
-        return replayed if known == place else None
+                again.images = lambda: values
+            self.state.thread.recomputed = place, again
+        known, stream = getattr(self.state.thread, "recomputed", (None, None))
+        return stream if known == place else None
 
 
 def attach(model: nn.Module, slim: Slim, towers: Sequence[Tower]) -> None:
     """Add `slim` to a model as its module `slimming`, and its hooks to the model's towers."""
     model.add_module("slimming", slim)
-    outer: dict[str, int] = {}
+    levels: dict[str, int] = {}  # of the modules around the towers, by path
     for number, tower in enumerate(towers):
-        parts = tower.path.split(".") if tower.path else []
-        outer |= {".".join(parts[:level]): level for level in range(len(parts) + 1)}
+        names = tower.path.split(".") if tower.path else []
+        levels |= {".".join(names[:level]): level for level in range(len(names) + 1)}
         slim.handles.append(tower.patches.register_forward_hook(partial(slim.embed, number)))
-        for index, block in enumerate(tower.blocks):
-            if index >= slim.blocks[0]:
-                slim.handles.append(
-                    block.register_forward_pre_hook(
-                        partial(slim.before, number, index), with_kwargs=True
-                    )
-                )
+        for index, block in enumerate(tower.blocks[slim.blocks[0] :], slim.blocks[0]):
+            hook = partial(slim.before, number, index)
+            slim.handles.append(block.register_forward_pre_hook(hook, with_kwargs=True))
         slim.handles.append(tower.blocks[-1].register_forward_hook(partial(slim.after, number)))
-    # From torch 2.1 on also after an error.
-    always: Any = (
-        {"always_call": True}
-        if "always_call" in signature(nn.Module.register_forward_hook).parameters
-        else {}
-    )
-    for path, level in outer.items():
-        module = model.get_submodule(path)
-        slim.handles.append(
-            module.register_forward_pre_hook(partial(slim.begin, level), with_kwargs=True)
+    for path, level in levels.items():
+        module, hook = model.get_submodule(path), partial(slim.begin, level)
+        slim.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        end = partial(slim.end, level)
+        slim.handles.append(module.register_forward_hook(end, always_call=True))
+
+
+def _prefix_of(tokens: Tokens, stream: Stream, layout: Layout, block: nn.Module) -> int:
+    """The number of tokens before the patches at the input of a block."""
+    length, patches = tokens.values.shape[1], prod(stream.grid)
+    if tokens.positions is not None:
+        patches = tokens.positions.shape[1]
+    prefix = int(length) - tokens.extra - int(patches)
+    if prefix < 0 or (layout.prefix is not None and prefix != layout.prefix):
+        raise UserError(
+            f"{type(block).__name__} gets {length} tokens where the grid has {patches} "
+            f"patches, but prefix={layout.prefix} and suffix={layout.suffix} were expected around them; say "
+            "by these how many tokens stand before and after the patches."
         )
-        slim.handles.append(module.register_forward_hook(partial(slim.end, level), **always))
+    return prefix
+
+
+def _foreground_shares(
+    masks: torch.Tensor | None,
+    images: torch.Tensor,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor | None:
+    """`patch_shares` (B, N) of masks that the images of several modalities, one after the other, have in common."""
+    if masks is None:
+        return None
+    if masks.shape[1:] != (1, *images.shape[-2:]) or len(images) % len(masks):
+        raise UserError(
+            f"foreground is {tuple(masks.shape)} for images {tuple(images.shape)}; give masks "
+            "(B, 1, H, W) of the size of the images."
+        )
+    return patch_shares(masks.to(images), size, stride).repeat(len(images) // len(masks), 1)

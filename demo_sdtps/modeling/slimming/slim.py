@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.slimming import scores as registry
-from demo_sdtps.modeling.slimming.choice import FIRST, UNNAMED
 from demo_sdtps.modeling.slimming.hooks import Slim, attach
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
+from demo_sdtps.modeling.slimming.streams import FIRST, UNNAMED
 from demo_sdtps.modeling.slimming.towers import Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest_name
 

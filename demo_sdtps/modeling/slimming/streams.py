@@ -1,42 +1,40 @@
-"""The images on their way through the blocks of a slimmed Vision Transformer, and what a recomputation needs of them.
+"""Streams: the way of images through the blocks of a Vision Transformer, and the stages that its hooks run on them.
 
-What a forward chooses belongs to its thread, as replicas of nn.DataParallel run in threads. It is recorded by the input of
-every block, so that a block that the backward pass computes again (gradient checkpointing with use_reentrant=False) drops the
-same.
+The images of one forward keep patches together, or each stream keeps its own.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch import nn
 
-from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.tokens import Tokens, split_rows
-from demo_sdtps.runtime.errors import UserError
+from demo_sdtps.modeling.slimming.scores.base import Context, Score
+from demo_sdtps.modeling.slimming.stage import Slimming
+from demo_sdtps.modeling.slimming.tokens import Tokens, scatter_tokens, split_rows
 
-if TYPE_CHECKING:
-    from demo_sdtps.modeling.slimming.stage import Slimming
+UNNAMED = ("image",)
+"""The modality of a model that has no names for them."""
+FIRST = "first"
 
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """What a stage has chosen in one stream."""
+    """What a stage keeps in one stream."""
 
     tokens: Tokens  # after the stage, without their channels
     score: torch.Tensor  # (B, n)
-    is_given: bool  # whether the score is not that of these images alone
+    is_shared: bool  # whether the score is not that of these images alone
 
 
 @dataclass(eq=False)
 class Stream:
     """The way of images through the blocks of a tower."""
 
-    slim: Slimming  # of a replica of nn.DataParallel its own
+    slimming: StreamSlimming  # of a replica of nn.DataParallel its own
     images: Callable[[], torch.Tensor | None]  # (B, 3, H, W); of a record a weak reference
     grid: tuple[int, int]
     size: tuple[int, ...]  # of a patch, in pixels
@@ -44,109 +42,176 @@ class Stream:
     names: tuple[str, ...]  # modalities of the rows
     missing: frozenset[str]
     foreground: torch.Tensor | None  # (B, N)
-    next: int  # block
-    chosen: list[KeptTokens] = field(default_factory=list)
-    # (B, N, C) at each stage, with `restore`: every token as it was last
-    grids: list[torch.Tensor] = field(default_factory=list)
-    # the same without gradients, for the backward pass; of a stream computed again itself
-    record: Stream | None = None
+    next_block: int
+    stages: list[KeptTokens] = field(default_factory=list)
+    grids: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage, to restore
+    record: Stream | None = None  # the same without a graph; of a stream computed again None
 
     def context(self) -> Context:
         """What a score reads of the images."""
         images = self.images()
-        rows = (
-            {}
-            if images is None
-            else dict(zip(self.names, images.chunk(len(self.names)), strict=True))
-        )
-        shares = {} if self.foreground is None else split_rows(self.foreground, self.names)
-        absent = {
-            name: torch.ones(len(image), 1, dtype=torch.bool, device=image.device)
-            for name, image in rows.items()
-            if name in self.missing
-        }
+        rows = {} if images is None else split_rows(images, self.names)
         return Context(
             {},
             {},
             self.grid,
-            missing=absent,
+            missing={
+                name: torch.ones(len(image), 1, dtype=torch.bool, device=image.device)
+                for name, image in rows.items()
+                if name in self.missing
+            },
             images=rows,
-            foreground=shares,
+            foreground={} if self.foreground is None else split_rows(self.foreground, self.names),
             patch_size=self.size,
             patch_stride=self.stride,
         )
 
 
-class Pass:
+class ForwardPass:
     """One forward of a model in one thread, begun by a module that is `level` modules below the model."""
 
     def __init__(
         self,
-        slim: Slimming,
+        slimming: StreamSlimming,
+        towers: int,
         level: float,
         inputs: Mapping[str, torch.Tensor],
         foreground: torch.Tensor | None,
-        towers: int,
     ):
-        self.slim, self.level, self.inputs, self.foreground = slim, level, inputs, foreground
-        self.streams: list[list[Stream]] = [[] for _ in range(towers)]
-        self.named: list[str] = []  # modalities of the streams so far
-        self.first: dict[tuple, torch.Tensor] = {}  # scores that several streams share
-        self.losses: list[torch.Tensor] = []
-
-
-class State:
-    """What a `Slim` remembers: the losses of the last forward, and streams by the inputs of the blocks; of each thread the
-    forward under way (`now`), the stream of the block that runs, and the one that the backward pass computes again."""
-
-    def __init__(self) -> None:
-        self.thread = threading.local()
-        self.losses: list[torch.Tensor] = []
-        self.records: dict[tuple, tuple[StorageWeakRef, Stream]] = {}
-
-    def record(self, place: tuple, tensor: torch.Tensor, stream: Stream) -> None:
-        storage = StorageWeakRef(tensor.untyped_storage())
-        self.records[(*place, storage.cdata, tensor.storage_offset())] = storage, stream
-
-    def find(self, place: tuple, tensor: torch.Tensor) -> Stream | None:
-        key = *place, StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
-        return self.records[key][1] if key in self.records else None
-
-    def forget(self) -> None:
-        """Drop the records of tensors that are gone."""
-        for key in [key for key, (storage, _) in list(self.records.items()) if storage.expired()]:
-            self.records.pop(key, None)
-
-
-def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """The images (B, C, H, W) of floating point in nested arguments, by their innermost names."""
-    if isinstance(inputs, torch.Tensor):
-        return {name: inputs} if inputs.ndim == 4 and inputs.is_floating_point() else {}
-    if isinstance(inputs, (list, tuple)):
-        return {
-            key: image
-            for number, value in enumerate(inputs)
-            for key, image in images_in(value, f"{name}{number}").items()
-        }
-    if isinstance(inputs, Mapping):
-        return {
-            key: image
-            for input_name, value in inputs.items()
-            for key, image in images_in(value, str(input_name)).items()
-        }
-    return {}
-
-
-def is_backward() -> bool:
-    """Whether autograd runs in this thread, which computes blocks again under checkpointing.
-
-    Reentrant checkpointing detaches the inputs of what it computes again, and so loses the gradients of dropped patches.
-    """
-    if torch._C._current_graph_task_id() == -1:
-        return False
-    node = torch._C._current_autograd_node()
-    if node is not None and "CheckpointFunction" in node.name():
-        raise UserError(
-            "A slimmed model is computed again by reentrant checkpointing; use checkpointing with use_reentrant=False."
+        self.slimming, self.level, self.inputs, self.foreground = (
+            slimming,
+            level,
+            inputs,
+            foreground,
         )
-    return True
+        self.streams: list[list[Stream]] = [[] for _ in range(towers)]
+        self.modalities: list[str] = []  # of the streams so far
+        self.shared_scores: dict[tuple, torch.Tensor] = {}
+        self.losses: list[torch.Tensor] = []
+
+
+class StreamSlimming(Slimming):
+    """Stages whose input is the tokens of a stream.
+
+    `follow`: True, a score of images alone is summed over those of a forward; "first", all streams of a forward keep what the
+    first keeps; False, each keeps its own. `names` are the modalities in the order in which the host encodes them; with
+    `is_stacked` one call encodes all. `missing` ones have no vote in evaluation.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        keep: Sequence[float],
+        scores: Sequence[Score],
+        merge: bool = True,
+        restore: bool = False,
+        follow: bool | str = True,
+        names: Sequence[str] = UNNAMED,
+        is_stacked: bool = False,
+        missing: frozenset[str] = frozenset(),
+    ):
+        super().__init__(blocks, keep, scores, merge, shared=bool(follow))
+        self.restore, self.follow = restore, follow
+        self.names, self.is_stacked, self.missing = tuple(names), is_stacked, missing
+
+    def names_of(self, now: ForwardPass, images: torch.Tensor) -> tuple[str, ...]:
+        """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
+        if len(self.names) == 1:
+            return self.names
+        if self.is_stacked:
+            present = tuple(name for name in self.names if name not in self.missing)
+            batch = len(next(iter(now.inputs.values()), images))
+            is_part = len(images) == len(present) * batch and not self.training
+            return present if is_part else self.names
+        # A second image of a modality has its name with a number.
+        known = [
+            name
+            for key, image in now.inputs.items()
+            for name in self.names
+            if image is images and key.startswith(name)
+        ]
+        rest = (name for name in self.names if name not in now.modalities)
+        name = [*known, *rest, *self.names][0]
+        now.modalities.append(name)
+        return (name,)
+
+    def run_stage(
+        self,
+        number: int,
+        stream: Stream,
+        now: ForwardPass | None,
+        tokens: Tokens,
+        prefix: int,
+        block: nn.Module,
+        rope: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Stage `number` on the tokens of a stream → the remaining values. A stream computed again keeps what it kept."""
+        positions = tokens.grid_positions(prod(stream.grid))
+        if self.restore:
+            patches = tokens.patches(positions.shape[1])
+            grid = (
+                scatter_tokens(stream.grids[number - 1], positions, patches)
+                if number
+                else patches.clone()
+            )
+            stream.grids[number : number + 1] = [grid]
+        if stream.record is not None:
+            score = self._shared_score(number, stream, now, positions)
+            is_shared = score is not None
+        else:
+            score, is_shared = stream.stages[number].score, stream.stages[number].is_shared
+            weights = self.stage_scores[number].parameters()
+            if not is_shared and any(weight.requires_grad for weight in weights):
+                # Computed again, so that autograd finds its tensors and dropout its random numbers.
+                score = None
+        output = self(number, tokens, stream.context(), stream.names, block, prefix, rope, score)
+        score = torch.cat(list(output.stage.score.values()))
+        # Not a view, which would keep the graph, and by it what the record waits for to go.
+        places = replace(output.tokens, values=torch.empty_like(output.tokens.values[:0]))
+        kept = KeptTokens(places, score, is_shared)
+        stream.stages[number : number + 1] = [kept]
+        if now is not None and stream.record is not None:
+            now.losses += [] if output.loss is None else [output.loss]
+            if self.follow == FIRST and stream.names[0] not in stream.missing:
+                now.shared_scores.setdefault((number, stream.grid), score)
+            stream.record.stages.append(replace(kept, score=_without_graph(score)))
+            if self.restore and torch.is_grad_enabled():
+                stream.record.grids.append(_without_graph(grid))
+        return output.tokens.values
+
+    def _shared_score(
+        self, number: int, stream: Stream, now: ForwardPass | None, positions: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The score (B, n) of a stage that the streams of a forward share, None where each has its own."""
+        scorer, images = self.stage_scores[number], stream.images()
+        if now is None or images is None:
+            return None
+        key: tuple = (number, stream.grid)
+        alike = {
+            name: image
+            for name, image in now.inputs.items()
+            if image.shape[1:] == images.shape[1:] and (name in self.names or self.names == UNNAMED)
+        }
+        if len({len(image) for image in alike.values()}) > 1:
+            alike = {name: image for name, image in alike.items() if len(image) == len(images)}
+        voters = {name: image for name, image in alike.items() if name not in stream.missing}
+        is_summed = self.follow is True and scorer.of_images and not self.is_stacked
+        if is_summed and len(alike) > 1 and voters:
+            key = (number, stream.grid, stream.size, stream.stride, *voters)
+            if key not in now.shared_scores:
+                no_channels = {
+                    name: image.new_empty(len(image), prod(stream.grid), 0)
+                    for name, image in voters.items()
+                }
+                context = replace(stream.context(), tokens=no_channels, images=voters, missing={})
+                scores = scorer.scores(context)
+                now.shared_scores[key] = torch.stack(list(scores.values())).sum(dim=0)
+        score = now.shared_scores.get(key)
+        if score is None or len(images) % len(score):
+            return None
+        score = score.repeat(len(images) // len(score), 1)
+        return score if self.follow == FIRST else score.gather(1, positions)
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -21,8 +21,7 @@ from studies.baselines import EViT
 
 STAGES = (1, 2), (0.6, 0.5)
 BACK = (*PATH, *PATH)
-KINDS = pytest.mark.parametrize("kind", ["blocks", "segments", "whole"])
-"""What is computed again."""
+RECOMPUTED = "blocks", "segments", "whole"
 
 
 def step(call, model, images, forwards=1):
@@ -50,7 +49,7 @@ def agree(call, plain, recomputing, images, forwards=1):
 
 
 def pair(build, score, blocks=STAGES[0], **settings):
-    """Two models of the same weights, slimmed; → the first as it is, the second as `build(recompute)` makes it."""
+    """Two models of the same weights, slimmed; → the first as it is, the second as `build(recompute, reentrant)` makes it."""
 
     def make(**ways):
         model = case_of(partial(build, **ways)).model()
@@ -60,8 +59,8 @@ def pair(build, score, blocks=STAGES[0], **settings):
 
     plain = make()
 
-    def recomputing(recompute, **ways):
-        model = make(recompute=recompute, **ways)
+    def recomputing(recompute, reentrant=False):
+        model = make(recompute=recompute, reentrant=reentrant)
         model.load_state_dict(plain.state_dict())
         return model
 
@@ -71,12 +70,12 @@ def pair(build, score, blocks=STAGES[0], **settings):
 # Recomputation
 
 
-@KINDS
+@pytest.mark.parametrize("kind", RECOMPUTED)
 @pytest.mark.parametrize(
     ("score", "settings"),
     [
-        ("saliency", {}),
-        ("distinctness", {"merge": False}),
+        ("saliency", {"merge": False}),
+        ("distinctness", {}),
         ("supervised", {}),
         ("distinctness", {"restore": True}),
     ],
@@ -90,7 +89,7 @@ def test_recomputation_gives_the_same_gradients(kind, score, settings):
         agree(Tower.__call__, plain, again, images, forwards)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", RECOMPUTED)
 @pytest.mark.parametrize("shared", [True, False, "first"])
 def test_recomputation_in_a_host_of_three_images(kind, shared):
     plain, recomputing = pair(
@@ -99,32 +98,21 @@ def test_recomputation_in_a_host_of_three_images(kind, shared):
     agree(host_case().call, plain, recomputing(kind), host_case().draw(12), 2)
 
 
-@KINDS
-@pytest.mark.parametrize("score", ["saliency", "supervised"])
-def test_reentrant_checkpointing_is_refused(kind, score):
-    """In the backward pass of a stage, by one sentence; `unslim` works after it."""
-    _, recomputing = pair(Segmenter, score, (0, 2), restore=True)
-    model = recomputing(kind, reentrant=True)
-    images = case_of(Segmenter).draw().requires_grad_()
-    with pytest.raises(UserError, match=r"reentrant .* with use_reentrant=False\.$"):
-        model(images).sum().backward()
-    demo_sdtps.unslim(model)(images).sum().backward()
-
-
 def test_backward_twice_through_recomputed_blocks():
     plain, recomputing = pair(Tower, "saliency")
     images = case_of(Tower).draw()
-    found = []
+    gradients = []
     for model in (plain, recomputing("blocks")):
         output = model(images).square().sum()
         output.backward(retain_graph=True)
         output.backward()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    assert_gradients_equal(found[1], found[0], BACK)
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert_gradients_equal(gradients[1], gradients[0], BACK)
 
 
 @pytest.mark.parametrize(
-    "name", ["timm", "timm, rotary", "timm, rotary by block", "ViT", "CLIP's vision", "open_clip"]
+    "name",
+    ["timm", "timm, rotary", "timm, rotary by block", "ViT", "CLIP's vision", "open_clip"],
 )
 def test_recomputation_by_the_libraries(name):
     case = CASES[name]
@@ -143,26 +131,21 @@ def test_recomputation_by_the_libraries(name):
     agree(case.call, plain, model, case.draw(4), 2)
 
 
-@pytest.mark.parametrize("method", ["__call__", "forward_features"])
-@pytest.mark.parametrize("is_same", [False, True])
-def test_recomputation_of_the_whole_model(method, is_same):
+@pytest.mark.parametrize(
+    ("method", "score", "is_same"),
+    [("__call__", "saliency", True), ("forward_features", "distinctness", False)],
+)
+def test_recomputation_of_the_whole_model(method, score, is_same):
     """Of two forwards, of the same images too."""
     case = CASES["timm"]
-    model = demo_sdtps.slim(case.model(), *STAGES, "distinctness").train()
+    model = demo_sdtps.slim(case.model(), *STAGES, score).train()
     plain = copy.deepcopy(model)
 
     def call(each, images):
-        again = (
-            partial(checkpoint, use_reentrant=False)
-            if each is model
-            else lambda forward, given: forward(given)
-        )
-        return torch.stack(
-            [
-                again(getattr(each, method), part)
-                for part in (images, images if is_same else 2 * images)
-            ]
-        )
+        forward = getattr(each, method)
+        if each is model:
+            forward = partial(checkpoint, forward, use_reentrant=False)
+        return torch.stack([forward(images), forward(images if is_same else 2 * images)])
 
     agree(call, plain, model, case.draw())
 
@@ -173,23 +156,43 @@ def test_masks_of_a_whole_model_that_is_computed_again():
         torch.rand(2, 1, 64, 32, generator=generator(2), dtype=torch.double),
     )
     model = demo_sdtps.slim(case.model(), *STAGES, "supervised").train()
-    plain, given = copy.deepcopy(model), {"foreground": masks}
+    plain = copy.deepcopy(model)
 
     def call(each, images):
-        output = (
-            checkpoint(each, images, use_reentrant=False, **given)
-            if each is model
-            else each(images, **given)
-        )
+        forward = partial(checkpoint, each, use_reentrant=False) if each is model else each
+        output = forward(images, foreground=masks)
         return torch.cat([output.flatten(), demo_sdtps.slim_loss(each)[None]])
 
     agree(call, plain, model, case.draw())
 
 
-@pytest.mark.parametrize("kind", ["segments", "whole"])
-def test_restore_inside_what_is_computed_again_or_kept(kind):
+@pytest.mark.parametrize("kind", RECOMPUTED)
+@pytest.mark.parametrize("score", ["saliency", "supervised"])
+def test_reentrant_checkpointing_is_refused(kind, score):
+    """By the backward pass, as the forward is that of evaluation; `unslim` works after it."""
+    _, recomputing = pair(Tower, score, (0, 2))
+    model, images = recomputing(kind, reentrant=True), case_of(Tower).draw().requires_grad_()
+    output = model(images).sum()
+    with pytest.raises(
+        UserError,
+        match=r"^A slimmed model is computed again by reentrant .* with use_reentrant=False\.$",
+    ):
+        output.backward()
+    demo_sdtps.unslim(model)(images).sum().backward()
+
+
+def test_a_tower_without_gradients_in_a_model_that_is_computed_again():
     plain, recomputing = pair(Segmenter, "saliency", restore=True)
-    agree(case_of(Segmenter).call, plain, recomputing(kind), case_of(Segmenter).draw(4), 2)
+    model = recomputing("")
+    for each in (plain, model):
+        encode = each.tower.forward
+        each.tower.forward = torch.no_grad()(encode)
+    images = case_of(Segmenter).draw()
+    outputs = plain(images), checkpoint(model, images, use_reentrant=False)
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.square().sum().backward()
+    assert torch.equal(plain.head.weight.grad, model.head.weight.grad)
 
 
 # Precision, compiler, processes
