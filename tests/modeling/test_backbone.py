@@ -112,33 +112,6 @@ def test_clip_equals_timm_and_its_projection():
     )
 
 
-@pytest.mark.parametrize("stride", [(8, 8), (4, 4), (5, 7), (8, 3)], ids=str)
-@pytest.mark.parametrize("size", [(64, 32), (32, 64), (37, 50)], ids=str)
-@torch.no_grad()
-def test_grid_and_tokens_of_overlapping_patches(size, stride):
-    backbone = build(
-        "INPUT.SIZE_TRAIN",
-        list(size),
-        "INPUT.SIZE_TEST",
-        list(size),
-        "MODEL.STRIDE_SIZE",
-        list(stride),
-        *NO_CAMERA,
-    )
-    rows, columns = (size[0] - 8) // stride[0] + 1, (size[1] - 8) // stride[1] + 1
-    assert tuple(backbone.grid_size) == (rows, columns)
-    assert backbone.num_patches == rows * columns
-
-    images = draw(3, size)
-    embedded, grid = unfold_patches(backbone.vit, images, stride)
-    assert grid == (rows, columns)
-    assert_close(backbone.vit.patch_embed(images), embedded, 3 * 8**2)
-    with without_blocks(backbone):
-        patches, _ = backbone(images, torch.zeros(3, dtype=torch.long))
-    expected = normed(embedded + backbone.vit.pos_embed[:, 1:], backbone.vit.norm, 1e-6)
-    assert_close(patches, expected, 3 * 8**2, backbone.width)
-
-
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 @torch.no_grad()
 def test_camera_reaches_all_tokens(weight):
@@ -252,18 +225,6 @@ def test_models_without_the_needed_tokens_are_refused(name):
     assert "'vit_base_patch14_reg4_dinov2'" in str(
         caught.value
     ) and "'vit_base_patch16_dinov3'" in str(caught.value)
-
-
-@pytest.mark.parametrize("size", [[7, 64], [64, 7]])
-def test_image_smaller_than_a_patch(size):
-    with pytest.raises(UserError, match=r"INPUT\.SIZE_TRAIN"):
-        make_backbone(tiny_cfg("INPUT.SIZE_TRAIN", size, "INPUT.SIZE_TEST", size), CAMERAS)
-
-
-@pytest.mark.parametrize("stride", [[9, 8], [8, 9]])
-def test_stride_larger_than_the_patch(stride):
-    with pytest.raises(UserError, match=r"MODEL\.STRIDE_SIZE"):
-        make_backbone(tiny_cfg("MODEL.STRIDE_SIZE", stride), CAMERAS)
 
 
 def small_images(name):

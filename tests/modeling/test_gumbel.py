@@ -6,13 +6,13 @@ from unittest import mock
 
 import pytest
 import torch
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, seeded
 from sdtps_cases import PATH, SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
-from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise, straight_through_mask
+from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise
 from tests.reference import sdtps as reference
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
@@ -114,16 +114,6 @@ def test_gumbel_gradients_keep_their_size(size, select, tau):
     assert all(1e5 < ratio < 1e12 for ratio in growth(size, tau, select, aggregate_1e10))
 
 
-def test_the_exploding_form_gives_the_same_tokens():
-    draws = generator(16)
-    tokens, logits = (torch.randn(2, *shape, generator=draws) for shape in ((7, 20), (3, 7)))
-    decision = (torch.arange(7) % 3 > 0).float().expand(2, 7)
-    powers = logits.double().exp() * decision[:, None]
-    expected = (powers / powers.sum(dim=-1, keepdim=True)) @ tokens.double()
-    for aggregate in (aggregate_1e10, sdtps.aggregate):
-        assert_close(aggregate(tokens, logits, decision), expected, 7, 7)
-
-
 def test_only_gumbel_reaches_the_scores_where_nothing_is_dropped():
     def gradients(use_gumbel):
         module = build(18, 16, 20, 1.0, 0.4, 0.25, use_gumbel)
@@ -148,26 +138,6 @@ def central_differences(function, point):
     step = STEP * torch.eye(len(point), dtype=point.dtype)
     return torch.stack(
         [(function(point + move) - function(point - move)) / (2 * STEP) for move in step]
-    )
-
-
-@TAUS
-def test_mask_gradient_by_finite_differences(tau):
-    """Forward the hard mask; backward softmax((score + noise) / tau), the noise being given."""
-    draws = generator(16)
-    score, probe = (torch.randn(7, generator=draws, dtype=torch.float64) for _ in range(2))
-    noise = draw_noises(17, 1, 7, torch.float64)[0]
-    hard = (score > score.median()).double()[None]
-
-    leaf = score[None].clone().requires_grad_()
-    mask = straight_through_mask(leaf + noise, hard, tau)
-    (mask * probe).sum().backward()
-    assert torch.equal(mask.detach(), hard)
-    expected = central_differences(
-        lambda moved: torch.stack(reference.soft_decision(moved, noise[0], tau)) @ probe, score
-    )
-    assert_close(
-        leaf.grad[0], expected, 7, 7, dtype=torch.float64, scale=float(probe.abs().max()) / STEP
     )
 
 
@@ -237,18 +207,6 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
             dtype=torch.float64,
             scale=terms / STEP,
         )
-
-
-def test_selection_differs_between_draws_and_keeps_the_count():
-    module = build(61, 16, 20, 0.5, 0.4, 0.25, True, select=True)
-    tokens, global_feats = draw(62, 3, 16, 20)
-    torch.manual_seed(seeded(63))
-    drawn = [module(*tokens, *global_feats)[3:] for _ in range(4)]
-    drawn.append(module.eval()(*tokens, *global_feats)[3:])
-    for place, masks in enumerate(drawn):
-        for modality, mask in enumerate(masks):
-            assert ((mask == 0) | (mask == 1)).all() and mask.sum(dim=1).eq(8).all()
-            assert not any(torch.equal(mask, others[modality]) for others in drawn[:place])
 
 
 def test_selection_is_sampling_without_replacement():

@@ -6,7 +6,7 @@ from itertools import count as numbers
 import pytest
 import torch
 from numeric import assert_close, generator, tolerance
-from tiny import BLOCK, ENCODER, pairs, random_images, tiny_cfg, tiny_model
+from tiny import pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.missing import encode_cases
@@ -178,24 +178,6 @@ def test_evit_sums_what_it_drops():
 
 
 @torch.no_grad()
-def test_the_attention_is_that_of_the_next_block():
-    """Of the class token; captured from timm's own attention in its plain form."""
-    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "EViT").eval()
-    backbone, score, contexts, inputs, seen = model.backbone, model.slimming.scores[0], [], [], []
-    backbone.fused_attention = False
-    score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
-    model.slimming.register_forward_pre_hook(lambda module, args: inputs.append(args[1]))
-    model.forward_features(*random_images(5))
-    backbone.vit.blocks[1].attn.attn_drop.register_forward_pre_hook(
-        lambda module, args: seen.append(args[0])
-    )
-    with backbone.ready(torch.device("cpu")):
-        backbone.run_blocks(inputs[0], 1, 2)
-    expected = seen[0][:, :, 0, -LEFT[0] :].double()
-    assert_close(joined(contexts[0].attention), expected, *2 * BLOCK[:4], 1 + LEFT[0])
-
-
-@torch.no_grad()
 def test_the_sizes_are_those_of_the_tokens():
     """Of the patches, at the second stage, where some stand for several."""
     model, contexts = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe").eval(), []
@@ -241,48 +223,6 @@ def test_a_peer_in_the_model(name, training):
             continue
         assert tokens.sizes[:, :prefix].eq(1).all() and tokens.sizes[:, prefix:].min() >= 1
         assert tokens.sizes[:, prefix:].sum(dim=1).eq(32).all()
-
-
-@pytest.mark.parametrize(
-    "options", [(), ("MODEL.TRANSFORMER_TYPE", "eva02_tiny_patch14_224")], ids=str
-)
-def test_fused_and_plain_attention_agree_on_merged_tokens(options):
-    """In float64, so that no rounding of theirs changes what is merged."""
-    model = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe", *options).eval().double()
-    images, cameras = random_images(11)
-    images, features = {name: image.double() for name, image in images.items()}, []
-    for fused in (True, False):
-        model.backbone.fused_attention = fused
-        with torch.no_grad():
-            features.append(model(images, cameras))
-    assert_close(*features, *ENCODER, *ENCODER)
-
-
-def test_without_merging_the_same_patches_are_dropped():
-    images, cameras = random_images(14)
-    merged, dropped = (
-        tiny_model(
-            "MODEL.SLIM_BLOCKS",
-            "[1]",
-            "MODEL.SLIM_KEEP",
-            "[0.5]",
-            "MODEL.SLIM_SHARED",
-            "False",
-            "MODEL.SLIM_SCORE",
-            PLACE + "ToMe",
-            "MODEL.SLIM_MERGE",
-            merge,
-        )
-        .eval()
-        .forward_features(images, cameras)
-        .context
-        for merge in (True, False)
-    )
-    assert all(
-        torch.equal(merged.positions[modality], dropped.positions[modality])
-        for modality in MODALITIES
-    )
-    assert not torch.allclose(merged.tokens["RGB"], dropped.tokens["RGB"])
 
 
 def test_pairs_leave_at_least_half():

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from numeric import assert_close, generator, seeded
 from slim_models import CASES
-from tiny import random_images, tiny_cfg, tiny_model
+from tiny import tiny_cfg
 from torch import nn
 
 import demo_sdtps
@@ -111,42 +111,6 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
     ):
         assert_close(ours, theirs, 3, 3)
     assert score.eval().pseudo_masks(context, shared) == {}
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_loss_of_the_model(shared):
-    """Of both stages against one set of pseudo-masks; it reaches the heads of all stages and the backbone."""
-    model = tiny_model(*SLIM, "MODEL.SLIM_SHARED", shared).train()
-    images, cameras = random_images(4)
-    seen = {}
-    for number, score in enumerate(model.slimming.scores):
-        score.register_forward_hook(
-            lambda module, args, output, number=number: seen.update({number: (args[0], output)})
-        )
-    output = model(images, cameras)
-    grid, (size, stride) = model.backbone.grid_size, model.backbone.patch_windows
-    expected = []
-    for context, scores in seen.values():
-        terms = []
-        for row in range(len(cameras)):
-            own = {
-                name: torch.tensor(
-                    reference_scores.saliency(image[row].double(), grid, size, stride)
-                )
-                for name, image in images.items()
-            }
-            for name, score in scores.items():
-                mask = torch.tensor(otsu((sum(own.values()) if shared else own[name]).tolist()))
-                share = mask[context.positions_of(name)[row]]
-                terms.append(
-                    F.binary_cross_entropy_with_logits(score[row].detach().double(), share.double())
-                )
-        expected.append(2.5 * sum(terms) / len(terms))
-    assert_close(output.auxiliary, torch.stack([sum(expected) / 2]), 4 * 32, 3, 2)
-    output.auxiliary.sum().backward()
-    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
-    assert model.backbone.vit.patch_embed.proj.weight.grad.norm() > 0
 
 
 @pytest.mark.parametrize("name", ["timm", "open_clip", "ViT"])

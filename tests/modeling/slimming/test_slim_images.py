@@ -41,20 +41,6 @@ def test_images_of_a_forward_by_their_tokens(way, shared):
     compare(case, "distinctness", *STAGES, lambda model, images: score, case.draw(6))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_sets_of_the_images(way):
-    """One for all where it is shared."""
-    for shared, score in ((True, "saliency"), ("first", "distinctness"), (False, "saliency")):
-        if way == "stacked" and shared == "first":
-            continue
-        case = host_case(way, shared)
-        _, model, steps = slim_both(case, *STAGES, score)
-        case.call(model, case.draw(6))
-        for number in range(2):
-            kept = torch.cat([step.stage.kept["image"] for step in steps[number]]).chunk(3)
-            assert all(torch.equal(kept[0], other) for other in kept[1:]) == bool(shared)
-
-
 @pytest.mark.parametrize("shared", [True, False, "first"])
 def test_one_image_is_its_own(shared):
     case = CASES["timm"]._replace(settings={"shared": shared})

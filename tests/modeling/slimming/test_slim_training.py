@@ -111,8 +111,7 @@ def test_backward_twice_through_recomputed_blocks():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["timm", "timm, rotary", "timm, rotary by block", "ViT", "CLIP's vision", "open_clip"],
+    "name", ["timm", "timm, rotary", "timm, rotary by block", "ViT", "CLIP's vision", "open_clip"]
 )
 def test_recomputation_by_the_libraries(name):
     case = CASES[name]

@@ -1,6 +1,5 @@
 """Slimming between the blocks of every kind of backbone beside a slow version: values, gradients, and what is kept."""
 
-import copy
 import math
 from functools import partial
 
@@ -274,28 +273,6 @@ def test_the_stages_record_what_they_scored_and_kept():
                 )
 
 
-def test_returned_patches_stand_at_the_recorded_places():
-    """Blocks that change nothing: the patches that come out are those that went in."""
-    cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.6,0.6]", "MODEL.SLIM_SHARED", "False")
-    with torch.no_grad():
-        for block in backbone.vit.blocks:
-            for layer in (block.attn.proj, block.mlp.fc2):
-                layer.weight.zero_()
-                layer.bias.zero_()
-        images = draw(cfg, 3)
-        found = slim_backbone(slimming, backbone, stem_of(backbone, images, 1))
-        patches, class_tokens = backbone(
-            torch.cat(list(images.values())), torch.zeros(9, dtype=torch.long)
-        )
-    for modality, dense in zip(MODALITIES, patches.chunk(3), strict=True):
-        kept = found.stages[-1].kept[modality]
-        assert torch.equal(
-            found.tokens[modality],
-            torch.stack([dense[row, places] for row, places in enumerate(kept)]),
-        )
-    assert torch.equal(torch.cat(list(found.class_tokens.values())), class_tokens)
-
-
 def test_dropped_patches_far_below_the_best_still_make_a_mean():
     """As logits are, that differ by hundreds in sum."""
     cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "supervised")
@@ -457,26 +434,3 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
     )
     expected = (query @ key.mT * attention.scale).softmax(dim=-1)[:, :, 0]
     assert_close(found, expected, 32, 9)
-
-
-def test_empty_blocks_have_no_slimming():
-    cfg, backbone, slimming = build("test_vit", "[]", "[]")
-    assert slimming is None
-    images = draw(cfg)
-    batch, dense = torch.cat(list(images.values())), copy.deepcopy(backbone.vit)
-    patches, class_tokens = backbone(batch, torch.zeros(6, dtype=torch.long))
-    tokens = dense.norm_pre(
-        dense.pos_drop(
-            torch.cat([dense.cls_token.expand(6, -1, -1), dense.patch_embed(batch)], 1)
-            + dense.pos_embed
-        )
-    )
-    for block in dense.blocks:
-        tokens = block(tokens)
-    tokens = dense.head(dense.norm(tokens))
-    assert torch.equal(patches, tokens[:, 1:]) and torch.equal(class_tokens, tokens[:, 0])
-    ours, theirs = (
-        torch.autograd.grad(part.sum(), list(vit.parameters()))
-        for part, vit in ((patches.square(), backbone.vit), (tokens[:, 1:].square(), dense))
-    )
-    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))

@@ -39,180 +39,124 @@ def refused(model, sentence, *args, **settings):
     assert hooks_of(model) == hooks and [name for name, _ in model.named_modules()] == modules
 
 
+def small_timm(name, **changes):
+    return timm.create_model(name, embed_dim=32, depth=1, num_heads=2, img_size=64, **changes)
+
+
+def small_transformers(name, **changes):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64}
+    config = getattr(transformers, name.replace("Model", "Config"))(**sizes | changes)
+    return getattr(transformers, name)(config)
+
+
 def swin():
     return timm.create_model(
         "swin_tiny_patch4_window7_224", embed_dim=16, depths=(1, 1), num_heads=(1, 2), img_size=56
     )
 
 
-def torchvision_swin():
-    return torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [1, 2], [7, 7])
-
-
-def sam():
-    small = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "mlp_dim": 32,
-        "image_size": 64,
-    }
-    return transformers.SamVisionModel(
-        transformers.SamVisionConfig(**small, output_channels=16, global_attn_indexes=[])
-    )
-
-
-def beit():
-    small = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "image_size": 64,
-    }
-    return transformers.BeitModel(transformers.BeitConfig(**small, use_relative_position_bias=True))
-
-
 WINDOWS, BIASES = "attends in windows", "adds a fixed bias for every pair of positions"
+ARCHITECTURES = [
+    (swin, "SwinTransformer", WINDOWS),
+    (
+        lambda: torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [1, 2], [7, 7]),
+        "SwinTransformer",
+        WINDOWS,
+    ),
+    (lambda: small_timm("samvit_base_patch16"), "VisionTransformerSAM", WINDOWS),
+    (
+        lambda: small_transformers("SamVisionModel", mlp_dim=32, global_attn_indexes=[]),
+        "SamVisionModel",
+        WINDOWS,
+    ),
+    (lambda: nn.Sequential(small_timm("beit_base_patch16_224")), "Beit", BIASES),
+    (lambda: small_transformers("BeitModel", use_relative_position_bias=True), "BeitModel", BIASES),
+    (lambda: small_timm("vit_relpos_small_patch16_224"), "VisionTransformerRelPos", BIASES),
+]
 
 
-@pytest.mark.parametrize(
-    ("build", "inner", "reason"),
-    [
-        (swin, "SwinTransformer", WINDOWS),
-        (torchvision_swin, "SwinTransformer", WINDOWS),
-        (
-            lambda: timm.create_model(
-                "samvit_base_patch16", embed_dim=32, depth=1, num_heads=2, img_size=64
-            ),
-            "VisionTransformerSAM",
-            WINDOWS,
-        ),
-        (sam, "SamVisionModel", WINDOWS),
-        (
-            lambda: nn.Sequential(
-                timm.create_model(
-                    "beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64
-                )
-            ),
-            "Beit",
-            BIASES,
-        ),
-        (beit, "BeitModel", BIASES),
-        (
-            lambda: timm.create_model(
-                "vit_relpos_small_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64
-            ),
-            "VisionTransformerRelPos",
-            BIASES,
-        ),
-    ],
-    ids=[
-        "Swin",
-        "torchvision's Swin",
-        "timm's SAM",
-        "SAM",
-        "timm's BEiT",
-        "BEiT",
-        "relative positions",
-    ],
-)
+@pytest.mark.parametrize(("build", "inner", "reason"), ARCHITECTURES)
 def test_other_architectures(build, inner, reason):
     refused(
         build(),
         f"{inner} {reason}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.",
+        **{"blocks_at": "blocks"} if inner == "VisionTransformerRelPos" else {},
     )
 
 
-def test_other_architectures_whose_blocks_are_named():
-    model = timm.create_model(
-        "beit_base_patch16_224", embed_dim=32, depth=1, num_heads=2, img_size=64
-    )
-    refused(
-        model,
-        f"Beit {BIASES}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}.",
-        (0,),
-        (0.5,),
-        blocks_at="blocks",
-    )
+STEM = (
+    "but slimming needs one convolution, whose output is the grid of patches; choose a backbone without a "
+    "convolutional stem."
+)
+COMPILED = "is compiled, so that hooks come too late; slim first, compile then."
 
 
-def test_a_model_that_is_wrapped():
-    refused(
-        nn.DataParallel(timm_model("test_vit")),
-        "DataParallel wraps a model already; slim the model, then wrap it.",
-    )
+def convolutions():
+    stem = [ConvStemConfig(8, 3, 4), ConvStemConfig(16, 3, 4)]
+    model = torchvision.models.VisionTransformer(64, 16, 1, 2, 32, 64, conv_stem_configs=stem)
+    return nn.ModuleDict({"body": model})
+
+
+def compiled(*path):
+    model = timm_model("test_vit")
+    model.get_submodule(".".join(path)).compile()
+    return model
 
 
 @pytest.mark.parametrize(
-    "model", [nn.Linear(2, 2), torchvision.models.squeezenet1_1()], ids=["Linear", "SqueezeNet"]
+    ("build", "sentence", "settings"),
+    [
+        (
+            lambda: nn.DataParallel(timm_model("test_vit")),
+            "DataParallel wraps a model already; slim the model, then wrap it.",
+            {},
+        ),
+        (lambda: nn.Linear(2, 2), f"Linear {NONE}", {}),
+        (torchvision.models.squeezenet1_1, f"SqueezeNet {NONE}", {}),
+        (lambda: transformers_model("CLIPModel").text_model, f"CLIPTextModel {NONE}", {}),
+        (Host, f"Host {NONE}", {}),
+        (
+            lambda: small_timm("vit_tiny_r_s16_p8_224"),
+            f"VisionTransformer makes its patches by HybridEmbed, {STEM}",
+            {},
+        ),
+        (convolutions, f"ModuleDict.body makes its patches by Sequential, {STEM}", {}),
+        (
+            lambda: timm_model("test_vit", class_token=False, global_pool="avg"),
+            "score is EViT, which reads the attention of the class token, but VisionTransformer has no class token; "
+            "choose another score, such as saliency.",
+            {"score": EViT(32, (4, 4))},
+        ),
+        (
+            Tower,
+            "score is 'EViT', which reads the keys of a block, but the attention of this backbone's blocks (Block) is "
+            "computed in another way; choose another score or backbone.",
+            {"score": EViT(32, (4, 4)), "blocks_at": "blocks"},
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.ModuleList([Block()])),
+            "blocks_at is '1', but Sequential has no nn.Conv2d beside these blocks, whose output is the grid of "
+            "patches; slimming needs one.",
+            {"blocks_at": "1"},
+        ),
+        (lambda: torch.compile(timm_model("test_vit")), f"OptimizedModule {COMPILED}", {}),
+        (
+            lambda: nn.Sequential(torch.compile(timm_model("test_vit"))),
+            f"Sequential {COMPILED}",
+            {},
+        ),
+        (compiled, f"VisionTransformer {COMPILED}", {}),
+        (lambda: compiled("blocks", "1"), f"VisionTransformer {COMPILED}", {}),
+    ],
 )
-def test_no_transformer(model):
-    refused(model, f"{type(model).__name__} {NONE}")
+def test_models_that_slimming_does_not_fit(build, sentence, settings):
+    refused(build(), sentence, (0,), (0.5,), **settings)
 
 
-def test_text_alone_has_no_tower():
-    model = transformers_model("CLIPModel").text_model
-    refused(model, f"{type(model).__name__} {NONE}")
-
-
-def test_stems_of_convolutions():
-    stem = (
-        "but slimming needs one convolution, whose output is the grid of patches; choose a backbone without a "
-        "convolutional stem."
-    )
-    hybrid = timm.create_model(
-        "vit_tiny_r_s16_p8_224", embed_dim=32, depth=1, num_heads=2, img_size=64
-    )
-    refused(
-        hybrid,
-        f"VisionTransformer makes its patches by {type(hybrid.patch_embed).__name__}, {stem}",
-    )
-    convolutions = [ConvStemConfig(8, 3, 4), ConvStemConfig(16, 3, 4)]
-    model = torchvision.models.VisionTransformer(
-        64, 16, 1, 2, 32, 64, conv_stem_configs=convolutions
-    )
-    refused(
-        nn.ModuleDict({"body": model}), f"ModuleDict.body makes its patches by Sequential, {stem}"
-    )
-
-
-def test_attention_without_a_class_token():
+def test_a_score_without_attention_needs_no_class_token():
     model = timm_model("test_vit", class_token=False, global_pool="avg")
-    refused(
-        model,
-        "score is EViT, which reads the attention of the class token, but VisionTransformer has no class token; "
-        "choose another score, such as saliency.",
-        (1,),
-        (0.5,),
-        EViT(32, (4, 4)),
-    )
     slimmed = demo_sdtps.slim(model, (1,), (0.5,))
     assert slimmed.forward_features(torch.randn(1, 3, 64, 32)).shape == (1, 4, 32)
-
-
-def test_attention_that_is_computed_in_another_way():
-    refused(
-        Tower(),
-        "score is 'EViT', which reads the keys of a block, but the attention of this backbone's blocks (Block) is "
-        "computed in another way; choose another score or backbone.",
-        (1,),
-        (0.5,),
-        EViT(32, (4, 4)),
-        blocks_at="blocks",
-    )
-
-
-def test_compiled_models():
-    sentence = "is compiled, so that hooks come too late; slim first, compile then."
-    model = timm_model("test_vit")
-    refused(torch.compile(model), f"OptimizedModule {sentence}")
-    refused(nn.Sequential(torch.compile(model)), f"Sequential {sentence}")
-    model.compile()
-    refused(model, f"VisionTransformer {sentence}")
-    part = timm_model("test_vit")
-    part.blocks[1].compile()
-    refused(part, f"VisionTransformer {sentence}")
 
 
 def test_a_model_that_is_slimmed():
@@ -273,18 +217,6 @@ BOTH = "but there must be increasing blocks and one share for each, such as (0, 
 )
 def test_wrong_settings(settings, sentence):
     refused(timm_model("test_vit"), sentence, **{"blocks": (1, 2), "keep": (0.5, 0.5)} | settings)
-
-
-def test_blocks_without_a_patch_convolution():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([Block()]))
-    refused(
-        model,
-        "blocks_at is '1', but Sequential has no nn.Conv2d beside these blocks, whose output is the grid of "
-        "patches; slimming needs one.",
-        (0,),
-        (0.5,),
-        blocks_at="1",
-    )
 
 
 def test_less_than_one_patch_is_refused_by_the_first_forward():
@@ -358,8 +290,3 @@ print(model(torch.randn(1, 3, 16, 16)).shape[1], {"yacs", "timm", "torchvision",
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "8 set()\n", done.stderr
-
-
-def test_a_host_of_own_classes_needs_the_path():
-    refused(Host(), f"Host {NONE}")
-    demo_sdtps.slim(Host(), (1,), (0.5,), blocks_at="tower.blocks")
