@@ -1,4 +1,4 @@
-"""Peers of slimming as scores in its harness, such as MODEL.SLIM_SCORE studies.baselines:EViT (slimming.yml).
+"""Baselines of slimming as scores in its harness, such as MODEL.SLIM_SCORE studies.baselines:EViT (slimming.yml).
 
 Each drops and merges as its paper says, between two blocks in place of inside one; what training adds there, such as a second
 loss or learned rates, is left out. Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.stage import remaining_patches, sum_of_present
+from demo_sdtps.modeling.slimming.stage import sum_of_present
 from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens
 from demo_sdtps.runtime.errors import UserError
 
@@ -57,7 +57,7 @@ class ToMe(Score):
     """Token merging (Bolya et al., ICLR 2023): every second patch from the first on is in a set A, the others in B; those of A
     whose keys are nearest to one of B become part of it, by means weighted with the number of patches that each stands for.
 
-    The score of a kept patch is 0, that of another tells which one it becomes part of: -1 - goal.
+    A patch of B has the score 0, one of A a lower one, the lower the nearer it is to a patch of B.
     """
 
     needs_keys = needs_sizes = keeps_own = True
@@ -71,22 +71,12 @@ class ToMe(Score):
                 f"MODEL.SLIM_KEEP is {list(keep)}, but ToMe can merge at most half of the patches at a block; keep "
                 "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS."
             )
-        counts = remaining_patches(grid[0] * grid[1], keep)
-        self.left = dict(
-            zip((grid[0] * grid[1], *counts), counts, strict=False)
-        )  # patches after a stage by those before
 
-    @torch.no_grad()
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        count = tokens.shape[1]
-        with torch.autocast(tokens.device.type, enabled=False):
-            unit = F.normalize(context.keys[context.modality].float(), dim=-1)
-            closest, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
-        source = closest.argsort(dim=1, descending=True, stable=True)[
-            :, : count - self.left[int(count)]
-        ]
+        similarity, _ = nearest_in_b(context.keys[context.modality])
         scores = torch.zeros(tokens.shape[:2], device=tokens.device)
-        return scores.scatter(1, 2 * source, (-2.0 - 2 * partner.gather(1, source)).float())
+        scores[:, ::2] = (ranks(similarity) - similarity.shape[1]).float()
+        return scores
 
     def merge(
         self,
@@ -96,24 +86,33 @@ class ToMe(Score):
         decision: torch.Tensor,
         context: Context,
     ) -> Tokens:
-        """`slimmed` with each dropped patch merged into its goal; there is no extra token."""
+        """`slimmed` with each dropped patch merged into the nearest of B; there is no extra token."""
         count, left = score.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
-        goal = torch.where(score <= -1, -1 - score.long(), torch.arange(count, device=score.device))
-        slot = ((decision > 0).cumsum(dim=1) - 1).gather(
-            1, goal
-        )  # place of the goal among the kept
+        goal = torch.arange(count, device=score.device).repeat(len(score), 1)
+        goal[:, ::2] = torch.cat([nearest_in_b(keys)[1] for keys in context.keys.values()])
+        # The place among the kept patches of each patch, or of the one that it becomes part of.
+        place = (decision > 0).cumsum(dim=1) - 1
+        slot = torch.where(decision > 0, place, place.gather(1, goal))
         sizes = torch.cat(list(context.sizes.values())).unsqueeze(1)
         with torch.autocast(score.device.type, enabled=False):
             # Matrix products are deterministic on every device, which a scatter that adds is not.
-            shares = (
-                slot.unsqueeze(1) == torch.arange(left, device=slot.device).unsqueeze(-1)
-            ) * sizes
+            slots = torch.arange(left, device=slot.device).unsqueeze(-1)
+            shares = (slot.unsqueeze(1) == slots) * sizes
             merged = shares.sum(dim=-1)
             patches = shares @ tokens.patches(count).float() / merged.unsqueeze(-1)
         values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
-        return replace(
-            slimmed, values=values, sizes=F.pad(merged, (values.shape[1] - left, 0), value=1.0)
-        )
+        sizes_of_all = F.pad(merged, (values.shape[1] - left, 0), value=1.0)
+        return replace(slimmed, values=values, sizes=sizes_of_all)
+
+
+@torch.no_grad()
+def nearest_in_b(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys (B, N, D) of patches, every second one from the first on in A, the others in B → the cosine similarity of each of A
+    with the nearest of B, and the place of that one among all, (B, ⌈N / 2⌉)."""
+    with torch.autocast(keys.device.type, enabled=False):
+        unit = F.normalize(keys.float(), dim=-1)
+        similarity, partner = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2)).max(dim=-1)
+    return similarity, 2 * partner + 1
 
 
 def haar_energy(images: torch.Tensor) -> torch.Tensor:
@@ -137,20 +136,17 @@ class Editor(Score):
     needs_attention = True
 
     def scores(self, context: Context) -> ByModality:
+        size, stride = context.patch_size, context.patch_stride
         energies = {
-            modality: F.avg_pool2d(
-                haar_energy(context.images[modality]), context.patch_size, context.patch_stride
-            ).flatten(1)
+            modality: F.avg_pool2d(haar_energy(context.images[modality]), size, stride).flatten(1)
             for modality in context.tokens
         }
-        strength = sum_of_present(energies, context.missing)
-        strengths = {}
+        energy, scores = sum_of_present(energies, context.missing), {}
         for modality, attention in context.attention.items():
-            rank_scores = ranks(strength.gather(1, context.positions_of(modality)))
-            strengths[modality] = -torch.minimum(
-                2 * ranks(mean_attention(attention)), 2 * rank_scores + 1
-            ).float()
-        return strengths
+            by_energy = ranks(energy.gather(1, context.positions_of(modality)))
+            by_attention = ranks(mean_attention(attention))
+            scores[modality] = -torch.minimum(2 * by_attention, 2 * by_energy + 1).float()
+        return scores
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.scores(context)[context.modality]

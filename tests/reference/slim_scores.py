@@ -1,4 +1,4 @@
-"""Peers of slimming, one image and one patch at a time, as their papers describe them (studies/baselines.py)."""
+"""Baselines of slimming, one image and one patch at a time, as their papers describe them (studies/baselines.py)."""
 
 import torch
 

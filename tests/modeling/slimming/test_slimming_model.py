@@ -43,7 +43,7 @@ CHOOSING, MERGING = (
     tuple(f"studies.baselines:{name}" for name in names)
     for names in (("EViT", "Editor"), ("ToMe",))
 )
-"""Peers that make an extra token, and others."""
+"""Baselines that make an extra token, and others."""
 
 
 def every(*scores):
