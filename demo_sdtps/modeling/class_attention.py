@@ -32,16 +32,12 @@ def attention_weights(
 
     Those of the class token cost the block's keys, about a twelfth of the block.
     """
-    attention = attention_of(block)
-    query, key = (
-        _project(block, tokens.values[:, queries], is_key=False),
-        keys(block, tokens.values),
-    )
+    query = _project(block, tokens.values[:, queries], is_key=False)
+    key = keys(block, tokens.values)
     if rope is not None:
-        key = _rotate(key, rope, attention)
-        query = (
-            query if query.shape[2] == 1 else _rotate(query, rope, attention)
-        )  # the class token has no rotary position
+        key = _rotate(key, rope, attention_of(block))
+        # The class token has no rotary position.
+        query = query if query.shape[2] == 1 else _rotate(query, rope, attention_of(block))
     with torch.autocast(query.device.type, enabled=False):
         logits = (query.float() * query.shape[-1] ** -0.5) @ key.float().transpose(-2, -1)
         if tokens.sizes is not None:
@@ -59,21 +55,16 @@ def attention_of(block: nn.Module) -> Any:
     """The attention of a block, None where it is not known."""
     attention: Any = _first(block, ATTENTIONS)
     attention = getattr(attention, "attention", attention)  # of transformers' ViT before version 5
-    norm = _first(block, NORMS)
-    is_known = norm is not None and not {type(block).__name__, type(attention).__name__} & set(
-        OTHER_WAYS
-    )
-    return (
-        attention
-        if is_known and _projections(attention) and getattr(attention, "num_kv_groups", 1) == 1
-        else None
-    )
+    names = {type(block).__name__, type(attention).__name__}
+    if _first(block, NORMS) is None or names & set(OTHER_WAYS) or not _projections(attention):
+        return None
+    return attention if getattr(attention, "num_kv_groups", 1) == 1 else None
 
 
 def check_class_attention(
     block: nn.Module, what: str, advice: str = "choose another score or backbone"
 ) -> None:
-    """Raise `UserError`, `what` first in the sentence and `advice` last, for a block whose attention is not known here."""
+    """Refuse a block whose attention is not known here; `what` is first in the sentence and `advice` last."""
     if attention_of(block) is None:
         raise UserError(
             f"{what}, which reads the keys of a block, but the attention of this backbone's blocks "
@@ -102,11 +93,11 @@ def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None
                 for name in names
             ]
     qkv = getattr(attention, "qkv", None)
-    weight, bias = (
-        (getattr(qkv, "weight", None), getattr(qkv, "bias", None))
-        if qkv is not None
-        else (getattr(attention, "in_proj_weight", None), getattr(attention, "in_proj_bias", None))
-    )
+    if qkv is not None:
+        weight, bias = getattr(qkv, "weight", None), getattr(qkv, "bias", None)
+    else:
+        weight = getattr(attention, "in_proj_weight", None)
+        bias = getattr(attention, "in_proj_bias", None)
     if weight is None or _heads(attention) is None:
         return []
     weights = weight.chunk(3)[:2]
@@ -121,9 +112,8 @@ def _heads(attention: Any) -> int:
 
 def _first(owner: Any, names: tuple[str, ...]) -> Any:
     """The first of these attributes that `owner` has, None for none."""
-    return next(
-        (getattr(owner, name) for name in names if getattr(owner, name, None) is not None), None
-    )
+    values = (getattr(owner, name, None) for name in names)
+    return next((value for value in values if value is not None), None)
 
 
 def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Tensor:
@@ -131,8 +121,7 @@ def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Te
     from timm.layers import apply_rot_embed_cat
 
     prefix = attention.num_prefix_tokens
-    halves = (
-        {"half": True} if getattr(attention, "rotate_half", False) else {}
-    )  # older versions of timm have no such argument
+    # Older versions of timm have no such argument.
+    halves = {"half": True} if getattr(attention, "rotate_half", False) else {}
     turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, **halves)
     return torch.cat([heads[:, :, :prefix], turned.to(heads.dtype)], dim=2)

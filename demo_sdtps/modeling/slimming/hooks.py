@@ -21,7 +21,7 @@ import torch._dynamo
 from torch import nn
 
 from demo_sdtps.modeling.slimming.records import State, images_in, is_backward
-from demo_sdtps.modeling.slimming.stage import patch_shares
+from demo_sdtps.modeling.slimming.stage import BlockInput, patch_shares
 from demo_sdtps.modeling.slimming.streams import ForwardPass, Stream, StreamSlimming
 from demo_sdtps.modeling.slimming.tokens import PER_POSITION, Tokens, scatter_tokens
 from demo_sdtps.modeling.slimming.towers import Layout, Tower
@@ -71,7 +71,7 @@ class Slim(StreamSlimming):
     def _start(
         self, slimming: StreamSlimming, level: float, inputs: dict, foreground: torch.Tensor | None
     ) -> ForwardPass:
-        now = ForwardPass(slimming, len(self.layouts), level, inputs, foreground)
+        now = ForwardPass(slimming, level, inputs, foreground, [[] for _ in self.layouts])
         self.state.thread.now = now
         self.state.forget()
         return now
@@ -139,9 +139,8 @@ class Slim(StreamSlimming):
                 rope = PER_POSITION["rope"](rope, tokens, 0)
             tokens = replace(tokens, values=rows)
             prefix = _prefix_of(tokens, stream, layout, block)
-            remaining = stream.slimming.run_stage(
-                number, stream, self.now, tokens, prefix, block, rope
-            )
+            block_input = BlockInput(tokens, stream.names, block, prefix, rope)
+            remaining = stream.slimming.run_stage(number, stream, self.now, block_input)
             tokens = stream.stages[number].tokens
             if remaining is not rows:
                 values = remaining.transpose(0, 1) if layout.tokens_first else remaining

@@ -1,6 +1,6 @@
 """Slimming of any Vision Transformer in one line: `slim`, `unslim` and the loss of a score (docs/slim.md).
 
-The method and its hooks are in slimming.py and hooks.py; neither needs a configuration or a library beside torch.
+The method and its hooks are in stage.py and hooks.py; neither needs a configuration or a library beside torch.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ def slim(
     its own. `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix` are the numbers of tokens
     before and after the patches.
 
-    A score with weights adds them as `slimming.scores.…`. Raises `UserError` for a model without a Vision Transformer that
-    slimming fits, one that is slimmed or compiled already, and settings that do not fit. docs/slim.md has an example for each
-    library.
+    A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library.
     """
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise UserError(
@@ -146,8 +144,7 @@ def unslim(model: Model) -> Model:
 def slim_loss(model: nn.Module) -> torch.Tensor:
     """The loss of the scores in the last forward in training mode, a scalar with its weight: add it to the model's own.
 
-    Masks of the foreground (B, 1, H, W) in [0, 1] are the argument `foreground` of that forward: model(images, foreground=…).
-    Raises `UserError` where it had none, or the score has no loss.
+    Masks of the foreground (B, 1, H, W) in [0, 1] are that forward's argument `foreground`.
     """
     slimming_of(model)
     losses = [

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,9 +43,18 @@ class BackboneOutput:
     tokens: ByModality  # (B, K, C), of the patches kept by the last stage
     class_tokens: ByModality  # (B, C)
     stages: tuple[StageRecord, ...]
-    loss: (
-        torch.Tensor | None
-    )  # (1,): mean of the stages' losses with their weight; None where no score has one
+    loss: torch.Tensor | None  # (1,): mean of the stages' losses; None where no score has one
+
+
+@dataclass(frozen=True)
+class BlockInput:
+    """The input of the block after a stage."""
+
+    tokens: Tokens  # rows of the modalities `names`
+    names: Sequence[str]
+    block: nn.Module
+    prefix: int  # tokens before the patches
+    rope: torch.Tensor | None = None  # rotary embedding that the block is given
 
 
 @dataclass(frozen=True)
@@ -88,110 +98,84 @@ class Slimming(nn.Module):
     def forward(
         self,
         number: int,
-        tokens: Tokens,
+        inputs: BlockInput,
         host_context: Context,
-        names: Sequence[str],
-        block: nn.Module,
-        prefix: int,
-        rope: torch.Tensor | None = None,
         score: torch.Tensor | None = None,
     ) -> StageOutput:
-        """Stage `number` on the input of `block`, which it is before: `tokens`, rows of the modalities `names`, with `prefix`
-        tokens before the patches.
+        """Stage `number` on the input of the block after it.
 
-        `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `rope` is the rotary
-        embedding that the block is given. `score` (B, n) is used in place of the stage's score.
+        `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `score` (B, n) is used
+        in place of the stage's score.
         """
-        context = self._context(number, tokens, host_context, names, block, prefix, rope)
-        loss = None
+        context, loss = self._context(number, inputs, host_context), None
         if score is None:
             scores, loss = self._scores(number, context)
             score = torch.cat(list(scores.values()))
-        slimmed = self._drop(number, tokens, score, context, prefix)
-        kept = slimmed.grid_positions(math.prod(host_context.grid))
-        return StageOutput(
-            slimmed,
-            StageRecord(context.positions, split_rows(score, names), split_rows(kept, names)),
-            loss,
-        )
+        remaining = self._drop(number, inputs, score, context)
+        kept = remaining.grid_positions(math.prod(host_context.grid))
+        by_name = (split_rows(rows, inputs.names) for rows in (score, kept))
+        return StageOutput(remaining, StageRecord(context.positions, *by_name), loss)
 
-    def _context(
-        self,
-        number: int,
-        tokens: Tokens,
-        context: Context,
-        names: Sequence[str],
-        block: nn.Module,
-        prefix: int,
-        rope: torch.Tensor | None,
-    ) -> Context:
+    def _context(self, number: int, inputs: BlockInput, context: Context) -> Context:
         """What the score of a stage reads."""
-        scorer, positions = (
-            self.stage_scores[number],
-            tokens.grid_positions(math.prod(context.grid)),
-        )
-        patches, attention, metric = slice(prefix, prefix + positions.shape[1]), {}, {}
+        scorer, tokens, block = self.stage_scores[number], inputs.tokens, inputs.block
+        positions = tokens.grid_positions(math.prod(context.grid))
+        patches = slice(inputs.prefix, inputs.prefix + positions.shape[1])
+        split, metric, attention, sizes = partial(split_rows, names=inputs.names), {}, {}, {}
         if scorer.needs_attention:
-            weights = attention_weights(block, tokens, CLASS_TOKEN, rope).squeeze(2)
-            attention = split_rows(weights[..., patches], names)
+            weights = attention_weights(block, tokens, CLASS_TOKEN, inputs.rope).squeeze(2)
+            attention = split(weights[..., patches])
         if scorer.needs_keys:
-            metric = split_rows(keys(block, tokens.values).mean(dim=1)[:, patches], names)
-        sizes = (
-            torch.ones_like(positions, dtype=torch.float32)
-            if tokens.sizes is None
-            else tokens.sizes[:, patches]
-        )
-        by_name = split_rows(positions, names)
+            metric = split(keys(block, tokens.values).mean(dim=1)[:, patches])
+        if scorer.needs_sizes:
+            ones = torch.ones_like(positions, dtype=torch.float32)
+            sizes = split(ones if tokens.sizes is None else tokens.sizes[:, patches])
+        by_name = split(positions)
         shares = {
             name: share.gather(1, by_name[name]) for name, share in context.foreground.items()
         }
         return replace(
             context,
-            tokens=split_rows(tokens.values[:, patches], names),
+            tokens=split(tokens.values[:, patches]),
             keys=metric,
             attention=attention,
-            class_tokens=split_rows(tokens.values[:, 0], names),
+            class_tokens=split(tokens.values[:, 0]),
             positions=by_name,
             foreground=shares,
-            sizes=split_rows(sizes, names) if scorer.needs_sizes else {},
+            sizes=sizes,
         )
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
         scorer = self.stage_scores[number]
-        stage_scores_of = scorer(context)
-        loss = scorer.loss(stage_scores_of, context)
-        if scorer.keeps_own or not self.shared:
-            return stage_scores_of, loss
-        return dict.fromkeys(
-            stage_scores_of, sum_of_present(stage_scores_of, context.missing)
-        ), loss
+        scores = scorer(context)
+        loss = scorer.loss(scores, context)
+        if not scorer.keeps_own and self.shared:
+            scores = dict.fromkeys(scores, sum_of_present(scores, context.missing))
+        return scores, loss
 
     def _drop(
-        self, number: int, tokens: Tokens, score: torch.Tensor, context: Context, prefix: int
+        self, number: int, inputs: BlockInput, score: torch.Tensor, context: Context
     ) -> Tokens:
         """Keep the patches that are best by the score (B, n), and merge the others as the scorer says (`Score.merge`)."""
-        patches = math.prod(context.grid)
+        patches, tokens = math.prod(context.grid), inputs.tokens
         positions, keep = tokens.grid_positions(patches), self.counts(patches)[number]
         if keep == positions.shape[1]:
             return tokens
         kept, decision = select(score, keep)
         kept = kept.sort(dim=1).values  # in the order of the grid
-        first = torch.arange(prefix, device=kept.device).expand(kept.shape[0], -1)
-        last = torch.arange(
-            tokens.values.shape[1] - tokens.extra, tokens.values.shape[1], device=kept.device
+        length = tokens.values.shape[1]
+        first = torch.arange(inputs.prefix, device=kept.device)
+        last = torch.arange(length - tokens.extra, length, device=kept.device)
+        ends = (rows.expand(kept.shape[0], -1) for rows in (first, last))
+        index = torch.cat([next(ends), kept + inputs.prefix, next(ends)], dim=1)
+        sizes = None if tokens.sizes is None else tokens.sizes.gather(1, index)
+        remaining = Tokens(
+            gather_tokens(tokens.values, index), positions.gather(1, kept), sizes, tokens.extra
         )
-        index = torch.cat([first, kept + prefix, last.expand(kept.shape[0], -1)], dim=1)
-        values, sizes = (
-            gather_tokens(tokens.values, index),
-            None if tokens.sizes is None else tokens.sizes.gather(1, index),
-        )
-        slimmed = Tokens(values, positions.gather(1, kept), sizes, tokens.extra)
-        return (
-            self.stage_scores[number].merge(tokens, slimmed, score, decision, context)
-            if self.merge
-            else slimmed
-        )
+        if not self.merge:
+            return remaining
+        return self.stage_scores[number].merge(tokens, remaining, score, decision, context)
 
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
@@ -221,8 +205,8 @@ def check_stages(
     names: Sequence[str] = SETTING_NAMES,
     score: str = "",
 ) -> None:
-    """Raise `UserError` for stages after blocks that `what` does not have, and for a score of the class token's attention where
-    the blocks' attention is not known. `names` are those of the settings in the sentences."""
+    """Refuse stages after blocks that `what` does not have, and a score of the class token's attention where the blocks'
+    attention is not known. `names` are those of the settings in the sentences."""
     if not all(0 <= block < len(blocks) for block in slimming.blocks):
         raise UserError(
             f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks, so "
@@ -278,14 +262,14 @@ def _run(
 ) -> BackboneOutput:
     context = replace(context, foreground=slimming.foreground(context))
     prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
-    for number, (start, stop) in enumerate(
-        zip(slimming.blocks, (*slimming.blocks[1:], len(backbone.vit.blocks)), strict=True)
-    ):
+    stops = (*slimming.blocks[1:], len(backbone.vit.blocks))
+    for number, (start, stop) in enumerate(zip(slimming.blocks, stops, strict=True)):
         rope = backbone.block_arguments(tokens)(start).get("rope")
-        step = slimming(number, tokens, context, names, backbone.vit.blocks[start], prefix, rope)
-        stages.append(step.stage)
-        losses += [] if step.loss is None else [step.loss]
-        tokens = backbone.run_blocks(step.tokens, start, stop)
+        inputs = BlockInput(tokens, names, backbone.vit.blocks[start], prefix, rope)
+        output = slimming(number, inputs, context)
+        stages.append(output.stage)
+        losses += [] if output.loss is None else [output.loss]
+        tokens = backbone.run_blocks(output.tokens, start, stop)
     values = backbone.finish(tokens.values[:, : prefix + slimming.counts(backbone.num_patches)[-1]])
     values = values.to(stem.dtype) if backbone.precision else values
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
@@ -326,23 +310,14 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
 
 
 def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
-    """The parts of a batch as one; evaluation has no loss."""
+    """The chunks of a batch as one; evaluation has no loss."""
 
-    def joined(fields: Sequence[ByModality]) -> ByModality:
-        return {name: torch.cat([field[name] for field in fields]) for name in fields[0]}
+    def join(records: Sequence[object], name: str) -> ByModality:
+        rows: list[ByModality] = [getattr(record, name) for record in records]
+        return {modality: torch.cat([row[modality] for row in rows]) for modality in rows[0]}
 
     stages = tuple(
-        StageRecord(
-            *(
-                joined([getattr(stage, name) for stage in same])
-                for name in ("scored", "score", "kept")
-            )
-        )
-        for same in zip(*(chunk.stages for chunk in outputs), strict=True)
+        StageRecord(*(join(records, field.name) for field in fields(StageRecord)))
+        for records in zip(*(chunk.stages for chunk in outputs), strict=True)
     )
-    return BackboneOutput(
-        joined([chunk.tokens for chunk in outputs]),
-        joined([chunk.class_tokens for chunk in outputs]),
-        stages,
-        None,
-    )
+    return BackboneOutput(join(outputs, "tokens"), join(outputs, "class_tokens"), stages, None)

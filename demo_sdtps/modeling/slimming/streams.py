@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
-from torch import nn
 
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.stage import Slimming
+from demo_sdtps.modeling.slimming.stage import BlockInput, Slimming
 from demo_sdtps.modeling.slimming.tokens import Tokens, scatter_tokens, split_rows
 
 UNNAMED = ("image",)
@@ -67,27 +66,18 @@ class Stream:
         )
 
 
+@dataclass(eq=False)
 class ForwardPass:
     """One forward of a model in one thread, begun by a module that is `level` modules below the model."""
 
-    def __init__(
-        self,
-        slimming: StreamSlimming,
-        towers: int,
-        level: float,
-        inputs: Mapping[str, torch.Tensor],
-        foreground: torch.Tensor | None,
-    ):
-        self.slimming, self.level, self.inputs, self.foreground = (
-            slimming,
-            level,
-            inputs,
-            foreground,
-        )
-        self.streams: list[list[Stream]] = [[] for _ in range(towers)]
-        self.modalities: list[str] = []  # of the streams so far
-        self.shared_scores: dict[tuple, torch.Tensor] = {}
-        self.losses: list[torch.Tensor] = []
+    slimming: StreamSlimming
+    level: float
+    inputs: Mapping[str, torch.Tensor]
+    foreground: torch.Tensor | None
+    streams: list[list[Stream]]  # by tower
+    modalities: list[str] = field(default_factory=list)  # of the streams so far
+    shared_scores: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    losses: list[torch.Tensor] = field(default_factory=list)
 
 
 class StreamSlimming(Slimming):
@@ -136,19 +126,12 @@ class StreamSlimming(Slimming):
         return (name,)
 
     def run_stage(
-        self,
-        number: int,
-        stream: Stream,
-        now: ForwardPass | None,
-        tokens: Tokens,
-        prefix: int,
-        block: nn.Module,
-        rope: torch.Tensor | None,
+        self, number: int, stream: Stream, now: ForwardPass | None, inputs: BlockInput
     ) -> torch.Tensor:
         """Stage `number` on the tokens of a stream → the remaining values. A stream computed again keeps what it kept."""
-        positions = tokens.grid_positions(prod(stream.grid))
+        positions = inputs.tokens.grid_positions(prod(stream.grid))
         if self.restore:
-            patches = tokens.patches(positions.shape[1])
+            patches = inputs.tokens.patches(positions.shape[1])
             grid = (
                 scatter_tokens(stream.grids[number - 1], positions, patches)
                 if number
@@ -164,7 +147,7 @@ class StreamSlimming(Slimming):
             if not is_shared and any(weight.requires_grad for weight in weights):
                 # Computed again, so that autograd finds its tensors and dropout its random numbers.
                 score = None
-        output = self(number, tokens, stream.context(), stream.names, block, prefix, rope, score)
+        output = self(number, inputs, stream.context(), score)
         score = torch.cat(list(output.stage.score.values()))
         # Not a view, which would keep the graph, and by it what the record waits for to go.
         places = replace(output.tokens, values=torch.empty_like(output.tokens.values[:0]))

@@ -16,9 +16,7 @@ class Layout:
 
     depth: int
     tokens_first: bool = False  # (L, B, C) in place of (B, L, C)
-    prefix: int | None = (
-        None  # tokens before the patches; None: those that the patches and the suffix leave
-    )
+    prefix: int | None = None  # tokens before the patches; None: those that the others leave
     suffix: int = 0
 
 
@@ -37,26 +35,20 @@ CLASSES = {
     "timm.models.vision_transformer.VisionTransformer": ("blocks", "patch_embed.proj"),
     "timm.models.eva.Eva": ("blocks", "patch_embed.proj"),
     "torchvision.models.vision_transformer.VisionTransformer": ("encoder.layers", "conv_proj"),
-    "transformers.models.vit.modeling_vit.ViTModel": (
-        "layers",
-        "embeddings.patch_embeddings.projection",
-    ),
-    "transformers.models.clip.modeling_clip.CLIPVisionModel": (
-        "encoder.layers",
-        "embeddings.patch_embedding",
-    ),
-    "transformers.models.clip.modeling_clip.CLIPVisionTransformer": (
-        "encoder.layers",
-        "embeddings.patch_embedding",
-    ),
-    "transformers.models.dinov2.modeling_dinov2.Dinov2Model": (
-        "encoder.layer",
-        "embeddings.patch_embeddings.projection",
-    ),
-    "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel": (
-        "encoder.layer",
-        "embeddings.patch_embeddings.projection",
-    ),
+    **{
+        f"transformers.models.{name}": (blocks, f"embeddings.{patches}")
+        for name, blocks, patches in (
+            ("vit.modeling_vit.ViTModel", "layers", "patch_embeddings.projection"),
+            ("clip.modeling_clip.CLIPVisionModel", "encoder.layers", "patch_embedding"),
+            ("clip.modeling_clip.CLIPVisionTransformer", "encoder.layers", "patch_embedding"),
+            ("dinov2.modeling_dinov2.Dinov2Model", "encoder.layer", "patch_embeddings.projection"),
+            (
+                "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel",
+                "encoder.layer",
+                "patch_embeddings.projection",
+            ),
+        )
+    },
 }
 """Paths of the blocks and of the patch convolution by class. OpenAI's CLIP, of which there are many copies, is known by its
 parts, and so is open_clip."""
@@ -120,9 +112,8 @@ def _tower(
         )
     inner = list(blocks.children())
     names = [name for name, _ in model.get_submodule(path).named_parameters()]
-    prefix = (
-        getattr(model.get_submodule(path), "num_prefix_tokens", None) if prefix is None else prefix
-    )  # timm's
+    if prefix is None:  # timm's
+        prefix = getattr(model.get_submodule(path), "num_prefix_tokens", None)
     has_class = any(name.rpartition(".")[2] in CLASS_TOKENS for name in names)
     # nn.MultiheadAttention, and open_clip's own attention.
     first = [getattr(module, "batch_first", None) for module in inner[0].modules()]
@@ -134,18 +125,14 @@ def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Blocks and patch convolution of a Vision Transformer that is known."""
     names = [f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__]
     for blocks, patches in (*(CLASSES[name] for name in names if name in CLASSES), CLIP_PATHS):
-        inner, stem = (
-            _at(module, blocks) or _at(module, BEFORE_5.get(blocks, "")),
-            _at(module, patches),
-        )
+        inner = _at(module, blocks) or _at(module, BEFORE_5.get(blocks, ""))
+        stem, around = _at(module, patches), _at(module, patches.partition(".")[0])
         if isinstance(inner, (nn.Sequential, nn.ModuleList)) and len(inner) and stem is not None:
-            around = _at(module, patches.partition(".")[0])
-            convolutions = (
-                [part for part in around.modules() if isinstance(part, nn.Conv2d)] if around else []
-            )
-            return inner, stem if len(convolutions) == 1 and convolutions[
-                0
-            ] is stem else around or stem
+            convolutions = [
+                layer for layer in (around or stem).modules() if isinstance(layer, nn.Conv2d)
+            ]
+            is_one = len(convolutions) == 1 and convolutions[0] is stem
+            return inner, stem if is_one else around or stem
     return None
 
 

@@ -39,25 +39,17 @@ class Context:
     tokens: ByModality  # patch tokens (B, N, C), row by row of the grid
     class_tokens: ByModality  # (B, C)
     grid: tuple[int, int]  # (rows, columns) of patches
-    global_feats: ByModality = field(default_factory=dict)  # (B, C); empty where there are none
-    missing: ByModality = field(
-        default_factory=dict
-    )  # (B, 1) bool: whether the image is zeros; a modality left out has all
-    attention: ByModality = field(
-        default_factory=dict
-    )  # (B, heads, N) over the patches; empty for none
-    keys: ByModality = field(
-        default_factory=dict
-    )  # (B, N, D) of the next block, mean over its heads; empty for none
-    sizes: ByModality = field(
-        default_factory=dict
-    )  # (B, N) patches merged into each (`Tokens.sizes`); empty for none
-    positions: ByModality = field(
-        default_factory=dict
-    )  # (B, N) int64 index of each patch on the grid; empty: patch i is at i
-    foreground: ByModality = field(
-        default_factory=dict
-    )  # (B, N) in [0, 1]: share of the patch in the foreground mask
+    # What is not known is empty: global features (B, C); whether the image is zeros (B, 1) bool, a modality left out has all.
+    global_feats: ByModality = field(default_factory=dict)
+    missing: ByModality = field(default_factory=dict)
+    # What a score asks for: attention (B, heads, N) over the patches; keys (B, N, D) of the next block, mean over its heads;
+    # patches merged into each, (B, N) (`Tokens.sizes`).
+    attention: ByModality = field(default_factory=dict)
+    keys: ByModality = field(default_factory=dict)
+    sizes: ByModality = field(default_factory=dict)
+    # (B, N) int64 index of each patch on the grid, where it is empty patch i is at i; its share in the foreground mask.
+    positions: ByModality = field(default_factory=dict)
+    foreground: ByModality = field(default_factory=dict)
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
     patch_size: tuple[int, ...] = (0, 0)  # (height, width) of a patch of the images, in pixels
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
@@ -79,9 +71,8 @@ class Context:
 class Selection:
     """What SDTPS makes of the N patches of one modality."""
 
-    tokens: (
-        torch.Tensor
-    )  # (B, S, C): replace the patches; their mean is the feature of SDTPS, and HDM attends to them
+    # (B, S, C): replace the patches; their mean is the feature of SDTPS, and HDM attends to them
+    tokens: torch.Tensor
     mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
     score: torch.Tensor  # (B, N): the patches with the highest are kept
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
@@ -91,26 +82,21 @@ class Score(nn.Module, ABC):
     """Base class of scores of patches, by which slimming (modeling/slimming/stage.py) and SDTPS keep the best.
 
     A subclass defines `score`. Its constructor takes the tokens' width C, the grid (rows, columns) of patches, and by their
-    names the settings that it reads (`make_score`), and raises `UserError` for settings that do not fit.
+    names the settings that it reads (`make_score`).
     """
 
     masks = False  # whether it reads foreground masks in training
-
     needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether it reads `Context.sizes`, and its merged tokens weigh in attention by `Tokens.sizes`
-    keeps_own = (
-        False  # whether each modality keeps its own places by it, whatever MODEL.SLIM_SHARED says
-    )
-    of_images = (
-        False  # whether it reads the images alone, so that it is known before the backbone runs
-    )
+    keeps_own = False  # whether each modality keeps its own places, whatever MODEL.SLIM_SHARED says
+    of_images = False  # whether it reads the images alone, and is known before the backbone runs
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__()
 
     def forward(self, context: Context) -> ByModality:
-        """`scores`, whose shapes are checked: raises `UserError` for another than (B, N)."""
+        """`scores`, whose shapes are checked."""
         scores = self.scores(context)
         for modality, score in scores.items():
             expected = context.tokens[modality].shape[:2]
