@@ -36,25 +36,20 @@ class Backbone(nn.Module, ABC):
 
     min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
     has_new_camera_embedding = (
-        False  # whether the camera embedding trains at the rate of new layers, not of the backbone
+        False  # whether the camera embedding trains at the rate of new layers
     )
 
     def __init__(self, cfg: CfgNode, camera_num: int):
         super().__init__()
         self.vit = self.build(cfg)
-        self.width = (
-            self.vit.head.out_features
-            if isinstance(self.vit.head, nn.Linear)
-            else self.vit.embed_dim
-        )
+        head = self.vit.head
+        self.width = head.out_features if isinstance(head, nn.Linear) else self.vit.embed_dim
         self.grid_size: tuple[int, int] = self.vit.patch_embed.grid_size
         self.num_patches: int = self.vit.patch_embed.num_patches
         self.fused_attention: bool | None = None
         """True: torch's fused attention; False: plain matrix products; None: chosen by device and precision."""
         self.is_compiled = False
-        self.precision: torch.dtype | None = (
-            None  # dtype of matrix products; None leaves it to autocast
-        )
+        self.precision: torch.dtype | None = None  # of matrix products; None leaves it to autocast
         self.camera_weight = cfg.MODEL.SIE_COE
         self.camera_embedding = None
         if cfg.MODEL.SIE_CAMERA and camera_num >= self.min_cameras:
@@ -126,7 +121,7 @@ class Backbone(nn.Module, ABC):
 
     @staticmethod
     def chunks(*tensors: torch.Tensor, images_each: int = 1) -> list[tuple[torch.Tensor, ...]]:
-        """Tensors (B, …) of `images_each` images a row, in parts that pass through the backbone at once."""
+        """Tensors (B, …) of `images_each` images a row, in chunks that pass through the backbone at once."""
         # An exported graph has no loop over the batch, whose size it does not know.
         if (
             tensors[0].device.type != "cpu"
@@ -153,9 +148,7 @@ class Backbone(nn.Module, ABC):
         pedestrians changes by 0.3, with float32 between the products by less than 0.1.
         """
         backbone = copy.deepcopy(self).requires_grad_(False)
-        backbone.precision = (
-            None if precision is torch.float32 else precision
-        )  # autocast has no float32
+        backbone.precision = None if precision is torch.float32 else precision  # autocast has none
         backbone._fold()
         for module in backbone.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):

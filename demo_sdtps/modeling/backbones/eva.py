@@ -48,12 +48,9 @@ class EvaViT(ViT):
         grid = rope.get_embed()  # (…, N, D), sines and cosines
         if tokens.positions is None:
             return grid
-        chosen = grid[
-            ..., tokens.positions, :
-        ]  # (B, n, D), or (blocks, heads, B, n, D) where each block has its own
-        chosen = (
-            chosen.movedim(-3, -4) if self.vit.rope_mixed else chosen.unsqueeze(-3)
-        )  # (…, B, heads or 1, n, D)
+        # (B, n, D), or (blocks, heads, B, n, D) where each block has its own → (…, B, heads or 1, n, D)
+        chosen = grid[..., tokens.positions, :]
+        chosen = chosen.movedim(-3, -4) if self.vit.rope_mixed else chosen.unsqueeze(-3)
         identity = chosen.new_zeros(*chosen.shape[:-2], tokens.extra, chosen.shape[-1])
         identity[..., identity.shape[-1] // 2 :] = 1
         return torch.cat([chosen, identity], dim=-2)

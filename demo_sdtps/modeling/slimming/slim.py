@@ -55,8 +55,8 @@ def slim(
             f"{type(model).__name__} wraps a model already; slim the model, then wrap it."
         )
     if any(
-        type(part).__name__ == "OptimizedModule" or getattr(part, "_compiled_call_impl", None)
-        for part in model.modules()
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None)
+        for module in model.modules()
     ):
         raise UserError(
             f"{type(model).__name__} is compiled, so that hooks come too late; slim first, compile then."
@@ -147,12 +147,8 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     Masks of the foreground (B, 1, H, W) in [0, 1] are that forward's argument `foreground`.
     """
     slimming_of(model)
-    losses = [
-        loss
-        for module in model.modules()
-        if isinstance(module, Slim)
-        for loss in module.state.losses
-    ]
+    slims = (module for module in model.modules() if isinstance(module, Slim))
+    losses = [loss for slim in slims for loss in slim.state.losses]
     if not losses:
         raise UserError(
             "The last forward had no loss of a score; call the model in training mode, with foreground=masks of "
@@ -173,11 +169,10 @@ def slimming_of(model: nn.Module) -> Slim:
 
 def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:
     """A score for each of `count` stages."""
-    each = (
-        list(score)
-        if isinstance(score, (list, tuple))
-        else [score, *(deepcopy(score) for _ in range(count - 1))]
-    )
+    if isinstance(score, (list, tuple)):
+        each = list(score)
+    else:
+        each = [score, *(deepcopy(score) for _ in range(count - 1))]
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
     for name in each:

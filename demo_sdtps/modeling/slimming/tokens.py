@@ -83,27 +83,24 @@ def patch_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Ten
 
 
 def attention_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
-    """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), of which `suffix` stand behind the
+    """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), of which `suffix` stand after the
     patches, for `tokens` → (B, heads or 1, L' or 1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
     positions, length = tokens.positions, mask.shape[-1]
     assert positions is not None
     batch, prefix = positions.shape[0], tokens.values.shape[1] - positions.shape[1] - tokens.extra
     rows = torch.arange(length + 1, device=positions.device).expand(batch, -1)
-    behind = (
-        rows[:, length - suffix : length],
-        rows[:, length:].expand(-1, tokens.extra - suffix),
-    )  # the last is appended below
-    index = torch.cat([rows[:, :prefix], positions + prefix, *behind], dim=1)[:, None]
+    # Row `length`, of the extra tokens, is appended below.
+    extra = rows[:, length:].expand(-1, tokens.extra - suffix)
+    index = torch.cat(
+        [rows[:, :prefix], positions + prefix, rows[:, length - suffix : length], extra], dim=1
+    )
     mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape).expand(batch, -1, -1, -1)
     for dim in (2, 3):
         if mask.shape[dim] == length:
             mask = mask.transpose(2, dim)
-            mask = torch.cat(
-                [mask, torch.full_like(mask[:, :, :1], mask.dtype == torch.bool)], dim=2
-            )
-            mask = mask.gather(
-                2, index[..., None].expand(-1, mask.shape[1], -1, mask.shape[3])
-            ).transpose(2, dim)
+            visible = torch.full_like(mask[:, :, :1], mask.dtype == torch.bool)
+            rows_of = index[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3])
+            mask = torch.cat([mask, visible], dim=2).gather(2, rows_of).transpose(2, dim)
     return mask
 
 

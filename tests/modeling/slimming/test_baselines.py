@@ -25,7 +25,7 @@ PLACE = "studies.baselines:"
 BASELINES = ("EViT", "ToMe", "Editor")
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")
 LEFT = (32, 24, 12)
-"""Patches of the tiny model at its input, and behind each stage."""
+"""Patches of the tiny model at its input, and after each stage."""
 
 
 def by_modality(rows):

@@ -107,7 +107,7 @@ def test_taking_slimming_off_restores_the_model(case):
 
 
 def test_operations_fall(case):
-    """By those of the linear layers for half of the patches in each block behind the stage, and of their attention."""
+    """By those of the linear layers for half of the patches in each block after the stage, and of their attention."""
     dense, model, _ = slim_both(case, (1,), (0.5,), merge=False)
     images, counts = case.draw(), []
     for each in (dense, model):

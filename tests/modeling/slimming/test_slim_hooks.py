@@ -37,7 +37,7 @@ PATCHES = ROWS * COLUMNS
     ids=str,
 )
 @pytest.mark.parametrize("is_tuple", [False, True])
-def test_tokens_behind_the_patches_and_blocks_that_return_more(settings, is_tuple):
+def test_tokens_after_the_patches_and_blocks_that_return_more(settings, is_tuple):
     case = case_of(
         partial(Tower, settings.get("suffix", 0), is_tuple), blocks_at="blocks", **settings
     )
@@ -166,7 +166,7 @@ def test_a_block_alone_is_as_it_was():
     for index in range(DEPTH):
         assert torch.equal(model.tower.blocks[index](tokens), dense.tower.blocks[index](tokens))
     assert torch.equal(case.call(model, images), expected)
-    # A tower that gives up behind its stem leaves its images unfinished.
+    # A tower that gives up after its stem leaves its images unfinished.
     model.tower.embed(images)
     assert torch.equal(case.call(model, images), expected)
 

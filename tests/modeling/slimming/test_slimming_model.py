@@ -1,4 +1,4 @@
-"""Slimming in the whole model: missing modalities, chunks, what stands behind it, precision, position maps."""
+"""Slimming in the whole model: missing modalities, chunks, the modules after it, precision, position maps."""
 
 from itertools import count
 
@@ -269,7 +269,7 @@ def test_gradients_with_a_batch_larger_than_a_chunk():
     ],
     ids=" ".join,
 )
-def test_what_stands_behind_sees_the_patches_that_are_left(opts):
+def test_the_modules_after_it_see_the_remaining_patches(opts):
     model = slim_model("distinctness", *opts)
     count = model.slimming.counts(model.backbone.num_patches)[-1]
     images, cameras = random_images(4)

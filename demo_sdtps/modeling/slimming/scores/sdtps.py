@@ -90,8 +90,7 @@ class SDTPSScore(GuidedScore):
 class SDTPS(GuidedScore):
     """SDTPS after the backbone: the modules of `MultiModalSDTPS` under their names, on a `Context`.
 
-    `settings` are arguments of `MultiModalSDTPS`. With `guide_missing` missing modalities guide the others. Raises `ValueError`
-    as `MultiModalSDTPS`.
+    `settings` are arguments of `MultiModalSDTPS`. With `guide_missing` missing modalities guide the others.
     """
 
     def __init__(

@@ -81,7 +81,6 @@ def above_otsu(score: torch.Tensor) -> torch.Tensor:
     total = ordered.cumsum(dim=1)
     low, high = total[:, :-1] / below, (total[:, -1:] - total[:, :-1]) / (count - below)
     between = below * (count - below) * (high - low).square()
-    best = F.pad(between, (0, 1)).argmax(
-        dim=1, keepdim=True
-    )  # the last parts nothing, as a single patch cannot be parted
+    # The last threshold divides nothing, as a single patch cannot be divided.
+    best = F.pad(between, (0, 1)).argmax(dim=1, keepdim=True)
     return (score > ordered.gather(1, best)).to(score.dtype)
