@@ -169,10 +169,11 @@ def slimming_of(model: nn.Module) -> Slim:
 
 def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:
     """A score for each of `count` stages."""
-    if isinstance(score, (list, tuple)):
-        each = list(score)
-    else:
-        each = [score, *(deepcopy(score) for _ in range(count - 1))]
+    each = (
+        list(score)
+        if isinstance(score, (list, tuple))
+        else [score, *(deepcopy(score) for _ in range(count - 1))]
+    )
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
     for name in each:
