@@ -1,6 +1,7 @@
 """A tiny SEPS on tiny synthetic shapes: the words of its commands, and its runs in this process."""
 
 import json
+import shlex
 import sys
 from unittest import mock
 
@@ -38,34 +39,13 @@ PATH = (
 """Lengths of the sums from images and captions to similarities: test_vit, the blocks and the norm of the BERT of up to WORDS
 words, projections, and the network's cosines, scores, weights, means and relevance of TOKENS patches of 16 numbers."""
 SMALL = (
-    "MODEL.TRANSFORMER_TYPE",
-    "test_vit",
-    "MODEL.PATCH_SIZE",
-    "8",
-    "MODEL.EMBED_SIZE",
-    "16",
-    "INPUT.SIZE",
-    "[32,32]",
-    "SOLVER.IMS_PER_BATCH",
-    "8",
-    "SOLVER.MAX_EPOCHS",
-    "3",
-    "SOLVER.STEPS",
-    "(1,2)",
-    "SOLVER.EVAL_PERIOD",
-    "1",
-    "SOLVER.ALL_NEGATIVES_EPOCHS",
-    "1",
-    "SOLVER.SEED",
+    *shlex.split(
+        "MODEL.TRANSFORMER_TYPE test_vit MODEL.PATCH_SIZE 8 MODEL.EMBED_SIZE 16 INPUT.SIZE "
+        "'[32,32]' SOLVER.IMS_PER_BATCH 8 SOLVER.MAX_EPOCHS 3 SOLVER.STEPS '(1,2)' "
+        "SOLVER.EVAL_PERIOD 1 SOLVER.ALL_NEGATIVES_EPOCHS 1 SOLVER.SEED"
+    ),
     str(SEED),
-    "DATALOADER.NUM_WORKERS",
-    "0",
-    "MODEL.DEVICE",
-    "cpu",
-    "SOLVER.AMP",
-    "off",
-    "TEST.IMS_PER_BATCH",
-    "5",
+    *shlex.split("DATALOADER.NUM_WORKERS 0 MODEL.DEVICE cpu SOLVER.AMP off TEST.IMS_PER_BATCH 5"),
 )
 
 

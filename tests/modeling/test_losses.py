@@ -1,6 +1,7 @@
 """Identity, triplet and center losses against the reference system's numbers and slow versions of themselves."""
 
 import math
+import shlex
 
 import pytest
 import torch
@@ -295,12 +296,9 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
         kind,
         "DATALOADER.SAMPLER",
         sampler,
-        "SOLVER.CENTER_LOSS_WEIGHT",
-        "0.02",
-        "MODEL.ID_LOSS_WEIGHT",
-        "0.25",
-        "MODEL.TRIPLET_LOSS_WEIGHT",
-        "3",
+        *shlex.split(
+            "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
+        ),
     )
     torch.manual_seed(seeded(2))
     losses = make_center_losses(cfg, 6, WIDTHS)

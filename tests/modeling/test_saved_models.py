@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import huggingface_hub
@@ -18,16 +19,10 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run as run_command
 
 SLIM = (
-    "MODEL.SLIM_BLOCKS",
-    "[1]",
-    "MODEL.SLIM_KEEP",
-    "[0.5]",
-    "MODEL.SLIM_SCORE",
-    "self_supervised",
-    "INPUT.JOINT_AUGMENTATION",
-    "True",
-    "MODEL.HDM",
-    "True",
+    *shlex.split(
+        "MODEL.SLIM_BLOCKS '[1]' MODEL.SLIM_KEEP '[0.5]' MODEL.SLIM_SCORE self_supervised "
+        "INPUT.JOINT_AUGMENTATION True MODEL.HDM True"
+    ),
 )
 NAME = "owner/name"
 

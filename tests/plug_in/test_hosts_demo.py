@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -16,28 +17,13 @@ pytestmark = [
     pytest.mark.skipif(not FOLDER, reason="HOSTS names no folder of checkouts of other code bases"),
     pytest.mark.skipif(not os.path.isdir(CHECKOUT), reason="there is no HOSTS/DeMo"),
 ]
-SMALL = [
-    "INPUT.SIZE_TRAIN",
-    "[64, 32]",
-    "INPUT.SIZE_TEST",
-    "[64, 32]",
-    "DATALOADER.NUM_WORKERS",
-    "0",
-]
-RUN = [
-    "SOLVER.MAX_EPOCHS",
-    "1",
-    "SOLVER.LOG_PERIOD",
-    "1",
-    "SOLVER.IMS_PER_BATCH",
-    "8",
-    "DATALOADER.NUM_INSTANCE",
-    "4",
-    "TEST.IMS_PER_BATCH",
-    "16",
-    "MODEL.USE_SDTPS",
-    "True",
-]
+SMALL = shlex.split(
+    "INPUT.SIZE_TRAIN '[64, 32]' INPUT.SIZE_TEST '[64, 32]' DATALOADER.NUM_WORKERS 0"
+)
+RUN = shlex.split(
+    "SOLVER.MAX_EPOCHS 1 SOLVER.LOG_PERIOD 1 SOLVER.IMS_PER_BATCH 8 "
+    "DATALOADER.NUM_INSTANCE 4 TEST.IMS_PER_BATCH 16 MODEL.USE_SDTPS True"
+)
 OFF = ["MODEL.HDM", "False", "MODEL.ATM", "False"]
 RANKING = """
 import json, sys

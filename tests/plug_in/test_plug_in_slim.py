@@ -1,5 +1,6 @@
 """Slimming and SDTPS by demo_sdtps.patch in models of the miniature of DeMo's checkout, with both of its backbones."""
 
+import shlex
 from itertools import count
 
 import pytest
@@ -71,10 +72,7 @@ def ours(monkeypatch, tmp_path):
                 str(SIZE),
                 "INPUT.SIZE_TEST",
                 str(SIZE),
-                "MODEL.STRIDE_SIZE",
-                "[16,16]",
-                "MODEL.HEAD",
-                "4",
+                *shlex.split("MODEL.STRIDE_SIZE '[16,16]' MODEL.HEAD 4"),
                 *words,
             ],
         )

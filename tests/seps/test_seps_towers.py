@@ -1,6 +1,7 @@
 """SEPS's towers: real models of timm and transformers, small; what they return, where weights are from, and mistakes."""
 
 import copy
+import shlex
 
 import pytest
 import timm
@@ -17,12 +18,10 @@ from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import ImageTower, TextTower, load_tokenizer
 
 SWIN = (
-    "MODEL.TRANSFORMER_TYPE",
-    "swin_tiny_patch4_window7_224",
-    "MODEL.PATCH_SIZE",
-    "2",
-    "MODEL.SDTPS_AGGR_RATIO",
-    "0.5",
+    *shlex.split(
+        "MODEL.TRANSFORMER_TYPE swin_tiny_patch4_window7_224 MODEL.PATCH_SIZE 2 "
+        "MODEL.SDTPS_AGGR_RATIO 0.5"
+    ),
 )
 VIT_PATH = (*ENCODER, WIDTH)
 """Lengths of the sums to the tokens of test_vit: its encoder, of no more tokens than that of tiny.py, and the projection."""

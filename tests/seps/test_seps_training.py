@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 
 import pytest
 import torch
@@ -89,16 +90,10 @@ def test_the_loss_falls(shapes_root, tmp_path):
     output = train(
         shapes_root,
         tmp_path / "run",
-        "SOLVER.MAX_EPOCHS",
-        "12",
-        "SOLVER.EVAL_PERIOD",
-        "12",
-        "SOLVER.STEPS",
-        "(99,)",
-        "SOLVER.ALL_NEGATIVES_EPOCHS",
-        "12",
-        "SOLVER.BASE_LR",
-        "0.002",
+        *shlex.split(
+            "SOLVER.MAX_EPOCHS 12 SOLVER.EVAL_PERIOD 12 SOLVER.STEPS '(99,)' "
+            "SOLVER.ALL_NEGATIVES_EPOCHS 12 SOLVER.BASE_LR 0.002"
+        ),
     )
     losses = [record["align"] for record in records_of(output)]
     assert losses[-1] < 0.9 * losses[0]  # a third of it, a ninth more or less
@@ -110,10 +105,7 @@ def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
         shapes_root,
         tmp_path / "run",
         *STILL,
-        "SOLVER.MAX_EPOCHS",
-        "4",
-        "SOLVER.ALL_NEGATIVES_EPOCHS",
-        "2",
+        *shlex.split("SOLVER.MAX_EPOCHS 4 SOLVER.ALL_NEGATIVES_EPOCHS 2"),
     )
     first, second, third, fourth = (record["align"] for record in records_of(output))
     # Sums over up to 7 negatives of each of 8 images and captions, then over one: four times as much, a half more or less.
@@ -122,10 +114,7 @@ def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
         shapes_root,
         tmp_path / "none",
         *STILL,
-        "SOLVER.MAX_EPOCHS",
-        "1",
-        "SOLVER.ALL_NEGATIVES_EPOCHS",
-        "0",
+        *shlex.split("SOLVER.MAX_EPOCHS 1 SOLVER.ALL_NEGATIVES_EPOCHS 0"),
     )
     assert records_of(none)[0]["align"] < first / 1.5
 
@@ -159,10 +148,7 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
             tmp_path / clip,
             "SOLVER.GRAD_CLIP",
             clip,
-            "SOLVER.AMP",
-            "fp16",
-            "SOLVER.EVAL_PERIOD",
-            "3",
+            *shlex.split("SOLVER.AMP fp16 SOLVER.EVAL_PERIOD 3"),
         )
         # The first scale is too large, and steps are left out until it is not.
         return [norm for norm in norms if math.isfinite(norm)]
@@ -216,16 +202,10 @@ def test_the_loss_is_configured():
     cfg = load_cfg(
         None,
         (
-            "SOLVER.MARGIN",
-            "0.3",
-            "SOLVER.RATIO_WEIGHT",
-            "5",
-            "SOLVER.TARGET_RATIO",
-            "0.25",
-            "SOLVER.LAMBDA_SPARSE",
-            "2",
-            "SOLVER.LAMBDA_DENSE",
-            "3",
+            *shlex.split(
+                "SOLVER.MARGIN 0.3 SOLVER.RATIO_WEIGHT 5 SOLVER.TARGET_RATIO 0.25 "
+                "SOLVER.LAMBDA_SPARSE 2 SOLVER.LAMBDA_DENSE 3"
+            ),
         ),
         SEPS_SCHEMA,
     )
@@ -340,39 +320,16 @@ def test_it_learns_far_above_chance(tmp_path):
         [
             "--root",
             str(tmp_path),
-            "--images",
-            "40",
-            "--dev_images",
-            "4",
-            "--test_images",
-            "4",
-            "--captions",
-            "2",
+            *shlex.split("--images 40 --dev_images 4 --test_images 4 --captions 2"),
         ]
     )
     words = (
-        "INPUT.SIZE",
-        "[64,64]",
-        "MODEL.PATCH_SIZE",
-        "16",
-        "MODEL.EMBED_SIZE",
-        "64",
-        "INPUT.MIN_CROP",
-        "1.0",
-        "MODEL.PAPER_VERSION",
-        "False",
-        "SOLVER.IMS_PER_BATCH",
-        "16",
-        "SOLVER.BASE_LR",
-        "0.001",
-        "SOLVER.MAX_EPOCHS",
-        "40",
-        "SOLVER.STEPS",
-        "(35,)",
-        "SOLVER.ALL_NEGATIVES_EPOCHS",
-        "40",
-        "SOLVER.EVAL_PERIOD",
-        "40",
+        *shlex.split(
+            "INPUT.SIZE '[64,64]' MODEL.PATCH_SIZE 16 MODEL.EMBED_SIZE 64 INPUT.MIN_CROP 1.0 "
+            "MODEL.PAPER_VERSION False SOLVER.IMS_PER_BATCH 16 SOLVER.BASE_LR 0.001 "
+            "SOLVER.MAX_EPOCHS 40 SOLVER.STEPS '(35,)' SOLVER.ALL_NEGATIVES_EPOCHS 40 "
+            "SOLVER.EVAL_PERIOD 40"
+        ),
     )
     folder = train(tmp_path, tmp_path / "run", *words)
     cfg = cfg_for(tmp_path, *words, "TEST.WEIGHT", folder / "last.pth", "TEST.SPLIT", "train")
