@@ -241,9 +241,8 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
             *small,
         )
         height, width = cfg.INPUT.SIZE_TEST
-        pedestrians.write_data_set(
-            Path(root) / pedestrians.FOLDER, 2, identities, 1, height, width
-        )  # 4 triplets of each
+        # 4 triplets of each
+        pedestrians.write_data_set(Path(root) / pedestrians.FOLDER, 2, identities, 1, height, width)
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])

@@ -24,10 +24,8 @@ from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 
 DENSE = "dense"
-SAVED_TARGET, FAST_TARGET = (
-    0.9,
-    3,
-)  # time saved over operations saved, and the speed-up of the settings below THIRD
+# time saved over operations saved, and the speed-up of the settings below THIRD
+SAVED_TARGET, FAST_TARGET = (0.9, 3)
 THIRD = 0.33  # share of the operations
 
 

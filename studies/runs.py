@@ -337,9 +337,8 @@ def run_steps(
     folder, reason = variant.run_folder(seed), ""
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    python_path = os.pathsep.join(
-        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    )  # of studies.baselines
+    # of studies.baselines
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     for words, output in steps(variant, seed, study):
         if is_done(output):
             continue

@@ -88,9 +88,8 @@ def main() -> None:
     from studies.runs import run_study
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # SIGTERM stops the runs as Ctrl-C does
+    # SIGTERM stops the runs as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_study(arguments)
 
 

@@ -38,8 +38,8 @@ def main() -> None:
     )
     add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = parse(parser)
+    from demo_sdtps.commands.segmenters import make_segmenter
     from demo_sdtps.datasets.masks import mask_path, write_masks
-    from demo_sdtps.datasets.segmenters import make_segmenter
     from demo_sdtps.runtime.device import choose_device
 
     samples = [

@@ -16,11 +16,8 @@ from demo_sdtps.synthetic import shapes
 from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
 
 FOLDER, TOWER = "shapes", "bert"
-SPLIT_SIZES = {
-    "train": "images",
-    "dev": "dev_images",
-    "test": "test_images",
-}  # each split and the flag of its number of images
+# each split and the flag of its number of images
+SPLIT_SIZES = {"train": "images", "dev": "dev_images", "test": "test_images"}
 CAPTION_FLAGS = (
     # Matching needs at least one other image.
     Number("images", 800, "images of the training split", least=2),

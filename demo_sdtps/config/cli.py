@@ -271,9 +271,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]
 
 
 @contextmanager
-def parse_in_group(
-    parser: argparse.ArgumentParser,
-) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
+def parse_in_group(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
     """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
     rank 0.
 
@@ -318,9 +316,8 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         code, sentence = 130, "interrupted"
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python would write the rest at its end
+        # Python would write the rest at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141  # 128 + SIGPIPE, as the shell reports it
     except OSError as error:
         if error.filename is None and error.errno not in DISK_ERRORS:
@@ -332,9 +329,8 @@ def run(main: Callable[[], None]) -> None:
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
             sentence = NO_MEMORY
-        elif "DataLoader" in str(error) and not str(error).startswith(
-            "Caught "
-        ):  # which is an error of our own code there
+        elif "DataLoader" in str(error) and not str(error).startswith("Caught "):
+            # which is an error of our own code there
             sentence = f"The loading processes failed ({error}); {LOADING}"
         else:
             raise

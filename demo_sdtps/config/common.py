@@ -1,31 +1,16 @@
 """Names that every package shares."""
 
-MODALITIES = (
-    "RGB",
-    "NI",
-    "TI",
-)  # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
+# red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
+MODALITIES = ("RGB", "NI", "TI")
 
-RETURN_PATTERNS = (
-    1,
-    2,
-    3,
-)  # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
+# features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
+RETURN_PATTERNS = (1, 2, 3)
 
-CROSS_MODAL_DISTANCES = (
-    "all",
-    "shared",
-    "pairs",
-)  # between unequal sets of modalities (TEST.CROSS_MODAL_DISTANCE)
+# between unequal sets of modalities (TEST.CROSS_MODAL_DISTANCE)
+CROSS_MODAL_DISTANCES = ("all", "shared", "pairs")
 
-MISSING_CASES = (
-    "r",
-    "n",
-    "t",
-    "rn",
-    "rt",
-    "nt",
-)  # missing modalities of a triplet, by first letters (TEST.MISS)
+# missing modalities of a triplet, by first letters (TEST.MISS)
+MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 
 COMMAND = "demo-sdtps"
 """The command of an installed package (demo_sdtps/commands.py)."""

@@ -263,8 +263,7 @@ def _literal(value: object) -> object:
     except (ValueError, SyntaxError):
         pass
     try:
-        return (
-            yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value
-        )  # a list of texts without quotes
+        # a list of texts without quotes
+        return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value
     except yaml.YAMLError:
         return value

@@ -39,20 +39,16 @@ ENDINGS = (
 UNKNOWN = -1
 """Identity and camera of images without labels."""
 
-VIS_NI_TH = {
-    "RGB": "vis",
-    "NI": "ni",
-    "TI": "th",
-}  # folders of the MSV data sets (MSVR310, MSVWild863)
+# folders of the MSV data sets (MSVR310, MSVWild863)
+VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
 
 
 @dataclass(frozen=True)
 class Sample:
     """One triplet."""
 
-    paths: tuple[
-        str | None, ...
-    ]  # of RGB, NI and TI, None for one that is absent; or one with the three side by side
+    # of RGB, NI and TI, None for one that is absent; or one with the three side by side
+    paths: tuple[str | None, ...]
     identity: int  # as on disk, or UNKNOWN
     camera: int  # from 0, or UNKNOWN
     scene: int = 0
@@ -84,9 +80,8 @@ class Reader:
     locate: Callable[[Path], Path] | None = (
         None  # DATASETS.ROOT_DIR → folder, where that is not always `folder`
     )
-    published: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # counts by split (counts.py)
+    # counts by split (counts.py)
+    published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:

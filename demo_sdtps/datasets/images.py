@@ -12,9 +12,8 @@ from torchvision.transforms import v2
 
 try:
     import simplejpeg
-except (
-    ImportError
-):  # not built for this platform: Pillow gives the same pixels and takes about 1.5 times as long
+except ImportError:
+    # not built for this platform: Pillow gives the same pixels and takes about 1.5 times as long
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -26,11 +25,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 ADVICE = "; replace it or remove its triplet."
-PLAIN_COLOURS = (
-    "YCbCr",
-    "RGB",
-    "Gray",
-)  # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
+# colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
+PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 """Accepted formats, independent of the suffix. Pillow has others; for EPS it executes Ghostscript."""
 COLOURS = 3  # red, green, blue
@@ -53,9 +49,8 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
     if isinstance(item, Image.Image):
         try:
             return torch.from_numpy(_as_rgb(item)).permute(2, 0, 1)
-        except (
-            Exception
-        ) as error:  # Pillow reads the file of a PIL image late, and raises many types of errors
+        except Exception as error:
+            # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
     shape = tuple(getattr(item, "shape", ()))
     wanted = "tensors must be (3, height, width) or (height, width); image.permute(2, 0, 1) puts channels first"

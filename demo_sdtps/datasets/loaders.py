@@ -31,9 +31,8 @@ from demo_sdtps.datasets.transforms import (
 )
 from demo_sdtps.runtime.threads import cpu_cores
 
-CACHE_LIMIT = (
-    1 << 30
-)  # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
+# bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
+CACHE_LIMIT = 1 << 30
 GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
 
 Transform = Callable[..., list[torch.Tensor]]
@@ -251,10 +250,11 @@ def _keep_loading(worker: int) -> None:
     """Let a loading process, which often receives the signal to stop a run too, work until training has finished its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGHUP"):
+        # as under nohup
         if (
             getattr(signal, name, None)
             and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN
-        ):  # as under nohup
+        ):
             signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
 
 

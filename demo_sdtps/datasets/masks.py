@@ -66,9 +66,8 @@ def write_masks(
 
     """
     counts: Counter = Counter()
-    files = {
-        mask_path(sample): sample for sample in samples
-    }  # once where query and gallery are the same
+    # once where query and gallery are the same
+    files = {mask_path(sample): sample for sample in samples}
     wanted = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
     counts["kept"] = len(files) - len(wanted)
     for path, sample in progress(wanted.items(), "segmenting", len(wanted), unit="triplet"):

@@ -15,12 +15,10 @@ from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 Transform = Callable[..., torch.Tensor]
-Decoded = Sequence[
-    torch.Tensor | None
-]  # the images of a sample (3, h, w), None for an absent one, and its mask (1, h, w)
-Generator = (
-    random.Random | ModuleType
-)  # Python's random generator; the module `random` is the global one
+# the images of a sample (3, h, w), None for an absent one, and its mask (1, h, w)
+Decoded = Sequence[torch.Tensor | None]
+# Python's random generator; the module `random` is the global one
+Generator = random.Random | ModuleType
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,

@@ -27,9 +27,8 @@ class Maps(NamedTuple):
 class FusionWeights(NamedTuple):
     """Weights of B triplets in HDM and ATMoE; None for a model without them."""
 
-    hdm: (
-        Mapping[str, ByModality] | None
-    )  # (B,) by subset and modality: mean over the heads of a subset's attention; sum 1
+    # (B,) by subset and modality: mean over the heads of a subset's attention; sum 1
+    hdm: Mapping[str, ByModality] | None
     gates: torch.Tensor | None  # (B, heads, 7): each head's weights of HDM's features; sum 1
 
 

@@ -32,9 +32,8 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
     """
     if method == "umap":
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # on TensorFlow, which is not needed, and versions of its own dependencies
+            # on TensorFlow, which is not needed, and versions of its own dependencies
+            warnings.simplefilter("ignore")
             from umap import UMAP
 
             # A seed and several threads exclude each other.

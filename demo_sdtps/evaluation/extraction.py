@@ -62,9 +62,8 @@ def extract_features(
             for whole, block in zip(features, blocks, strict=True):
                 whole[start:stop] = block
             start = stop
-    if (
-        total is not None
-    ):  # case by case, freeing each shard: seven cases of a large data set take gigabytes
+    # case by case, freeing each shard: seven cases of a large data set take gigabytes
+    if total is not None:
         features = [all_gather_rows(features.pop(0), total) for _ in cases]
     check_features("The network's features", features)
     return [model.layout.split(whole) for whole in features]

@@ -13,9 +13,8 @@ import torch
 
 from demo_sdtps.config import UserError
 
-CHUNK_ELEMENTS = (
-    1 << 25
-)  # distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
+# distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
+CHUNK_ELEMENTS = 1 << 25
 
 DistanceRows = Callable[[slice | torch.Tensor], torch.Tensor]
 """Distances of some queries, by a slice or indices, to the whole gallery: (q, G)."""
@@ -208,9 +207,8 @@ def rank_in_group(counts: np.ndarray) -> np.ndarray:
 
 def _on_cpu(distance: torch.Tensor) -> np.ndarray:
     """Distances as an array."""
-    is_half = (
-        distance.is_floating_point() and distance.dtype.itemsize < 4
-    )  # NumPy compares these slowly or not at all
+    # NumPy compares these slowly or not at all
+    is_half = distance.is_floating_point() and distance.dtype.itemsize < 4
     return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
 
 
@@ -279,9 +277,8 @@ def _within_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarr
     """`counts_within` by torch, on any device: one comparison with all distances for the first match of each query, then one
     for the second of each, …"""
     row, place = np.arange(len(matches)).repeat(matches), rank_in_group(matches) - 1
-    padded = np.zeros(
-        (matches.max(initial=0), len(matches)), limits.dtype
-    )  # the counts of other places are not read
+    # the counts of other places are not read
+    padded = np.zeros((matches.max(initial=0), len(matches)), limits.dtype)
     padded[place, row] = limits
     counts = [
         (distance <= limit[:, None]).sum(dim=1)
@@ -302,9 +299,8 @@ def counts_within(
         for query in queries:
             bounds_of_query = limits[bounds[query] : bounds[query + 1]]
             if len(bounds_of_query):
-                near = distance[query][
-                    distance[query] <= bounds_of_query[-1]
-                ]  # few where features are good, so that sorting is cheap
+                # few where features are good, so that sorting is cheap
+                near = distance[query][distance[query] <= bounds_of_query[-1]]
                 near.sort()
                 within[bounds[query] : bounds[query + 1]] = near.searchsorted(
                     bounds_of_query, "right"

@@ -109,9 +109,8 @@ def total_macs(model: nn.Module, inputs: tuple) -> int:
 
 
 def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
-    with (
-        warnings.catch_warnings()
-    ):  # fvcore uses torch.jit.script, which newer torch calls deprecated
+    # fvcore uses torch.jit.script, which newer torch calls deprecated
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         from fvcore.nn import FlopCountAnalysis
         from fvcore.nn.jit_handles import elementwise_flop_counter
@@ -126,9 +125,8 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
         }
     )
     analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
-    analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(
-        False
-    )  # evaluation does not call the heads
+    # evaluation does not call the heads
+    analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)
     macs = analysis.by_module()
     if left := analysis.unsupported_ops():
         logger.warning(
@@ -164,9 +162,8 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
 def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     if model.sdtps and model.sdtps_feeds_hdm:
-        return (
-            1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1
-        )  # the last is the extra token
+        # the last is the extra token
+        return 1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1
     return 1 + (
         model.slimming.counts(model.backbone.num_patches)[-1]
         if model.slimming

@@ -167,9 +167,8 @@ def _weights(
     A sample's set in `wide` (N, K) is expanded by its members' sets in `narrow` (N, H) that overlap it by more than 2/3.
     """
     samples = len(wide)
-    narrow = F.pad(
-        narrow, (0, 0, 0, 1), value=samples
-    )  # index N, the placeholder, has an empty set
+    # index N, the placeholder, has an empty set
+    narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)
     sizes = (narrow < samples).sum(1, dtype=torch.int32)
     elements = torch.full(
         (samples,), max(samples, wide.shape[1] * narrow.shape[1]), device=wide.device

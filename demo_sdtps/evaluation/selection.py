@@ -85,9 +85,8 @@ def measure_selection(
     `illuminations` are "day", "night" or "" for each image.
     """
     device, cases = next(model.parameters()).device, cases_of(model.modalities)
-    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(
-        list
-    )  # one number per image
+    # one number per image
+    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)
     sums: dict[str, torch.Tensor] = {}
     seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
     for (images, _, cameras), relevant in zip(

@@ -84,9 +84,8 @@ class HDM(nn.Module):
         pooled = self.pool(weights, patches, global_feats)
         values, sums = [], []
         for (subset, modalities), weight in zip(self.subsets.items(), value_weights, strict=True):
-            tokens = reduce(
-                torch.add, [pooled[subset, modality] for modality in modalities]
-            )  # sum() would add 0 first
+            # sum() would add 0 first
+            tokens = reduce(torch.add, [pooled[subset, modality] for modality in modalities])
             values.append(torch.einsum("hdc,bhc->bhd", self._by_head(weight), tokens))
             sums.append(
                 reduce(
@@ -100,9 +99,7 @@ class HDM(nn.Module):
         return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, values) + self.out_proj_bias
 
     def weights(
-        self,
-        patches: dict[str, torch.Tensor],
-        global_feats: dict[str, torch.Tensor],
+        self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor]
     ) -> dict[tuple[str, str], torch.Tensor]:
         """The attention weights of a forward, (B, heads, 1 + N) by (subset, modality), the global feature's first."""
         query_weights, key_weights, _ = self.projections()
@@ -219,18 +216,16 @@ class ATMoE(nn.Module):
         )
         self.expert_bias = nn.Parameter(torch.empty(heads * count, self.head_width))
         self.activation = QuickGELU()
-        self.norm = nn.BatchNorm1d(
-            count * width
-        )  # of all experts: a BatchNorm does not mix its channels
+        # of all experts: a BatchNorm does not mix its channels
+        self.norm = nn.BatchNorm1d(count * width)
         bound = self.head_width**-0.5  # the initialisation of torch's Linear
         nn.init.uniform_(self.expert_weight, -bound, bound)
         nn.init.uniform_(self.expert_bias, -bound, bound)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """HDM's features (B, 7, C) → the weighted features, concatenated (B, 7C)."""
-        inputs = (
-            features.unflatten(2, (self.heads, self.head_width)).transpose(1, 2).flatten(1, 2)
-        )  # (B, heads·7, d)
+        # (B, heads·7, d)
+        inputs = features.unflatten(2, (self.heads, self.head_width)).transpose(1, 2).flatten(1, 2)
         experts = torch.einsum("edc,bec->bed", self.expert_weight, inputs) + self.expert_bias
         experts = self.norm(self.activation(experts).flatten(1)).view_as(experts)
         weighted = experts.unflatten(1, (self.heads, -1)) * self.gates(features).unsqueeze(-1)

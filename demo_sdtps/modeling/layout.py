@@ -16,9 +16,8 @@ class FeatureLayout:
 
     widths: dict[str, int]  # of the heads' features, enhanced ones first
     enhanced: Collection[str]  # heads of SDTPS and HDM
-    columns: dict[
-        int, slice
-    ]  # of each return pattern in pattern 3, where the original ones are first
+    # of each return pattern in pattern 3, where the original ones are first
+    columns: dict[int, slice]
     sources: dict[int, list[frozenset[str]]]  # modalities that each C columns of a pattern are of
 
     @property

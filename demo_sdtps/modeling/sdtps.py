@@ -93,9 +93,8 @@ def select(
     """
     noisy = score if gumbel_tau is None else score + gumbel_noise(score)
     ranking = (noisy if by_noise else score).detach()
-    kept = ranking.argsort(dim=-1, descending=True, stable=True)[
-        ..., :keep
-    ]  # stable: of equal patches the first
+    # stable: of equal patches the first
+    kept = ranking.argsort(dim=-1, descending=True, stable=True)[..., :keep]
     hard = torch.zeros_like(score).scatter(-1, kept, 1.0)
     return kept, hard if gumbel_tau is None else straight_through_mask(noisy, hard, gumbel_tau)
 

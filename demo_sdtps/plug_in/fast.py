@@ -117,9 +117,8 @@ def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
     try:
         ours = from_demo(weights)
         width = ours["hdm.query"].shape[1]
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # the checkout's training draws what it would draw without
+        # the checkout's training draws what it would draw without
+        with torch.random.fork_rng(devices=[]):
             hdm = HDM(width)
             atmoe = (
                 ATMoE(width, width // ours["atmoe.expert_weight"].shape[-1])

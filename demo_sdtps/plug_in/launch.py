@@ -81,9 +81,8 @@ def launch(
         )
     folder = script.resolve().parent
     if sys.path and Path(sys.path[0] or ".").resolve() == Path.cwd():
-        del sys.path[
-            0
-        ]  # `python -m` puts the working directory here, where `python SCRIPT` puts the script's folder
+        # `python -m` puts the working directory here, where `python SCRIPT` puts the script's folder
+        del sys.path[0]
     sys.path.insert(0, str(folder))
     checkout = Checkout(folder)
     add_config(checkout.find("config", "cfg"))

@@ -25,9 +25,8 @@ from demo_sdtps.runtime.progress import progress
 
 WORST, NEAREST = 20, 10
 
-Features = Mapping[
-    str, Mapping[int, torch.Tensor]
-]  # (samples, D) by case of missing modalities and return pattern
+# (samples, D) by case of missing modalities and return pattern
+Features = Mapping[str, Mapping[int, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,8 @@ class Analysis:
     cameras: analysis.CameraMatrix
     identities: list[analysis.IdentityScore]
     worst: list[int]  # queries, the lowest average precision first
-    rank_lists: dict[
-        int, list[tuple[int, float, bool]]
-    ]  # by query: (gallery sample, distance, whether it is a match)
+    # by query: (gallery sample, distance, whether it is a match)
+    rank_lists: dict[int, list[tuple[int, float, bool]]]
     distances: analysis.Histogram
     points: list[int]  # samples in the scatter plots
     embeddings: dict[str, np.ndarray]  # (points, 2) by method

@@ -67,9 +67,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
     modalities = cfg.MODEL.MODALITIES
     title, hour = f"Search in {arguments.gallery}", 3600
-    with gradio.Blocks(
-        title=title, analytics_enabled=False, delete_cache=(hour, hour)
-    ) as blocks:  # of what was uploaded
+    # of what was uploaded
+    with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:
         with gradio.Row():
             slots = [
                 gradio.Image(
@@ -91,9 +90,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             api_visibility="private",
             trigger_mode="always_last",
         )
-    theme = gradio.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["monospace"]
-    )  # others are downloaded
+    # others are downloaded
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     _, page, _ = blocks.launch(
         server_name=arguments.host,
         server_port=arguments.port,

@@ -7,15 +7,10 @@ MODALITY = dict(zip(MODALITIES, ("#882255", "#999999", "#ddcc77"), strict=True))
 MATCH, WRONG = "#009e73", "#d55e00"
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7010e0")
 """Of anything else: identities, variants, runs."""
-PLAIN, TEXT, EMPTY = (
-    "#64748b",
-    "#000000",
-    "#eeeeee",
-)  # of what has no kind, of queries, and of a cell without a number
-DROPPED, OPACITY = (
-    (96, 88, 148),
-    0.75,
-)  # cover of a dropped patch: a colour that is visible on a black night image too
+# of what has no kind, of queries, and of a cell without a number
+PLAIN, TEXT, EMPTY = ("#64748b", "#000000", "#eeeeee")
+# cover of a dropped patch: a colour that is visible on a black night image too
+DROPPED, OPACITY = ((96, 88, 148), 0.75)
 HEAT, SHARES = "viridis", "Blues"  # colour maps: of values over an image, and of percentages
 
 AS_DATA = {

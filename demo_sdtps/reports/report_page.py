@@ -57,10 +57,8 @@ SECTIONS = {
     "ranks": "Rank lists",
     "settings": "Configuration",
 }
-SIDE, QUALITY = (
-    128,
-    80,
-)  # of a thumbnail: the longer side of each image in pixels, and JPEG's quality
+# of a thumbnail: the longer side of each image in pixels, and JPEG's quality
+SIDE, QUALITY = (128, 80)
 
 
 def write_page(
@@ -259,9 +257,10 @@ def token_images(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, 
         grids = patch_grids(cfg, model, samples[start : start + size])
         said = said or description(cfg, model, grids)
         for name, by_modality in grids.items():
+            # of a missing modality
             nothing = np.zeros(
                 (len(samples[start : start + size]), *model.backbone.grid_size), bool
-            )  # of a missing modality
+            )
             stack = np.stack(
                 [
                     by_modality[modality][:, 0].numpy() > 0 if modality in by_modality else nothing

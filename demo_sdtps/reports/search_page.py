@@ -23,9 +23,8 @@ from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
 SIDE, QUALITY = 128, 80  # longest side of an image in pixels, and its quality as JPEG
-THUMBNAIL_BYTES = (
-    15 << 20
-)  # of the images on a page; queries beyond are left out, which the page says
+# of the images on a page; queries beyond are left out, which the page says
+THUMBNAIL_BYTES = 15 << 20
 MOST_HITS = 50  # hits of a query on the page
 PRINTED = 5  # queries whose hits are printed
 

@@ -68,9 +68,8 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
         for setting in chosen
         if (case := (score, *setting)) != trained
     ]
-    for case in (
-        cases
-    ):  # a score that the checkpoint has no weights of is refused before anything is evaluated
+    # a score that the checkpoint has no weights of is refused before anything is evaluated
+    for case in cases:
         slim_model(cfg, *case)
     points: list[CurvePoint] = []
 
@@ -184,9 +183,8 @@ def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -
     )
     axes.set_title(caption, fontsize=8)
     axes.legend()
-    first = next(
-        (point.score for point in others if not point.own), ""
-    )  # whose settings the others share
+    # whose settings the others share
+    first = next((point.score for point in others if not point.own), "")
     named = [point for point in others if point.own or point.score == first]
     name_points(
         axes,

@@ -104,9 +104,8 @@ def export_shards(
         distributed.all_gather_object(None)
         if distributed.is_main():
             store.shards = list(shards)
-            width = (
-                store.features().width
-            )  # where a shard is missing, nodes do not share the folder
+            # where a shard is missing, nodes do not share the folder
+            width = store.features().width
             store.commit()
             print_lines(
                 f"Wrote {count_of(len(missing), 'shard')} to {folder}, {len(done)} were there: "

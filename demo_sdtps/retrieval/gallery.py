@@ -132,9 +132,8 @@ def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triple
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
-    precision = choose_precision(
-        cfg.TEST.AMP, choose_device(cfg)
-    )  # auto is another one on other hardware
+    # auto is another one on other hardware
+    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
     amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
     groups = {
         "MODEL": cfg.MODEL,
@@ -196,9 +195,8 @@ def update(
         for start in range(0, len(todo), SHARD_ROWS):
             rows = todo[start : start + SHARD_ROWS]
             chunk = check([triplets[row] for row in rows])
-            stamps = (
-                [triplet.stamp() for triplet in chunk] if index is not None else []
-            )  # before the images are read
+            # before the images are read
+            stamps = [triplet.stamp() for triplet in chunk] if index is not None else []
             features = extract(chunk)
             if index is not None and chunk:
                 index.add(

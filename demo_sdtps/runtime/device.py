@@ -67,9 +67,8 @@ def set_seed(seed: int) -> None:
         # Otherwise cuBLAS and the backward of fused attention may sum in a different order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cuda.enable_cudnn_sdp(
-            False
-        )  # cuDNN's attention has no deterministic backward
+        # cuDNN's attention has no deterministic backward
+        torch.backends.cuda.enable_cudnn_sdp(False)
         # A kernel for every new tensor, which nothing reads before it is written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its class
 

@@ -69,9 +69,8 @@ def init_distributed() -> Iterator[None]:
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local_rank() % torch.cuda.device_count())
-    if (
-        not threads_by_user()
-    ):  # torchrun gives every process one thread; all cores are divided instead
+    # torchrun gives every process one thread; all cores are divided instead
+    if not threads_by_user():
         torch.set_num_threads(cpu_cores())
     # Features and flags are exchanged on the CPU, gradients on the GPU.
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)

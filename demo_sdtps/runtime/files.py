@@ -52,9 +52,8 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb+") as file:
-            os.fsync(
-                file.fileno()
-            )  # otherwise, after a loss of power, the name could belong to an empty file
+            # otherwise, after a loss of power, the name could belong to an empty file
+            os.fsync(file.fileno())
         if previous and path.exists():
             os.replace(path, previous)
         os.replace(temporary, path)
@@ -73,9 +72,8 @@ def lock_file(file: Path, what: str) -> Iterator[None]:
     """Context manager: no other process has the lock file `file`; it, and the folders made for it, are removed at the end
     if empty. The system frees the lock of a process that is killed. A file system without locks is a warning."""
     folders = [folder for folder in file.absolute().parents if not folder.exists()]
-    lock = FileLock(
-        file, timeout=0, fallback_to_soft=False
-    )  # a soft lock outlives a killed process
+    # a soft lock outlives a killed process
+    lock = FileLock(file, timeout=0, fallback_to_soft=False)
     try:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

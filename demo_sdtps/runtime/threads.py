@@ -41,9 +41,8 @@ def threads_by_user() -> bool:
 
 def is_machine_busy(threads: int) -> bool:
     """Whether other processes leave fewer than `threads` of the machine's cores free, by the processes that want to run."""
-    for _ in range(
-        20
-    ):  # one glance that finds them free is enough: what runs for a moment does not count
+    # one glance that finds them free is enough: what runs for a moment does not count
+    for _ in range(20):
         try:
             running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) - 1
         except (OSError, ValueError, IndexError):  # not Linux

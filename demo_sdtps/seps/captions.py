@@ -115,9 +115,7 @@ def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
 
 
 def encode_captions(
-    cfg: CfgNode,
-    split: ImageTexts,
-    tokenizer: "PreTrainedTokenizerBase",
+    cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[list[list[int]], list[list[int]] | None]:
     """Tokens of the captions and, where there are any, of the long captions of a split."""
     long_captions = split.long_captions and encode_texts(

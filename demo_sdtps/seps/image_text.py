@@ -83,9 +83,8 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
                 f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that '
                 "is not empty; correct it."
             )
-        names_of[str(content["id"])] = (
-            caption.strip()
-        )  # the ids of MS-COCO are numbers in some files
+        # the ids of MS-COCO are numbers in some files
+        names_of[str(content["id"])] = caption.strip()
     missing = next((image_id for image_id in order if image_id not in names_of), None)
     if missing is not None:
         raise UserError(

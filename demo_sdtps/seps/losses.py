@@ -48,13 +48,14 @@ class RatioLoss(nn.Module):
         """One mask of any shape, or those of the sparse and optionally the dense captions → scalar."""
         if isinstance(score_mask, torch.Tensor):
             return (score_mask.mean() - self.target_ratio).square()
+        # the dense mask is optional
         return reduce(
             add,
             (
                 weight * (mask.mean() - self.target_ratio).square()
                 for weight, mask in zip(self.lambdas, score_mask, strict=False)
             ),
-        )  # the dense mask is optional
+        )
 
 
 class SEPSLoss(nn.Module):

@@ -89,9 +89,8 @@ class CrossSparseAggrNet(nn.Module):
         self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None
-        self.pair_bytes = (
-            12 * out_tokens * (num_patches + embed_size)
-        )  # weights and aggregated tokens, about three times each
+        # weights and aggregated tokens, about three times each
+        self.pair_bytes = 12 * out_tokens * (num_patches + embed_size)
         self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
         self.is_dual = use_paper_version and use_dual_aggr
         if use_paper_version:
@@ -159,10 +158,7 @@ class CrossSparseAggrNet(nn.Module):
         )
 
     def _all_pairs(
-        self,
-        images: ImageFeatures,
-        caption: Texts,
-        long: Texts | None,
+        self, images: ImageFeatures, caption: Texts, long: Texts | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
         count, total = len(images.patches), len(caption.words)
@@ -179,9 +175,8 @@ class CrossSparseAggrNet(nn.Module):
                 for top in range(0, count, tall)
             ]
             columns.append(torch.cat([similarity for similarity, _ in blocks]))
-            if (
-                self.training
-            ):  # of a thousand images and five thousand captions the masks are gigabytes
+            # of a thousand images and five thousand captions the masks are gigabytes
+            if self.training:
                 mask_columns.append(
                     [
                         torch.cat(masks, dim=1)

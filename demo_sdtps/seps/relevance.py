@@ -165,9 +165,8 @@ class ImageFeatures(NamedTuple):
 
 def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
     """Checked captions from words (T, L, C) and lengths (T,); the padding is not read. Raises `ValueError`."""
-    lengths = torch.as_tensor(
-        lengths
-    )  # where they are: a GPU would be waited for at every look at them
+    # where they are: a GPU would be waited for at every look at them
+    lengths = torch.as_tensor(lengths)
     if (
         lengths.is_floating_point()
         or words.ndim != 3

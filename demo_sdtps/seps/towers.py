@@ -76,9 +76,8 @@ class ImageTower(nn.Module):
 
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
         tokens = self.tower.forward_features(images)  # type: ignore[operator]  # as num_features
-        return (
-            tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
-        )  # Swin Transformers return (B, H, W, C)
+        # Swin Transformers return (B, H, W, C)
+        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
 
     @torch.no_grad()
     def _count_tokens(self, size: list[int]) -> int:
@@ -140,12 +139,8 @@ def _create(cfg: CfgNode) -> nn.Module:
             drop_path_rate=model.DROP_PATH,
             **patch_size,
         )
-    except (
-        AssertionError,
-        TypeError,
-        ValueError,
-        ZeroDivisionError,
-    ) as error:  # unsupported arguments
+    except (AssertionError, TypeError, ValueError, ZeroDivisionError) as error:
+        # unsupported arguments
         raise _unbuildable(cfg, error) from None
     # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
     is_swin = getattr(tower, "output_fmt", None) == "NHWC"

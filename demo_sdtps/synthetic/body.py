@@ -57,9 +57,10 @@ RGB_LOOKS = tuple(
         "brown beige checks grey black",
     )
 )
+# reflectances
 NI_LOOKS = tuple(
     (upper, lower) for upper in (0.10, 0.36, 0.64, 0.95) for lower in (0.12, 0.48, 0.88)
-)  # reflectances
+)
 TI_LOOKS = tuple(
     (torso, sleeves, legs)
     for torso in (0.28, 0.52, 0.80)

@@ -35,9 +35,8 @@ VERSION = 1  # incremented whenever the same seed gives other images
 FOLDER, SPLITS = "RGBNT201", ("train_171", "test")
 MINIMUM_SIZE = (32, 16)  # least height and width in pixels
 SUPERSAMPLING = 2
-CHANNELS = dict(
-    zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True)
-)  # of a material's numbers
+# of a material's numbers
+CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -98,20 +97,15 @@ CAMERAS = (
     ),
 )
 DAY_LIGHT = np.ones(5)
-NIGHT_LIGHT = np.array(
-    [0.030, 0.030, 0.040, 1.0, 1.0]
-)  # factor of the light at night; NI has its own lamp and TI needs none
+# factor of the light at night; NI has its own lamp and TI needs none
+NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
 OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
 LOOSE_HEIGHT = (0.5, 1.0)  # of the person, in heights of the image
-HALF_WIDTH, CUT = (
-    0.17,
-    0.04,
-)  # of a body, and how much of it may be beyond an edge of the image, in heights of the body
-MOST_COVERED, LOOSE_ATTEMPTS = (
-    0.35,
-    50,
-)  # share of an unaligned person behind what is in front of it, and draws of its place
+# of a body, and how much of it may be beyond an edge of the image, in heights of the body
+HALF_WIDTH, CUT = (0.17, 0.04)
+# share of an unaligned person behind what is in front of it, and draws of its place
+MOST_COVERED, LOOSE_ATTEMPTS = (0.35, 50)
 
 
 def make_identities(number: int, seed: int) -> list[Identity]:

@@ -200,11 +200,8 @@ def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> N
         )
         draw.polygon(list(zip(*turned, strict=True)), fill=value)
     rows, columns = np.nonzero(np.asarray(image))
-    down, right, slant = (
-        (rows - row) / side,
-        (columns - column) / side,
-        turn + 0.7,
-    )  # stripes and dots are diagonal
+    # stripes and dots are diagonal
+    down, right, slant = ((rows - row) / side, (columns - column) / side, turn + 0.7)
     marked = _mark_relation(
         shape.texture,
         right * np.cos(slant) + down * np.sin(slant),

@@ -190,9 +190,7 @@ def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[s
 
 
 def digest_data(
-    root: str,
-    files: Mapping[str, Sequence[str]],
-    texts: Mapping[str, Iterable[str]] | None = None,
+    root: str, files: Mapping[str, Sequence[str]], texts: Mapping[str, Iterable[str]] | None = None
 ) -> dict[str, str]:
     """A digest of each part of the data, such as "query NI": of paths below `root` and their sizes, or of texts. Contents of
     images are not read."""

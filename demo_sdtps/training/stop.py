@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# no SIGHUP on Windows
 SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)
-]  # no SIGHUP on Windows
+]
 
 
 class Stopped(Exception):  # noqa: N818 (no error: the run is saved and can be resumed)
@@ -26,9 +27,8 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Context manager: the first signal sets `signal`, and the second ends the process at once. A signal that is
         ignored (SIGHUP under nohup) remains so."""
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # Python handles signals there only
+        # Python handles signals there only
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {

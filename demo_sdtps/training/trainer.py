@@ -174,9 +174,8 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         )
         for batch in bar:
             self._train_step(batch)
-            if (
-                self.step % solver.LOG_PERIOD == 0 and self.monitor.recent
-            ):  # what is read anyway: no wait for a GPU
+            # what is read anyway: no wait for a GPU
+            if self.step % solver.LOG_PERIOD == 0 and self.monitor.recent:
                 bar.set_postfix_str(
                     f"loss {self.monitor.recent[-1]:.3f}, {self.meter.speed()[0]:.0f} {self.unit}/s"
                 )

@@ -39,9 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     sources = {site: source for source, site in OUTSIDE.items()}
     source = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
-    sections = FENCE.split(
-        markdown.replace('="docs/', '="')
-    )  # the README's picture for light and dark is HTML
+    # the README's picture for light and dark is HTML
+    sections = FENCE.split(markdown.replace('="docs/', '="'))
     sections[::2] = [
         LINK.sub(lambda link: move_link(link, source), section) for section in sections[::2]
     ]

@@ -124,12 +124,13 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         page.click("li:nth-child(2) a.box")
         assert until(lambda: page.run("return document.querySelector('dialog img').naturalWidth"))
         driver.switch_to.default_content()
+        # the picture of the kept patches
         assert until(
             lambda: page.run(
                 "return [...document.images].some((one) => one.src.includes('/file=') && "
                 "one.naturalWidth > 400)"
             )
-        )  # the picture of the kept patches
+        )
         for width in (1400, 400):
             page.show(width, "light")
             assert page.run("return document.documentElement.scrollWidth") <= width

@@ -14,10 +14,10 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_V2_Weights, maskr
 from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv3_resnet50
 from triplets import config
 
-from demo_sdtps.commands import make_masks
-from demo_sdtps.datasets import read_splits, segmenters
+from demo_sdtps.commands import make_masks, segmenters
+from demo_sdtps.commands.segmenters import largest_instance, make_segmenter
+from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.masks import decode_mask, mask_path
-from demo_sdtps.datasets.segmenters import largest_instance, make_segmenter
 
 FUNCTIONS = """
 import torch

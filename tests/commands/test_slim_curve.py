@@ -110,6 +110,5 @@ def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
     assert command(test_net.main, *words, "--json", tmp_path / "found.json")[0] == 0
     assert scores_of(tmp_path / "found.json")["3"]["mAP"] == points[1]["mAP"]
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
-    assert (
-        command(slim_curve.main, *words, "--blocks", "1", "--keep", "0.5")[0] == 0
-    )  # with the default scores
+    # with the default scores
+    assert command(slim_curve.main, *words, "--blocks", "1", "--keep", "0.5")[0] == 0

@@ -52,9 +52,8 @@ def test_evaluation_resizes_and_normalises():
 
 def test_a_crop_is_a_part_of_the_image_resized():
     cfg = config("INPUT.PROB", 0.0, "INPUT.MIN_CROP", 0.3, "INPUT.SIZE", [16, 24])
-    image = (
-        random_image(48, 60) // 3 + 80
-    )  # no value is cut between the two passes of the bicubic filter
+    # no value is cut between the two passes of the bicubic filter
+    image = random_image(48, 60) // 3 + 80
     for seed in range(seeded(), seeded(20)):
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
         part = image[None, :, top : top + rows, left : left + columns].double()
@@ -63,9 +62,8 @@ def test_a_crop_is_a_part_of_the_image_resized():
         )[0].clamp(0, 255)
         found = CropTransform(cfg)(image, random.Random(seed))
         assert found.shape == (3, 16, 24) and found.dtype == torch.float32
-        assert (
-            found - normalised(expected)
-        ).abs().max() < 2.5 / 127.5  # whole grey levels on the way
+        # whole grey levels on the way
+        assert (found - normalised(expected)).abs().max() < 2.5 / 127.5
 
 
 def test_crops_have_torchvisions_distribution():

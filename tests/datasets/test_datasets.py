@@ -132,9 +132,8 @@ def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
         "correct DATASETS.ROOT_DIR",
     ):
         assert part in message
-    assert ("make demo" in message) == (
-        name in ("RGBNT201", "Synthetic")
-    )  # the synthetic images have RGBNT201's layout
+    # the synthetic images have RGBNT201's layout
+    assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -146,9 +145,8 @@ def test_a_missing_split_and_one_without_images_are_reported(tmp_path, name, spl
     assert f"The folder {folder}" in message and "is missing" in message
     assert f"The {split} split of {name}" in message and READERS[name].layout in message
     for path in (tmp_path / "elsewhere").rglob("*"):
-        if (
-            path.is_dir() and name != "MSVR310"
-        ):  # an empty identity folder has a sentence of its own
+        # an empty identity folder has a sentence of its own
+        if path.is_dir() and name != "MSVR310":
             (folder / path.relative_to(tmp_path / "elsewhere")).mkdir(parents=True)
     folder.mkdir(parents=True, exist_ok=True)
     assert "is empty" in message_of(read, tmp_path, name, [split])
@@ -243,9 +241,8 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
         0.1,
         False,
     ]
-    apart = MODULES | (
-        {"MODEL.HEAD"} if folder == "Synthetic" else set()
-    )  # which only HDM's own uses there
+    # which only HDM's own uses there
+    apart = MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set())
     slimming = {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
     rest = [
         {

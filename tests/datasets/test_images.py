@@ -145,9 +145,8 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
     write, expected = EXACT[name]
     write(tmp_path / "image.jpg")
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error"
-        )  # such as Pillow's of transparency, which would be one per image
+        # such as Pillow's of transparency, which would be one per image
+        warnings.simplefilter("error")
         found = decode(str(tmp_path / "image.jpg")).permute(1, 2, 0).numpy()
     assert found.dtype == np.uint8 and np.array_equal(found, expected)
 

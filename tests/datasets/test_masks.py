@@ -82,9 +82,8 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
     expected = np.stack([np.asarray(Image.open(file)) for file in files])
     assert masks.dtype == torch.float32 and masks.shape == (48, 1, 32, 16)
     assert_close(masks[:, 0], expected / 255, 1)
-    assert all(
-        [*images] == [*MODALITIES] for images, *_ in batches(test_loader(cfg, samples))
-    )  # evaluation reads none
+    # evaluation reads none
+    assert all([*images] == [*MODALITIES] for images, *_ in batches(test_loader(cfg, samples)))
     for images, *_ in epoch(tiny_root, *SUPERVISED):
         assert list(images) == [*MODALITIES, MASK] and images[MASK].shape == (8, 1, 32, 16)
         assert 0 < images[MASK].mean() < 1 and images[MASK].min() == 0 and images[MASK].max() == 1

@@ -29,9 +29,8 @@ def test_sampler_batches(batch_size, instances):
             ]
             identities = [{LABELS[index] for index in part} for part in parts]
             assert all(len(identity) == 1 for identity in identities)
-            assert (
-                len(set().union(*identities)) == batch_size // instances
-            )  # no identity twice in a batch
+            # no identity twice in a batch
+            assert len(set().union(*identities)) == batch_size // instances
             used.update(indices)
             groups.update(identity.pop() for identity in identities)
         for label, count in COUNTS.items():

@@ -161,9 +161,8 @@ def test_erasing_follows_its_law(tiny_root):
     # Of six standard errors each.
     assert abs(len(shares) - 300) < 6 * 150**0.5
     assert 0.015 < min(shares) < 0.05 and 0.28 < max(shares) < 0.36
-    assert (
-        -1.4 < min(aspects) < -0.8 and 0.9 < max(aspects) < 1.4
-    )  # whole pixels; the widest do not fit
+    # whole pixels; the widest do not fit
+    assert -1.4 < min(aspects) < -0.8 and 0.9 < max(aspects) < 1.4
     error, inner = 6 / len(noise) ** 0.5, math.erf(0.5**0.5)
     assert abs(noise.mean()) < error and abs(noise.std() - 1) < error / 2**0.5
     assert abs((noise.abs() < 1).double().mean() - inner) < error * (inner * (1 - inner)) ** 0.5

@@ -239,13 +239,8 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
             for q, k in zip(query.split(64, dim=-1), key.split(64, dim=-1), strict=True)
         ]
         shares = torch.stack(heads).mean(dim=0).squeeze(1).unflatten(1, (3, -1)).sum(dim=-1)
-    path = (
-        WIDTH,
-        WIDTH,
-        WIDTH,
-        3 * PATCHES,
-        PATCHES,
-    )  # queries, keys, their products, softmax, sum
+    # queries, keys, their products, softmax, sum
+    path = (WIDTH, WIDTH, WIDTH, 3 * PATCHES, PATCHES)
     assert_close(torch.stack(list(found.values()), dim=1), shares, *path, dtype=torch.float64)
 
 

@@ -185,9 +185,10 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
         expected = (
             None if distances[0][0] is None else ranking.evaluate_distances(distances, *labels)[1]
         )
+        # one exchange, of 6
         assert found["mAP"][own][other] == (
             expected and pytest.approx(expected, abs=1 / len(query) / 12)
-        )  # one exchange, of 6
+        )
 
     tables = stdout.split("\n\n")[1:]
     for text, (measure, rows) in zip(tables, found.items(), strict=True):

@@ -236,9 +236,8 @@ def test_how_alike_the_globals_of_two_images_are(words, command):
             float(torch.cosine_similarity(one, other, dim=0))
             for one, other in combinations(global_feats[modality].double(), 2)
         ]
-        allowed = tolerance(
-            *2 * ENCODER, WIDTH, WIDTH, len(pairs)
-        )  # batches of another size have other roundings
+        # batches of another size have other roundings
+        allowed = tolerance(*2 * ENCODER, WIDTH, WIDTH, len(pairs))
         cosine = found["mean_global_cosine"][modality]
         assert cosine == pytest.approx(mean(pairs), rel=0, abs=allowed) and 0 < cosine < 1
 

@@ -3,9 +3,8 @@
 python tests/helpers/compiled.py
 """
 
-if (
-    not __package__
-):  # run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+# run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
+if not __package__:
     import sys
     from pathlib import Path
 
@@ -26,9 +25,8 @@ def main() -> None:
     model, (images, cameras) = tiny_model(), random_images(6)
     reference, exact_images = exact(model.eval(), images)
     with torch.no_grad():
-        expected = reference(
-            exact_images, cameras, 1
-        )  # a rounding may change which patches SDTPS keeps
+        # a rounding may change which patches SDTPS keeps
+        expected = reference(exact_images, cameras, 1)
     model.backbone.compile_blocks()
     with inference(model, None):
         assert_close(model(images, cameras, 1), expected, *ENCODER, *PIFE)

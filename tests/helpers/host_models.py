@@ -21,10 +21,8 @@ from torch import Tensor, nn
 
 sys.dont_write_bytecode = True  # checkouts stay as they are
 PERSONS, VEHICLES, BATCH = 171, 50, 4  # RGBNT201
-IDENTITIES, CAMERAS = (
-    torch.tensor([3, 3, 7, 7]),
-    torch.arange(BATCH),
-)  # the triplet loss needs two images of each of two people
+# the triplet loss needs two images of each of two people
+IDENTITIES, CAMERAS = (torch.tensor([3, 3, 7, 7]), torch.arange(BATCH))
 LABELS = {
     "label": IDENTITIES,
     "cam_label": CAMERAS,
@@ -39,9 +37,8 @@ class Run(NamedTuple):
     model: nn.Module
     cfg: Any
     images: dict[str, Tensor]
-    train: Callable[
-        [nn.Module], Tensor
-    ]  # model → the loss of a step, as the host's loop adds it up
+    # model → the loss of a step, as the host's loop adds it up
+    train: Callable[[nn.Module], Tensor]
     evaluate: Callable[[nn.Module, dict], Tensor]  # model, images → features
 
 
@@ -57,12 +54,13 @@ def enter(checkout):
     torch.jit.load = lambda *args, **kwargs: SimpleNamespace(
         eval=lambda: SimpleNamespace(state_dict=random_clip)
     )
+    # of setuptools below 82; EDITOR's wavelets name it
     for name, attributes in {
         "cv2": {},
         "tutel": {"moe": SimpleNamespace(moe_layer=Experts)},
         SCAN: {"selective_scan_fn": selective_scan, "selective_scan_ref": selective_scan},
         "pkg_resources": {"resource_stream": None},
-    }.items():  # of setuptools below 82; EDITOR's wavelets name it
+    }.items():
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             stub(name, **attributes)
     sys.path.insert(0, str(checkout))

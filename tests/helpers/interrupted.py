@@ -80,11 +80,8 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-DURATIONS_AND_PATHS = (
-    "/meter/waited",
-    "/meter/seconds",
-    "/config",
-)  # in last.pth, which differ between equal runs
+# in last.pth, which differ between equal runs
+DURATIONS_AND_PATHS = ("/meter/waited", "/meter/seconds", "/config")
 
 
 def assert_same(reference, output):

@@ -55,9 +55,8 @@ def steps(root, version) -> dict:
         for name, folds in (("dev", 1), ("test", 2))
     )
     trainer = SEPSTrainer(cfg, model.train(), loader, dev, test, {})
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.002
-    )  # AdamW's first steps are the signs of gradients
+    # AdamW's first steps are the signs of gradients
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
     losses, parts = [], []
     for epoch in EPOCHS:
         trainer.begin_epoch(epoch)

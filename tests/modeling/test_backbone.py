@@ -45,9 +45,8 @@ def unfold_patches(vit, images, stride):
     """The patch embedding in float64 as a matrix product over every window, row by row."""
     weight, bias = vit.patch_embed.proj.weight.double(), vit.patch_embed.proj.bias
     side = weight.shape[-1]
-    windows = (
-        images.double().unfold(2, side, stride[0]).unfold(3, side, stride[1])
-    )  # (B, 3, rows, columns, side, side)
+    # (B, 3, rows, columns, side, side)
+    windows = images.double().unfold(2, side, stride[0]).unfold(3, side, stride[1])
     grid = windows.shape[2:4]
     patches = windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2) @ weight.flatten(1).T
     return patches if bias is None else patches + bias, tuple(grid)

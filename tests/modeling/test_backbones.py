@@ -79,9 +79,8 @@ def test_overlapping_patches_are_timms_of_an_image_that_holds_them_side_by_side(
         draw(name),
         side_of(name),
     )
-    windows = images.unfold(2, side, stride[0]).unfold(
-        3, side, stride[1]
-    )  # (B, 3, rows, columns, side, side)
+    # (B, 3, rows, columns, side, side)
+    windows = images.unfold(2, side, stride[0]).unfold(3, side, stride[1])
     rows, columns = windows.shape[2:4]
     assert (
         backbone.grid_size == (rows, columns) == (2 * side // stride[0] + 1, side // stride[1] + 1)

@@ -283,9 +283,8 @@ def test_heads_start():
     for head in model.heads.values():
         assert head.classifier.bias is None and head.bottleneck.bias.eq(0).all()
         weight = head.classifier.weight.detach()
-        assert float(weight.std()) == pytest.approx(
-            0.001, rel=6 / (2 * weight.numel()) ** 0.5
-        )  # six standard errors
+        # six standard errors
+        assert float(weight.std()) == pytest.approx(0.001, rel=6 / (2 * weight.numel()) ** 0.5)
         assert head.bottleneck.weight.eq(1).all()
 
 

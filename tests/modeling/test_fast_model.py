@@ -178,9 +178,8 @@ def test_quick_gelu_between_scaled_weights(seed):
         torch.autograd.grad((expected * probe).sum(), inputs),
         strict=True,
     ):
-        assert_close(
-            ours, theirs, *2 * forward, 10, 10, dtype=torch.double
-        )  # weights sum over the tokens
+        # weights sum over the tokens
+        assert_close(ours, theirs, *2 * forward, 10, 10, dtype=torch.double)
     with torch.no_grad():
         assert_close(fast.fold()(tokens), expected, *forward, dtype=torch.double)
 
@@ -262,12 +261,8 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
 @COMPILES
 def test_compiled_equals_eager_in_training_and_evaluation():
     """Also once the weights have changed, of which evaluation in half precision makes a compiled copy."""
-    opts = (
-        "MODEL.USE_SDTPS",
-        False,
-        "MODEL.HDM",
-        True,
-    )  # SDTPS chooses patches, others where a rounding is another
+    # SDTPS chooses patches, others where a rounding is another
+    opts = ("MODEL.USE_SDTPS", False, "MODEL.HDM", True)
     eager, compiled = tiny_model(*opts), tiny_model(*opts)
     compiled.backbone.compile_blocks()
     assert to_demo(compiled.state_dict()).keys() == to_demo(eager.state_dict()).keys()

@@ -216,9 +216,10 @@ def test_dropout_acts_in_training_alone():
     for subset, kept in left.items():
         dropped = kept == 0
         assert whole[subset].gt(0).all()
+        # standard errors
         assert dropped.double().mean() == pytest.approx(
             0.1, abs=6 * (0.1 * 0.9 / dropped.numel()) ** 0.5
-        )  # standard errors
+        )
         assert_close(kept[~dropped], whole[subset][~dropped].double() / 0.9, 1, 1)
         assert not torch.equal(kept, others[subset])
         draws += dropped[..., :129].flatten(0, 1)
@@ -291,9 +292,8 @@ def test_parameters_start_as_torchs_layers_do():
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert tensor.shape == theirs[name].shape, name
-        if (
-            theirs[name].numel() == 1 or theirs[name].unique().numel() == 1
-        ):  # a bias of zeros, the norms
+        # a bias of zeros, the norms
+        if theirs[name].numel() == 1 or theirs[name].unique().numel() == 1:
             assert torch.equal(tensor, theirs[name]), name
             continue
         layers = tensor.unbind() if tensor.ndim == 3 else [tensor]

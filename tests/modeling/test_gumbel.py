@@ -160,9 +160,8 @@ def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
 @SELECTS
 def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     """The whole way from the scores through mask and aggregation, in float64."""
-    monkeypatch.setattr(
-        torch.Tensor, "float", torch.Tensor.double
-    )  # the module computes its softmaxes in float32
+    # the module computes its softmaxes in float32
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     batch, patches, width, sparse_ratio = 2, 9, 20, 0.5
     module = build(51, patches, width, sparse_ratio, 0.7, 0.25, True, tau, select).double()
     tokens, global_feats = (

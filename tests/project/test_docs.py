@@ -142,9 +142,8 @@ def test_the_results_are_of_one_tree_and_five_seeds():
 
 def test_the_range_of_the_demo_is_students_prediction_interval():
     mean, deviation = 184 / 3, ((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) ** 0.5 / 2**0.5
-    reach = (
-        4.302652729911275 * deviation * (4 / 3) ** 0.5
-    )  # Student's quantile for two degrees of freedom
+    # Student's quantile for two degrees of freedom
+    reach = 4.302652729911275 * deviation * (4 / 3) ** 0.5
     assert stats.t.cdf(4.302652729911275, 2) == pytest.approx(0.975)
     assert interval([60.0, 61.0, 63.0], 1 + 1 / 3) == pytest.approx(
         (mean, mean - reach, mean + reach)

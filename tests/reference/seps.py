@@ -37,9 +37,8 @@ def similarities(
         rows.append([])
         for place, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
             texts = [caption[:length]]
-            if (
-                long_captions is not None
-            ):  # which get no gradient in the original, though the open version matches them
+            # which get no gradient in the original, though the open version matches them
+            if long_captions is not None:
                 texts.append(long_captions[place, : long_lengths[place]].detach())
             chosen = []
             for branch, scores in enumerate(_scores(weights, patches, texts, beta, paper, dual)):
@@ -178,10 +177,11 @@ def _paper_similarity(weights, first, patches, texts, chosen, out_tokens, top_k)
     names = (
         ["aggr_net.weight_sparse.", "aggr_net.weight_dense."] if is_dual else ["aggr_net.weight."]
     )
+    # without long captions the second is not used
     slimmed = [
         sdtps.slim(_aggregation(weights, name), patches, *branch, out_tokens)
         for name, branch in zip(names, chosen, strict=False)
-    ]  # without long captions the second is not used
+    ]
     aggregated, extra = (
         sum(tokens[:-1] for tokens in slimmed),
         sum(tokens[-1:] for tokens in slimmed) / len(slimmed),

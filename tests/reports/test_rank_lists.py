@@ -156,11 +156,8 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
         and data.samples[index].camera != first.camera
     )
     features[match] = features[data.query[0]]  # a hit at rank 1 for certain
-    best, worst, everyone = (
-        first_hits(*ranked, 2),
-        first_hits(*ranked, -2),
-        range(QUERIES),
-    )  # whatever is rounded
+    # whatever is rounded
+    best, worst, everyone = (first_hits(*ranked, 2), first_hits(*ranked, -2), range(QUERIES))
     failed, possible = (
         [number for number in everyone if ranks[number] > 1] for ranks in (best, worst)
     )
@@ -191,9 +188,8 @@ def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
     )
     assert command(draw_ranks.main, *words)[0] == 0
     title = label(cfg, data.samples[int(data.query[numbers[0]])])
-    best, worst = (
-        first_hits(*ranked, nearer)[numbers[0]] for nearer in (2, -2)
-    )  # whatever is rounded
+    # whatever is rounded
+    best, worst = (first_hits(*ranked, nearer)[numbers[0]] for nearer in (2, -2))
     late = {f"\nfirst hit at rank {rank}" if rank > 10 else "" for rank in range(best, worst + 1)}
     assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() in {
         f"query{said}\n{title}" for said in late

@@ -56,7 +56,7 @@ def test_a_match_ranks_behind_its_equals(value):
 def test_blocks_do_not_change_the_result(monkeypatch, elements):
     similarity, image_of = draw(6, COUNTS["unequal"], levels=2)
     whole = retrieval(similarity, image_of)
-    monkeypatch.setattr(module, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(module, "COMPARED_ELEMENTS", elements)
     assert retrieval(similarity, image_of) == whole
 
 

@@ -138,9 +138,8 @@ def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damag
     with pytest.raises(UserError, match=f"{shard.name} of stored features is .*--rebuild"):
         opened(place)
     fresh = opened(place, rebuild=True)
-    assert (
-        index.store.folder / next(iter(index.rows))
-    ).exists()  # the old ones stay until the first new one is written
+    # the old ones stay until the first new one is written
+    assert (index.store.folder / next(iter(index.rows))).exists()
     update(fresh, read_folder(place / "gallery"), Colours())
     assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
 

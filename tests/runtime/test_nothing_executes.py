@@ -146,9 +146,8 @@ def own_code(file, content):
 def test_a_text_tower_runs_nothing(change, tmp_path, shapes_root, command, monkeypatch):
     save_bert(tmp_path / "bert")
     change(tmp_path / "bert")
-    monkeypatch.setattr(
-        "builtins.input", lambda *_: "y"
-    )  # whatever is asked in a terminal is agreed to
+    # whatever is asked in a terminal is agreed to
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
     words = [
         *seps_tiny.cli_args_for(shapes_root),
         "MODEL.TEXT_TOWER",

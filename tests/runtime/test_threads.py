@@ -59,11 +59,12 @@ def test_threads_wait_passively_beside_busy_processes_unless_the_user_says_other
         name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
     }
     with busy_neighbours(os.cpu_count()):
+        # a host decides for itself
         for start, own, expected in (
             (COMMAND, {}, "PASSIVE"),
             (COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
             ("import demo_sdtps", {}, "None"),
-        ):  # a host decides for itself
+        ):
             done = subprocess.run(
                 [sys.executable, "-c", f"{start}\n{PRINTED}"],
                 env=clean | own,

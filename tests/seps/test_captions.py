@@ -131,9 +131,8 @@ def test_without_long_captions_there_are_none(split, load_epoch):
 def test_captions_of_one_image_see_it_differently(split, load_epoch):
     (batch,) = load_epoch(split, *ALL)
     views = [batch.images[batch.image_ids == image] for image in batch.image_ids.unique()]
-    assert not all(
-        torch.equal(first, second) for first, second in views
-    )  # of few small crops, two may be equal by chance
+    # of few small crops, two may be equal by chance
+    assert not all(torch.equal(first, second) for first, second in views)
 
 
 def test_fewer_captions_than_a_batch_are_reported(split, load_epoch):

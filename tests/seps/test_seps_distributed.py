@@ -44,9 +44,8 @@ def stepped(request, shapes_root, two_stepped):
 def test_two_processes_step_like_one(stepped):
     version, alone, *shared = stepped
     for found in shared:
-        if (
-            version == "bf16"
-        ):  # where the roundings of six steps may double: those of both after some hundred operations
+        # where the roundings of six steps may double: those of both after some hundred operations
+        if version == "bf16":
             assert_close(found["losses"][0], alone["losses"][0], *200 * [1], dtype=torch.bfloat16)
             continue
         for one, two in zip(found["losses"], alone["losses"], strict=True):

@@ -33,9 +33,8 @@ def test_memory_does_not_grow_with_the_captions():
     images, patches, width = 100, 64, 32
     few, many = (peak_memory(compare, images, captions, patches, width) for captions in (50, 2000))
     own = 2000 * (24 + 60) * width * 4  # words of captions and long captions, in float32
-    merged = (
-        images * 2000 * int(patches * 0.2) * (patches + width) * 4
-    )  # weights and merged tokens of all pairs
+    # weights and merged tokens of all pairs
+    merged = images * 2000 * int(patches * 0.2) * (patches + width) * 4
     assert own < many - few < merged / 4
 
 
@@ -52,17 +51,15 @@ def test_the_ratio_loss_steers_nothing_with_gumbel_either(paper):
         [6, 3],
     )
     loss = RatioLoss(target_ratio=0.3)(masks)
-    assert (
-        loss > 0.01 and loss.requires_grad == paper
-    )  # the open version's scores have no parameters
+    # the open version's scores have no parameters
+    assert loss > 0.01 and loss.requires_grad == paper
     if paper:
         for mask in masks:
             mask.retain_grad()
         loss.backward()
         of_masks = float(masks[0].grad.abs().max())
-        for parameter in (
-            network.sparse_net_cap.parameters()
-        ):  # a sum over the patches of all pairs, each times its softmax
+        # a sum over the patches of all pairs, each times its softmax
+        for parameter in network.sparse_net_cap.parameters():
             assert_close(parameter.grad, torch.zeros_like(parameter), 9, 2 * 3 * 9, scale=of_masks)
 
 

@@ -66,9 +66,8 @@ def test_records_hold_losses_rates_and_recalls(trained):
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert [record["lr"] for record in records] == pytest.approx([0.0005, 0.00015, 0.000045])
     for record in records:
-        assert_close(
-            record["loss"], record["align"] + 2 * record["ratio"], 2, 3, 3
-        )  # means of three steps
+        # means of three steps
+        assert_close(record["loss"], record["align"] + 2 * record["ratio"], 2, 3, 3)
         assert (
             list(record["dev"]) == COLUMNS
             and 0 <= min(record["dev"].values()) <= max(record["dev"].values()) <= 600
@@ -159,9 +158,8 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
         parameter.numel()
         for parameter in make_seps(cfg_for(shapes_root), pretrained=False)[0].parameters()
     )
-    assert_close(
-        clipped, [0.5] * len(clipped), numbers, numbers
-    )  # the norm by which it is clipped, and that which is noted
+    # the norm by which it is clipped, and that which is noted
+    assert_close(clipped, [0.5] * len(clipped), numbers, numbers)
 
 
 def test_learning_rates_follow_the_originals_steps(shapes_root):

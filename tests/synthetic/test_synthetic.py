@@ -147,9 +147,10 @@ def test_night_comes_from_the_camera_alone():
         np.mean([is_night(camera, numpy_generator(seed)) for seed in range(draws)])
         for camera in range(4)
     ]
+    # standard errors
     assert rates == pytest.approx(
         [camera.night_rate for camera in CAMERAS], abs=6 * 0.5 / draws**0.5
-    )  # standard errors
+    )
     assert 0 < np.mean(rates) < 1
 
 

@@ -128,9 +128,8 @@ def test_two_processes_train_like_one(trained):
     alone, shared = (records_of(folder) for folder in trained)
     assert [record["epoch"] for record in shared] == [0, 1, 2]
     for one, two in zip(alone, shared, strict=True):
-        assert two["patterns"] == near(
-            one["patterns"], exchanges=3
-        )  # of weights that differ by 1e-4
+        # of weights that differ by 1e-4
+        assert two["patterns"] == near(one["patterns"], exchanges=3)
         if one["epoch"]:
             assert_close(two["loss"], one["loss"], *roundings(6 * one["epoch"]))
             # Of 40 samples or more, the scores of one may be equal but for rounding.

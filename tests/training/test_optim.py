@@ -223,9 +223,8 @@ def test_a_first_step_that_the_scaler_leaves_out(name):
             optimizer.zero_grad()
             weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
             scaler.scale(factor * sum(weight.sum() for weight in weights)).backward()
-            kept = torch.full(
-                (1_000_000,), torch.nan
-            )  # what memory holds that nobody has filled yet
+            # what memory holds that nobody has filled yet
+            kept = torch.full((1_000_000,), torch.nan)
             del kept
             scaler.step(optimizer)
             scaler.update()

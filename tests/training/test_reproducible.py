@@ -58,9 +58,8 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
 
 
 @pytest.mark.parametrize(("asked", "inside"), [("default", 0), ("warn", 2)])
-@pytest.mark.filterwarnings(
-    "ignore"
-)  # of operations that are not deterministic, which the mode "warn" tells
+# of operations that are not deterministic, which the mode "warn" tells
+@pytest.mark.filterwarnings("ignore")
 def test_the_backward_pass_is_deterministic_where_that_is_asked_for(tiny_root, asked, inside):
     """As on a GPU, where a warning would leave the fused attention as it is; the rest of the step is as before."""
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])

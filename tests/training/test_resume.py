@@ -136,9 +136,8 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
     """log.txt, run.json and TensorBoard, where the killed run was ahead of its checkpoint."""
     with SummaryWriter(copied) as board:  # a point of an epoch that the checkpoint does not have
         board.add_scalar("train/loss", 99.0, 2)
-    time.sleep(
-        1.1
-    )  # TensorBoard reads files in the order of their names, which begin with the second
+    # TensorBoard reads files in the order of their names, which begin with the second
+    time.sleep(1.1)
     before = (copied / "log.txt").read_text()
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
     assert_same(reference, copied)
@@ -235,9 +234,8 @@ def test_other_data_are_refused(fails, copied, own_root, tmp_path, reference):
     moved = tmp_path / "moved"
     own_root.rename(moved)
     twin = shutil.copytree(copied, tmp_path / "twin")
-    assert (
-        call(cli_args_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0
-    )  # the same data in another place
+    # the same data in another place
+    assert call(cli_args_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0
     assert_same(reference, twin)
     first = sorted((moved / "RGBNT201" / "test" / "NI").iterdir())[0]
     first.write_bytes(first.read_bytes() + b"0")

@@ -66,9 +66,8 @@ def test_metrics_hold_every_evaluation(trained):
         assert set(record["losses"]) == {
             f"{kind}/{head}" for kind in ("id", "triplet") for head in ("sdtps", "original")
         }
-        assert_close(
-            sum(record["losses"].values()), record["loss"], len(record["losses"]), 6
-        )  # of six batches
+        # of six batches
+        assert_close(sum(record["losses"].values()), record["loss"], len(record["losses"]), 6)
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
@@ -173,9 +172,8 @@ def test_exported_features(trained, tmp_path, command):
 def assert_drawn(path, rows=1):
     """An image with something to be seen in every row."""
     with Image.open(path) as image:
-        assert (
-            image.format == "PNG" and image.convert("RGB").getcolors(100) is None
-        )  # more than a hundred colours
+        # more than a hundred colours
+        assert image.format == "PNG" and image.convert("RGB").getcolors(100) is None
         pixels = np.asarray(image.convert("L"), dtype=np.float32)
     assert min(pixels.shape) > 100 and min(part.std() for part in np.array_split(pixels, rows)) > 10
 

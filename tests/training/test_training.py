@@ -83,9 +83,8 @@ def test_a_run_with_centers(train, command):
     assert list(checkpoint(output)["center_losses"]) == ["0.centers", "1.centers"]
     for start, end in zip(starts, ends, strict=True):
         assert start.shape == end.shape == (IDENTITIES, 3 * BACKBONE_WIDTH)
-        assert float(start.std()) == pytest.approx(
-            1, abs=6 / (2 * start.numel()) ** 0.5
-        )  # standard errors
+        # standard errors
+        assert float(start.std()) == pytest.approx(1, abs=6 / (2 * start.numel()) ** 0.5)
         assert (end - start).norm(dim=1).min() > 0.1 * start.norm(dim=1).max()  # each of them
     for before, after in zip(
         center_losses(output, cfg, starts), center_losses(output, cfg, ends), strict=True
@@ -96,9 +95,8 @@ def test_a_run_with_centers(train, command):
     for name in ("best.pth", "last.pth"):
         assert not [key for key in checkpoint(output, name)["model"] if "center" in key]
     words = cli_args_for(cfg.DATASETS.ROOT_DIR, "--weight", output / "last.pth")
-    assert (
-        command(test_net.main, *words)[0] == 0
-    )  # evaluated as any other, whatever the losses then
+    # evaluated as any other, whatever the losses then
+    assert command(test_net.main, *words)[0] == 0
 
 
 def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):

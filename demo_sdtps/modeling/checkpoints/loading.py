@@ -73,9 +73,8 @@ def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> No
     with atomic_write(path, previous) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
-        except (
-            RuntimeError
-        ) as error:  # torch raises it for a full disk, with the real error as context
+        except RuntimeError as error:
+            # torch raises it for a full disk, with the real error as context
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise

@@ -118,9 +118,8 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
-    is_clip = (
-        f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict
-    )  # other backbones have no projection
+    # other backbones have no projection
+    is_clip = f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict
     return dict(
         _to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items()
     )
@@ -142,9 +141,8 @@ def clip_to_timm(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
         return CLIP_PROJECTION[1], tensor.T.contiguous()
     for theirs, ours in CLIP_NAMES:
         name = name.replace(theirs, ours, 1)
-    if (
-        name in ("cls_token", "pos_embed") and tensor.ndim
-    ):  # ours have a batch axis: (C) or (N, C) → (1, N, C)
+    # ours have a batch axis: (C) or (N, C) → (1, N, C)
+    if name in ("cls_token", "pos_embed") and tensor.ndim:
         tensor = tensor.reshape(1, -1, tensor.shape[-1])
     return name, tensor
 
@@ -155,9 +153,8 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     if name in ("cls_token", "pos_embed"):
         tensor = tensor.flatten() if name == "cls_token" else tensor.squeeze(0)
     for theirs, ours in CLIP_NAMES:
-        if ours == "norm." and not name.startswith(
-            "norm."
-        ):  # the final norm, not one inside a block
+        # the final norm, not one inside a block
+        if ours == "norm." and not name.startswith("norm."):
             continue
         name = name.replace(ours, theirs, 1)
     return name, tensor

@@ -241,10 +241,7 @@ def _prefix_of(tokens: Tokens, stream: Stream, layout: Layout, block: nn.Module)
 
 
 def _foreground_shares(
-    masks: torch.Tensor | None,
-    images: torch.Tensor,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
+    masks: torch.Tensor | None, images: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor | None:
     """`patch_shares` (B, N) of masks that the images of several modalities, one after the other, have in common."""
     if masks is None:

@@ -130,9 +130,8 @@ def open_onnx(path: Path) -> Any:
     """A file as a session of ONNX Runtime on the CPU."""
     import onnxruntime
 
-    onnxruntime.set_default_logger_severity(
-        3
-    )  # it warns of every float16 weight that it cannot fold
+    # it warns of every float16 weight that it cannot fold
+    onnxruntime.set_default_logger_severity(3)
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 

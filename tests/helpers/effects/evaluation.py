@@ -150,7 +150,6 @@ def distance_that_is_ranked(cfg):
     }
     found = rank_features(cfg, features.float(), data).mAP
     name = min(expected, key=lambda name: abs(expected[name] - found))
-    assert found == approx(
-        expected[name], abs=1 / len(query) / (2 * 4)
-    )  # rounding may exchange two neighbours, of 4 matches
+    # rounding may exchange two neighbours, of 4 matches
+    assert found == approx(expected[name], abs=1 / len(query) / (2 * 4))
     return name

@@ -33,9 +33,8 @@ def test_keys_are_those_of_the_next_block(name):
     with torch.no_grad(), backbone.ready(found.device):
         backbone.run_blocks(tokens, 2, 3)
     _, expected = seen
-    assert_close(
-        found, expected, *4 * [backbone.vit.embed_dim]
-    )  # norm and projection, of keys alone and with the others
+    # norm and projection, of keys alone and with the others
+    assert_close(found, expected, *4 * [backbone.vit.embed_dim])
 
 
 @pytest.mark.parametrize(

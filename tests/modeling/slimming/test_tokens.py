@@ -33,9 +33,8 @@ def nights(samples):
 
 def test_half_of_the_rows_are_by_day(tmp_path):
     mostly = samples_of(tmp_path, [1] * 20 + [0] * 5)
-    assert token_samples(mostly, 8) == [
-        mostly[place] for place in spread(25, 8)
-    ]  # another data set
+    # another data set
+    assert token_samples(mostly, 8) == [mostly[place] for place in spread(25, 8)]
     (tmp_path / MARKER).touch()
     for count, dark in ((8, 4), (7, 3), (1, 0)):
         chosen = token_samples(mostly, count)

@@ -21,10 +21,8 @@ Segmenter = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (3, H, W) → mask (H, W) in [0, 1], 1 for the foreground."""
 
 MIN_SCORE = 0.5  # of an instance
-MASKRCNN_SIDE, DEEPLAB_SIDE = (
-    800,
-    520,
-)  # shorter side in pixels to which torchvision scales an image
+# shorter side in pixels to which torchvision scales an image
+MASKRCNN_SIDE, DEEPLAB_SIDE = (800, 520)
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of DeepLab's training images
 
 
