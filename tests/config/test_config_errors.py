@@ -1,11 +1,8 @@
 """Configuration: a mistake is one sentence with the key, the value and where it comes from."""
 
 import pytest
-from commands import CONFIG, ONE_LINE
 from config_files import error, write
 
-from demo_sdtps.commands import test as test_net
-from demo_sdtps.commands import train as train_net
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
@@ -87,17 +84,3 @@ def test_a_missing_file_is_reported(tmp_path, schema):
         and "--config_file" in message
         and schema.example in message
     )
-
-
-@pytest.mark.parametrize("tool", [train_net, test_net], ids=lambda tool: tool.__name__)
-def test_commands_end_with_the_sentence_and_write_nothing(command, tmp_path, monkeypatch, tool):
-    monkeypatch.chdir(tmp_path)
-    code, stdout, stderr = command(tool.main, "--config_file", CONFIG, "SOLVER.SED=3")
-    assert (
-        code == 2
-        and not stdout
-        and stderr
-        == ONE_LINE
-        + ("Unknown key 'SOLVER.SED' in the command line; the nearest valid key is SOLVER.SEED.\n")
-    )
-    assert list(tmp_path.iterdir()) == []

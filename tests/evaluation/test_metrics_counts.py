@@ -20,18 +20,6 @@ def by_whole_matrices(distance, ids, places, max_rank=50):
 
 
 @pytest.mark.parametrize(
-    ("seed", "queries", "gallery", "identities"), [(20, 12, 30, 4), (21, 30, 90, 6), (22, 5, 60, 2)]
-)
-def test_whole_matrices_agree_with_the_loops(seed, queries, gallery, identities):
-    case = random_case(seed, queries, gallery, identities)
-    distance = torch.rand(queries, gallery, generator=generator(seed), dtype=torch.double)
-    cmc, mean = by_whole_matrices(distance, case[2:4], case[4:])
-    expected = ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:]))
-    assert cmc.tolist() == pytest.approx(expected[0], abs=1e-12)
-    assert mean == pytest.approx(expected[1], abs=1e-12)
-
-
-@pytest.mark.parametrize(
     ("seed", "gallery", "identities"),
     [(30, 3000, 400), (31, 3000, 20), (32, 40_000, 1500), (33, 40_000, 90)],
 )

@@ -248,7 +248,7 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
     own = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
     for capability in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "tests" / "compiled.py")],
+            [sys.executable, str(ROOT / "tests" / "helpers" / "compiled.py")],
             capture_output=True,
             text=True,
             env=own | capability | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},

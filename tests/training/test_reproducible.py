@@ -107,30 +107,25 @@ def test_a_run_records_what_it_was_made_with(runs):
     assert load_cfg(config_file, opts) == load_cfg(runs["one"] / "config.yml")
 
 
-def test_the_commit_of_a_checkout(tmp_path):
-    def git(*words):
-        return subprocess.run(
-            [
-                "git",
-                "-C",
-                str(tmp_path),
-                "-c",
-                "user.name=a",
-                "-c",
-                "user.email=a@example.org",
-                *words,
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+def git(folder, *words):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    done = subprocess.run(
+        ["git", "-C", folder, *identity, *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
 
+
+def commit_all(folder):
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "A model")
+
+
+def test_the_commit_of_a_checkout(tmp_path):
     assert commit(tmp_path) == {"commit": None, "changed": None}
     (tmp_path / "model.py").write_text("width = 1")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "A model")
-    revision = git("rev-parse", "HEAD")
+    commit_all(tmp_path)
+    revision = git(tmp_path, "rev-parse", "HEAD")
     assert len(revision) == 40 and commit(tmp_path) == {"commit": revision, "changed": False}
     (tmp_path / "new.py").write_text("depth = 1")
     assert commit(tmp_path) == {"commit": revision, "changed": True}
@@ -140,32 +135,13 @@ def test_the_commit_of_a_checkout(tmp_path):
 
 
 def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp_path):
-    def git(*words):
-        return subprocess.run(
-            [
-                "git",
-                "-C",
-                str(tmp_path),
-                "-c",
-                "user.name=a",
-                "-c",
-                "user.email=a@example.org",
-                *words,
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
     assert source_tree(tmp_path) == (None, [])
     for name in ("docs", "tests", "demo_sdtps/reports", "demo_sdtps/modeling"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "one.py").write_text("width = 1")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "A model")
+    commit_all(tmp_path)
     tree, changes = source_tree(tmp_path)
-    blob = git("rev-parse", "HEAD:demo_sdtps/modeling/one.py").strip()
+    blob = git(tmp_path, "rev-parse", "HEAD:demo_sdtps/modeling/one.py")
     assert (
         tree == hashlib.sha1(f"100644 {blob} 0\tdemo_sdtps/modeling/one.py\n".encode()).hexdigest()
         and not changes
@@ -175,7 +151,7 @@ def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp
         assert source_tree(tmp_path) == (tree, [])
     (tmp_path / "demo_sdtps" / "modeling" / "one.py").write_text("width = 2")
     assert source_tree(tmp_path) == (tree, [" M demo_sdtps/modeling/one.py"])
-    git("commit", "-q", "-a", "-m", "A wider one")
+    git(tmp_path, "commit", "-q", "-a", "-m", "A wider one")
     assert source_tree(tmp_path)[0] not in (tree, None) and not source_tree(tmp_path)[1]
 
 
