@@ -1,6 +1,7 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
-from demo_sdtps.reports.rows import as_rows
+from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import read_json
 
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
@@ -40,6 +41,8 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
+SeedValues = Callable[[dict[str, Any]], dict[str, float]]
+"""A variant's values by seed."""
 CostPoint = tuple[float, float, float, str]
 """A variant's cost, mean and standard deviation of its mAP in percent, and the end of its name."""
 
@@ -108,51 +111,30 @@ def study_table(result: dict[str, Any]) -> str:
         if any(cell not in ("", "–") for cell in cells_of_row):
             columns[name] = cells_of_row
 
-    def add_comparison(name: str, values_of: Callable[[dict[str, Any]], dict[str, float]]) -> None:
+    def add_mean(name: str, values_of: SeedValues) -> list[dict[str, float]]:
         values = [values_of(variant) for variant in result["variants"]]
         add(name, (_spread(by_seed.values()) for by_seed in values))
-        add(
-            f"Δ {name}",
-            ("" if by_seed is values[0] else _difference(by_seed, values[0]) for by_seed in values),
-        )
+        return values
+
+    def add_comparison(name: str, values_of: SeedValues) -> None:
+        baseline, *others = add_mean(name, values_of)
+        add(f"Δ {name}", ["", *(_difference(by_seed, baseline) for by_seed in others)])
 
     for pattern in result["patterns"][:-1]:
-        add(
-            f"mAP, {PATTERN_NAMES[pattern]}",
-            (
-                _spread(final_metric(variant, pattern, "mAP").values())
-                for variant in result["variants"]
-            ),
+        add_mean(
+            f"mAP, {PATTERN_NAMES[pattern]}", partial(final_metric, pattern=pattern, metric="mAP")
         )
     if last:
-        add_comparison(
-            f"mAP, {PATTERN_NAMES[last]}", lambda variant: final_metric(variant, last, "mAP")
-        )
-        add(
-            "Rank-1",
-            (
-                _spread(final_metric(variant, last, "Rank-1").values())
-                for variant in result["variants"]
-            ),
-        )
+        both = partial(final_metric, pattern=last)
+        add_comparison(f"mAP, {PATTERN_NAMES[last]}", partial(both, metric="mAP"))
+        add_mean("Rank-1", partial(both, metric="Rank-1"))
         if any(map_of_cases(variant, last) for variant in result["variants"]):
-            add_comparison("mAP, modalities missing", lambda variant: map_of_cases(variant, last))
+            add_comparison("mAP, modalities missing", partial(map_of_cases, pattern=last))
     for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
         if is_common or how != "shared":  # which then is undefined
-            add(
-                f"mAP, {'a common modality' if is_common else 'none in common'}, {how}",
-                (
-                    _spread(map_of_cells(variant, how, is_common).values())
-                    for variant in result["variants"]
-                ),
-            )
-    add(
-        "recall of the person",
-        (
-            _spread(100 * run["recall"] for run in variant["runs"].values() if "recall" in run)
-            for variant in result["variants"]
-        ),
-    )
+            name = f"mAP, {'a common modality' if is_common else 'none in common'}, {how}"
+            add_mean(name, partial(map_of_cells, how=how, is_common=is_common))
+    add_mean("recall of the person", recall_of_person)
     for name, key in COSTS.items():
         add(
             name,
@@ -161,7 +143,12 @@ def study_table(result: dict[str, Any]) -> str:
                 for variant in result["variants"]
             ),
         )
-    return as_rows(list(columns), list(zip(*columns.values(), strict=True)))
+    return markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def recall_of_person(variant: dict[str, Any]) -> dict[str, float]:
+    """Recall of the person's patches in percent, by seed."""
+    return {seed: 100 * run["recall"] for seed, run in variant["runs"].items() if "recall" in run}
 
 
 def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str, float]:

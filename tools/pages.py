@@ -12,7 +12,7 @@ from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
-from demo_sdtps.reports.rows import as_report, as_rows, headline
+from demo_sdtps.reports.rows import as_report, headline, markdown_table
 from demo_sdtps.runtime.errors import nearest_name
 from demo_sdtps.runtime.files import read_json
 from studies.report import (
@@ -111,7 +111,7 @@ def data(name: str) -> Any:
 def configuration_keys() -> str:
     """Keys of the configuration that have an effect, by section."""
     unused = {name for names in UNUSED_KEYS.values() for name in names}
-    return as_rows(
+    return markdown_table(
         ("key", "default", "meaning"),
         [
             (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
@@ -124,7 +124,7 @@ def configuration_keys() -> str:
 def interface() -> str:
     """The names of REFERENCE and what their docstrings begin with."""
     qualified = [f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names]
-    return as_rows(
+    return markdown_table(
         ("name", "meaning"),
         [
             (f"`{name}`", " ".join((resolve_name(name).__doc__ or "").split("\n\n")[0].split()))
@@ -134,7 +134,7 @@ def interface() -> str:
 
 
 def commands() -> str:
-    return as_rows(
+    return markdown_table(
         ("`demo-sdtps …`", "in a checkout", "what it does"),
         [(f"`{name}`", f"`{_script(module)}`", what) for name, (module, what) in COMMANDS.items()],
     )
@@ -181,12 +181,12 @@ def hosts() -> str:
         "difference with all kept",
         "SDTPS",
     )
-    return f"{as_rows(headers, rows)}\n\n{headline(record)}"
+    return f"{markdown_table(headers, rows)}\n\n{headline(record)}"
 
 
 def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
     """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
-    return as_rows(
+    return markdown_table(
         ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
         [
             [
@@ -205,7 +205,7 @@ def demo() -> str:
         [PATTERN_NAMES[pattern], f"{mean:.1f}", f"{low:.1f} to {high:.1f}"]
         for pattern, (mean, low, high) in demo_ranges().items()
     ]
-    return as_rows(("return pattern", "mAP, mean", "95 % of further runs"), rows)
+    return markdown_table(("return pattern", "mAP, mean", "95 % of further runs"), rows)
 
 
 def demo_ranges() -> dict[int, tuple[float, float, float]]:
@@ -255,7 +255,7 @@ def summary() -> str:
                 *speeds,
             ]
         )
-    return as_rows(("model", "mAP", "operations", "inference", "training"), rows)
+    return markdown_table(("model", "mAP", "operations", "inference", "training"), rows)
 
 
 FIGURES = {

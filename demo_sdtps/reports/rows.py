@@ -16,13 +16,13 @@ class Row(NamedTuple):
     met: bool | None = None
 
 
-def as_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
     return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
-def as_markdown(rows: Sequence[Row]) -> str:
+def benchmark_table(rows: Sequence[Row]) -> str:
     """The rows as a table, without the columns of targets where there are none."""
     width = 6 if any(row.target for row in rows) else 4
     cells = [
@@ -36,7 +36,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return as_rows(
+    return markdown_table(
         ("what", "reference", "ours", "times better", "target", "met")[:width],
         [line[:width] for line in cells],
     )
@@ -73,4 +73,4 @@ def headline(record: dict) -> str:
 
 def as_report(record: dict) -> str:
     """Record of --json as Markdown: command, machine and versions, and the table."""
-    return f"{headline(record)}\n\n{as_markdown([Row(**row) for rows in record['parts'].values() for row in rows])}"
+    return f"{headline(record)}\n\n{benchmark_table([Row(**row) for rows in record['parts'].values() for row in rows])}"
