@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 import pytest
-from commands import ONE_LINE, ROOT, SCRIPTS, cli_args_for
+from commands import ONE_LINE, ROOT, cli_args_for
 
 from demo_sdtps.commands import convert_checkpoint, profile_flops, search
 from demo_sdtps.commands import train as train_net
@@ -22,17 +22,25 @@ EVERY = sorted(
 )
 CHECKOUT = {"study", "tables", "demo_figures"}
 """Scripts of tools/ that are run in a checkout alone."""
+WITHOUT_CONFIGURATION = {"benchmarks/run.py"} | {
+    f"tools/{name}.py"
+    for name in (
+        *CHECKOUT,
+        *("convert_checkpoint", "draw_curves", "make_synthetic", "make_synthetic_captions"),
+        "rank_features",
+    )
+}
 DISPATCH = "from demo_sdtps.commands import main\nmain()"
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", EVERY)
 def test_help(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     shown = capsys.readouterr()
     assert ended.value.code == 0 and not shown.err
-    assert ("--run" if script == "tools/draw_curves.py" else "--config_file") in shown.out
+    assert ("--config_file" in shown.out) is (script not in WITHOUT_CONFIGURATION)
     # One flag, with one description in every command that writes a file; a run and masks are replaced in other ways.
     if "--json" in shown.out or "--output" in shown.out:
         assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(

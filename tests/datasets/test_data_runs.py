@@ -1,5 +1,6 @@
 """Training, evaluation, export and images on a tiny copy of every data set, as a user types it."""
 
+import shlex
 import shutil
 
 import numpy as np
@@ -94,12 +95,7 @@ def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path,
     def warnings_of_a_run():
         words = cli_args_for(
             own_root,
-            "SOLVER.EVAL_UNTRAINED",
-            "False",
-            "SOLVER.MAX_EPOCHS",
-            "1",
-            "--overwrite",
-            "OUTPUT_DIR",
+            *shlex.split("SOLVER.EVAL_UNTRAINED False SOLVER.MAX_EPOCHS 1 --overwrite OUTPUT_DIR"),
             tmp_path / "run",
         )
         code, _, stderr = command(train_net.main, *words)

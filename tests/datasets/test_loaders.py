@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,15 +36,11 @@ from demo_sdtps.seps.captions import CaptionBatch, caption_batches, caption_load
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
 
-MASKS = (
-    "INPUT.JOINT_AUGMENTATION",
-    "True",
-    "MODEL.SLIM_BLOCKS",
-    "[2]",
-    "MODEL.SLIM_KEEP",
-    "[0.5]",
-    "MODEL.SLIM_SCORE",
-    "supervised",
+MASKS = tuple(
+    shlex.split(
+        "INPUT.JOINT_AUGMENTATION True MODEL.SLIM_BLOCKS [2] MODEL.SLIM_KEEP "
+        "[0.5] MODEL.SLIM_SCORE supervised"
+    )
 )
 
 
@@ -227,14 +224,9 @@ def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
         tiny_root,
         "OUTPUT_DIR",
         tmp_path / "run",
-        "DATALOADER.NUM_WORKERS",
-        "2",
-        "DATASETS.CACHE",
-        "no",
-        "SOLVER.MAX_EPOCHS",
-        "1000",
-        "DATALOADER.TIMEOUT",
-        "8",
+        *shlex.split(
+            "DATALOADER.NUM_WORKERS 2 DATASETS.CACHE no SOLVER.MAX_EPOCHS 1000 DATALOADER.TIMEOUT 8"
+        ),
     )
     run = subprocess.Popen(
         [sys.executable, str(ROOT / "train_net.py"), *map(str, words)],

@@ -31,25 +31,13 @@ MARKET = (
     "MODEL.MODALITIES",
     "[RGB]",
 )
-TINY = (
-    "MODEL.TRANSFORMER_TYPE",
-    "test_vit",
-    "MODEL.PATCH_SIZE",
-    "8",
-    "MODEL.STRIDE_SIZE",
-    "[8, 8]",
-    "INPUT.SIZE_TRAIN",
-    "[32, 16]",
-    "INPUT.SIZE_TEST",
-    "[32, 16]",
-    "DATALOADER.NUM_INSTANCE",
-    "2",
-    "SOLVER.IMS_PER_BATCH",
-    "4",
-    "DATALOADER.NUM_WORKERS",
-    "0",
-    "MODEL.PRETRAIN_PATH_T",
-    "none",
+TINY = tuple(
+    shlex.split(
+        "MODEL.TRANSFORMER_TYPE test_vit MODEL.PATCH_SIZE 8 MODEL.STRIDE_SIZE "
+        "[8,8] INPUT.SIZE_TRAIN [32,16] INPUT.SIZE_TEST [32,16] "
+        "DATALOADER.NUM_INSTANCE 2 SOLVER.IMS_PER_BATCH 4 DATALOADER.NUM_WORKERS "
+        "0 MODEL.PRETRAIN_PATH_T none"
+    )
 )
 
 
@@ -318,22 +306,16 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
         ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"),
         ("MODEL.USE_SDTPS", "True"),
         ("MODEL.DIRECT", "0"),
-        (
-            "MODEL.SLIM_BLOCKS",
-            "[0, 2]",
-            "MODEL.SLIM_KEEP",
-            "[0.5, 0.5]",
-            "MODEL.SLIM_SCORE",
-            "saliency",
+        tuple(
+            shlex.split(
+                "MODEL.SLIM_BLOCKS [0,2] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE saliency"
+            )
         ),
         ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "sdtps"),
-        (
-            "MODEL.SLIM_BLOCKS",
-            "[1]",
-            "MODEL.SLIM_KEEP",
-            "[0.5]",
-            "MODEL.SLIM_SCORE",
-            "self_supervised",
+        tuple(
+            shlex.split(
+                "MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE self_supervised"
+            )
         ),
     ],
     ids=lambda opts: opts[-1],
@@ -377,12 +359,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name
         given = (
             [
                 *TINY,
-                "MODEL.SLIM_BLOCKS",
-                "[1]",
-                "MODEL.SLIM_KEEP",
-                "[0.5]",
-                "SOLVER.MAX_EPOCHS",
-                "1",
+                *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] SOLVER.MAX_EPOCHS 1"),
                 *PATTERN,
             ]
             if script == "train_net.py"

@@ -1,5 +1,7 @@
 """RGBNT100: one image per triplet, cut into three where it is decoded."""
 
+import shlex
+
 import numpy as np
 import pytest
 import torch
@@ -69,11 +71,7 @@ def test_batches_hold_the_three_parts(root, cache):
     cfg = config(
         root,
         *NAME,
-        "INPUT.SIZE_TRAIN",
-        "[128, 256]",
-        "INPUT.SIZE_TEST",
-        "[128, 256]",
-        "DATASETS.CACHE",
+        *shlex.split("INPUT.SIZE_TRAIN [128,256] INPUT.SIZE_TEST [128,256] DATASETS.CACHE"),
         cache,
     )
     samples = read_splits(cfg, ("query",))["query"]

@@ -1,5 +1,6 @@
 """Batches of identities, and shuffled ones."""
 
+import shlex
 from collections import Counter
 
 import pytest
@@ -190,11 +191,7 @@ def test_an_epoch_can_begin_at_any_batch(tiny_root, opts, workers, monkeypatch):
     cfg = config(
         tiny_root,
         *opts,
-        "SOLVER.IMS_PER_BATCH",
-        "8",
-        "INPUT.RE_PROB",
-        "1.0",
-        "DATALOADER.NUM_WORKERS",
+        *shlex.split("SOLVER.IMS_PER_BATCH 8 INPUT.RE_PROB 1.0 DATALOADER.NUM_WORKERS"),
         workers,
     )
     loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])

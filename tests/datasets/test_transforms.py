@@ -2,6 +2,7 @@
 
 import math
 import random
+import shlex
 from itertools import product
 
 import pytest
@@ -134,16 +135,10 @@ def test_erasing_follows_its_law(tiny_root):
     """Half of the images; 2 % to a third of the area, aspect 0.3 to 3.3; noise of mean 0 and deviation 1."""
     cfg = config(
         tiny_root,
-        "INPUT.SIZE_TRAIN",
-        "[64, 32]",
-        "INPUT.SIZE_TEST",
-        "[64, 32]",
-        "INPUT.PROB",
-        "0.0",
-        "INPUT.PADDING",
-        "0",
-        "INPUT.RE_PROB",
-        "0.5",
+        *shlex.split(
+            "INPUT.SIZE_TRAIN [64,32] INPUT.SIZE_TEST [64,32] INPUT.PROB 0.0 "
+            "INPUT.PADDING 0 INPUT.RE_PROB 0.5"
+        ),
     )
     transform, black = TrainTransform(cfg), torch.zeros(3, 64, 32, dtype=torch.uint8)
     random.seed(seeded())

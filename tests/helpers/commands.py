@@ -32,26 +32,6 @@ BACKBONE_WIDTH = 64
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
 """SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tests/helpers/choices.py): for
 tests that compare features in batches of different sizes."""
-SCRIPTS = (
-    "train_net.py",
-    "test_net.py",
-    "tools/check_data.py",
-    "tools/export_features.py",
-    "tools/profile_flops.py",
-    "tools/draw_attention.py",
-    "tools/draw_curves.py",
-    "tools/draw_embedding.py",
-    "tools/draw_ranks.py",
-    "tools/draw_tokens.py",
-    "tools/make_masks.py",
-    "tools/report.py",
-    "tools/search.py",
-    "tools/selection_quality.py",
-    "tools/slim_curve.py",
-    "tools/analyse.py",
-    "train_seps.py",
-    "test_seps.py",
-)
 ONE_LINE = "error: "
 QUERIES, MATCHES = 32, 6
 """In the test split of `tiny_root`: images, and those of the same person from other cameras."""

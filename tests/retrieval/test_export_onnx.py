@@ -1,6 +1,7 @@
 """The model as an exported program of torch and as ONNX, for any batch."""
 
 import re
+import shlex
 from ast import literal_eval
 from pathlib import Path
 
@@ -25,11 +26,7 @@ from demo_sdtps.retrieval import onnx_export
 SLIM = (
     "MODEL.USE_SDTPS",
     False,
-    "MODEL.SLIM_BLOCKS",
-    "[1, 3]",
-    "MODEL.SLIM_KEEP",
-    "[0.5, 0.5]",
-    "INPUT.JOINT_AUGMENTATION",
+    *shlex.split("MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION"),
     True,
 )
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)

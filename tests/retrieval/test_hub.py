@@ -1,5 +1,7 @@
 """MODEL.PRETRAIN_PATH_T hub, the default of the real configurations, as a run meets it: with a cache, and without a network."""
 
+import shlex
+
 import huggingface_hub
 import numpy as np
 import pytest
@@ -13,17 +15,11 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 
-HUB = (
-    "MODEL.PATCH_SIZE",
-    "0",
-    "MODEL.STRIDE_SIZE",
-    "[16, 16]",
-    "INPUT.SIZE_TRAIN",
-    "[64, 64]",
-    "INPUT.SIZE_TEST",
-    "[64, 64]",
-    "MODEL.PRETRAIN_PATH_T",
-    "hub",
+HUB = tuple(
+    shlex.split(
+        "MODEL.PATCH_SIZE 0 MODEL.STRIDE_SIZE [16,16] INPUT.SIZE_TRAIN [64,64] "
+        "INPUT.SIZE_TEST [64,64] MODEL.PRETRAIN_PATH_T hub"
+    )
 )
 REAL = ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 

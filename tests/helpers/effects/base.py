@@ -1,5 +1,6 @@
 """The table of effects, and the ground that all of them stand on: a tiny data set and a tiny model."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,14 +20,10 @@ WIDTH = BACKBONE_WIDTH
 LABELS = torch.tensor([0, 0, 1, 1])
 BASE = (
     *SMALL,
-    "SOLVER.MAX_EPOCHS",
-    "1",
-    "SOLVER.EVAL_UNTRAINED",
-    "False",
-    "DATASETS.ROOT_DIR",
-    "{root}/data",
-    "OUTPUT_DIR",
-    "{root}/outputs/run",
+    *shlex.split(
+        "SOLVER.MAX_EPOCHS 1 SOLVER.EVAL_UNTRAINED False DATASETS.ROOT_DIR "
+        "{root}/data OUTPUT_DIR {root}/outputs/run"
+    ),
 )
 
 
@@ -68,13 +65,8 @@ def write_ground(root: Path) -> None:
     lost = write_rgbnt201(root / "other")["train"][0]
     for path in lost.paths:
         Path(path).unlink()
-    square = (
-        "MODEL.PATCH_SIZE",
-        "16",
-        "INPUT.SIZE_TRAIN",
-        "[64, 64]",
-        "INPUT.SIZE_TEST",
-        "[64, 64]",
+    square = tuple(
+        shlex.split("MODEL.PATCH_SIZE 16 INPUT.SIZE_TRAIN [64,64] INPUT.SIZE_TEST [64,64]")
     )
     pretrained, trained = (model_of(load_cfg(CONFIG, [*SMALL, *opts])) for opts in (square, ()))
     for model in (pretrained, trained):

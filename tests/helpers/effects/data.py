@@ -1,6 +1,7 @@
 """DATASETS, DATALOADER and INPUT: what is read, how it is batched, how images are augmented."""
 
 import multiprocessing
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -47,10 +48,7 @@ def number_of_training_samples(cfg):
         "[train=train_171, query=test, gallery=test]": {"RGBNT201/train_171/NI"},
         "[train=test, RGB=NI, NI=RGB]": {"RGBNT201/test/RGB"},
     },
-    "DATASETS.NAMES",
-    "Folder",
-    "DATASETS.ROOT_DIR",
-    "{root}/data/RGBNT201",
+    *shlex.split("DATASETS.NAMES Folder DATASETS.ROOT_DIR {root}/data/RGBNT201"),
 )
 def folder_of_the_near_infrared_images(cfg):
     root = Path(cfg.DATASETS.ROOT_DIR).parent
@@ -66,12 +64,10 @@ def folder_of_the_near_infrared_images(cfg):
         r"(?P<identity>\d{6})_cam(?P<camera>\d+)": ({1, 3, 4, 12, 20}, {0, 1, 2}),
         r"cam(?P<identity>\d)_(?P<camera>\d)_": ({1, 2, 8}, {0}),
     },
-    "DATASETS.NAMES",
-    "Folder",
-    "DATASETS.ROOT_DIR",
-    "{root}/data/RGBNT201",
-    "DATASETS.FOLDERS",
-    "[train=train_171]",
+    *shlex.split(
+        "DATASETS.NAMES Folder DATASETS.ROOT_DIR {root}/data/RGBNT201 "
+        "DATASETS.FOLDERS [train=train_171]"
+    ),
 )
 def identities_and_cameras(cfg):
     samples = read_splits(cfg, ("train",))["train"]
@@ -98,10 +94,7 @@ def loading_processes(cfg):
 @effect(
     "DATALOADER.TIMEOUT",
     {"0.1": True, "0": False, "1800": False},
-    "DATALOADER.NUM_WORKERS",
-    "1",
-    "DATASETS.CACHE",
-    "no",
+    *shlex.split("DATALOADER.NUM_WORKERS 1 DATASETS.CACHE no"),
 )
 def a_slow_batch_is_reported(cfg):
     loader = training_loader(cfg)

@@ -1,5 +1,6 @@
 """The keys of the losses, seen against the slow losses of tests/reference."""
 
+import shlex
 from itertools import combinations
 
 import torch
@@ -116,10 +117,7 @@ def losses_of_the_features(cfg):
 @effect(
     "SOLVER.CENTER_LOSS_WEIGHT",
     {"0.0005": near(0.0005), "0.2": near(0.2)},
-    "MODEL.METRIC_LOSS_TYPE",
-    "center",
-    "MODEL.ID_LOSS_WEIGHT",
-    "0",
+    *shlex.split("MODEL.METRIC_LOSS_TYPE center MODEL.ID_LOSS_WEIGHT 0"),
 )
 def weight_of_the_center_loss(cfg):
     losses = centers_of(cfg)

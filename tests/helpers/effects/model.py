@@ -1,5 +1,6 @@
 """MODEL: what the network is made of and what it computes."""
 
+import shlex
 from dataclasses import replace
 
 import torch
@@ -40,12 +41,7 @@ def patches_of_an_image(cfg):
 @effect(
     "MODEL.PRETRAIN_PATH_T",
     {"": False, "none": False, "{root}/backbone.pth": True},
-    "MODEL.PATCH_SIZE",
-    "0",
-    "INPUT.SIZE_TRAIN",
-    "[64, 32]",
-    "INPUT.SIZE_TEST",
-    "[64, 32]",
+    *shlex.split("MODEL.PATCH_SIZE 0 INPUT.SIZE_TRAIN [64,32] INPUT.SIZE_TEST [64,32]"),
 )
 def the_backbone_holds_the_files_weights(cfg):
     backbone = model_of(cfg).backbone

@@ -1,5 +1,6 @@
 """SOLVER: the optimiser, its groups and the schedule."""
 
+import shlex
 from functools import partial
 
 import torch
@@ -10,19 +11,11 @@ from demo_sdtps.training.optim import make_optimizer, make_scheduler
 from effects.base import effect, model_of
 
 CLASSIFIER, BIAS = "heads.original.classifier.weight", "pife.reduce.RGB.1.bias"
-PLAIN_SGD = (
-    "SOLVER.OPTIMIZER_NAME",
-    "SGD",
-    "SOLVER.BASE_LR",
-    "0.5",
-    "SOLVER.BIAS_LR_FACTOR",
-    "1",
-    "SOLVER.MOMENTUM",
-    "0",
-    "SOLVER.WEIGHT_DECAY",
-    "0",
-    "SOLVER.WEIGHT_DECAY_BIAS",
-    "0",
+PLAIN_SGD = tuple(
+    shlex.split(
+        "SOLVER.OPTIMIZER_NAME SGD SOLVER.BASE_LR 0.5 SOLVER.BIAS_LR_FACTOR 1 "
+        "SOLVER.MOMENTUM 0 SOLVER.WEIGHT_DECAY 0 SOLVER.WEIGHT_DECAY_BIAS 0"
+    )
 )
 near = partial(approx, rel=10 * tolerance(8))
 """A few operations; a step is at least a tenth of the weight."""

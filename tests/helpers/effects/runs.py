@@ -1,6 +1,7 @@
 """Keys of whole runs: train_net.py on the tiny data set, with one epoch where nothing else is said."""
 
 import logging
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -132,10 +133,7 @@ def epochs_with_an_evaluation(cfg):
 @effect(
     "SOLVER.CHECKPOINT_PERIOD",
     {"1": [None, 1, 2, 3], "2": [None, None, 2, 3]},
-    "SOLVER.MAX_EPOCHS",
-    "3",
-    "SOLVER.EVAL_PERIOD",
-    "2",
+    *shlex.split("SOLVER.MAX_EPOCHS 3 SOLVER.EVAL_PERIOD 2"),
 )
 def epoch_of_the_last_checkpoint_during_each_epoch_and_at_the_end(cfg):
     return seen(cfg).last
