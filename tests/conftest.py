@@ -46,7 +46,7 @@ LONGEST = (
     "test_training",
     "test_resume",
     "test_cli_errors",
-    "test_config_keys",
+    "test_run_settings",
     "test_package",
     "test_plug_in_launch",
     "test_backbones",

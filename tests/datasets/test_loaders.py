@@ -17,7 +17,7 @@ import seps_tiny
 import torch
 from commands import ROOT, cli_args_for
 from launch import children_of, wait_for
-from numeric import assert_close
+from numeric import assert_close, seeded
 from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalised
 
 from demo_sdtps.config import MODALITIES
@@ -165,6 +165,18 @@ def test_modalities_draw_each_for_itself(tiny_root, opts):
         different = sum(not torch.equal(images[first], images[second]) for images in triplets)
         assert different >= 8
     assert all(map(torch.equal, dataset[0, 3][0], triplets[3]))
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected", "error"), [("0", 0, 0), ("0.5", 550, 60), ("0.9", 788.4, 40)]
+)
+def test_modalities_are_dropped_at_the_rate_but_never_all(tiny_root, rate, expected, error):
+    """Of 400 triplets, to six standard errors: 1,200 · rate, without the triplets of which all were dropped, which keep one."""
+    cfg = config(tiny_root, "INPUT.MODALITY_DROPOUT", rate)
+    dataset = train_loader(cfg, read_splits(cfg, ("train",))["train"]).dataset
+    missing = [[not image.any() for image in dataset[0, seeded(seed)][0]] for seed in range(400)]
+    assert not any(map(all, missing))
+    assert sum(map(sum, missing)) == pytest.approx(expected, abs=error)
 
 
 def test_evaluation_takes_all_samples_in_order(tiny_root):

@@ -1,0 +1,83 @@
+"""Configuration keys of an evaluation: TEST.AMP, TEST.FEAT_NORM, TEST.RE_RANKING, TEST.CROSS_MODAL_DISTANCE."""
+
+import pytest
+import torch
+from commands import BACKBONE_WIDTH, CONFIG, cli_args_for
+from numeric import generator
+
+from demo_sdtps.config import load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.evaluation.cross_modal import rank_sets
+from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.protocol import make_test_data, rank_features
+from demo_sdtps.modeling import make_model
+from tests.reference import ranking, reranking
+
+
+def cfg_and_data(root, *opts):
+    cfg = load_cfg(CONFIG, cli_args_for(root, *opts)[2:])
+    splits = read_splits(cfg, ("query", "gallery"))
+    return cfg, make_test_data(cfg, splits["query"], splits["gallery"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [("off", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_the_backbones_products_have_the_precision_and_features_are_float32(tiny_root, mode, dtype):
+    cfg, data = cfg_and_data(tiny_root, "TEST.AMP", mode)
+    model, dtypes = make_model(cfg, 5, 8), set()
+    model.backbone.vit.blocks[0].attn.qkv.register_forward_hook(
+        lambda layer, inputs, product: dtypes.add(product.dtype)
+    )
+    (features,) = extract_features(cfg, model, data.loader)
+    assert features[3].dtype == torch.float32 and dtypes == {dtype}
+
+
+@pytest.mark.parametrize(("value", "exact"), [("yes", True), ("no", False)])
+def test_with_normalisation_only_the_direction_counts(tiny_root, value, exact):
+    """A direction for each identity, at lengths of five orders of magnitude."""
+    cfg, data = cfg_and_data(tiny_root, "TEST.FEAT_NORM", value)
+    identities = torch.tensor([sample.identity for sample in data.samples])
+    lengths = 10.0 ** (torch.arange(len(identities)) % 5)
+    features = (identities[:, None] == identities.unique()).float() * lengths[:, None]
+    assert (rank_features(cfg, features, data).mAP == pytest.approx(1)) is exact
+
+
+@pytest.mark.parametrize("value", ["no", "yes"])
+def test_distance_that_is_ranked(tiny_root, value):
+    cfg, data = cfg_and_data(tiny_root, "TEST.RE_RANKING", value)
+    features = torch.randn(len(data.samples), 6, generator=generator(4)).double()
+    features = features / features.norm(dim=1, keepdim=True)
+    query, gallery = (features[places].tolist() for places in (data.query, data.gallery))
+    labels = [
+        data.labels(name, places).tolist()
+        for name in ("identity", "camera")
+        for places in (data.query, data.gallery)
+    ]
+    by_euclidean = ranking.evaluate(query, gallery, *labels)[1]
+    by_neighbours = ranking.evaluate_distances(reranking.k_reciprocal(query, gallery), *labels)[1]
+    expected, other = (
+        (by_neighbours, by_euclidean) if value == "yes" else (by_euclidean, by_neighbours)
+    )
+    # Rounding may exchange two neighbours, of 4 matches.
+    step = 1 / len(query) / (2 * 4)
+    assert rank_features(cfg, features.float(), data).mAP == pytest.approx(expected, abs=step)
+    assert abs(expected - other) > 2 * step
+
+
+@pytest.mark.parametrize(("value", "perfect"), [("all", False), ("shared", None), ("pairs", True)])
+def test_queries_of_rgb_find_their_thermal_images(tiny_root, value, perfect):
+    """The columns of both are the identity's direction, and all others are large and random."""
+    cfg, data = cfg_and_data(
+        tiny_root, "TEST.CROSS_MODAL_DISTANCE", value, "TEST.RETURN_PATTERN", 1
+    )
+    width, rng = BACKBONE_WIDTH, generator(5)
+    features = {
+        case: {1: 1000 * torch.randn(len(data.samples), 3 * width, generator=rng)} for case in CASES
+    }
+    identities = torch.tensor([sample.identity for sample in data.samples])
+    direction = identities[:, None] == torch.arange(width)
+    features["nt"][1][:, :width] = features["rn"][1][:, 2 * width :] = direction
+    mean = rank_sets(cfg, make_model(cfg, 5, 8), features, data)["mAP"]["R"]["T"]
+    assert mean is None if perfect is None else (mean == pytest.approx(1)) is perfect

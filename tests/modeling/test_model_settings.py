@@ -1,0 +1,64 @@
+"""Configuration keys of the model whose effect golden cases and references do not show."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import random_images, tiny_model
+
+from demo_sdtps.config import MODALITIES
+
+
+def context_of(model, seed=1):
+    return model.forward_features(*random_images(seed)).context
+
+
+@pytest.mark.parametrize("key", ["MODEL.DROP_OUT", "MODEL.ATT_DROP_RATE"])
+@torch.no_grad()
+def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
+    model = tiny_model(key, 0.4)
+    block = model.backbone.vit.blocks[2]
+    rates = {"MODEL.DROP_OUT": block.mlp.drop2.p, "MODEL.ATT_DROP_RATE": block.attn.attn_drop.p}
+    assert rates == {name: 0.4 if name == key else 0.0 for name in rates}
+    for is_training in (True, False):
+        first, second = (context_of(model.train(is_training)).tokens["TI"] for _ in range(2))
+        assert torch.equal(first, second) is not is_training
+
+
+@pytest.mark.parametrize(("beta", "by_mlp", "by_guides"), [(0, 1, 0), (0.25, 1, 1), (0.5, 0, 1)])
+@torch.no_grad()
+def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):
+    model = tiny_model("MODEL.SDTPS_BETA", beta).eval()
+    context = context_of(model)
+    before = model.sdtps(context)["TI"].mask
+    others = {name: torch.randn_like(feature) for name, feature in context.global_feats.items()}
+    with_guides = model.sdtps(replace(context, global_feats=others))["TI"].mask
+    for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
+        parameter.normal_()
+    assert torch.equal(with_guides, before) == (not by_guides)
+    assert torch.equal(model.sdtps(context)["TI"].mask, before) == (not by_mlp)
+
+
+@pytest.mark.parametrize(("tau", "is_felt"), [(1.0, True), (1e6, False)])
+def test_the_masks_gradient_falls_with_the_temperature(tau, is_felt):
+    model = tiny_model("MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_TAU", tau).train()
+    mask = model.sdtps(context_of(model))["RGB"].mask
+    (mask * torch.randn_like(mask)).sum().backward()
+    weight = model.sdtps.rgb_sparse.score_predictor[2].weight
+    assert (float(weight.grad.norm()) > 1e-5) is is_felt
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, {*MODALITIES}), (False, {"NI"})])
+@torch.no_grad()
+def test_whose_choice_follows_the_global_feature_of_a_missing_modality(value, expected):
+    model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", value).eval()
+    context = context_of(model)
+    missing = {"NI": torch.ones(len(context.tokens["NI"]), 1, dtype=torch.bool)}
+    other = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
+    before, after = (
+        model.sdtps(replace(context, missing=missing, global_feats=global_feats))
+        for global_feats in (context.global_feats, other)
+    )
+    assert expected == {
+        name for name in MODALITIES if not torch.equal(before[name].mask, after[name].mask)
+    }

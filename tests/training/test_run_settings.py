@@ -1,0 +1,93 @@
+"""Configuration keys of whole runs: train_net.py on the tiny data set."""
+
+from unittest import mock
+
+import pytest
+import torch
+from commands import cli_args_for, records_of
+from numeric import tolerance
+
+from demo_sdtps.commands import train as train_net
+from demo_sdtps.config import load_cfg
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.metrics import Ranking
+from demo_sdtps.training import reid
+from demo_sdtps.training.optim import make_optimizer
+
+
+@pytest.fixture
+def train(tiny_root, tmp_path, command):
+    def run(*opts):
+        words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, "--overwrite", *opts)
+        assert command(train_net.main, *words)[0] == 0
+        return tmp_path
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("opts", "epochs"),
+    [
+        ("SOLVER.MAX_EPOCHS 1 SOLVER.EVAL_UNTRAINED False", [1]),
+        ("SOLVER.MAX_EPOCHS 1 SOLVER.EVAL_UNTRAINED True", [0, 1]),
+        ("SOLVER.MAX_EPOCHS 3 SOLVER.EVAL_PERIOD 2 SOLVER.EVAL_UNTRAINED False", [2, 3]),
+    ],
+)
+def test_epochs_with_an_evaluation(train, opts, epochs):
+    records = records_of(train(*opts.split()))
+    assert [record["epoch"] for record in records if "patterns" in record] == epochs
+
+
+@pytest.mark.parametrize("limit", ["0", "0.5"])
+def test_gradients_are_clipped_to_their_norm(train, monkeypatch, limit):
+    norms = []
+
+    def with_hook(cfg, model):
+        optimizer = make_optimizer(cfg, model)
+
+        def note(*_):
+            gradients = [parameter.grad for parameter in model.parameters()]
+            present = [gradient for gradient in gradients if gradient is not None]
+            norms.append(float(torch.nn.utils.get_total_norm(present)))
+
+        optimizer.register_step_pre_hook(note)
+        return optimizer
+
+    monkeypatch.setattr(reid, "make_optimizer", with_hook)
+    train("SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.GRAD_CLIP", limit)
+    # of less than a million parameters
+    assert max(norms) > 1 if limit == "0" else max(norms) <= 0.5 * (1 + tolerance(1_000_000))
+
+
+@pytest.mark.parametrize(("pattern", "best"), [(1, 2), (2, 3), (3, 1)])
+def test_the_best_checkpoint_is_that_of_the_return_pattern(train, monkeypatch, pattern, best):
+    """By rankings that are given: which epoch is best by which features is open in a real training."""
+    epochs = iter((1, 2, 3))
+
+    def rankings(*_):
+        epoch = next(epochs)
+        means = {1: epoch == 2, 2: epoch == 3, 3: epoch == 1}
+        return {
+            "nothing": {
+                key: Ranking(torch.ones(50), 0.9 if is_best else 0.5)
+                for key, is_best in means.items()
+            }
+        }
+
+    monkeypatch.setattr(reid, "evaluate_reid", rankings)
+    output = train(
+        *["SOLVER.MAX_EPOCHS", "3", "SOLVER.EVAL_PERIOD", "1", "SOLVER.EVAL_UNTRAINED", "False"],
+        *f"TEST.MISS nothing TEST.RETURN_PATTERN {pattern}".split(),
+    )
+    assert torch.load(output / "best.pth", weights_only=True)["epoch"] == best
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_training_and_evaluation_compile_the_backbone(train, value):
+    """Without compiling it, for time's sake: tests/modeling/test_fast_model.py does, and looks at what comes out."""
+    opts = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.EVAL_UNTRAINED", "False", "MODEL.COMPILE", str(value))
+    with mock.patch.object(torch.nn.Module, "compile") as compiled:
+        output = train(*opts)
+        assert compiled.called is value
+        cfg = load_cfg(output / "config.yml", ["TEST.WEIGHT", str(output / "last.pth")])
+        assert load_model_and_data(cfg)[0].backbone.is_compiled is value
