@@ -2,33 +2,23 @@
 
 import argparse
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import (
-    PICTURE,
-    WEIGHT,
-    add_count,
-    add_output,
-    add_return_pattern,
-    config_parser,
-    parse,
-    print_lines,
-)
+from demo_sdtps.config import UserError, cli
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities, average precision of "
         "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
         "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
     )
-    add_return_pattern(parser, "features that are analysed")
-    add_output(parser, "--json", ".json", help="write the numbers to this file")
-    add_output(parser, "--output", *PICTURE, help="draw them into this file")
+    cli.add_return_pattern(parser, "features that are analysed")
+    cli.add_output(parser, "--json", ".json", help="write the numbers to this file")
+    cli.add_output(parser, "--output", *cli.PICTURE, help="draw them into this file")
     add_limits(parser, "the file")
-    arguments, cfg = parse(parser)
+    arguments, cfg = cli.parse(parser)
     if not (arguments.json or arguments.output):
         raise UserError(
             "There is nothing to write: give --json X.json for the numbers, --output X.png for plots, or both."
@@ -55,7 +45,7 @@ def main() -> None:
     if arguments.output:
         about = f"but for the first plot: return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
         draw_analysis(cfg, analysis, data, f"{caption}\n{about}", arguments.output)
-    print_lines(
+    cli.print_lines(
         caption,
         *missing_table(analysis.records).splitlines(),
         *filter(None, (arguments.json, arguments.output)),
@@ -64,13 +54,13 @@ def main() -> None:
 
 def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
     """Add the flags that bound the size of a file."""
-    add_count(
+    cli.add_count(
         parser,
         "--queries",
         500,
         f"queries with a rank list in {where}: the worst, and others spread over the split",
     )
-    add_count(
+    cli.add_count(
         parser,
         "--points",
         1000,

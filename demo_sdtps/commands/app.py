@@ -1,7 +1,7 @@
 """Search in a browser: python tools/app.py --weight W --gallery FOLDER"""
 
 from demo_sdtps.commands.search import search_parser
-from demo_sdtps.config.cli import parse, positive_int
+from demo_sdtps.config import cli
 
 
 def main() -> None:
@@ -16,10 +16,10 @@ def main() -> None:
         help="address to serve at; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
     )
     parser.add_argument(
-        "--port", type=positive_int, default=7860, metavar="N", help="default: 7860"
+        "--port", type=cli.positive_int, default=7860, metavar="N", help="default: 7860"
     )
     parser.set_defaults(keep_self=True)  # what is uploaded is a file of its own
-    arguments, cfg = parse(parser)
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.reports.app import serve
 
     serve(arguments, cfg)

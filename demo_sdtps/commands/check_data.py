@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from demo_sdtps.config.cli import add_output, config_parser, parse, print_lines
+from demo_sdtps.config import cli
 from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
 from demo_sdtps.datasets import reader_of
 from demo_sdtps.runtime.files import write_json
@@ -18,7 +18,7 @@ def main() -> None:
         else DEMO_SCHEMA
     )
     is_seps = schema is SEPS_SCHEMA
-    parser = config_parser(
+    parser = cli.config_parser(
         "Read a data set, re-identification or image-text, and print its counts by split beside the expected ones, where these "
         "are known (docs/data.md).",
         "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if it "
@@ -28,10 +28,10 @@ def main() -> None:
     parser.add_argument(
         "--decode", action="store_true", help="decode every image, and name those that are damaged"
     )
-    add_output(
+    cli.add_output(
         parser, "--json", ".json", help="write the counts, expected ones and warnings there as well"
     )
-    arguments, cfg = parse(parser)
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.reports.data import check_captions, check_triplets, count_table
 
     report = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
@@ -53,7 +53,7 @@ def main() -> None:
     decoded = (
         "every image was decoded" if arguments.decode else "no image was decoded (--decode does)"
     )
-    print_lines(
+    cli.print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
         *count_table(report),
         *report.warnings,

@@ -5,8 +5,7 @@ python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
 import argparse
 from pathlib import Path
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_output, print_lines, read_arguments
+from demo_sdtps.config import UserError, cli
 
 NAMINGS = {"demo": "DeMo's", "ours": "our"}
 BACKBONE = "backbone"
@@ -21,14 +20,16 @@ def main() -> None:
         "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.",
     )
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
-    add_output(parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth")
+    cli.add_output(
+        parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth"
+    )
     parser.add_argument(
         "--to",
         choices=(*NAMINGS, BACKBONE),
         required=True,
         help="whose names OUT will have, or backbone",
     )
-    arguments = read_arguments(parser)
+    arguments = cli.read_arguments(parser)
     from demo_sdtps.modeling.checkpoints.loading import read_checkpoint, save_whole
     from demo_sdtps.modeling.checkpoints.names import backbone_of, to_demo, unknown_names
 
@@ -38,7 +39,7 @@ def main() -> None:
     if arguments.to == BACKBONE:
         weights = backbone_of(content.model, arguments.input)
         save_whole(weights, output)
-        print_lines(
+        cli.print_lines(
             f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
             f"{output}"
         )
@@ -52,12 +53,12 @@ def main() -> None:
     weights = to_demo(content.model) if arguments.to == "demo" else content.model
     about = {"num_class": content.num_class, "camera_num": content.camera_num}
     save_whole(weights if arguments.to == "demo" else {"model": weights, **about}, output)
-    print_lines(
+    cli.print_lines(
         f"Wrote {len(weights)} tensors under {NAMINGS[arguments.to]} names to {output}: {content.num_class} identities, "
         f"{content.camera_num} cameras"
     )
     if unknown := unknown_names(content.model):
-        print_lines(
+        cli.print_lines(
             f"{len(unknown)} tensors are no part of a model here and kept their names: {', '.join(unknown[:5])}"
             f"{', …' if len(unknown) > 5 else ''}"
         )

@@ -1,34 +1,25 @@
 """Draw what the model looks at: python tools/draw_attention.py --weight W --method rollout --output attention.png"""
 
-from demo_sdtps.config import with_values
-from demo_sdtps.config.cli import (
-    WEIGHT,
-    add_count,
-    add_picture,
-    add_return_pattern,
-    config_parser,
-    parse,
-    print_lines,
-)
+from demo_sdtps.config import cli, with_values
 from demo_sdtps.config.common import ATTENTION_METHODS
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Draw where the model looks in triplets of the query split: attention rollout from the class token, "
         "or Grad-CAM of the last block's tokens towards the similarity with the identity's gallery samples. "
         "Beside them, HDM's weights of the modalities and ATMoE's gates, where the model has these.",
         "docs/method.md has the formulas. The backbone runs in float32.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
         images=True,
     )
     parser.add_argument(
         "--method", choices=ATTENTION_METHODS, default="rollout", help="default: rollout"
     )
-    add_return_pattern(parser, "features of Grad-CAM")
-    add_picture(parser, "attention.png")
-    add_count(parser, "--samples", 4, "triplets, spread over the split")
-    arguments, cfg = parse(parser)
+    cli.add_return_pattern(parser, "features of Grad-CAM")
+    cli.add_picture(parser, "attention.png")
+    cli.add_count(parser, "--samples", 4, "triplets, spread over the split")
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.protocol import count_matched
     from demo_sdtps.reports.attention import attention_maps, draw_attention, matches_of
@@ -47,4 +38,4 @@ def main() -> None:
     maps = attention_maps(
         cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method
     )
-    print_lines(draw_attention(cfg, chosen, maps, arguments.method, arguments.output))
+    cli.print_lines(draw_attention(cfg, chosen, maps, arguments.method, arguments.output))

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from demo_sdtps.config.cli import PICTURE, add_output, check_outputs, print_lines, read_arguments
+from demo_sdtps.config import cli
 
 
 def main() -> None:
@@ -13,10 +13,10 @@ def main() -> None:
     parser.add_argument(
         "--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of a training"
     )
-    add_output(parser, "--output", *PICTURE, help="default: DIR/curves.png")
-    arguments = read_arguments(parser)
+    cli.add_output(parser, "--output", *cli.PICTURE, help="default: DIR/curves.png")
+    arguments = cli.read_arguments(parser)
     from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
 
     arguments.output = arguments.output or arguments.run / IMAGE
-    check_outputs(arguments)
-    print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))
+    cli.check_outputs(arguments)
+    cli.print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))

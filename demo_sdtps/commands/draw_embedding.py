@@ -1,22 +1,14 @@
 """Draw the features as points: python tools/draw_embedding.py --weight W --method tsne --output embedding.png"""
 
-from demo_sdtps.config.cli import (
-    WEIGHT,
-    add_count,
-    add_picture,
-    add_return_pattern,
-    config_parser,
-    parse,
-    print_lines,
-)
+from demo_sdtps.config import cli
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
         "SOLVER.SEED seeds the methods.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
         images=True,
     )
     parser.add_argument(
@@ -25,10 +17,10 @@ def main() -> None:
         default="pca",
         help="default: pca; umap needs pip install '.[umap]'",
     )
-    add_return_pattern(parser, "features that are drawn")
-    add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
-    add_picture(parser, "embedding.png")
-    arguments, cfg = parse(parser)
+    cli.add_return_pattern(parser, "features that are drawn")
+    cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
+    cli.add_picture(parser, "embedding.png")
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features
@@ -44,4 +36,4 @@ def main() -> None:
     points = embed(
         normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED
     )
-    print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))
+    cli.print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))

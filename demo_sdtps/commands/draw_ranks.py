@@ -1,32 +1,24 @@
 """Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
 
-from demo_sdtps.config.cli import (
-    WEIGHT,
-    add_count,
-    add_picture,
-    add_return_pattern,
-    config_parser,
-    parse,
-    print_lines,
-)
+from demo_sdtps.config import cli
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits "
         "have a ✓ and a green frame, misses a ✗ and an orange one. Needs labels of identities: for images "
         "without, tools/search.py writes a page.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
     )
-    add_return_pattern(parser, "features that are ranked")
-    add_picture(parser, "ranks.png")
-    add_count(parser, "--queries", 4, "queries, spread over the split")
+    cli.add_return_pattern(parser, "features that are ranked")
+    cli.add_picture(parser, "ranks.png")
+    cli.add_count(parser, "--queries", 4, "queries, spread over the split")
     parser.add_argument(
         "--failures",
         action="store_true",
         help="only queries without a hit at rank 1, those with the latest first hit first",
     )
-    arguments, cfg = parse(parser)
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features
     from demo_sdtps.evaluation.protocol import make_test_data
@@ -43,4 +35,4 @@ def main() -> None:
         if arguments.failures
         else spread(len(data.query), arguments.queries)
     )
-    print_lines(draw_ranks(cfg, features, data, arguments.output, shown))
+    cli.print_lines(draw_ranks(cfg, features, data, arguments.output, shown))

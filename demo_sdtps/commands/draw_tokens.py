@@ -1,28 +1,19 @@
 """Draw which patches slimming and SDTPS keep: python tools/draw_tokens.py --weight W --output tokens.png"""
 
-from demo_sdtps.config import load_cfg, with_values
-from demo_sdtps.config.cli import (
-    WEIGHT,
-    add_count,
-    add_picture,
-    config_parser,
-    pairs_of,
-    parse,
-    print_lines,
-)
+from demo_sdtps.config import cli, load_cfg, with_values
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
         "others are covered. Several --weight, each with its configuration, are drawn beside "
         "each other, by their last stages.",
-        checkpoint=WEIGHT._replace(several=True),
+        checkpoint=cli.WEIGHT._replace(several=True),
         images=True,
     )
-    add_picture(parser, "tokens.png")
-    add_count(parser, "--samples", 8, "triplets, spread over the split")
-    arguments, cfg = parse(parser)
+    cli.add_picture(parser, "tokens.png")
+    cli.add_count(parser, "--samples", 8, "triplets, spread over the split")
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.config.load import flat
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.selection import check_selection
@@ -31,7 +22,7 @@ def main() -> None:
 
     others, opts = (
         (vars(arguments)["TEST.WEIGHT"] or [])[1:],
-        [word for pair in pairs_of(arguments.opts) for word in pair],
+        [word for pair in cli.pairs_of(arguments.opts) for word in pair],
     )
     data = {key: value for key, value in flat(cfg).items() if key.startswith("DATASETS.")}
     stored = [
@@ -42,4 +33,4 @@ def main() -> None:
         check_selection(model_cfg)
     loaded = [load_model_and_data(model_cfg, ("query",)) for model_cfg in cfgs]
     models = [(model_cfg, model) for model_cfg, (model, _) in zip(cfgs, loaded, strict=True)]
-    print_lines(draw_tokens(models, loaded[0][1]["query"], arguments.output, arguments.samples))
+    cli.print_lines(draw_tokens(models, loaded[0][1]["query"], arguments.output, arguments.samples))

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse_in_group, positive_int
+from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.datasets import SPLITS
 
 DEFAULT_SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), "
         "identities as named on disk, cameras from 0, both -1 with --images, scenes 0 where "
         "there are none; paths (n, 3) in the "
@@ -20,7 +19,7 @@ def main() -> None:
         "features depend, with their values). With --shards, write the same in parts to a folder "
         "(docs/retrieval.md): an interrupted export goes on when the command is called again. Processes of "
         "torchrun share the work; those of several nodes need a shared file system for the output.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
         images=True,
     )
     parser.add_argument(
@@ -45,7 +44,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--shards",
-        type=positive_int,
+        type=cli.positive_int,
         nargs="?",
         const=DEFAULT_SHARD_ROWS,
         metavar="N",
@@ -60,11 +59,11 @@ def main() -> None:
     parser.add_argument(
         "--normalise", action="store_true", help="L2-normalise the features, as evaluation does"
     )
-    add_overwrite(
+    cli.add_overwrite(
         parser,
         "replace an output that exists, which is refused otherwise; shards are all exported anew",
     )
-    with parse_in_group(parser) as (arguments, cfg):
+    with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.retrieval.export import check_output, export_file, export_shards
 

@@ -1,19 +1,19 @@
 """Write a trained model as ONNX: python tools/export_onnx.py --weight W --output model.onnx"""
 
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse
+from demo_sdtps.config import cli
 from demo_sdtps.runtime.errors import check_extra
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Write the model of a checkpoint as ONNX, for any batch size. Inputs: of rgb, ni, ti those that the model reads "
         "(batch, 3, height, width) float32, and camera (batch,) int64 from 0, of which the last is any other camera (the mean "
         "of the embeddings). Outputs: pattern_1 (original), pattern_2 (enhanced) and pattern_3 (both) (batch, D) float32, not "
         "normalised, as tools/export_features.py writes them. The metadata have what preprocessing needs (docs/api.md). A "
         "missing modality is an image of zeros. The float32 model is compared with torch by ONNX Runtime first.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
     )
-    add_output(parser, "--output", ".onnx", required=True, help="the file to write")
+    cli.add_output(parser, "--output", ".onnx", required=True, help="the file to write")
     parser.add_argument(
         "--precision",
         choices=("float32", "float16", "int8"),
@@ -21,7 +21,7 @@ def main() -> None:
         help="of the file (default: float32); the others are compared with float32 on the test split: mAP, "
         "Rank-1 and speed of both on this CPU, by which it is yours to decide",
     )
-    arguments, cfg = parse(parser)
+    arguments, cfg = cli.parse(parser)
     check_extra(
         "tools/export_onnx.py",
         "onnx",

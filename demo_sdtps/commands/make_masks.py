@@ -1,14 +1,13 @@
 """Write foreground masks beside the images of a data set: python tools/make_masks.py --config_file F --weight hub"""
 
-from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.cli import add_overwrite, config_parser, count_of, parse, print_lines
+from demo_sdtps.config import MODALITIES, cli
 from demo_sdtps.config.common import FOREGROUND
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, read_splits
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         f"Segment the images of a data set and write a foreground mask for each triplet into its {MASK}/ "
         "folder, where MODEL.SLIM_SCORE looks for them (docs/data.md)."
     )
@@ -36,8 +35,8 @@ def main() -> None:
         default="RGB",
         help="the image that is segmented; all: each of the three, united (default: RGB)",
     )
-    add_overwrite(parser, "replace masks that exist, which are otherwise kept")
-    arguments, cfg = parse(parser)
+    cli.add_overwrite(parser, "replace masks that exist, which are otherwise kept")
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.commands.segmenters import make_segmenter
     from demo_sdtps.datasets.masks import mask_path, write_masks
     from demo_sdtps.runtime.device import choose_device
@@ -51,7 +50,7 @@ def main() -> None:
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
-    print_lines(
-        f"Wrote {count_of(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
+    cli.print_lines(
+        f"Wrote {cli.count_of(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
         f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config import cli
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.seps.image_text import IMAGES, MAPPING
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     if not make_data_set(target, recipe, options.overwrite, partial(write, options=options)):
         return
-    print_lines(
+    cli.print_lines(
         f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
         f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
         f"{target}",

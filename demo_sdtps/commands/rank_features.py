@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from demo_sdtps.config.cli import add_count, add_output, read_arguments
+from demo_sdtps.config import cli
 from demo_sdtps.config.common import TOP
 
 
@@ -26,16 +26,16 @@ def main() -> None:
         default="yes",
         help="L2-normalise the features, as TEST.FEAT_NORM (default: yes)",
     )
-    add_count(parser, "--top", TOP, "hits per query of --csv")
-    add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
-    add_output(
+    cli.add_count(parser, "--top", TOP, "hits per query of --csv")
+    cli.add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
+    cli.add_output(
         parser,
         "--csv",
         ".csv",
         help="write the columns query,rank,gallery,distance: the nearest of the whole gallery, "
         "none excluded, by squared Euclidean distance of L2-normalised features",
     )
-    arguments = read_arguments(parser)
+    arguments = cli.read_arguments(parser)
     from demo_sdtps.retrieval.ranking import rank_stores
 
     rank_stores(arguments)

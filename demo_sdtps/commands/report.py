@@ -1,16 +1,16 @@
 """Images and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
 
 from demo_sdtps.commands.analyse import add_limits
-from demo_sdtps.config.cli import CheckpointFlag, add_count, add_output, config_parser, parse
+from demo_sdtps.config import cli
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print "
         "its table: mAP and Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes "
         "a page instead of the images, with rank lists to filter, and compares it with further --run there "
         "(docs/getting_started.md).",
-        checkpoint=CheckpointFlag(
+        checkpoint=cli.CheckpointFlag(
             "run",
             "DIR",
             "the OUTPUT_DIR of a training",
@@ -19,21 +19,21 @@ def main() -> None:
             several=True,
         ),
     )
-    add_output(
+    cli.add_output(
         parser,
         "--html",
         ".html",
         help="write all of it, and more, as a page for the browser into this file",
     )
     add_limits(parser, "the page")
-    add_count(
+    cli.add_count(
         parser,
         "--thumbnails",
         1200,
         "triplets whose images are in the page, at about 7 kB each: the queries first, then the others of "
         "their rank lists, from the lowest AP on",
     )
-    arguments, cfg = parse(parser)
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.reports.finished_run import report_run
 
     report_run(arguments, cfg)

@@ -3,34 +3,26 @@
 import argparse
 from pathlib import Path
 
-from demo_sdtps.config import RETURN_PATTERNS
-from demo_sdtps.config.cli import (
-    WEIGHT,
-    add_modality,
-    add_output,
-    config_parser,
-    parse_in_group,
-    positive_int,
-)
+from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.config.common import APPROXIMATE, FLAT, RERANKED, SQUARED, TOP
 
 
 def search_parser(what: str) -> argparse.ArgumentParser:
     """Parser of a command that searches in a gallery; `what` begins its description."""
-    parser = config_parser(
+    parser = cli.config_parser(
         f"{what} FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
         "image, may be missing. Images need no labels and no naming rule; cameras are unknown, so the mean of the model's is "
         "taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
         epilog=f"distance: {SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {RERANKED}.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
     )
     parser.add_argument(
         "--gallery", type=Path, required=True, metavar="FOLDER", help="images to search in"
     )
-    add_modality(parser)
+    cli.add_modality(parser)
     parser.add_argument(
         "--top",
-        type=positive_int,
+        type=cli.positive_int,
         metavar="N",
         help=f"hits per query (default: {TOP}, or all of a smaller gallery)",
     )
@@ -61,7 +53,7 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--re_rank",
-        type=positive_int,
+        type=cli.positive_int,
         metavar="K",
         help="order the K nearest of each query by k-reciprocal re-ranking, and show the first of them",
     )
@@ -93,19 +85,19 @@ def main() -> None:
         action="store_true",
         help="let a query whose files are in the gallery be a hit of itself, which it is not otherwise",
     )
-    add_output(
+    cli.add_output(
         parser,
         "--output",
         ".html",
         help="write a page with queries, hits and distances, a single file for any browser",
     )
-    add_output(
+    cli.add_output(
         parser,
         "--csv",
         ".csv",
         help="write the columns query,rank,gallery,distance; files are the first of their triplets",
     )
-    with parse_in_group(parser) as (arguments, cfg):
+    with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.retrieval.search import search
 
         result = search(arguments, cfg)

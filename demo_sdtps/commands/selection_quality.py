@@ -2,25 +2,24 @@
 
 from dataclasses import asdict
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse, print_lines
+from demo_sdtps.config import UserError, cli
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Measure how many of the patches that SDTPS and the stages of slimming keep lie on the person. Needs foreground "
         "masks, which synthetic pedestrians have. The tables have, for complete triplets (by day and by night too, where that "
         "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
         "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
         "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
         "features of RGB, NI and TI.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
     )
     parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
-    add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
-    arguments, cfg = parse(parser)
+    cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.datasets.synthetic import illumination
     from demo_sdtps.evaluation.command import load_model_and_data
@@ -52,7 +51,7 @@ def main() -> None:
             "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING,
         }
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
-    print_lines(
+    cli.print_lines(
         title,
         *(line for table in as_tables(quality) for line in table.split("\n")),
         *filter(None, [arguments.json]),

@@ -2,17 +2,17 @@
 
 import argparse
 
-from demo_sdtps.config.cli import PICTURE, WEIGHT, add_output, config_parser, parse
+from demo_sdtps.config import cli
 
 DEFAULT_SCORES = ("saliency", "distinctness")
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained "
         "with: for each score and setting the operations of the backbone against the dense model, and mAP "
         "and Rank-1 of TEST.RETURN_PATTERN.",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
     )
     parser.add_argument(
         "--scores",
@@ -38,9 +38,9 @@ def main() -> None:
         "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, 0.6 and 0.45, 0.4 "
         "and 0.5)",
     )
-    add_output(parser, "--output", *PICTURE, help="draw the curve into this file")
-    add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
-    arguments, cfg = parse(parser)
+    cli.add_output(parser, "--output", *cli.PICTURE, help="draw the curve into this file")
+    cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
+    arguments, cfg = cli.parse(parser)
     from demo_sdtps.reports.slim_curve import evaluate_settings
 
     evaluate_settings(cfg, arguments)

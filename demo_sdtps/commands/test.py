@@ -1,23 +1,15 @@
 """Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import (
-    PICTURE,
-    WEIGHT,
-    add_output,
-    config_parser,
-    parse_in_group,
-    print_lines,
-)
+from demo_sdtps.config import UserError, cli
 from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. "
         "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
         "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
-        checkpoint=WEIGHT,
+        checkpoint=cli.WEIGHT,
     )
     parser.add_argument(
         "--cross_modal",
@@ -27,11 +19,11 @@ def main() -> None:
         help="every set of modalities of the query against every one of the gallery, as matrices of mAP and "
         "Rank-1 (equivalent to the key TEST.CROSS_MODAL)",
     )
-    add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    add_output(
-        parser, "--output", *PICTURE, help="draw the matrices of --cross_modal into this file"
+    cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
+    cli.add_output(
+        parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal into this file"
     )
-    with parse_in_group(parser) as (arguments, cfg):
+    with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
         from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
@@ -65,4 +57,4 @@ def main() -> None:
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "cases": cases})
         table = missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS])
-        print_lines(caption, *table.splitlines())
+        cli.print_lines(caption, *table.splitlines())

@@ -1,20 +1,20 @@
 """Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
 
-from demo_sdtps.config.cli import WEIGHT, add_output, config_parser, parse_in_group, print_lines
+from demo_sdtps.config import cli
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
 
 
 def main() -> None:
-    parser = config_parser(
+    parser = cli.config_parser(
         "Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
         "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
         "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
         SEPS_SCHEMA,
-        WEIGHT._replace(example=EXAMPLE),
+        cli.WEIGHT._replace(example=EXAMPLE),
     )
-    add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
-    with parse_in_group(parser) as (arguments, cfg):
+    cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
+    with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.tables import percent_table
         from demo_sdtps.runtime.distributed import is_main
         from demo_sdtps.seps.evaluation import (
@@ -32,4 +32,4 @@ def main() -> None:
             return
         if arguments.json:
             write_json(arguments.json, {"caption": caption, **metrics})
-        print_lines(caption, *percent_table(metrics).splitlines())
+        cli.print_lines(caption, *percent_table(metrics).splitlines())

@@ -1,14 +1,14 @@
 """Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
 
-from demo_sdtps.config.cli import parse_in_group, training_parser
+from demo_sdtps.config import cli
 
 
 def main() -> None:
-    parser = training_parser(
+    parser = cli.training_parser(
         "Train a model and evaluate it as it learns.",
         "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10",
     )
-    with parse_in_group(parser) as (arguments, cfg):
+    with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.modeling.demo import missing_modalities
         from demo_sdtps.runtime.distributed import check_launch
         from demo_sdtps.training.command import train
