@@ -23,18 +23,10 @@ from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.training.record import commit
 
-ROOMS = (
-    "runtime",
-    "config",
-    "datasets",
-    "modeling",
-    "evaluation",
-    "retrieval",
-    "training",
-    "seps",
-    "reports",
-    "commands",
-)
+ROOMS = [
+    *("runtime", "config", "datasets", "modeling", "evaluation", "retrieval", "training", "seps"),
+    *("synthetic", "reports", "commands"),
+]
 """Folders of the package; each imports only those before it."""
 LINKS = {"modeling", "config", "datasets"}
 """Names at the root of a checkout that lead into the package; nothing depends on them."""
