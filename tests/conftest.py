@@ -122,24 +122,8 @@ def tiny_root(tmp_path_factory):
     from demo_sdtps.commands import make_synthetic
 
     root = tmp_path_factory.mktemp("data")
-    make_synthetic.main(
-        [
-            "--root",
-            str(root),
-            "--identities",
-            "6",
-            "--test_identities",
-            "4",
-            "--images_per_camera",
-            "2",
-            "--height",
-            "32",
-            "--width",
-            "16",
-            "--workers",
-            "1",
-        ]
-    )
+    sizes = "--identities 6 --test_identities 4 --images_per_camera 2 --height 32 --width 16"
+    make_synthetic.main(["--root", str(root), *sizes.split(), "--workers", "1"])
     return root
 
 
@@ -160,22 +144,12 @@ def shapes_root(tmp_path_factory):
     from demo_sdtps.commands import make_synthetic_captions
 
     root = tmp_path_factory.mktemp("shapes")
-    make_synthetic_captions.main(
-        [
-            "--root",
-            str(root),
-            "--images",
-            str(SIZES["train"]),
-            "--dev_images",
-            str(SIZES["dev"]),
-            "--test_images",
-            str(SIZES["test"]),
-            "--captions",
-            str(CAPTIONS),
-            "--size",
-            "32",
-        ]
-    )
+    sizes = [
+        f"--images={SIZES['train']}",
+        *(f"--{name}_images={SIZES[name]}" for name in ("dev", "test")),
+    ]
+    words = ["--root", str(root), *sizes, f"--captions={CAPTIONS}", "--size=32"]
+    make_synthetic_captions.main(words)
     return root
 
 

@@ -1,6 +1,7 @@
 """Trainings in this process that are interrupted at a given place, and whether two runs are the same."""
 
 import os
+import shlex
 import signal
 import sys
 from contextlib import contextmanager
@@ -12,17 +13,9 @@ from commands import SMALL
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config.cli import run
 
-RANDOM = (
-    "MODEL.SDTPS_USE_GUMBEL",
-    "True",
-    "MODEL.SDTPS_GUMBEL_SELECT",
-    "True",
-    "MODEL.DROP_PATH",
-    "0.2",
-    "MODEL.METRIC_LOSS_TYPE",
-    "triplet_center",
-    "SOLVER.GRAD_CLIP",
-    "5",
+RANDOM = shlex.split(
+    "MODEL.SDTPS_USE_GUMBEL True MODEL.SDTPS_GUMBEL_SELECT True MODEL.DROP_PATH 0.2 "
+    "MODEL.METRIC_LOSS_TYPE triplet_center SOLVER.GRAD_CLIP 5"
 )
 """Everything random that the model has, and everything that has a state."""
 EVERY_STEP = ("SOLVER.CHECKPOINT_MINUTES", "1e-6")
@@ -30,19 +23,9 @@ EVERY_STEP = ("SOLVER.CHECKPOINT_MINUTES", "1e-6")
 
 def cli_args_for(root, *more):
     """A command's words: three epochs of five or six steps, each evaluated."""
-    return [
-        "--config_file",
-        "configs/Synthetic/DeMo_SDTPS.yml",
-        "DATASETS.ROOT_DIR",
-        root,
-        *SMALL,
-        "SOLVER.MAX_EPOCHS",
-        "3",
-        "SOLVER.EVAL_UNTRAINED",
-        "False",
-        *RANDOM,
-        *more,
-    ]
+    config = ("--config_file", "configs/Synthetic/DeMo_SDTPS.yml", "DATASETS.ROOT_DIR", root)
+    epochs = shlex.split("SOLVER.MAX_EPOCHS 3 SOLVER.EVAL_UNTRAINED False")
+    return [*config, *SMALL, *epochs, *RANDOM, *more]
 
 
 def call(words, main=train_net.main):

@@ -1,6 +1,7 @@
 """Starts scripts of the project's by torchrun."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,10 +20,7 @@ def torchrun(script, *words):
 def command_of(script, *words):
     return [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
+        *shlex.split("-m torch.distributed.run --standalone --nproc_per_node=2"),
         str(ROOT / script),
         *map(str, words),
     ]

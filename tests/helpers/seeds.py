@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -75,15 +76,7 @@ def numeric_tests(setting: str, seed: int, log) -> dict:
         done = subprocess.run(
             [
                 sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-n",
-                "auto",
-                "--maxprocesses",
-                "8",
-                "-m",
-                "numeric and not slow",
+                *shlex.split("-m pytest -q -n auto --maxprocesses 8 -m 'numeric and not slow'"),
             ],
             env=os.environ
             | SETTINGS[setting]

@@ -1,6 +1,7 @@
 """What the tests of the data share: the tiny data set, its configuration and ways to damage it."""
 
 import random
+import shlex
 from pathlib import Path
 
 import torch
@@ -21,12 +22,9 @@ def config(root, *opts):
             "DATASETS.ROOT_DIR",
             str(root),
             *SIZE,
-            "MODEL.STRIDE_SIZE",
-            "[4, 4]",
-            "SOLVER.IMS_PER_BATCH",
-            "8",
-            "DATALOADER.NUM_WORKERS",
-            "0",
+            *shlex.split(
+                "MODEL.STRIDE_SIZE '[4, 4]' SOLVER.IMS_PER_BATCH 8 DATALOADER.NUM_WORKERS 0"
+            ),
             *opts,
         ],
     )
