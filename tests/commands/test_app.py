@@ -81,12 +81,12 @@ def served(place, *words):
 def requested(driver):
     """Addresses that the pages asked for, but for those that are the data themselves."""
     events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
-    found = [
+    actual = [
         event["params"]["request"]["url"]
         for event in events
         if event["method"] == "Network.requestWillBeSent"
     ]
-    return [url for url in found if not url.startswith(("data:", "blob:"))]
+    return [url for url in actual if not url.startswith(("data:", "blob:"))]
 
 
 @pytest.mark.slow
@@ -112,12 +112,12 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         def titles():
             driver.switch_to.default_content()
             driver.switch_to.frame(driver.find_element("css selector", "iframe[title=hits]"))
-            found = (
+            actual = (
                 page.texts("figcaption strong"),
                 page.texts("figcaption .name"),
                 page.texts("figure.query .missing"),
             )
-            return found if len(found[2]) == 1 else None
+            return actual if len(actual[2]) == 1 else None
 
         numbers, names, _ = until(titles)
         assert numbers[0] == "query" and len(numbers) == 4

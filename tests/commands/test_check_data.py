@@ -58,7 +58,7 @@ def test_counts_of_every_layout(checked, tmp_path, name):
         tmp_path / "data",
         *SMALL,
     )
-    code, stdout, found = checked(*words)
+    code, stdout, actual = checked(*words)
     distinct = set(chain(*splits.values()))
     for split, samples in {**splits, "all": distinct}.items():
         identities = {"train": TRAIN, "all": TRAIN + TEST}.get(split, TEST)
@@ -68,10 +68,10 @@ def test_counts_of_every_layout(checked, tmp_path, name):
             "cameras": len(CAMERAS),
             "masks": 0,
         }
-        assert found["counts"][split] == expected | (
+        assert actual["counts"][split] == expected | (
             {"scenes": len(SCENES)} if name == "MSVR310" else {}
         )
-    assert (code, bool(found["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
+    assert (code, bool(actual["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
     assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
     assert (
         "train has 30 triplets, but 3,951 are expected; 3,921 fewer: unpack or download" in stdout
@@ -93,17 +93,17 @@ def test_the_published_counts_are_those_of_the_document():
 
 def test_synthetic_data_are_compared_with_what_was_asked_for(checked, own_root):
     words = cli_args_for(own_root)
-    code, stdout, found = checked(*words)
+    code, stdout, actual = checked(*words)
     assert (
         code == 0
-        and found["expected"]["train"] == {"triplets": 48, "identities": 6}
+        and actual["expected"]["train"] == {"triplets": 48, "identities": 6}
         and "can train on it" in stdout
     )
-    assert found["counts"]["train"]["masks"] == 48 and not found["decoded"]
+    assert actual["counts"]["train"]["masks"] == 48 and not actual["decoded"]
     one = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
     for modality in ("RGB", "NI", "TI"):
         (own_root / "RGBNT201" / "train_171" / modality / one).unlink()
-    code, stdout, found = checked(*words)
+    code, stdout, actual = checked(*words)
     assert code == 1 and "WARNING: train has 47 triplets, but 48 are expected; 1 fewer" in stdout
     (own_root / "RGBNT201" / "synthetic.json").write_text("{}")
     assert published_counts(load_cfg(CONFIG, words[2:])) == READERS["RGBNT201"].published
@@ -122,10 +122,10 @@ def test_damaged_images_are_all_found_by_decoding(refused, checked, own_root):
 
 def test_captions(checked, refused, shapes_root, tmp_path):
     words = seps_tiny.cli_args_for(shapes_root)
-    code, stdout, found = checked(*words, "--decode")
+    code, stdout, actual = checked(*words, "--decode")
     sizes, captions = seps_tiny.SIZES, seps_tiny.CAPTIONS
-    assert code == 0 and found["decoded"] and "not known here" in stdout
-    assert found["counts"] == {
+    assert code == 0 and actual["decoded"] and "not known here" in stdout
+    assert actual["counts"] == {
         split: {"images": count, "captions": captions * count, "long": count}
         for split, count in sizes.items()
     }

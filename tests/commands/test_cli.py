@@ -65,14 +65,14 @@ def test_help_comes_before_torch_and_before_other_processes(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(f"""
 import contextlib, io, json, os, runpy, sys
-found, path = {{}}, sys.path[1:]
+results, path = {{}}, sys.path[1:]
 scripts = {[*EVERY, "demo_sdtps/__main__.py"]!r}
 for script, *words in [*([script, "--help"] for script in scripts), ["train_net.py", "--keys", "sdtps"]]:
     sys.path[:], sys.argv = [os.path.dirname(os.path.abspath(script)), *path], [script, *words]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
         runpy.run_path(script, run_name="__main__")
-    found[" ".join([script, *words])] = [len(said.getvalue()) > 100, "torch" in sys.modules]
-print(json.dumps(found))
+    results[" ".join([script, *words])] = [len(said.getvalue()) > 100, "torch" in sys.modules]
+print(json.dumps(results))
 """)
     done = subprocess.run(
         [sys.executable, str(program)],
@@ -83,10 +83,10 @@ print(json.dumps(found))
         env=os.environ | {"WORLD_SIZE": "2", "RANK": "1"},
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == len(EVERY) + 2 and all(told == [True, False] for told in found.values()), (
-        found
-    )
+    actual = json.loads(done.stdout)
+    assert len(actual) == len(EVERY) + 2 and all(
+        told == [True, False] for told in actual.values()
+    ), actual
 
 
 def test_flags_have_either_stroke(command, tmp_path):

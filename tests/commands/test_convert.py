@@ -69,10 +69,10 @@ def convert(command):
     return call
 
 
-def assert_same(found, expected):
-    assert list(found) == list(expected)
+def assert_same(actual, expected):
+    assert list(actual) == list(expected)
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+        assert actual[name].dtype == tensor.dtype and torch.equal(actual[name], tensor), name
 
 
 def test_to_ours_and_back(convert, demo, tmp_path):
@@ -146,10 +146,10 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
             tmp_path / "x.npz",
         )
         assert code == 0, stderr
-        with np.load(tmp_path / "x.npz") as found:
-            features[name] = torch.from_numpy(found["features"])
+        with np.load(tmp_path / "x.npz") as actual:
+            features[name] = torch.from_numpy(actual["features"])
     others, expected = features.pop("with other experts"), features["ours"]
-    assert all(torch.equal(found, expected) for found in features.values())
+    assert all(torch.equal(actual, expected) for actual in features.values())
     original = 3 * BACKBONE_WIDTH
     assert torch.equal(others[:, :original], expected[:, :original])
     assert relative_error(others[:, original:], expected[:, original:]) > 0.01, (

@@ -154,14 +154,14 @@ def test_of_the_instances_of_a_class_the_largest_is_the_mask():
     masks = torch.zeros(4, 1, 6, 6)
     for index, size in enumerate((2, 4, 6, 5)):
         masks[index, 0, :size, :size] = 0.9
-    found = {
+    actual = {
         "masks": masks,
         "labels": torch.tensor([1, 1, 3, 1]),
         "scores": torch.tensor([0.9, 0.7, 0.9, 0.2]),
     }
-    assert torch.equal(largest_instance(found, [1]), masks[1, 0])
-    assert torch.equal(largest_instance(found, [3, 6, 8]), masks[2, 0])
-    assert largest_instance(found, [6]) is None
+    assert torch.equal(largest_instance(actual, [1]), masks[1, 0])
+    assert torch.equal(largest_instance(actual, [3, 6, 8]), masks[2, 0])
+    assert largest_instance(actual, [6]) is None
 
 
 @pytest.mark.slow

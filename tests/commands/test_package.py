@@ -117,20 +117,23 @@ def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monk
     assert len(names) > 12
     for name in names:
         assert exists(name), name
-    found = {}
+    actual = {}
     for example in re.findall(r"```python\n(.*?)```", page + extending, re.S):
         if "onnxruntime" not in example and re.search('^(from|import|"""Standard)', example):
-            exec(example, found)  # test_export_onnx.py runs that of ONNX Runtime
+            exec(example, actual)  # test_export_onnx.py runs that of ONNX Runtime
     exec(re.search(r"```python\n(import.*?)```", readme, re.S)[1], own := {})
     assert own["rows"].shape == own["distances"].shape == (1, 2) and own["gallery"].shape == (
         2,
         own["reid"].widths[3],
     )
-    assert found["rows"].shape == (1, 2) and found["features"].shape == (1, found["reid"].widths[3])
+    assert actual["rows"].shape == (1, 2) and actual["features"].shape == (
+        1,
+        actual["reid"].widths[3],
+    )
     assert (
-        found["model"].num_class == 60
-        and found["cfg"].SOLVER.SEED == 1
-        and issubclass(found["Contrast"], Score)
+        actual["model"].num_class == 60
+        and actual["cfg"].SOLVER.SEED == 1
+        and issubclass(actual["Contrast"], Score)
     )
 
 

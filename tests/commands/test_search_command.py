@@ -260,10 +260,10 @@ def test_a_browser_shows_images_of_any_size_in_boxes_of_one_height(searched, pla
 
 
 def hits_by_query(path):
-    found = defaultdict(list)
+    actual = defaultdict(list)
     for query, _, hit, _ in rows_of(path)[1:]:
-        found[Path(query).name].append(Path(hit).name)
-    return found
+        actual[Path(query).name].append(Path(hit).name)
+    return actual
 
 
 WAYS = {
@@ -286,10 +286,10 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(searched, place, way):
         words = ("--index", "kept", "--overwrite", *WAYS[way])
         for top in (6, 4):
             assert searched("--csv", "x.csv", "--top", top, *words, query=query)[0] == 0
-            found = hits_by_query("x.csv")
+            actual = hits_by_query("x.csv")
             assert all(
                 len(hits) == len(set(hits)) == min(top, 5) and own(name) not in hits
-                for name, hits in found.items()
+                for name, hits in actual.items()
             )
         assert searched("--csv", "x.csv", "--top", 6, "--keep_self", *words, query=query)[0] == 0
         kept = hits_by_query("x.csv")

@@ -66,11 +66,11 @@ def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
                 "MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE distinctness"
             ),
             "--json",
-            tmp_path / "found.json",
+            tmp_path / "evaluation.json",
         )[0]
         == 0
     )
-    record = scores_of(tmp_path / "found.json")["3"]
+    record = scores_of(tmp_path / "evaluation.json")["3"]
     assert (points[1]["mAP"], points[1]["rank1"]) == (record["mAP"], record["Rank-1"])
     rows = [
         line.split() for line in stdout.splitlines() if line.startswith(("dense", "distinctness"))
@@ -107,8 +107,8 @@ def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
         "self_supervised"
     ]
     assert sum("is left out" in message for message in caplog.messages) == 1
-    assert command(test_net.main, *words, "--json", tmp_path / "found.json")[0] == 0
-    assert scores_of(tmp_path / "found.json")["3"]["mAP"] == points[1]["mAP"]
+    assert command(test_net.main, *words, "--json", tmp_path / "evaluation.json")[0] == 0
+    assert scores_of(tmp_path / "evaluation.json")["3"]["mAP"] == points[1]["mAP"]
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
     # with the default scores
     assert command(slim_curve.main, *words, "--blocks", "1", "--keep", "0.5")[0] == 0

@@ -128,18 +128,18 @@ def test_every_file_in_configs_loads(path):
     )
     for section, values in stated.items():
         for leaf, value in values.items():
-            found = value_of(cfg, f"{section}.{leaf}")
-            assert found == (tuple(value) if isinstance(found, tuple) else value)
+            actual = value_of(cfg, f"{section}.{leaf}")
+            assert actual == (tuple(value) if isinstance(actual, tuple) else value)
     assert Path(cfg.OUTPUT_DIR) == Path("runs") / path.parent.name / path.stem
 
 
 def test_pretrained_weights_are_downloaded_for_real_data_and_random_ones_are_meant_for_synthetic_data():
-    found = {path.parent.name: set() for path in (ROOT / "configs").rglob("*.yml")}
+    actual = {path.parent.name: set() for path in (ROOT / "configs").rglob("*.yml")}
     for path in (ROOT / "configs").rglob("*.yml"):
         cfg = load_cfg(path, (), SEPS_SCHEMA if path.parent.name == "SEPS" else DEMO_SCHEMA)
-        found[path.parent.name].add(cfg.MODEL.PRETRAIN_PATH_T)
+        actual[path.parent.name].add(cfg.MODEL.PRETRAIN_PATH_T)
     published = {name: {"hub"} for name in (*PUBLISHED, "WMVeID863", "Own")}
-    assert found == {"SEPS": {"hub", "none"}, "Synthetic": {"none"}, **published}
+    assert actual == {"SEPS": {"hub", "none"}, "Synthetic": {"none"}, **published}
 
 
 @pytest.mark.parametrize("every_key", [False, True], ids=["what differs", "every key"])
@@ -185,8 +185,8 @@ def test_demos_own_files_load(tmp_path, dataset, every_key):
     ],
 )
 def test_a_value_takes_the_type_of_its_key(tmp_path, text, name, expected):
-    found = value_of(load_cfg(write(tmp_path, text)), name)
-    assert found == expected and type(found) is type(expected)
+    actual = value_of(load_cfg(write(tmp_path, text)), name)
+    assert actual == expected and type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ def test_a_crop_is_a_part_of_the_image_resized():
         expected = F.interpolate(
             part, (16, 24), mode="bicubic", antialias=True, align_corners=False
         )[0].clamp(0, 255)
-        found = CropTransform(cfg)(image, random.Random(seed))
-        assert found.shape == (3, 16, 24) and found.dtype == torch.float32
+        actual = CropTransform(cfg)(image, random.Random(seed))
+        assert actual.shape == (3, 16, 24) and actual.dtype == torch.float32
         # whole grey levels on the way
-        assert (found - normalised(expected)).abs().max() < 2.5 / 127.5
+        assert (actual - normalised(expected)).abs().max() < 2.5 / 127.5
 
 
 def test_crops_have_torchvisions_distribution():
@@ -113,8 +113,8 @@ def test_half_the_images_are_flipped():
     plain = normalised(image)
     seen = Counter()
     for seed in range(seeded(), seeded(200)):
-        found = transform(image, random.Random(seed))
-        flipped = bool((found - plain.flip(2)).abs().max() < tolerance(*SCALED))
+        actual = transform(image, random.Random(seed))
+        flipped = bool((actual - plain.flip(2)).abs().max() < tolerance(*SCALED))
         seen[flipped] += 1
-        assert_close(found, plain.flip(2) if flipped else plain, *SCALED)
+        assert_close(actual, plain.flip(2) if flipped else plain, *SCALED)
     assert abs(seen[True] - 100) < 6 * 50**0.5  # standard errors

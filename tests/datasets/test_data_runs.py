@@ -62,13 +62,13 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
             tmp_path / "x.npz",
         )
         assert code == 0, stderr
-        with np.load(tmp_path / "x.npz") as found:
-            assert found["ids"].tolist() == [sample.identity for sample in expected[split]]
-            assert found["cams"].tolist() == [sample.camera for sample in expected[split]]
-            assert found["scenes"].tolist() == [sample.scene for sample in expected[split]]
-            assert found["paths"].tolist() == [list(sample.paths) for sample in expected[split]]
-            assert found["paths"].shape[1] == (1 if name == "RGBNT100" else 3)
-            features[split] = found["features"].astype(np.float64)
+        with np.load(tmp_path / "x.npz") as actual:
+            assert actual["ids"].tolist() == [sample.identity for sample in expected[split]]
+            assert actual["cams"].tolist() == [sample.camera for sample in expected[split]]
+            assert actual["scenes"].tolist() == [sample.scene for sample in expected[split]]
+            assert actual["paths"].tolist() == [list(sample.paths) for sample in expected[split]]
+            assert actual["paths"].shape[1] == (1 if name == "RGBNT100" else 3)
+            features[split] = actual["features"].astype(np.float64)
             assert features[split].shape == (len(expected[split]), 6 * BACKBONE_WIDTH)
 
     def slow_score(place):

@@ -64,16 +64,16 @@ def complaint(root, name):
 def test_samples_are_what_was_written(tmp_path, name):
     assert tuple(WRITERS) == tuple(FOLDERS) == NAMES == tuple(READERS)
     expected = WRITERS[name](tmp_path)
-    found = read(tmp_path, name)
-    assert list(found) == list(SPLITS) and found == expected
+    actual = read(tmp_path, name)
+    assert list(actual) == list(SPLITS) and actual == expected
     for split in SPLITS:
-        paths = [sample.paths for sample in found[split]]
+        paths = [sample.paths for sample in actual[split]]
         assert paths == sorted(paths) and len(set(paths)) == len(paths)
         folder = folder_of(tmp_path, name, split)
         assert all(Path(path).is_relative_to(folder) for triplet in paths for path in triplet)
-    assert {sample.camera for sample in found["train"]} == {0, 1, 7}
-    assert identity_labels(found["train"]) == {1: 0, 3: 1, 4: 2, 12: 3, 20: 4}
-    assert {sample.identity for sample in found["query"]} == {2, 7, 30, 31}
+    assert {sample.camera for sample in actual["train"]} == {0, 1, 7}
+    assert identity_labels(actual["train"]) == {1: 0, 3: 1, 4: 2, 12: 3, 20: 4}
+    assert {sample.identity for sample in actual["query"]} == {2, 7, 30, 31}
 
 
 def test_only_the_splits_asked_for_are_read(tmp_path, name):
@@ -224,11 +224,11 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     slim = {"DeMo_Slim"}
     both = "DeMo_with_SDTPS"
     assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both} | slim
-    found = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
-    assert {values["DATASETS.NAMES"] for values in found.values()} == {
+    actual = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
+    assert {values["DATASETS.NAMES"] for values in actual.values()} == {
         "RGBNT201" if folder == "Synthetic" else folder
     }
-    on = {kind: {key for key in MODULES if values[key]} for kind, values in found.items()}
+    on = {kind: {key for key in MODULES if values[key]} for kind, values in actual.items()}
     fusion = {"MODEL.HDM", "MODEL.ATM"}
     assert on == {
         "Baseline": set(),
@@ -237,7 +237,7 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
         both: fusion | {"MODEL.USE_SDTPS"},
         **dict.fromkeys(slim, fusion),
     }
-    assert [found[both][f"MODEL.SDTPS_{key}"] for key in ("LOSS_WEIGHT", "FEEDS_HDM")] == [
+    assert [actual[both][f"MODEL.SDTPS_{key}"] for key in ("LOSS_WEIGHT", "FEEDS_HDM")] == [
         0.1,
         False,
     ]
@@ -252,7 +252,7 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
             and not (kind in slim and (key in slimming or key.startswith("MODEL.SLIM_")))
             and not (kind == both and key in ("MODEL.SDTPS_LOSS_WEIGHT", "MODEL.SDTPS_FEEDS_HDM"))
         }
-        for kind, values in found.items()
+        for kind, values in actual.items()
     ]
     whole = rest[0]
     assert all(values == {key: whole[key] for key in values} for values in rest)

@@ -47,10 +47,10 @@ def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeyp
     for size in ((41, 23), (1, 1), (16, 8), (3, 17)):
         for mode, how in [*kinds, ("RGB", {"keep_rgb": True}), ("CMYK", {})]:
             Image.fromarray(pixels[: size[0], : size[1]]).convert(mode).save(path, **how)
-            found = decode(str(path))
-            assert found.dtype == torch.uint8 and found.shape == (3, *size)
+            actual = decode(str(path))
+            assert actual.dtype == torch.uint8 and actual.shape == (3, *size)
             assert np.array_equal(
-                found.permute(1, 2, 0).numpy(), np.asarray(Image.open(path).convert("RGB"))
+                actual.permute(1, 2, 0).numpy(), np.asarray(Image.open(path).convert("RGB"))
             ), (mode, how)
 
 
@@ -147,8 +147,8 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
     with warnings.catch_warnings():
         # such as Pillow's of transparency, which would be one per image
         warnings.simplefilter("error")
-        found = decode(str(tmp_path / "image.jpg")).permute(1, 2, 0).numpy()
-    assert found.dtype == np.uint8 and np.array_equal(found, expected)
+        actual = decode(str(tmp_path / "image.jpg")).permute(1, 2, 0).numpy()
+    assert actual.dtype == np.uint8 and np.array_equal(actual, expected)
 
 
 def postscript(path):

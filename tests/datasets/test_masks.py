@@ -48,8 +48,8 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
             image = image.flip(2) if flip else image
             return F.pad(image, (4,) * 4)[:, top : top + 32, left : left + 16]
 
-        *found, found_mask = transform([*images, mask], random.Random(seed))
-        for image, original in zip(found, images, strict=True):
+        *actual, found_mask = transform([*images, mask], random.Random(seed))
+        for image, original in zip(actual, images, strict=True):
             assert_close(image, normalised(slow(original)), *SCALED)
         assert_close(found_mask, slow(mask).double() / 255, 1)
 

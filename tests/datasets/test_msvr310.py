@@ -42,10 +42,10 @@ def test_identity_scene_and_camera_are_in_the_name(tmp_path):
                 split_folder(tmp_path, "query3") / name[:4] / modality / name,
                 pixels(1, 1, "RGB", 8, 4),
             )
-    found = read_splits(config(tmp_path, *NAME), ("query",))["query"]
-    said = [(sample.identity, sample.scene, sample.camera) for sample in found]
+    actual = read_splits(config(tmp_path, *NAME), ("query",))["query"]
+    said = [(sample.identity, sample.scene, sample.camera) for sample in actual]
     assert said == [(1, 1, 0), (1, 1, 7), (1, 12, 3), (310, 0, 5)]
-    for sample, name in zip(found, names, strict=True):
+    for sample, name in zip(actual, names, strict=True):
         folder = split_folder(tmp_path, "query3") / name[:4]
         assert sample.paths == tuple(str(folder / modality / name) for modality in MODALITY_FOLDERS)
 
@@ -66,15 +66,15 @@ def test_matches_are_in_another_scene(own):
     cfg = config(root, *NAME)
     assert exclude_key(cfg) == "scene"
     keep(root, lambda name: "_v7_" in name)
-    found = read_splits(cfg, ("query", "gallery"))
-    assert {sample.camera for samples in found.values() for sample in samples} == {7}
-    assert len(make_test_data(cfg, found["query"], found["gallery"]).query) == 4
+    actual = read_splits(cfg, ("query", "gallery"))
+    assert {sample.camera for samples in actual.values() for sample in samples} == {7}
+    assert len(make_test_data(cfg, actual["query"], actual["gallery"]).query) == 4
 
     write_msvr310(root)
     keep(root, lambda name: "_s001_" in name)
-    found = read_splits(cfg, ("query", "gallery"))
-    assert {sample.camera for sample in found["gallery"]} == {0, 1, 7}
-    message = message_of(make_test_data, cfg, found["query"], found["gallery"])
+    actual = read_splits(cfg, ("query", "gallery"))
+    assert {sample.camera for sample in actual["gallery"]} == {0, 1, 7}
+    message = message_of(make_test_data, cfg, actual["query"], actual["gallery"])
     assert "No query of MSVR310" in message and "with another scene" in message
 
 

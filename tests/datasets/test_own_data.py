@@ -50,7 +50,7 @@ def configuration(root, name="Folder", *opts):
 def write_incomplete(root, identities=("0007", "0011", "0012", "0030"), junk=True):
     """ROOT/{train,query,gallery}/{RGB,NI,TI}, some in nested folders, each triplet with one to three of its images; what the
     reader must find, with labels as in the names."""
-    draw, found = random.Random(seeded(1)), []
+    draw, actual = random.Random(seeded(1)), []
     for split in ("train", "query", "gallery"):
         for number, (identity, camera) in enumerate(
             [(i, c) for i in (*identities, *["-1"] * junk) for c in (2, 5, 9)]
@@ -66,18 +66,18 @@ def write_incomplete(root, identities=("0007", "0011", "0012", "0030"), junk=Tru
                 if path:
                     save(path, pixels(abs(int(identity)), number, modality, *SIZE))
             if identity != "-1":
-                found.append(
+                actual.append(
                     (split, name, identity, camera, tuple(path and str(path) for path in paths))
                 )
-    return found
+    return actual
 
 
 PATTERN = ("DATASETS.PATTERN", r"(?P<identity>-1|\d+)_c(?P<camera>\d)")
 
 
-def samples_of(found, split, modalities=MODALITIES):
+def samples_of(actual, split, modalities=MODALITIES):
     """Samples that a split must have: cameras by their order, 2, 5, 9 → 0, 1, 2."""
-    rows = sorted(row[1:] for row in found if row[0] == split)
+    rows = sorted(row[1:] for row in actual if row[0] == split)
     read = [
         tuple(
             path if modality in modalities else None
@@ -92,12 +92,12 @@ def samples_of(found, split, modalities=MODALITIES):
     ]
 
 
-def write_table(path, found):
+def write_table(path, actual):
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["identity", "camera", "split", "note", "rgb", "ni", "ti"])
-        for split, _, identity, camera, paths in found:
-            relative = [found and str(Path(found).relative_to(path.parent)) for found in paths]
+        for split, _, identity, camera, paths in actual:
+            relative = [actual and str(Path(actual).relative_to(path.parent)) for actual in paths]
             writer.writerow(
                 [
                     f"person {identity}",
@@ -111,24 +111,24 @@ def write_table(path, found):
 
 @pytest.mark.parametrize("modalities", [MODALITIES, ("NI", "TI"), ("RGB",)], ids="+".join)
 def test_folders_are_read_with_what_they_have(tmp_path, modalities):
-    found = write_incomplete(tmp_path)
+    actual = write_incomplete(tmp_path)
     splits = read_splits(
         configuration(tmp_path, "Folder", *PATTERN, "MODEL.MODALITIES", list(modalities))
     )
     for split, samples in splits.items():
-        assert samples == samples_of(found, split, modalities)
+        assert samples == samples_of(actual, split, modalities)
         assert all(sample.files == tuple(filter(None, sample.paths)) for sample in samples)
 
 
 def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_path):
-    found = write_incomplete(tmp_path)
-    write_table(tmp_path / "persons.csv", found)
+    actual = write_incomplete(tmp_path)
+    write_table(tmp_path / "persons.csv", actual)
     splits = read_splits(configuration(tmp_path / "persons.csv", "CSV"))
     numbers = {7: 0, 11: 1, 12: 2, 30: 3}
     for split, samples in splits.items():
         expected = [
             Sample(sample.paths, numbers[sample.identity], sample.camera)
-            for sample in samples_of(found, split)
+            for sample in samples_of(actual, split)
         ]
         assert sorted(samples, key=lambda sample: sample.files) == sorted(
             expected, key=lambda sample: sample.files
@@ -136,7 +136,7 @@ def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_pat
 
 
 def test_identities_of_a_table_that_differ_in_zeros_are_others(tmp_path):
-    found = write_incomplete(tmp_path, identities=("1", "001", "2"), junk=False)
+    actual = write_incomplete(tmp_path, identities=("1", "001", "2"), junk=False)
     with open(tmp_path / "persons.csv", "w", newline="") as file:
         rows = [
             [
@@ -145,7 +145,7 @@ def test_identities_of_a_table_that_differ_in_zeros_are_others(tmp_path):
                 split,
                 *(path and str(Path(path).relative_to(tmp_path)) for path in paths),
             ]
-            for split, _, identity, camera, paths in found
+            for split, _, identity, camera, paths in actual
         ]
         csv.writer(file).writerows([["identity", "camera", "split", "rgb", "ni", "ti"], *rows])
     samples = read_splits(configuration(tmp_path / "persons.csv", "CSV"))["train"]
@@ -180,12 +180,12 @@ def test_market_1501s_folders(tmp_path):
 @pytest.mark.parametrize("is_joint", [True, False], ids=["joint", "separate"])
 def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
     """Zeros of the network's input, not black pixels; the images that are there are not."""
-    found = write_incomplete(tmp_path)
+    actual = write_incomplete(tmp_path)
     cfg = configuration(
         tmp_path, "Folder", *PATTERN, "INPUT.JOINT_AUGMENTATION", is_joint, "INPUT.RE_PROB", 0
     )
     samples = read_splits(cfg)["gallery"]
-    assert samples == samples_of(found, "gallery")
+    assert samples == samples_of(actual, "gallery")
     start = 0
     for images, labels, _ in batches(test_loader(cfg, samples)):
         for place, modality in enumerate(MODALITIES):
@@ -288,7 +288,7 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
     )
     images, cameras = random_images(2)
     images = {name: image.double() for name, image in images.items()}
-    expected, found = (
+    expected, actual = (
         extract_patterns(whole, images, cameras)[0],
         extract_patterns(part, {name: images[name] for name in modalities}, cameras)[0],
     )
@@ -296,8 +296,8 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
         [expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1
     )
     enhanced = torch.cat([expected[2].chunk(7, dim=1)[row] for row in rows], dim=1)
-    assert_close(found[1], own, *ENCODER, *PIFE)
-    assert_close(found[2], enhanced, *MODEL)
+    assert_close(actual[1], own, *ENCODER, *PIFE)
+    assert_close(actual[2], enhanced, *MODEL)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +342,9 @@ def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
 def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name):
     """As docs/own_data.md has them, on triplets that lack images, with a small model."""
     monkeypatch.chdir(tmp_path)
-    found = write_incomplete(tmp_path / "my_data", junk=False)
+    actual = write_incomplete(tmp_path / "my_data", junk=False)
     if name == "a table":
-        write_table(tmp_path / "my_data" / "persons.csv", found)
+        write_table(tmp_path / "my_data" / "persons.csv", actual)
     text = (ROOT / "docs" / "own_data.md").read_text()
     commands = [
         shlex.split(line)[1:] for line in text.split("```bash\n")[1].split("```")[0].splitlines()

@@ -45,13 +45,13 @@ def parts_of(path):
 def test_the_three_parts_of_an_image_are_its_modalities(root):
     samples = read_splits(config(root, *NAME), ("gallery",))["gallery"]
     for sample in samples:
-        found = decode_triplet(sample.paths)
-        assert [(part.dtype, tuple(part.shape)) for part in found] == [
+        actual = decode_triplet(sample.paths)
+        assert [(part.dtype, tuple(part.shape)) for part in actual] == [
             (torch.uint8, (3, 128, 256))
         ] * 3
         assert all(
             torch.equal(part, expected)
-            for part, expected in zip(found, parts_of(sample.paths[0]), strict=True)
+            for part, expected in zip(actual, parts_of(sample.paths[0]), strict=True)
         )
     for number, part in enumerate(decode_triplet(samples[0].paths)):
         written = torch.from_numpy(pixels(2, 201, ("RGB", "NI", "TI")[number], 256, 128)).permute(

@@ -39,9 +39,9 @@ def test_a_name_may_go_on_as_it_likes_after_the_camera(own_root):
         (images_of(own_root, modality=modality) / FIRST).rename(
             images_of(own_root, modality=modality) / "000258_cam3_1_seq02_07.jpg"
         )
-    found = read_splits(config(own_root), ("train",))["train"]
-    assert (found[-1].identity, found[-1].camera) == (258, 2)
-    assert len(identity_labels(found)) == 7
+    actual = read_splits(config(own_root), ("train",))["train"]
+    assert (actual[-1].identity, actual[-1].camera) == (258, 2)
+    assert len(identity_labels(actual)) == 7
 
 
 def test_labels_count_identities_in_order():

@@ -19,10 +19,10 @@ LABELS = [label for label, count in COUNTS.items() for _ in range(count)]
 def test_sampler_batches(batch_size, instances):
     sampler = IdentityBatchSampler(LABELS, batch_size, instances, seed=3)
     for epoch in range(1, 6):
-        found = epoch_of(sampler, epoch)
-        assert len(found) == len(sampler) > 0
+        actual = epoch_of(sampler, epoch)
+        assert len(actual) == len(sampler) > 0
         used, groups = Counter(), Counter()
-        for batch in found:
+        for batch in actual:
             assert len(batch) == batch_size
             indices = [index for index, _ in batch]
             parts = [
@@ -99,10 +99,10 @@ def test_shuffled_batches_take_each_sample_at_most_once(count, batch_size):
     sampler = ShuffledBatchSampler(count, batch_size, seed=3)
     left_out = set()
     for epoch in range(1, 30):
-        found = epoch_of(sampler, epoch)
-        assert len(found) == len(sampler) == count // batch_size
-        assert {len(batch) for batch in found} == {batch_size}
-        indices = [index for batch in found for index, _ in batch]
+        actual = epoch_of(sampler, epoch)
+        assert len(actual) == len(sampler) == count // batch_size
+        assert {len(batch) for batch in actual} == {batch_size}
+        indices = [index for batch in actual for index, _ in batch]
         assert len(set(indices)) == len(indices) and set(indices) <= set(range(count))
         left_out |= set(range(count)) - set(indices)
         assert len(indices) == count - count % batch_size

@@ -26,16 +26,16 @@ def words(data, *more):
 
 def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data):
     write_rgbnt201(data)
-    found = read_splits(config(data, "DATASETS.NAMES", "Synthetic"))
-    assert {split: len(samples) for split, samples in found.items()} == {
+    actual = read_splits(config(data, "DATASETS.NAMES", "Synthetic"))
+    assert {split: len(samples) for split, samples in actual.items()} == {
         "train": 48,
         "query": 32,
         "gallery": 32,
     }
-    assert found == read_splits(config(data / "synthetic"))
+    assert actual == read_splits(config(data / "synthetic"))
     # As configs/Synthetic name the folder.
-    assert found == read_splits(config(data / "synthetic", "DATASETS.NAMES", "Synthetic"))
-    assert found != read_splits(config(data))
+    assert actual == read_splits(config(data / "synthetic", "DATASETS.NAMES", "Synthetic"))
+    assert actual != read_splits(config(data))
 
 
 def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path):

@@ -22,10 +22,10 @@ def test_evaluation_resizes_bilinearly_first(tiny_root):
     resized = F.interpolate(
         image[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False
     )[0]
-    found = test_transform(config(tiny_root))(image)
-    assert found.dtype == torch.float32 and found.shape == (3, 32, 16)
+    actual = test_transform(config(tiny_root))(image)
+    assert actual.dtype == torch.float32 and actual.shape == (3, 32, 16)
     # Rounding to whole grey levels on the way is worth half a level.
-    assert (found - normalised(resized)).abs().max() < 1.5 / 127.5
+    assert (actual - normalised(resized)).abs().max() < 1.5 / 127.5
 
 
 def test_mean_and_deviation_are_the_configurations(tiny_root):
@@ -59,12 +59,12 @@ def test_certain_erasing_replaces_one_rectangle_by_noise(tiny_root):
     torch.manual_seed(seeded())
     random.seed(seeded())
     for _ in range(20):
-        found = transform(image)
-        erased = (found - plain).abs().amax(0) > tolerance(*SCALED)
+        actual = transform(image)
+        erased = (actual - plain).abs().amax(0) > tolerance(*SCALED)
         rows, columns = erased.any(1).nonzero()[:, 0], erased.any(0).nonzero()[:, 0]
         box = erased[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         assert box.all() and 0.01 < box.numel() / erased.numel() < 0.5
-        noise = found[:, erased]
+        noise = actual[:, erased]
         assert noise.unique().numel() > 0.9 * noise.numel()  # per pixel, not one colour
         assert not torch.allclose(noise[0], noise[1])
 
@@ -84,7 +84,7 @@ def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
     as_pillow = Image.fromarray(image.permute(1, 2, 0).numpy())
     for seed in range(seeded(), seeded(20)):
         random.seed(seed)
-        found = transform(image)
+        actual = transform(image)
         random.seed(seed)
         flipped, down, right = random.random() < 0.5, random.randint(-3, 3), random.randint(-3, 3)
         resized = functional.resize(
@@ -96,7 +96,7 @@ def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
         )
         # Where an image is resized, rounding in each of the two passes may be worth a grey level.
         levels = 0 if size == (32, 16) else 2
-        assert (found - expected).abs().max() < levels / 127.5 + tolerance(*SCALED, *SCALED)
+        assert (actual - expected).abs().max() < levels / 127.5 + tolerance(*SCALED, *SCALED)
 
 
 def test_an_image_in_either_memory_order_is_the_same(tiny_root):
@@ -106,12 +106,12 @@ def test_an_image_in_either_memory_order_is_the_same(tiny_root):
         image = random_image(*size)
         by_pixel = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
         assert torch.equal(test_transform(cfg)(image), test_transform(cfg)(by_pixel))
-        found = []
+        actual = []
         for ours in (image, by_pixel):
             random.seed(seeded())
             torch.manual_seed(seeded())
-            found.append(TrainTransform(cfg)(ours))
-        assert torch.equal(*found)
+            actual.append(TrainTransform(cfg)(ours))
+        assert torch.equal(*actual)
 
 
 @pytest.mark.parametrize("size", [(64, 32), (32, 64), (9, 7)])
@@ -145,13 +145,13 @@ def test_erasing_follows_its_law(tiny_root):
     torch.manual_seed(seeded())
     shares, aspects, noise = [], [], []
     for _ in range(600):
-        found = transform(black)
-        erased = (found != -1).any(0)
+        actual = transform(black)
+        erased = (actual != -1).any(0)
         if erased.any():
             height, width = erased.any(1).sum().item(), erased.any(0).sum().item()
             shares.append(height * width / erased.numel())
             aspects.append(math.log(height / width))
-            noise.append(found[:, erased].flatten())
+            noise.append(actual[:, erased].flatten())
     noise = torch.cat(noise).double()
     # Of six standard errors each.
     assert abs(len(shares) - 300) < 6 * 150**0.5

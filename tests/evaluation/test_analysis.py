@@ -52,34 +52,34 @@ def known(values):
 
 
 def test_queries(case):
-    found = analysis.score_queries(case.rows, *case.sides)
+    actual = analysis.score_queries(case.rows, *case.sides)
     averages = [plain.average_precision(one) for one in case.rankings]
-    assert averages == known(found.average_precision.tolist()) and None in averages
-    assert found.first_match.tolist() == [plain.first_match(one) for one in case.rankings]
+    assert averages == known(actual.average_precision.tolist()) and None in averages
+    assert actual.first_match.tolist() == [plain.first_match(one) for one in case.rankings]
     # Their mean is the mAP of the evaluation.
     scenes = dict(zip(("query_scenes", "gallery_scenes"), case.keys, strict=True))
     whole = evaluate_distances(case.distance, *case.ids, *case.cameras, **scenes)
-    assert np.nanmean(found.average_precision) == pytest.approx(whole.mAP, abs=1e-12)
+    assert np.nanmean(actual.average_precision) == pytest.approx(whole.mAP, abs=1e-12)
 
 
 def test_cameras(case):
-    found = analysis.camera_matrix(case.rows, *case.sides)
+    actual = analysis.camera_matrix(case.rows, *case.sides)
     cameras, matrix = plain.camera_matrix(case.distance.tolist(), *case.lists)
-    assert found.cameras == cameras == [0, 1, 2, 3, 4]
-    assert matrix == [known(row) for row in found.mAP.tolist()]
-    assert np.isfinite(found.mAP).any()
+    assert actual.cameras == cameras == [0, 1, 2, 3, 4]
+    assert matrix == [known(row) for row in actual.mAP.tolist()]
+    assert np.isfinite(actual.mAP).any()
     if case.keys is case.cameras:
-        assert np.isnan(found.mAP.diagonal()).all()
+        assert np.isnan(actual.mAP.diagonal()).all()
 
 
 def test_identities(case):
     averages = analysis.score_queries(case.rows, *case.sides).average_precision
-    found = analysis.score_identities(averages, case.ids[0])
+    actual = analysis.score_identities(averages, case.ids[0])
     wanted = plain.identity_scores(
         [plain.average_precision(one) for one in case.rankings], case.lists[0][0]
     )
-    assert [(pytest.approx(score.mAP), score.identity, score.queries) for score in found] == wanted
-    assert [score.mAP for score in found] == sorted(score.mAP for score in found)
+    assert [(pytest.approx(score.mAP), score.identity, score.queries) for score in actual] == wanted
+    assert [score.mAP for score in actual] == sorted(score.mAP for score in actual)
 
 
 def test_worst_queries(case):
@@ -93,33 +93,33 @@ def test_worst_queries(case):
 
 def test_nearest(case):
     chosen = torch.randperm(30, generator=generator(3))[:12]
-    found = analysis.nearest_samples(case.rows, *case.sides, chosen, 10)
+    actual = analysis.nearest_samples(case.rows, *case.sides, chosen, 10)
     for row, query in enumerate(chosen.tolist()):
-        listed = zip(*(part[row].tolist() for part in found), strict=True)
+        listed = zip(*(part[row].tolist() for part in actual), strict=True)
         assert [
             (distance, is_match, sample) for sample, distance, is_match in listed
         ] == case.rankings[query][:10]
 
 
 def test_distances(case):
-    found = analysis.distance_histogram(case.rows, *case.sides, bins=13)
+    actual = analysis.distance_histogram(case.rows, *case.sides, bins=13)
     largest = max(distance for one in case.rankings for distance, *_ in one)
-    assert found.edges[0] == 0 and found.edges[-1] == largest and len(found.edges) == 14
+    assert actual.edges[0] == 0 and actual.edges[-1] == largest and len(actual.edges) == 14
     # Inside the bins, where no rounding of an edge decides.
     inside = Case(2)
     inside.distance = inside.distance + 1 / 77
-    found = analysis.distance_histogram(inside.rows, *inside.sides, bins=13)
+    actual = analysis.distance_histogram(inside.rows, *inside.sides, bins=13)
     wanted = plain.histogram(
-        inside.distance.tolist(), inside.lists[0], inside.lists[2], found.edges.tolist()
+        inside.distance.tolist(), inside.lists[0], inside.lists[2], actual.edges.tolist()
     )
-    assert [found.positives.tolist(), found.negatives.tolist()] == wanted
+    assert [actual.positives.tolist(), actual.negatives.tolist()] == wanted
 
 
 def test_distances_that_are_all_zero(case):
     case.distance = torch.zeros_like(case.distance)
-    found = analysis.distance_histogram(case.rows, *case.sides)
+    actual = analysis.distance_histogram(case.rows, *case.sides)
     assert (
-        found.edges[-1] == 1
-        and found.positives[0] == found.positives.sum() > 0
-        and found.negatives[1:].sum() == 0
+        actual.edges[-1] == 1
+        and actual.positives[0] == actual.positives.sum() > 0
+        and actual.negatives[1:].sum() == 0
     )

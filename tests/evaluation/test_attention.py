@@ -68,9 +68,9 @@ def made(name):
     for seed in count(2):
         images, cameras = random_images(seed=seed, batch=2)
         images = {modality: image.double() for modality, image in images.items()}
-        with torch.no_grad(), margins() as found:
+        with torch.no_grad(), margins() as actual:
             model.forward_head(model.forward_features(images, cameras).context)
-        if min(found, default=1.0) > tolerance(*SCORE, *SCORE):
+        if min(actual, default=1.0) > tolerance(*SCORE, *SCORE):
             return model, (images, cameras)
 
 
@@ -88,9 +88,9 @@ def steps_of(model, images, cameras):
     encoded = model.forward_features(images, cameras)
     for handle in handles:
         handle.remove()
-    blocks, found = list(model.slimming.blocks) if model.slimming else [], {}
+    blocks, actual = list(model.slimming.blocks) if model.slimming else [], {}
     for number, modality in enumerate(MODALITIES):
-        found[modality] = []
+        actual[modality] = []
         for index, (values, bias) in enumerate(inputs):
             stages = sum(block <= index for block in blocks)
             places = (
@@ -103,14 +103,14 @@ def steps_of(model, images, cameras):
                 if bias is None
                 else bias[number, 0, 0].exp()
             )
-            found[modality].append((values[number], places, sizes))
-    return encoded.context, found, inputs[-1][0]
+            actual[modality].append((values[number], places, sizes))
+    return encoded.context, actual, inputs[-1][0]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rollout_is_the_product_of_the_blocks_attention(name):
     model, (images, cameras) = made(name)
-    found = rollout(model, images, cameras)
+    actual = rollout(model, images, cameras)
     for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
         with torch.no_grad():
             _, steps, _ = steps_of(model, own, camera)
@@ -118,12 +118,12 @@ def test_rollout_is_the_product_of_the_blocks_attention(name):
                 expected = reference.rollout(model, steps[modality], PATCHES)
                 # Of each block logits, softmax, the mean of the heads and a product.
                 assert_close(
-                    found.values[modality][place].flatten(),
+                    actual.values[modality][place].flatten(),
                     expected,
                     *6 * (WIDTH, PATCHES, 2, PATCHES),
                 )
                 assert (
-                    found.kept[modality][place].flatten().nonzero().flatten().tolist()
+                    actual.kept[modality][place].flatten().nonzero().flatten().tolist()
                     == steps[modality][-1][1]
                 )
                 assert expected.count_nonzero() == len(steps[modality][-1][1])
@@ -133,7 +133,7 @@ def test_rollout_is_the_product_of_the_blocks_attention(name):
 def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
     model, (images, cameras) = made(name)
     features = torch.randn(2, extract_patterns(model, images, cameras)[0][3].shape[1])
-    found, is_there = (
+    actual, is_there = (
         grad_cam(model, images, cameras, similarity_to(model, features, 3, "before")),
         False,
     )
@@ -149,7 +149,7 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
             largest = float(tokens.detach().abs().max() * gradient[number].abs().max())
             # What a selector and the cosine compute in float32, and its gradient.
             assert_close(
-                found.values[modality][place].flatten(),
+                actual.values[modality][place].flatten(),
                 expected,
                 *2 * (*SCORE, 3 * WIDTH),
                 WIDTH,
@@ -184,8 +184,8 @@ def test_every_backbone_is_looked_into(name):
     model = make_model(cfg, 5, CAMERAS).eval()
     model.backbone.vit.blocks = model.backbone.vit.blocks[:2]
     images, cameras = random_images(seed=3, batch=1, size=(2 * side, side))
-    found = rollout(model, images, cameras)
-    for values in found.values.values():
+    actual = rollout(model, images, cameras)
+    for values in actual.values.values():
         assert (
             values.shape == (1, 2 * side // patch, side // patch)
             and 0 < values.sum() < 1
@@ -217,7 +217,7 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
     model, (images, cameras) = made("slimming")
     with torch.no_grad():
         context = model.forward_features(images, cameras).context
-        found, hdm = fusion_weights(model, context).hdm["rnt"], model.hdm
+        actual, hdm = fusion_weights(model, context).hdm["rnt"], model.hdm
         tokens = torch.cat(
             [
                 torch.cat([context.global_feats[name].unsqueeze(1), context.tokens[name]], dim=1)
@@ -241,14 +241,14 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
         shares = torch.stack(heads).mean(dim=0).squeeze(1).unflatten(1, (3, -1)).sum(dim=-1)
     # queries, keys, their products, softmax, sum
     path = (WIDTH, WIDTH, WIDTH, 3 * PATCHES, PATCHES)
-    assert_close(torch.stack(list(found.values()), dim=1), shares, *path, dtype=torch.float64)
+    assert_close(torch.stack(list(actual.values()), dim=1), shares, *path, dtype=torch.float64)
 
 
 def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):
     cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
     splits = read_splits(cfg, ("query", "gallery"))
-    found = matches_of(cfg, splits["query"][0], splits["gallery"])
-    assert len(found) == 6 and {sample.identity for sample in found} == {
+    actual = matches_of(cfg, splits["query"][0], splits["gallery"])
+    assert len(actual) == 6 and {sample.identity for sample in actual} == {
         splits["query"][0].identity
     }
-    assert splits["query"][0].camera not in {sample.camera for sample in found}
+    assert splits["query"][0].camera not in {sample.camera for sample in actual}

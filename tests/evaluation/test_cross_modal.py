@@ -63,7 +63,7 @@ def test_distances_against_the_slow_version(how, sources):
             how=how,
             scale=partial(F.normalize, dim=1),
         )
-        found = find(query, gallery)
+        actual = find(query, gallery)
         expected = [
             [
                 plain.distance(one, two, sources, own, other, how)
@@ -71,16 +71,16 @@ def test_distances_against_the_slow_version(how, sources):
             ]
             for one in query.double().tolist()
         ]
-        if found is None:
+        if actual is None:
             undefined += 1
             assert expected == [[None] * 4] * 3 and not own & other
             continue
-        assert_close(found, expected, *2 * (len(sources) * WIDTH,), 9, scale=4)
+        assert_close(actual, expected, *2 * (len(sources) * WIDTH,), 9, scale=4)
         for place, names in enumerate(sources):
             for side, present in ((query, own), (gallery, other)):
                 if how != "all" and not present.issuperset(names):
                     side[:, place] = torch.randn(side[:, place].shape, generator=draws)
-        assert how == "all" or torch.equal(find(query, gallery), found)
+        assert how == "all" or torch.equal(find(query, gallery), actual)
     assert undefined == (12 if how == "shared" else 0)
 
 
@@ -108,7 +108,7 @@ def test_the_columns_of_a_modality(changed, opts):
     )
     for pattern, sources in model.layout.sources.items():
         parts = [
-            found[pattern].unflatten(1, (len(sources), heads, -1)) for found in (before, after)
+            actual[pattern].unflatten(1, (len(sources), heads, -1)) for actual in (before, after)
         ]
         for place, names in enumerate(sources):
             one, two = (seen(part[:, place]) for part in parts)
@@ -144,14 +144,14 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
     assert code == 0, stderr
     written = json.loads((tmp_path / "x.json").read_text())
     assert (written["distance"], written["return_pattern"]) == (how, pattern)
-    found = written["cross_modal"]
+    actual = written["cross_modal"]
     assert (tmp_path / "x.png").stat().st_size > 10_000 and "x.png" in stdout
 
     assert (
         command(test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json")[0] == 0
     )
     table = cases_of(tmp_path / "all.json")
-    for measure, rows in found.items():
+    for measure, rows in actual.items():
         assert {SETS[name]: rows[name][name] for name in SETS} == {
             case: record[str(pattern)][measure] for case, record in table.items()
         }
@@ -186,12 +186,12 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
             None if distances[0][0] is None else ranking.evaluate_distances(distances, *labels)[1]
         )
         # one exchange, of 6
-        assert found["mAP"][own][other] == (
+        assert actual["mAP"][own][other] == (
             expected and pytest.approx(expected, abs=1 / len(query) / 12)
         )
 
     tables = stdout.split("\n\n")[1:]
-    for text, (measure, rows) in zip(tables, found.items(), strict=True):
+    for text, (measure, rows) in zip(tables, actual.items(), strict=True):
         lines = [line.split() for line in text.splitlines()]
         assert lines[0] == [measure, *SETS]
         assert [line[1:] for line in lines[1:8]] == [

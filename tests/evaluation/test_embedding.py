@@ -37,6 +37,6 @@ def test_pca_shows_the_directions_of_the_largest_variance():
     features, _ = clusters(seed=2)
     centred = features.astype(np.float64) - features.astype(np.float64).mean(axis=0)
     expected = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
-    found = embed(features, "pca", seed=0)
-    signs = np.sign((found * expected).sum(axis=0))
-    assert_close(found, signs * expected, 1)  # rounded from float64
+    actual = embed(features, "pca", seed=0)
+    signs = np.sign((actual * expected).sum(axis=0))
+    assert_close(actual, signs * expected, 1)  # rounded from float64

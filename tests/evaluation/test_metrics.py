@@ -44,11 +44,11 @@ def test_golden_market():
 
 def test_golden_msvr310():
     arrays, case = golden()
-    found = evaluate_ranking(
+    actual = evaluate_ranking(
         *case, query_scenes=arrays["query_scenes"], gallery_scenes=arrays["gallery_scenes"]
     )
-    assert_same(found, arrays["msvr310_cmc"].tolist(), float(arrays["msvr310_map"]))
-    assert abs(found.mAP - float(arrays["market_map"])) > 1e-3  # the scenes make a difference
+    assert_same(actual, arrays["msvr310_cmc"].tolist(), float(arrays["msvr310_map"]))
+    assert abs(actual.mAP - float(arrays["market_map"])) > 1e-3  # the scenes make a difference
 
 
 def test_golden_distance():
@@ -59,9 +59,9 @@ def test_golden_distance():
 
 def test_golden_re_ranked_distances():
     arrays, case = golden()
-    found = evaluate_distances(arrays["rerank_distance"], *case[2:])
-    assert_same(found, arrays["rerank_cmc"].tolist(), float(arrays["rerank_map"]))
-    assert abs(found.mAP - float(arrays["market_map"])) > 0.05
+    actual = evaluate_distances(arrays["rerank_distance"], *case[2:])
+    assert_same(actual, arrays["rerank_cmc"].tolist(), float(arrays["rerank_map"]))
+    assert abs(actual.mAP - float(arrays["market_map"])) > 0.05
 
 
 def test_the_loops_agree_with_the_golden_case_too():
@@ -89,11 +89,11 @@ def test_scenes_take_the_cameras_place(seed):
     scenes = tuple(
         torch.randint(5, (len(side),), generator=generator(seed + 50)) for side in case[:2]
     )
-    found = evaluate_ranking(*case, query_scenes=scenes[0], gallery_scenes=scenes[1])
-    assert_same(found, *by_loops(case, scenes))
+    actual = evaluate_ranking(*case, query_scenes=scenes[0], gallery_scenes=scenes[1])
+    assert_same(actual, *by_loops(case, scenes))
     other_cameras = (*case[:4], torch.zeros_like(case[4]), torch.zeros_like(case[5]))
     again = evaluate_ranking(*other_cameras, query_scenes=scenes[0], gallery_scenes=scenes[1])
-    assert again.mAP == found.mAP  # cameras play no part then
+    assert again.mAP == actual.mAP  # cameras play no part then
 
 
 @pytest.mark.parametrize("scenes", [False, True])
@@ -112,12 +112,12 @@ def test_given_distances_are_ranked_as_they_are(scenes):
 def test_features_and_their_distances_rank_alike(monkeypatch):
     case = random_case(8)
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 500)
-    found, expected = (
+    actual, expected = (
         evaluate_distances(squared_distances(*case[:2]), *case[2:]),
         evaluate_ranking(*case),
     )
-    assert found.mAP == pytest.approx(expected.mAP, abs=1e-9)
-    assert torch.equal(found.cmc, expected.cmc)
+    assert actual.mAP == pytest.approx(expected.mAP, abs=1e-9)
+    assert torch.equal(actual.cmc, expected.cmc)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
@@ -135,11 +135,11 @@ def test_a_gpu_counts_what_the_cpu_counts(monkeypatch, seed, dtype):
 
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 1000)
     monkeypatch.setattr(metrics, "counts_within", within)
-    found = evaluate_distances(distance, *case[2:])
+    actual = evaluate_distances(distance, *case[2:])
     assert (
         len(counted) > 1
-        and found.mAP == pytest.approx(expected.mAP, abs=1e-12)
-        and torch.equal(found.cmc, expected.cmc)
+        and actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
+        and torch.equal(actual.cmc, expected.cmc)
     )
 
 
@@ -160,7 +160,7 @@ def test_gradients_are_not_needed():
 def test_a_ranking_worked_out_by_hand():
     """One query at 0 and a gallery at 1, 2, … 5: left out, miss, hit, miss, hit → ranks 2 and 4 of those that remain."""
     query, gallery = torch.zeros(1, 1), torch.arange(1.0, 6.0)[:, None]
-    found = evaluate_ranking(
+    actual = evaluate_ranking(
         query,
         gallery,
         torch.tensor([7]),
@@ -169,9 +169,9 @@ def test_a_ranking_worked_out_by_hand():
         torch.tensor([0, 0, 1, 0, 2]),
         max_rank=6,
     )
-    assert found.mAP == pytest.approx((1 / 2 + 2 / 4) / 2)
-    assert found.cmc.tolist() == [0, 1, 1, 1, 1, 1]
-    assert [found.rank(k) for k in (1, 2, 5)] == [0, 1, 1]
+    assert actual.mAP == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert actual.cmc.tolist() == [0, 1, 1, 1, 1, 1]
+    assert [actual.rank(k) for k in (1, 2, 5)] == [0, 1, 1]
 
 
 def test_queries_without_a_match_are_left_out_of_the_means():
@@ -185,9 +185,9 @@ def test_queries_without_a_match_are_left_out_of_the_means():
         torch.cat([torch.zeros(5, dtype=torch.long), case[4]]),
         case[5],
     )
-    found, expected = evaluate_ranking(*more), evaluate_ranking(*case)
-    assert found.mAP == pytest.approx(expected.mAP, abs=1e-12)
-    assert torch.equal(found.cmc, expected.cmc)
+    actual, expected = evaluate_ranking(*more), evaluate_ranking(*case)
+    assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
+    assert torch.equal(actual.cmc, expected.cmc)
 
 
 @pytest.mark.parametrize(
@@ -209,18 +209,18 @@ def test_no_query_with_a_match_is_reported(same):
 @pytest.mark.parametrize("gallery", [7, 49, 50, 51])
 def test_a_short_gallery_pads_the_curve(gallery):
     case = random_case(5, gallery=gallery, identities=3)
-    found = evaluate_ranking(*case)
-    assert found.cmc.shape == (50,)
-    assert_same(found, *by_loops(case))
-    assert found.cmc[-1] == 1
+    actual = evaluate_ranking(*case)
+    assert actual.cmc.shape == (50,)
+    assert_same(actual, *by_loops(case))
+    assert actual.cmc[-1] == 1
 
 
 @pytest.mark.parametrize("max_rank", [1, 3, 200])
 def test_the_length_of_the_curve(max_rank):
     case = random_case(6, identities=30)
-    found = evaluate_ranking(*case, max_rank=max_rank)
-    assert found.cmc.shape == (max_rank,)
-    assert_same(found, *by_loops(case, max_rank=max_rank))
+    actual = evaluate_ranking(*case, max_rank=max_rank)
+    assert actual.cmc.shape == (max_rank,)
+    assert_same(actual, *by_loops(case, max_rank=max_rank))
 
 
 @pytest.mark.parametrize("elements", [1, 119, 120, 1000, 4801])
@@ -248,8 +248,8 @@ def test_the_distances_of_all_queries_are_never_there_at_once(monkeypatch):
 def test_half_precision_features_are_compared_in_float32():
     case = random_case(4)
     halves = [side.bfloat16() for side in case[:2]]
-    found = evaluate_ranking(*halves, *case[2:])
-    assert_same(found, *by_loops((*halves, *case[2:])))
+    actual = evaluate_ranking(*halves, *case[2:])
+    assert_same(actual, *by_loops((*halves, *case[2:])))
 
 
 @pytest.mark.parametrize("index", range(6))

@@ -44,14 +44,15 @@ def test_matches_rank_behind_others_as_far(seed, levels):
     """Many distances are equal, whatever the order of the gallery."""
     case = random_case(seed, identities=5)
     distance = torch.randint(levels, (40, 120), generator=generator(seed)).float()
-    found = evaluate_distances(distance, *case[2:])
+    actual = evaluate_distances(distance, *case[2:])
     assert_same(
-        found, *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:]))
+        actual,
+        *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:])),
     )
     order = torch.randperm(120, generator=generator(seed))
     again = evaluate_distances(distance[:, order], case[2], case[3][order], case[4], case[5][order])
-    assert again.mAP == found.mAP
-    assert torch.equal(again.cmc, found.cmc)
+    assert again.mAP == actual.mAP
+    assert torch.equal(again.cmc, actual.cmc)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -66,10 +67,10 @@ def test_counts_of_several_threads(seed, levels):
         for query, count in enumerate(matches)
     ]
     with ThreadPoolExecutor(2) as pool:
-        found = metrics.counts_within(
+        actual = metrics.counts_within(
             distance, np.concatenate(limits).astype(np.float32), matches, pool
         )
-    assert found.tolist() == [
+    assert actual.tolist() == [
         (row <= limit).sum() for row, own in zip(distance, limits, strict=True) for limit in own
     ]
 
@@ -79,8 +80,9 @@ def test_given_distances_of_other_types_stay_as_they_are(dtype):
     case = random_case(9)
     distance = torch.randint(200, (40, 120), generator=generator(9)).to(dtype)
     copy = distance.clone()
-    found = evaluate_distances(distance, *case[2:])
+    actual = evaluate_distances(distance, *case[2:])
     assert torch.equal(distance, copy)
     assert_same(
-        found, *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:]))
+        actual,
+        *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:])),
     )

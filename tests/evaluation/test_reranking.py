@@ -37,10 +37,10 @@ def by_loops(query, gallery, *settings):
     )
 
 
-def assert_same(found, expected, sides):
+def assert_same(actual, expected, sides):
     lengths, scale = roundings(*sides)
-    assert found.dtype == torch.float32
-    assert_close(found, expected, *lengths, scale=scale)
+    assert actual.dtype == torch.float32
+    assert_close(actual, expected, *lengths, scale=scale)
 
 
 def golden():
@@ -49,18 +49,18 @@ def golden():
     return case.arrays, (settings["k1"], settings["k2"], settings["lambda_value"])
 
 
-def golden_error(found, arrays):
+def golden_error(actual, arrays):
     return float(
-        (found - arrays["rerank_distance"]).abs().max() / arrays["rerank_distance"].abs().max()
+        (actual - arrays["rerank_distance"]).abs().max() / arrays["rerank_distance"].abs().max()
     )
 
 
 def test_golden():
     arrays, settings = golden()
-    found = k_reciprocal(arrays["query_features"], arrays["gallery_features"], *settings)
-    assert golden_error(found, arrays) < 5e-3
+    actual = k_reciprocal(arrays["query_features"], arrays["gallery_features"], *settings)
+    assert golden_error(actual, arrays) < 5e-3
     ranking = evaluate_distances(
-        found,
+        actual,
         *(arrays[name] for name in ("query_ids", "gallery_ids", "query_cams", "gallery_cams")),
     )
     assert ranking.mAP == pytest.approx(float(arrays["rerank_map"]), abs=1e-3)
@@ -180,9 +180,9 @@ def test_twins_are_exactly_as_far(monkeypatch, kept):
 
 
 def test_features_that_are_all_the_same():
-    found = k_reciprocal(torch.ones(5, 4), torch.ones(20, 4), 6, 3)
-    assert found.isfinite().all()
-    assert 0 <= found.min() <= found.max() <= 1
+    actual = k_reciprocal(torch.ones(5, 4), torch.ones(20, 4), 6, 3)
+    assert actual.isfinite().all()
+    assert 0 <= actual.min() <= actual.max() <= 1
 
 
 def test_what_the_two_terms_are_alone():
@@ -192,9 +192,9 @@ def test_what_the_two_terms_are_alone():
     assert_same(k_reciprocal(*sides, lambda_value=1.0), relative, sides)
     jaccard = by_loops(*sides, 8, 3, 0.0)
     assert jaccard.min() > -1e-12
-    found = k_reciprocal(*sides, 8, 3, lambda_value=0.0)
-    assert_same(found, jaccard, sides)
-    assert found.max() == 1  # neighbourhoods that share nothing
+    actual = k_reciprocal(*sides, 8, 3, lambda_value=0.0)
+    assert_same(actual, jaccard, sides)
+    assert actual.max() == 1  # neighbourhoods that share nothing
     assert_same(k_reciprocal(*sides, 8, 3, 0.25), 0.75 * jaccard + 0.25 * relative, sides)
 
 
@@ -221,19 +221,19 @@ def test_all_pairs_are_never_there_at_once(monkeypatch):
 def test_features_are_normalised_and_left_as_they_are():
     sides = clustered(11)
     copies = [side.clone() for side in sides]
-    found = k_reciprocal(*sides, 9, 4)
+    actual = k_reciprocal(*sides, 9, 4)
     assert all(torch.equal(side, copy) for side, copy in zip(sides, copies, strict=True))
     longer = [side * torch.arange(1, len(side) + 1)[:, None] for side in sides]
     assert_same(k_reciprocal(*longer, 9, 4), by_loops(*sides, 9, 4), sides)
-    assert torch.equal(k_reciprocal(*sides, 9, 4), found)
+    assert torch.equal(k_reciprocal(*sides, 9, 4), actual)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_precisions_give_float32(dtype):
     sides = [side.to(dtype) for side in clustered(12)]
-    found = k_reciprocal(*sides, 9, 4)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, k_reciprocal(*(side.float() for side in sides), 9, 4))
+    actual = k_reciprocal(*sides, 9, 4)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, k_reciprocal(*(side.float() for side in sides), 9, 4))
 
 
 @pytest.mark.parametrize(

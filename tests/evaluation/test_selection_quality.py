@@ -107,13 +107,13 @@ def slow_measures(cfg, model, samples):
         for sample in samples
     ]
     images, cameras = images_of(cfg, *samples)
-    found = {}
+    actual = {}
     for case in CASES:
         missing = missing_modalities(case)
         context = model.forward_features(
             {m: image * (m not in missing) for m, image in images.items()}, cameras
         ).context
-        found[case] = {
+        actual[case] = {
             modality: slow_row(
                 cfg,
                 model,
@@ -126,7 +126,7 @@ def slow_measures(cfg, model, samples):
             for modality in MODALITIES
             if modality not in missing
         }
-    return found
+    return actual
 
 
 def slow_row(cfg, model, patches, global_feats, modality, missing, relevant):
@@ -201,25 +201,25 @@ def mean(values):
 def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command, opts):
     words = cli_args_for(few, *opts)
     words += ["--weight", save_weights(words, tmp_path / "weights.pth")]
-    found, _ = measured(command, words)
+    actual, _ = measured(command, words)
     cfg, model, samples = model_and_samples(words)
     expected = slow_measures(cfg, model, samples)
-    assert (found["images"], found["left_out"], found["split"], found["weight"]) == (
+    assert (actual["images"], actual["left_out"], actual["split"], actual["weight"]) == (
         8,
         0,
         "query",
         str(words[-1]),
     )
-    assert list(found["cases"]) == list(expected) == list(CASES)
+    assert list(actual["cases"]) == list(expected) == list(CASES)
     for case, by_modality in expected.items():
         assert (
-            list(found["cases"][case])
+            list(actual["cases"][case])
             == list(by_modality)
             == [m for m in MODALITIES if m not in missing_modalities(case)]
         )
         for modality, row in by_modality.items():
             assert row.keys() == {"base_rate", "kept", "recall", "score", "MLP", *by_modality}
-            assert found["cases"][case][modality] == near(row, len(samples), model.sdtps.keep), (
+            assert actual["cases"][case][modality] == near(row, len(samples), model.sdtps.keep), (
                 case,
                 modality,
             )
@@ -230,7 +230,7 @@ def test_how_alike_the_globals_of_two_images_are(words, command):
     """By the pairs themselves."""
     cfg, model, samples = model_and_samples(words)
     global_feats = model.forward_features(*images_of(cfg, *samples)).context.global_feats
-    found, _ = measured(command, words, "TEST.IMS_PER_BATCH", "3")
+    actual, _ = measured(command, words, "TEST.IMS_PER_BATCH", "3")
     for modality in MODALITIES:
         pairs = [
             float(torch.cosine_similarity(one, other, dim=0))
@@ -238,18 +238,18 @@ def test_how_alike_the_globals_of_two_images_are(words, command):
         ]
         # batches of another size have other roundings
         allowed = tolerance(*2 * ENCODER, WIDTH, WIDTH, len(pairs))
-        cosine = found["mean_global_cosine"][modality]
+        cosine = actual["mean_global_cosine"][modality]
         assert cosine == pytest.approx(mean(pairs), rel=0, abs=allowed) and 0 < cosine < 1
 
 
 def test_table_and_file_tell_the_same(words, command):
-    found, stdout = measured(command, words)
+    actual, stdout = measured(command, words)
     _, header, *rows, _, _ = stdout.splitlines()
     columns = ("base_rate", "kept", "recall", "score", "MLP", *MODALITIES)
-    of_light = [found["lights"][light]["SDTPS"] for light in ("day", "night")]
+    of_light = [actual["lights"][light]["SDTPS"] for light in ("day", "night")]
     expected = [
         [modality, *(f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)]
-        for by_modality in (*found["cases"].values(), *of_light)
+        for by_modality in (*actual["cases"].values(), *of_light)
         for modality, row in by_modality.items()
     ]
     assert [row.split()[-len(columns) - 1 :] for row in rows] == expected and {
@@ -286,7 +286,7 @@ def slow_stage(places, scores, kept, relevant):
 @torch.no_grad()
 def slow_stages(cfg, model, samples, case):
     """A row for each sample, by stage and modality: every triplet alone."""
-    missing, found = missing_modalities(case), {}
+    missing, actual = missing_modalities(case), {}
     for sample in samples:
         relevant = reference.foreground(
             mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
@@ -298,7 +298,7 @@ def slow_stages(cfg, model, samples, case):
         for number, stage in enumerate(encoded.stages):
             for modality in MODALITIES:
                 if modality not in missing:
-                    found.setdefault((number, modality), []).append(
+                    actual.setdefault((number, modality), []).append(
                         slow_stage(
                             *(
                                 part[modality][0].tolist()
@@ -307,7 +307,7 @@ def slow_stages(cfg, model, samples, case):
                             relevant,
                         )
                     )
-    return found
+    return actual
 
 
 def means(rows):
@@ -317,15 +317,15 @@ def means(rows):
 @pytest.mark.parametrize("shared", [True, False])
 def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, shared):
     words = slim_words(few, tmp_path, "MODEL.SLIM_SHARED", shared, "TEST.IMS_PER_BATCH", "3")
-    found, _ = measured(command, words)
+    actual, _ = measured(command, words)
     cfg, model, samples = model_and_samples(words)
     counts = remaining_patches(model.backbone.num_patches, cfg.MODEL.SLIM_KEEP)
     lights = [LIGHTS[Path(sample.paths[0]).name.split("_")[2]] for sample in samples]
-    assert found["cases"] == {} and list(found["stages"]) == ["stage 1", "stage 2"]
-    assert set(found["lights"]) == set(lights) == {"day", "night"}
+    assert actual["cases"] == {} and list(actual["stages"]) == ["stage 1", "stage 2"]
+    assert set(actual["lights"]) == set(lights) == {"day", "night"}
     for case in CASES:
         slow = slow_stages(cfg, model, samples, case)
-        by_stage = [stage[case] for stage in found["stages"].values()]
+        by_stage = [stage[case] for stage in actual["stages"].values()]
         assert list(slow) == [
             (number, modality) for number, rows in enumerate(by_stage) for modality in rows
         ]
@@ -337,21 +337,21 @@ def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, sh
             )
             for light in LIGHTS.values() if case == "nothing" else ():
                 those = [row for row, one in zip(rows, lights, strict=True) if one == light]
-                by_light = found["lights"][light][f"stage {number + 1}"][modality]
+                by_light = actual["lights"][light][f"stage {number + 1}"][modality]
                 assert by_light == near(means(those), len(those), counts[number])
 
 
 def test_sdtps_behind_slimming_is_measured_among_what_is_left(few, tmp_path, command):
     words = slim_words(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "1.0")
-    found, stdout = measured(command, words)
+    actual, stdout = measured(command, words)
     assert [line for line in stdout.splitlines() if line.endswith(":")] == [
         "stage 1:",
         "stage 2:",
         "SDTPS:",
     ]
-    for case, by_modality in found["cases"].items():
+    for case, by_modality in actual["cases"].items():
         for modality, row in by_modality.items():
-            last = found["stages"]["stage 2"][case][modality]
+            last = actual["stages"]["stage 2"][case][modality]
             assert row["base_rate"] == pytest.approx(last["kept"]) == row["kept"]
             assert row["recall"] == pytest.approx(last["recall"])
             assert {"score", "MLP"} <= row.keys()

@@ -13,12 +13,12 @@ from demo_sdtps.seps import network
 def margins():
     """By how much, in each selection of this block, the last score that is kept exceeds the first that is dropped, relative to
     the largest absolute score of those that are selected from together: a list."""
-    found, select = [], sdtps.select
+    choices, select = [], sdtps.select
 
     def noting(score, keep, *more, **named):
         ordered = score.detach().double().sort(dim=-1, descending=True).values
         if keep < ordered.shape[-1]:
-            found.extend(
+            choices.extend(
                 ((ordered[..., keep - 1] - ordered[..., keep]) / ordered.abs().max())
                 .flatten()
                 .tolist()
@@ -28,4 +28,4 @@ def margins():
     with ExitStack() as changes:
         for module in (sdtps, stage, network):
             changes.enter_context(mock.patch.object(module, "select", noting))
-        yield found
+        yield choices

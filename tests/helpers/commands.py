@@ -120,17 +120,17 @@ def distance_rounding(features):
     )
 
 
-def assert_same_hits(found, expected):
+def assert_same_hits(actual, expected):
     """Rows (query, rank, gallery, distance) of features that differ by the roundings of both, as in batches of another size.
 
     By a change c of unit vectors a and b, |a - b|² changes by 4c·|a - b| + 4c² at most. Hits may change places, with each other
     or with one behind the last, where they are as far but for that.
     """
-    assert [(*row[:2],) for row in found] == [(*row[:2],) for row in expected]
+    assert [(*row[:2],) for row in actual] == [(*row[:2],) for row in expected]
     change, printed = tolerance(*MODEL, *MODEL), 1e-6
     by_name = {(query, name): float(distance) for query, _, name, distance in expected}
     last = {query: float(distance) for query, *_, distance in expected}
-    for (query, _, name, distance), (*_, at_rank) in zip(found, expected, strict=True):
+    for (query, _, name, distance), (*_, at_rank) in zip(actual, expected, strict=True):
         for other in (float(at_rank), by_name.get((query, name), last[query])):
             assert abs(float(distance) - other) <= 4 * change * other**0.5 + 4 * change**2 + printed
 

@@ -5,8 +5,8 @@ import numpy as np
 from demo_sdtps.retrieval.store import Stack
 
 
-def whole_of(found):
-    return np.concatenate([block for _, block in found.features])
+def whole_of(feature_set):
+    return np.concatenate([block for _, block in feature_set.features])
 
 
 def stack_of(features, size=7):

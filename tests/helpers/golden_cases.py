@@ -57,7 +57,7 @@ def seeded_input(seed: int, *shape: int) -> torch.Tensor:
     ).to(DEVICE)
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference over norm of the reference."""
-    found, expected = found.detach().double(), expected.double()
-    return float((found - expected).norm() / expected.norm())
+    actual, expected = actual.detach().double(), expected.double()
+    return float((actual - expected).norm() / expected.norm())

@@ -48,8 +48,10 @@ def main():
     torch.set_num_threads(1)
     host_models.enter(checkout)
     make = host_models.from_imagenet()
-    found = {name: compare(make, checkout, folder, [*SIZES, *opts]) for name, opts in CASES.items()}
-    (folder / "figures.json").write_text(json.dumps(found, indent=1))
+    comparison = {
+        name: compare(make, checkout, folder, [*SIZES, *opts]) for name, opts in CASES.items()
+    }
+    (folder / "figures.json").write_text(json.dumps(comparison, indent=1))
 
 
 def theirs(make, checkout, opts):
@@ -80,7 +82,7 @@ def compare(make, checkout, folder, opts):
     if cfg.MODEL.HDM:
         others["fast"] = copy.deepcopy(model)
         FastFusion.replace(others["fast"], cfg)
-    found = dict.fromkeys(("ours", "copy", "fast"), 0.0)
+    comparison = dict.fromkeys(("ours", "copy", "fast"), 0.0)
     for batch in (2, 3):
         torch.manual_seed(batch)
         given, cameras = (
@@ -93,12 +95,12 @@ def compare(make, checkout, folder, opts):
             )
             for pattern in (1, 2, 3):
                 feature = model.eval()(given, cam_label=cameras, return_pattern=pattern)
-                found["ours"] = max(found["ours"], relative(feature, expected[pattern]))
+                comparison["ours"] = max(comparison["ours"], relative(feature, expected[pattern]))
                 for name, other in others.items():
                     feature_of_other = other.eval()(
                         given, cam_label=cameras, return_pattern=pattern
                     )
-                    found[name] = max(found[name], relative(feature_of_other, feature))
+                    comparison[name] = max(comparison[name], relative(feature_of_other, feature))
     output = model.train()(given, cam_label=cameras)
     sum(part.float().square().mean() for part in output if torch.is_tensor(part)).backward()
     finite = all(
@@ -106,7 +108,7 @@ def compare(make, checkout, folder, opts):
         for parameter in model.parameters()
         if parameter.grad is not None
     )
-    return found | {"pair": [list(part.shape) for part in output[:2]], "finite": bool(finite)}
+    return comparison | {"pair": [list(part.shape) for part in output[:2]], "finite": bool(finite)}
 
 
 def relative(one, other):

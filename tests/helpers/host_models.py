@@ -269,7 +269,7 @@ def idea(checkout):
     return run(
         cfg,
         factory(),
-        features=lambda found: torch.cat([found[name] for name in names], -1),
+        features=lambda output: torch.cat([output[name] for name in names], -1),
         named=True,
         text=text,
         img_path=FILES,
@@ -279,17 +279,17 @@ def idea(checkout):
 
 def stmi(checkout):
     """The mask has a number in float64 for each patch, 1 where at least half of its pixels show the person."""
-    found = run(
+    host_run = run(
         configuration("RGBNT201/STMI.yml"),
         factory(),
-        features=lambda found: found["LOCAL"],
+        features=lambda output: output["LOCAL"],
         named=True,
         text=texts(factory("modeling.clip.clip", "tokenize"), "a person in the"),
     )
     mask = torch.zeros(BATCH, 16, 8, dtype=torch.float64)
     mask[:, 2:14, 2:6] = 1
-    found.images["mask"] = mask
-    return found
+    host_run.images["mask"] = mask
+    return host_run
 
 
 def from_imagenet():
@@ -360,7 +360,7 @@ def upcl(checkout):
         ]
         return total + keys.FINCH_COE * sum(F.mse_loss(own, target) for own in features)
 
-    found = run(
+    host_run = run(
         cfg,
         factory(),
         loss,
@@ -369,10 +369,10 @@ def upcl(checkout):
         PERSONS + VEHICLES,
         views=2,
     )
-    for name, memory in found.model.named_children():
+    for name, memory in host_run.model.named_children():
         if name.startswith("memory"):  # before the first epoch: the mean feature of each identity
             memory.features = F.normalize(torch.randn_like(memory.features), dim=1)
-    return found
+    return host_run
 
 
 def editor(checkout):

@@ -63,8 +63,8 @@ def main():
         host_models.enter(checkout)
         run = host_models.HOSTS[name](checkout)
         demo_sdtps.add_config(run.cfg)
-        found = {"host": name, "commit": COMMITS[name], **slimmed(run), "sdtps": with_sdtps(run)}
-    Path(out).write_text(json.dumps(found, indent=1))
+        figures = {"host": name, "commit": COMMITS[name], **slimmed(run), "sdtps": with_sdtps(run)}
+    Path(out).write_text(json.dumps(figures, indent=1))
 
 
 def seed():
@@ -91,15 +91,15 @@ def slimmed(run):
         patched(run, model, **SLIMMED | {"SLIM_KEEP": [1.0, 1.0]})
     except UserError as error:
         return {"refused": str(error)}
-    found = {"keep_all": difference(features(run, model), dense)}
+    figures = {"keep_all": difference(features(run, model), dense)}
     patched(run, demo_sdtps.unslim(model), **SLIMMED)
-    found["patches"] = list(slimming_of(model).counts(128))
-    found["slimmed"] = difference(features(run, model), dense)
+    figures["patches"] = list(slimming_of(model).counts(128))
+    figures["slimmed"] = difference(features(run, model), dense)
     before = copy.deepcopy(model.state_dict())
-    found["training"] = step(run, model)
+    figures["training"] = step(run, model)
     model.load_state_dict(before)
     models = {"before": run.model, "after": model}
-    found["images_per_second"] = {
+    figures["images_per_second"] = {
         what: IMAGES_PER_TRIPLET * host_models.BATCH / seconds
         for what, seconds in in_turns(
             "",
@@ -108,12 +108,12 @@ def slimmed(run):
         ).items()
     }
     torch.backends.mha.set_fastpath_enabled(False)  # one operator that fvcore has no rule for
-    found["macs"] = {
+    figures["macs"] = {
         what: total_macs(Evaluation(run, each), (run.images,)) // host_models.BATCH
         for what, each in models.items()
     }
     torch.backends.mha.set_fastpath_enabled(True)
-    return found | {"unslimmed": difference(features(run, demo_sdtps.unslim(model)), dense)}
+    return figures | {"unslimmed": difference(features(run, demo_sdtps.unslim(model)), dense)}
 
 
 def with_sdtps(run):

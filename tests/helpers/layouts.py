@@ -20,10 +20,14 @@ SIDE_BY_SIDE, SMALL = (768, 128), (32, 16)
 
 
 def write_rgbnt201(root: Path) -> dict[str, list[Sample]]:
-    found = _write_three_folders(
+    by_split = _write_three_folders(
         Path(root) / "RGBNT201", {"train": "train_171", "gallery": "test"}, ("RGB", "NI", "TI")
     )
-    return {"train": found["train"], "query": found["gallery"], "gallery": found["gallery"]}
+    return {
+        "train": by_split["train"],
+        "query": by_split["gallery"],
+        "gallery": by_split["gallery"],
+    }
 
 
 def write_synthetic(root: Path) -> dict[str, list[Sample]]:
@@ -37,14 +41,14 @@ def write_wmveid863(root: Path) -> dict[str, list[Sample]]:
 
 def write_rgbnt100(root: Path) -> dict[str, list[Sample]]:
     """With an image of junk in the gallery, which the reader must leave out."""
-    found = {}
+    by_split = {}
     for split, name in (
         ("train", "bounding_box_train"),
         ("query", "query"),
         ("gallery", "bounding_box_test"),
     ):
         folder = Path(root) / "RGBNT100" / "rgbir" / name
-        found[split] = []
+        by_split[split] = []
         for number, identity, camera, _ in plan(split):
             path = folder / f"{identity:04d}_c{camera + 1}_{number:04d}.jpg"
             parts = [
@@ -52,26 +56,26 @@ def write_rgbnt100(root: Path) -> dict[str, list[Sample]]:
                 for modality in MODALITIES
             ]
             save(path, np.concatenate(parts, axis=1))
-            found[split].append(Sample((str(path),), identity, camera))
+            by_split[split].append(Sample((str(path),), identity, camera))
     save(folder / "-1_c3_0001.jpg", pixels(99, 1, "RGB", *SIDE_BY_SIDE))
-    return found
+    return by_split
 
 
 def write_msvr310(root: Path) -> dict[str, list[Sample]]:
-    found = {}
+    by_split = {}
     for split, name in (
         ("train", "bounding_box_train"),
         ("query", "query3"),
         ("gallery", "bounding_box_test"),
     ):
-        found[split] = []
+        by_split[split] = []
         for number, identity, camera, scene in plan(split):
             folder = Path(root) / "MSVR310" / name / f"{identity:04d}"
             image = f"{identity:04d}_s{scene:03d}_v{camera}_{number:03d}.jpg"
             paths = write_triplet(folder, ("vis", "ni", "th"), image, identity, number)
-            found[split].append(Sample(paths, identity, camera, scene))
-        found[split].sort(key=lambda sample: sample.paths)
-    return found
+            by_split[split].append(Sample(paths, identity, camera, scene))
+        by_split[split].sort(key=lambda sample: sample.paths)
+    return by_split
 
 
 WRITERS = {
@@ -121,11 +125,11 @@ def write_triplet(
 
 
 def _write_three_folders(root, folders, modality_folders):
-    found = {}
+    by_split = {}
     for split, name in folders.items():
-        found[split] = []
+        by_split[split] = []
         for number, identity, camera, _ in plan(split):
             image = f"{identity:06d}_cam{camera + 1}_0_{number:03d}.jpg"
             paths = write_triplet(root / name, modality_folders, image, identity, number)
-            found[split].append(Sample(paths, identity, camera))
-    return found
+            by_split[split].append(Sample(paths, identity, camera))
+    return by_split

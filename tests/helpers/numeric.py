@@ -55,22 +55,29 @@ def tolerance(*lengths: int, dtype: torch.dtype = torch.float32) -> float:
 
 
 def assert_close(
-    found, expected, *lengths: int, dtype: torch.dtype = torch.float32, scale: float | None = None
+    actual, expected, *lengths: int, dtype: torch.dtype = torch.float32, scale: float | None = None
 ) -> None:
-    """Every element of `found` is within `tolerance(*lengths)` · `scale` of `expected`; NaN and infinities are equal.
+    """Every element of `actual` is within `tolerance(*lengths)` · `scale` of `expected`; NaN and infinities are equal.
 
     Tensors, arrays, lists or numbers of one shape; `scale` is the largest absolute value of `expected` by default.
     """
-    found, expected = (torch.as_tensor(each).detach().cpu().double() for each in (found, expected))
-    assert found.shape == expected.shape, f"{tuple(found.shape)} instead of {tuple(expected.shape)}"
+    actual, expected = (
+        torch.as_tensor(each).detach().cpu().double() for each in (actual, expected)
+    )
+    assert actual.shape == expected.shape, (
+        f"{tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    )
     finite = expected.isfinite()
-    torch.testing.assert_close(found[~finite], expected[~finite], equal_nan=True)
+    torch.testing.assert_close(actual[~finite], expected[~finite], equal_nan=True)
     if not finite.any():
         return
-    found, expected = found[finite], expected[finite]
+    actual, expected = actual[finite], expected[finite]
     if scale is None:
         scale = float(expected.abs().max())
-    error, allowed = float((found - expected).abs().max()), tolerance(*lengths, dtype=dtype) * scale
+    error, allowed = (
+        float((actual - expected).abs().max()),
+        tolerance(*lengths, dtype=dtype) * scale,
+    )
     if MARGINS and allowed:
         with open(MARGINS, "a", encoding="utf-8") as file:
             file.write(f"{error / allowed:.3f} {os.environ.get('PYTEST_CURRENT_TEST', '')}\n")

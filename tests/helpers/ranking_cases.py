@@ -31,9 +31,9 @@ def short(features):
     return (64 * features).round() / 64
 
 
-def assert_same(found, cmc, mean_average_precision):
-    assert_close(found.cmc, cmc, 1)
-    assert found.mAP == pytest.approx(mean_average_precision, abs=1e-9)
+def assert_same(actual, cmc, mean_average_precision):
+    assert_close(actual.cmc, cmc, 1)
+    assert actual.mAP == pytest.approx(mean_average_precision, abs=1e-9)
 
 
 class LargestResult(TorchDispatchMode):

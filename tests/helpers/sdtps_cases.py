@@ -116,15 +116,15 @@ def assert_like_reference(
 
     for output, expected in zip(outputs, [*slimmed, *masks], strict=True):
         assert_close(output, expected, *PATH)
-    found = {name: parameter.grad for name, parameter in module.named_parameters()}
-    found |= {f"tokens {index}": tensor.grad for index, tensor in enumerate(tokens)}
+    actual = {name: parameter.grad for name, parameter in module.named_parameters()}
+    actual |= {f"tokens {index}": tensor.grad for index, tensor in enumerate(tokens)}
     exact |= {f"tokens {index}": tensor for index, tensor in enumerate(exact_tokens)}
-    assert_gradients_equal(found, {name: tensor.grad for name, tensor in exact.items()})
+    assert_gradients_equal(actual, {name: tensor.grad for name, tensor in exact.items()})
     assert all(tensor.grad is None for tensor in global_feats)
     return outputs
 
 
-def assert_gradients_equal(found, expected, lengths=BACK):
+def assert_gradients_equal(actual, expected, lengths=BACK):
     """By layer, its weight, bias and scale together: one number's gradient may be zero but for rounding."""
     layers = {
         name: name.replace("aggr.scale", "aggr.weight.3.scale").rpartition(".")[0] or name
@@ -132,7 +132,7 @@ def assert_gradients_equal(found, expected, lengths=BACK):
     }
     for layer in set(layers.values()):
         names = [name for name in expected if layers[name] == layer]
-        one, other = (flat(part[name] for name in names) for part in (found, expected))
+        one, other = (flat(part[name] for name in names) for part in (actual, expected))
         if other.eq(0).all():
             assert one.eq(0).all(), layer
         else:

@@ -67,11 +67,11 @@ def cfg_for(root, *more):
     return load_cfg(CONFIG, cli_args_for(root, *more)[2:], SEPS_SCHEMA)
 
 
-def assert_similar(found, expected, margins):
+def assert_similar(actual, expected, margins):
     """Similarities of two computations differ by roundings, but for as many pairs as have patches whose choice is not clear,
     by the `margins` (choices.py) of one."""
     allowed = tolerance(*PATH, *PATH)
-    differ = (found.double() - expected.double()).abs() > allowed * float(expected.abs().max())
+    differ = (actual.double() - expected.double()).abs() > allowed * float(expected.abs().max())
     assert differ.sum() <= sum(margin <= allowed for margin in margins)
 
 

@@ -96,14 +96,14 @@ class Host(nn.Module):
     def forward(self, images):
         images = list(images.values())
         if self.way == "image by image":
-            found = [self.tower(image) for image in images]
+            outputs = [self.tower(image) for image in images]
         elif self.way == "block by block":
-            found = [self.tower.embed(image) for image in images]
+            outputs = [self.tower.embed(image) for image in images]
             for index in range(DEPTH):
-                found = [self.tower.step(index, x) for x in found]
+                outputs = [self.tower.step(index, x) for x in outputs]
         else:
-            found = self.tower(torch.cat(images)).chunk(len(images))
-        return self.head(torch.cat(found, dim=1))
+            outputs = self.tower(torch.cat(images)).chunk(len(images))
+        return self.head(torch.cat(outputs, dim=1))
 
 
 class Segmenter(nn.Module):

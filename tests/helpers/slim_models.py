@@ -188,11 +188,11 @@ def saliency(images, case):
     size = (case.patch, case.patch)
 
     def score(call, row, index, layer, image):
-        found = [
+        scores = [
             patch_scores.saliency(each[row % len(each)].detach(), case.grid, size, size)
             for each in images(call)
         ]
-        return [float(sum(values[place] for values in found)) for place in image.patches]
+        return [float(sum(values[place] for values in scores)) for place in image.patches]
 
     return score
 
@@ -290,14 +290,14 @@ def compare(case, score, blocks, keep, slow_score, images=None, **settings):
     settings = case.settings | settings
     dense, model, steps = slim_both(case, blocks, keep, score, **settings)
     images = (case.draw() if images is None else images).requires_grad_()
-    found = case.call(model, images)
+    actual = case.call(model, images)
     expected = slow(case, dense, images, steps, blocks, keep, slow_score(model, images), **settings)
-    assert_close(found, expected, *PATH)
+    assert_close(actual, expected, *PATH)
     added = {f"slimming.{name}": parameter for name, parameter in model.slimming.named_parameters()}
     ours, theirs = (
         gradients_of(output, named | added | {"images": images})
         for output, named in (
-            (found, dict(model.named_parameters())),
+            (actual, dict(model.named_parameters())),
             (expected, dict(dense.named_parameters())),
         )
     )

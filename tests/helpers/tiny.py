@@ -105,17 +105,17 @@ def clear(draw, cases=(frozenset(),)):
     """
     for attempt in count():
         model, images, cameras = draw(attempt)
-        needed, found = 0.0, [torch.inf]
+        needed, actual = 0.0, [torch.inf]
         for encoded in encode_cases(model, images, cameras, cases) if model.sdtps else ():
             context = encoded.context
             with margins() as of_case:
                 model.sdtps(context)
-            found += of_case
+            actual += of_case
             for tokens, guide in product(context.tokens.values(), context.global_feats.values()):
                 cosines = torch.cosine_similarity(tokens, guide.unsqueeze(1), dim=2)
                 spread = float((cosines.amax(dim=1) - cosines.amin(dim=1)).min())
                 needed = max(needed, tolerance(*ENCODER, *PIFE, *SCORE) / spread)
-        if min(found) > needed:
+        if min(actual) > needed:
             return model, images, cameras
 
 
@@ -123,10 +123,10 @@ def clear(draw, cases=(frozenset(),)):
 def amplified(module) -> Iterator[list[float]]:
     """How many times as large each BatchNorm of a training forward inside makes roundings: the largest value over the least
     deviation in the batch, which it is divided by."""
-    found = []
+    actual = []
     hooks = [
         norm.register_forward_pre_hook(
-            lambda _, inputs: found.append(
+            lambda _, inputs: actual.append(
                 float(
                     inputs[0].detach().abs().max()
                     / inputs[0].detach().std(dim=0, correction=0).min()
@@ -136,7 +136,7 @@ def amplified(module) -> Iterator[list[float]]:
         for norm in module.modules()
         if isinstance(norm, torch.nn.BatchNorm1d)
     ]
-    yield found
+    yield actual
     for hook in hooks:
         hook.remove()
 

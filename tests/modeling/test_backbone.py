@@ -148,10 +148,10 @@ def test_camera_reaches_clips_class_token_only(weight):
         + weight * backbone.camera_embedding[cameras, 0].double()
     )
     tokens = unfold_patches(vit, images, (16, 16))[0] + vit.pos_embed[:, 1:]
-    for found, expected in ((class_token, start), (patches, tokens)):
+    for actual, expected in ((class_token, start), (patches, tokens)):
         for norm in (vit.norm_pre, vit.norm):
             expected = normed(expected, norm, 1e-5)
-        assert_close(found, expected @ vit.head.weight.double().T, *4 * (768,))
+        assert_close(actual, expected @ vit.head.weight.double().T, *4 * (768,))
 
 
 def test_weight_of_clips_camera_embedding_is_the_configurations():

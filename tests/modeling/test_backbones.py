@@ -56,18 +56,20 @@ def test_values_and_gradients_are_timms(name):
     backbone, images = build(name, "MODEL.SIE_CAMERA", "False"), draw(name)
     patches, class_token = backbone(images, torch.tensor([0, 1]))
     assert patches.shape == (2, 6, backbone.width) and backbone.grid_size == (3, 2)
-    found = torch.cat([class_token[:, None], patches], dim=1)
+    actual = torch.cat([class_token[:, None], patches], dim=1)
     vit = exact(backbone.vit)
     expected = without_registers(vit.forward_features(images.double()), PREFIX[name])
-    assert_close(found, expected, *sums_of(backbone))
+    assert_close(actual, expected, *sums_of(backbone))
     probe = torch.randn_like(expected)
     gradients = [
         torch.autograd.grad((tokens * probe.to(tokens.dtype)).sum(), list(module.parameters()))
-        for tokens, module in ((found, backbone.vit), (expected, vit))
+        for tokens, module in ((actual, backbone.vit), (expected, vit))
     ]
     for (key, _), ours, theirs in zip(vit.named_parameters(), *gradients, strict=True):
         assert theirs.abs().max() > 0, key
-        assert_close(ours, theirs, *sums_of(backbone), *sums_of(backbone), len(found.flatten(0, 1)))
+        assert_close(
+            ours, theirs, *sums_of(backbone), *sums_of(backbone), len(actual.flatten(0, 1))
+        )
 
 
 @pytest.mark.parametrize("stride", [(7, 5), (9, 14)], ids=str)
@@ -112,15 +114,15 @@ def test_camera_reaches_all_tokens_registers_too(name):
     seen = []
     backbone.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     backbone(images, cameras)
-    (found,), camera = seen, backbone.camera_embedding
+    (actual,), camera = seen, backbone.camera_embedding
     backbone.camera_embedding = None
     backbone(images, cameras)
-    assert found.shape == (2, PREFIX[name] + 6, backbone.vit.embed_dim)
+    assert actual.shape == (2, PREFIX[name] + 6, backbone.vit.embed_dim)
     assert_close(
-        found - seen[1],
-        (2 * camera[cameras].double()).expand_as(found),
+        actual - seen[1],
+        (2 * camera[cameras].double()).expand_as(actual),
         *4 * (1,),
-        scale=float(found.abs().max()),
+        scale=float(actual.abs().max()),
     )
 
 
@@ -202,8 +204,8 @@ def test_compiled_features_are_the_eager_ones(name):
     with torch.no_grad():
         exactly = exact(backbone)(images.double(), cameras)
         backbone.compile_blocks()
-        for found, expected in zip(backbone(images, cameras), exactly, strict=True):
-            assert_close(found, expected, *sums_of(backbone))
+        for actual, expected in zip(backbone(images, cameras), exactly, strict=True):
+            assert_close(actual, expected, *sums_of(backbone))
 
 
 @pytest.mark.slow

@@ -122,10 +122,10 @@ def test_patterns(switched):
         assert_close(patterns[pattern], wanted, *MODEL)
     assert torch.equal(model(images, cameras), patterns[3])
     for pattern in (1, 2):
-        found = model(images, cameras, return_pattern=pattern)
+        actual = model(images, cameras, return_pattern=pattern)
         assert (
-            torch.equal(found, patterns[pattern])
-            and found.untyped_storage().nbytes() == found.nbytes
+            torch.equal(actual, patterns[pattern])
+            and actual.untyped_storage().nbytes() == actual.nbytes
         )
 
 
@@ -142,11 +142,11 @@ def test_hdm_sees_the_slimmed_tokens():
     slimmed = {
         modality: selection.tokens.double() for modality, selection in model.sdtps(context).items()
     }
-    plain, found = reference_fusion(model), model.forward_head(context)["moe"]
-    assert_close(found, plain(slimmed, global_feats), *sums_of_the_fusion(WIDTH, PATCHES))
-    assert relative_error(found, plain(patches, global_feats)) > 0.01
+    plain, actual = reference_fusion(model), model.forward_head(context)["moe"]
+    assert_close(actual, plain(slimmed, global_feats), *sums_of_the_fusion(WIDTH, PATCHES))
+    assert relative_error(actual, plain(patches, global_feats)) > 0.01
     unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in global_feats.items()}
-    assert relative_error(found, plain(slimmed, unpooled)) > 0.01
+    assert relative_error(actual, plain(slimmed, unpooled)) > 0.01
 
 
 @pytest.mark.parametrize("direct", [0, 1])
@@ -157,7 +157,7 @@ def test_features_after_the_neck(direct):
     images, cameras = random_images(11)
     model.train()(images, cameras)
     before = extract_patterns(model.eval(), images, cameras)[0]
-    (found,) = extract_patterns(model, images, cameras, [frozenset()], neck="after")
+    (actual,) = extract_patterns(model, images, cameras, [frozenset()], neck="after")
     features = model.forward_head(model.forward_features(images, cameras).context)
     for name, feature in features.items():
         norm = model.heads[name].bottleneck
@@ -176,8 +176,8 @@ def test_features_after_the_neck(direct):
         3: torch.cat([original, features["sdtps"], features["moe"]], dim=1),
     }
     for pattern, wanted in expected.items():
-        assert_close(found[pattern], wanted, *6 * (1,))
-        assert relative_error(found[pattern], before[pattern]) > 0.05
+        assert_close(actual[pattern], wanted, *6 * (1,))
+        assert relative_error(actual[pattern], before[pattern]) > 0.05
 
 
 @pytest.mark.parametrize("pife", [True, False])
@@ -300,8 +300,8 @@ def test_autocast_leaves_features_in_float32_and_near(opts, near):
     images, cameras = random_images(9)
     expected = extract_patterns(model, images, cameras)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        found = extract_patterns(model, images, cameras)[0]
-    for pattern, feature in found.items():
+        actual = extract_patterns(model, images, cameras)[0]
+    for pattern, feature in actual.items():
         assert feature.dtype is torch.float32
         assert not torch.equal(feature, expected[pattern])
         assert pattern not in near or F.cosine_similarity(feature, expected[pattern]).amin() > 0.99

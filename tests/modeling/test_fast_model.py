@@ -89,9 +89,11 @@ def test_one_pass_gives_what_three_passes_of_the_reference_model_give(both):
     reference, ours = both
     images, cameras = random_images(1, size=SIZE)
     with torch.no_grad():
-        found = extract_patterns(ours.eval(), images, cameras)[0]
+        actual = extract_patterns(ours.eval(), images, cameras)[0]
         for pattern in RETURN_PATTERNS:
-            assert_close(found[pattern], reference.eval()(doubled(images), cameras, pattern), *DEMO)
+            assert_close(
+                actual[pattern], reference.eval()(doubled(images), cameras, pattern), *DEMO
+            )
 
 
 def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both):
@@ -99,17 +101,17 @@ def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both)
     images, cameras = random_images(2, batch=8, size=SIZE)
     with amplified(reference.generalFusion) as amplification:
         expected = reference.train()(doubled(images), cameras)
-    found = ours.train()(images, cameras)
-    assert found.auxiliary is None and list(found.features) == list(expected.features)
+    actual = ours.train()(images, cameras)
+    assert actual.auxiliary is None and list(actual.features) == list(expected.features)
     for (name, theirs), factor in zip(
         expected.features.items(), (max(amplification), 1.0), strict=True
     ):
         assert_close(
-            found.features[name], theirs, *DEMO, scale=factor * float(theirs.detach().abs().max())
+            actual.features[name], theirs, *DEMO, scale=factor * float(theirs.detach().abs().max())
         )
-        assert_logits(found.logits[name], ours.heads[name], found.features[name])
-    probes = [torch.randn_like(output) for output in pairs(found)]
-    for outputs in (found, expected):
+        assert_logits(actual.logits[name], ours.heads[name], actual.features[name])
+    probes = [torch.randn_like(output) for output in pairs(actual)]
+    for outputs in (actual, expected):
         sum(
             (output * probe).sum() for output, probe in zip(pairs(outputs), probes, strict=True)
         ).backward()
@@ -119,18 +121,18 @@ def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both)
         if parameter.requires_grad
     }
     expected = from_demo(reference.state_dict() | gradients)
-    found = {
+    actual = {
         name: parameter.grad
         for name, parameter in ours.named_parameters()
         if parameter.requires_grad
     }
-    assert found.keys() <= expected.keys() and len(found) > 180
+    assert actual.keys() <= expected.keys() and len(actual) > 180
     largest = defaultdict(float)  # of a layer: a bias may have no effect but for roundings
-    for name in found:
+    for name in actual:
         largest[LEAF.sub("", name)] = max(
             largest[LEAF.sub("", name)], float(expected[name].abs().max())
         )
-    for name, gradient in found.items():
+    for name, gradient in actual.items():
         assert_close(
             gradient, expected[name], *DEMO, *DEMO, 8 * 3 * 7, scale=largest[LEAF.sub("", name)]
         )
@@ -152,9 +154,9 @@ def test_a_step_of_the_reference_models_optimiser_is_ours(both):
             parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
         optimizer.step()
         model.zero_grad()
-    found = ours.state_dict()
+    actual = ours.state_dict()
     for name, value in from_demo(reference.state_dict()).items():
-        assert_close(found[name], value, *2 * 8 * (1,))  # eight operations of either
+        assert_close(actual[name], value, *2 * 8 * (1,))  # eight operations of either
     reference.load_state_dict(before)
     reference.double()
     ours.load_state_dict(from_demo(before))
@@ -168,13 +170,13 @@ def test_quick_gelu_between_scaled_weights(seed):
     tokens = (4 * torch.randn(2, 5, 6, dtype=torch.double)).requires_grad_()
     probe = torch.randn(2, 5, 6, dtype=torch.double)
     inputs = [tokens, *fast.parameters()]
-    found = fast(tokens)
+    actual = fast(tokens)
     hidden = fast.fc1(tokens)
     expected = fast.fc2(hidden / (1 + torch.exp(-1.702 * hidden)))
     forward = 2 * (6, 8, 24)  # the products and the activation, of either
-    assert_close(found, expected, *forward, dtype=torch.double)
+    assert_close(actual, expected, *forward, dtype=torch.double)
     for ours, theirs in zip(
-        torch.autograd.grad((found * probe).sum(), inputs),
+        torch.autograd.grad((actual * probe).sum(), inputs),
         torch.autograd.grad((expected * probe).sum(), inputs),
         strict=True,
     ):
@@ -225,8 +227,8 @@ def test_chunks_are_the_batch(monkeypatch, count):
     for *both, expected in zip(
         whole, parts, exact(backbone)(images["NI"].double(), cameras), strict=True
     ):
-        for found in both:
-            assert_close(found, expected, *ENCODER)
+        for actual in both:
+            assert_close(actual, expected, *ENCODER)
 
 
 @pytest.mark.parametrize(("in_half", "fused"), [(False, True), (True, False)])
@@ -271,13 +273,13 @@ def test_compiled_equals_eager_in_training_and_evaluation():
         for model in (eager, compiled):
             model.hdm.dropout = 0.0
         reference, exact_images = exact(eager.train(), images)
-        expected, found = (
+        expected, actual = (
             list(output.features.values())
             for output in (reference(exact_images, cameras), compiled.train()(images, cameras))
         )
-        for theirs, own in zip(expected, found, strict=True):
+        for theirs, own in zip(expected, actual, strict=True):
             assert_close(own, theirs, *MODEL)
-        for features in (expected, found):
+        for features in (expected, actual):
             sum(part.square().mean() for part in features).backward()
         for theirs, own in zip(reference.parameters(), compiled.parameters(), strict=True):
             if theirs.grad is not None:

@@ -85,9 +85,9 @@ def test_golden(name, mode):
         for part in ("cash", "global")
     ]
     expected = case.arrays[f"{mode}_output"]
-    for found in (run(ours, *tokens), plain(*tokens)):
-        assert found.shape == expected.shape
-        assert relative_error(found, expected) < 1e-5
+    for actual in (run(ours, *tokens), plain(*tokens)):
+        assert actual.shape == expected.shape
+        assert relative_error(actual, expected) < 1e-5
 
 
 def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, our_output):
@@ -99,9 +99,9 @@ def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, o
     expected = under_our_names(
         {**plain.state_dict(), **{name: weight.grad for name, weight in plain.named_parameters()}}
     )
-    found = {name: parameter.grad for name, parameter in ours.named_parameters()}
-    assert found.keys() == expected.keys() - {name for name, _ in ours.named_buffers()}
-    for name, gradient in found.items():
+    actual = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert actual.keys() == expected.keys() - {name for name, _ in ours.named_buffers()}
+    for name, gradient in actual.items():
         assert relative_error(gradient, expected[name]) < 1e-9, name
     for part, (theirs, own) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
         for modality in MODALITIES:
@@ -119,10 +119,10 @@ def test_equals_the_plain_version(shape, mode):
     plain = random_plain(width, heads, dropout=0.0).train(mode == "train")
     ours = ours_of(plain, dropout=0.0)
     plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
-    expected, found = plain(*plain_tokens), run(ours, *our_tokens)
-    assert found.shape == (batch, 7 * width)
-    assert relative_error(found, expected.detach()) < 1e-10
-    assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, found)
+    expected, actual = plain(*plain_tokens), run(ours, *our_tokens)
+    assert actual.shape == (batch, 7 * width)
+    assert relative_error(actual, expected.detach()) < 1e-10
+    assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, actual)
 
     expected_state, state = under_our_names(plain.state_dict()), ours.state_dict()
     for name, tensor in state.items():
@@ -165,9 +165,9 @@ def test_equals_the_plain_version_with_the_same_dropout(shape, same_dropout):
     ours = ours_of(plain)
     plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
     same_dropout(random_mask(width, count, batch))
-    expected, found = plain(*plain_tokens), run(ours, *our_tokens)
-    assert relative_error(found, expected.detach()) < 1e-10
-    assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, found)
+    expected, actual = plain(*plain_tokens), run(ours, *our_tokens)
+    assert relative_error(actual, expected.detach()) < 1e-10
+    assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, actual)
 
 
 @torch.no_grad()
@@ -292,9 +292,9 @@ def test_mixed_precision_is_near(mode, precision):
             *({modality: part.double() for modality, part in parts.items()} for parts in tokens)
         )
     with torch.autocast("cpu", precision):
-        found = run(ours, *tokens)
+        actual = run(ours, *tokens)
     # Inputs, weights and results of some ten products are rounded, sums are in float32.
-    assert_close(found.float(), expected, *30 * (1,), dtype=precision)
-    assert relative_error(found.float(), expected) > 1e-5
-    found.float().square().sum().backward()
+    assert_close(actual.float(), expected, *30 * (1,), dtype=precision)
+    assert relative_error(actual.float(), expected) > 1e-5
+    actual.float().square().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())

@@ -44,17 +44,17 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
             for part in (tokens, global_feats)
         )
     with torch.autocast("cpu", precision, enabled=precision != torch.float32 and not is_cast):
-        expected, found = plain(*tokens, *global_feats), gumbel(*tokens, *global_feats)
-    for one, other in zip(expected, found, strict=True):
+        expected, actual = plain(*tokens, *global_feats), gumbel(*tokens, *global_feats)
+    for one, other in zip(expected, actual, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype
-    for slimmed in found[:3]:
+    for slimmed in actual[:3]:
         assert slimmed.dtype == tokens[0].dtype
-    for mask in found[3:]:
+    for mask in actual[3:]:
         assert mask.requires_grad
         assert mask.sum(dim=1).eq(8).all()
         assert ((mask == 0) | (mask == 1)).all()
 
-    probed(15, found).backward()
+    probed(15, actual).backward()
     assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *gumbel.parameters()))
 
 
@@ -176,7 +176,7 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     probes = [torch.randn_like(output) for output in outputs]
     sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)).backward()
 
-    found, expected = {"kept": [], "dropped": []}, {"kept": [], "dropped": []}
+    actual, expected = {"kept": [], "dropped": []}, {"kept": [], "dropped": []}
     for index, sample in product(range(3), range(batch)):
         score, noise, probe = (
             scores[index][sample].detach(),
@@ -191,15 +191,15 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
         assert_close(outputs[index][sample], slimmed(score), *PATH, dtype=torch.float64)
         by_differences = (central_differences(slimmed, score) * probe).sum(dim=(1, 2))
         for part, places in (("kept", kept), ("dropped", dropped)):
-            found[part].append(scores[index].grad[sample][places])
+            actual[part].append(scores[index].grad[sample][places])
             expected[part].append(by_differences[places])
     terms = max(
         float(probe.abs().max() * part.abs().max())
         for probe, part in zip(probes, tokens, strict=True)
     )
-    for part in found:
+    for part in actual:
         assert_close(
-            flat(found[part]),
+            flat(actual[part]),
             flat(expected[part]),
             *PATH,
             probes[0][0].numel(),
@@ -235,9 +235,9 @@ def test_selection_is_sampling_without_replacement():
             tokens[0].expand(draws, -1, -1), guides.expand(-1, draws, -1), weights
         )
     places = (selected[:, :, None] == tokens[0][:, None]).all(dim=-1).int().argmax(dim=-1)
-    found = {choice: int((places == torch.tensor(choice)).all(dim=1).sum()) for choice in chances}
-    assert sum(found.values()) == draws
-    assert all(is_near(found[choice], chance) for choice, chance in chances.items())
+    actual = {choice: int((places == torch.tensor(choice)).all(dim=1).sum()) for choice in chances}
+    assert sum(actual.values()) == draws
+    assert all(is_near(actual[choice], chance) for choice, chance in chances.items())
     for patch in range(patches):
         first = sum(chance for choice, chance in chances.items() if choice[0] == patch)
         among = sum(chance for choice, chance in chances.items() if patch in choice)

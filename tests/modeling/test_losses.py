@@ -273,8 +273,8 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
             )
         expected += weight * pair
         scale += weight * (pair + 3 * largest(features, logits))
-    found, _ = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
-    assert_close(found, expected, *SUMS, scale=scale)
+    actual, _ = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
+    assert_close(actual, expected, *SUMS, scale=scale)
 
 
 def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
@@ -321,5 +321,5 @@ def test_center_is_computed_in_float32_under_autocast():
         cfg, output_of([part.float() for part in half], PAIRS), labels, PAIRS, losses
     )
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)
-    assert torch.equal(found, expected)
+        actual, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)
+    assert torch.equal(actual, expected)

@@ -86,15 +86,15 @@ def test_all_cases_equal_each_alone(opts, is_guided):
 @torch.no_grad()
 def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not():
     images, cameras = random_images(4)
-    found = []
+    actual = []
     for is_guided in (True, False):
         model = tiny_model(GUIDE, is_guided, *FUSION)
         torch.manual_seed(seeded(5))  # HDM has dropout
         trained = model.train()(images, cameras)
         complete, *_ = extract_patterns(model.eval(), images, cameras, CASES)
-        found.append([torch.as_tensor(part) for part in (*pairs(trained), *complete.values())])
-    assert len(found[0]) == 3 * 2 + 3
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        actual.append([torch.as_tensor(part) for part in (*pairs(trained), *complete.values())])
+    assert len(actual[0]) == 3 * 2 + 3
+    assert all(torch.equal(one, other) for one, other in zip(*actual, strict=True))
 
 
 @GUIDED
@@ -119,8 +119,8 @@ def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
     slimmed, _ = reference.sdtps(
         exact_model.sdtps.state_dict(), *tokens, 0.5, 0.4, 0.25, missing=unguided
     )
-    (found,) = extract_patterns(model, images, cameras, [missing])
-    assert_close(found[2], torch.cat([part.mean(dim=1) for part in slimmed], 1), *MODEL)
+    (actual,) = extract_patterns(model, images, cameras, [missing])
+    assert_close(actual[2], torch.cat([part.mean(dim=1) for part in slimmed], 1), *MODEL)
 
 
 def seen_by(model, call):
@@ -200,12 +200,12 @@ def test_one_table_of_all_cases(words, command, tmp_path):
         test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json"
     )
     assert code == 0, stderr
-    found = cases_of(tmp_path / "all.json")
-    assert list(found) == ["nothing", *MISSING_CASES]
-    assert len({str(record) for record in found.values()}) == len(found), (
+    actual = cases_of(tmp_path / "all.json")
+    assert list(actual) == ["nothing", *MISSING_CASES]
+    assert len({str(record) for record in actual.values()}) == len(actual), (
         "every case has numbers of its own"
     )
-    for miss, record in found.items():
+    for miss, record in actual.items():
         code, *_ = command(
             test_net.main, *words, "TEST.MISS", miss, "--overwrite", "--json", tmp_path / "one.json"
         )
@@ -217,9 +217,9 @@ def test_one_table_of_all_cases(words, command, tmp_path):
         table_of("\n".join(row[label:] for row in lines[start : start + 3]))
         for start in range(0, len(lines), 3)
     ]
-    assert tables[:-1] == [printed(record) for record in found.values()]
+    assert tables[:-1] == [printed(record) for record in actual.values()]
     for pattern, row in tables[-1].items():
-        of_six = zip(*(found[miss][pattern].values() for miss in MISSING_CASES), strict=True)
+        of_six = zip(*(actual[miss][pattern].values() for miss in MISSING_CASES), strict=True)
         assert [float(number) for number in row] == [
             pytest.approx(100 * sum(values) / 6, abs=0.0501) for values in of_six
         ]

@@ -142,13 +142,13 @@ def real_backbone(name, stride):
 
 def expected_of(weights, name, grid):
     """The tensor of the file for one of the backbone's, as the backbone must hold it."""
-    found = weights[name] if name in weights else weights[openai_name(name)]
-    found = found.float()
+    actual = weights[name] if name in weights else weights[openai_name(name)]
+    actual = actual.float()
     if name == "pos_embed":
-        found = resize_position(found.reshape(1, 197, 768), grid)
+        actual = resize_position(actual.reshape(1, 197, 768), grid)
     elif name == "head.weight" and name not in weights:  # OpenAI multiplies from the right
-        found = found.T
-    return found.reshape(1, 1, -1) if name == "cls_token" else found
+        actual = actual.T
+    return actual.reshape(1, 1, -1) if name == "cls_token" else actual
 
 
 PLAIN = ("OpenAI's state dict", "timm's state dict")

@@ -138,12 +138,12 @@ def test_demos_names_and_back(backbone, prefix):
     assert_same(to_demo(ours), theirs)
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     """The same names in the same order, the same tensors bit by bit."""
-    assert list(found) == list(expected)
+    assert list(actual) == list(expected)
     for name, tensor in expected.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-        assert torch.equal(found[name], tensor), name
+        assert (actual[name].dtype, actual[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(actual[name], tensor), name
 
 
 def in_order(weights):

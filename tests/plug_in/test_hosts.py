@@ -28,22 +28,22 @@ COMMAND = "HOSTS=… HOSTS_JSON=docs/hosts.json make test-hosts"
 
 def checkout_of(name):
     """Path of a checkout; the test is skipped without it."""
-    found = Path(FOLDER).resolve() / name
-    if not found.is_dir():
-        pytest.skip(f"there is no {found}")
-    return found
+    checkout = Path(FOLDER).resolve() / name
+    if not checkout.is_dir():
+        pytest.skip(f"there is no {checkout}")
+    return checkout
 
 
 @pytest.fixture(scope="module")
 def figures():
     """What was measured, by host; written at the end."""
-    found = {}
-    yield found
+    actual = {}
+    yield actual
     if FIGURES:
         write_json(
             ROOT / FIGURES,
             conditions(torch.device("cpu"), False)
-            | {"command": COMMAND, "hosts": list(found.values())},
+            | {"command": COMMAND, "hosts": list(actual.values())},
         )
 
 
@@ -59,28 +59,28 @@ def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = figures[name] = json.loads(out.read_text())
-    print(json.dumps(found))
+    actual = figures[name] = json.loads(out.read_text())
+    print(json.dumps(actual))
     host = next(host for host in KNOWN.values() if host.name == name)
     if host.unslimmed:
-        assert host.unslimmed in found["refused"]
+        assert host.unslimmed in actual["refused"]
     else:
-        assert found["keep_all"] == found["unslimmed"] == 0 < found["slimmed"]
+        assert actual["keep_all"] == actual["unslimmed"] == 0 < actual["slimmed"]
         assert (
-            found["patches"] == [64, 32]
-            and found["training"]["finite"]
-            and found["training"]["gradients"] > 50
+            actual["patches"] == [64, 32]
+            and actual["training"]["finite"]
+            and actual["training"]["gradients"] > 50
         )
-        assert found["macs"]["after"] < 0.6 * found["macs"]["before"]
+        assert actual["macs"]["after"] < 0.6 * actual["macs"]["before"]
     if host.backbone:
-        before, after = found["sdtps"]["width"]
+        before, after = actual["sdtps"]["width"]
         assert (
             after == before + 3 * 512
-            and found["sdtps"]["training"]["finite"]
-            and found["sdtps"]["gradient"] > 0
+            and actual["sdtps"]["training"]["finite"]
+            and actual["sdtps"]["gradient"] > 0
         )
     else:
         assert (
             f"the training loop of {name} reads outputs by fixed places"
-            in found["sdtps"]["refused"]
+            in actual["sdtps"]["refused"]
         )

@@ -79,12 +79,15 @@ def test_features_are_those_of_our_model(tmp_path):
     python(HELPERS / "host_demo.py", CHECKOUT, tmp_path, cwd=CHECKOUT)
     text = (tmp_path / "figures.json").read_text()
     print(text)
-    for setting, found in json.loads(text).items():
+    for setting, actual in json.loads(text).items():
         assert (
-            found["ours"] < 1e-6 and found["copy"] == 0 and found["fast"] < 1e-5 and found["finite"]
+            actual["ours"] < 1e-6
+            and actual["copy"] == 0
+            and actual["fast"] < 1e-5
+            and actual["finite"]
         ), setting
         if not setting.startswith("slimmed"):
-            assert found["pair"] == [[3, 171], [3, 1536 if "CLIP" in setting else 2304]]
+            assert actual["pair"] == [[3, 171], [3, 1536 if "CLIP" in setting else 2304]]
 
 
 @pytest.mark.parametrize("modules", [[], OFF])
@@ -129,8 +132,8 @@ def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
 
 def test_ranking_and_reranking_by_ours_are_theirs():
     """Re-ranked distances differ by the rounding of theirs, which are float16."""
-    found = json.loads(python("-c", RANKING, CHECKOUT, cwd=CHECKOUT).splitlines()[-1])
-    print(found)
-    small, large, without_half_precision = found["re-ranking"]
+    actual = json.loads(python("-c", RANKING, CHECKOUT, cwd=CHECKOUT).splitlines()[-1])
+    print(actual)
+    small, large, without_half_precision = actual["re-ranking"]
     assert small < 5e-3 and large < 1e-2 and without_half_precision < 1e-5
-    assert max(found["cmc"], found["mAP"], found["scenes"]) < 1e-6
+    assert max(actual["cmc"], actual["mAP"], actual["scenes"]) < 1e-6

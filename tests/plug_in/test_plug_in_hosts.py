@@ -92,9 +92,9 @@ def clear_inputs(name, model, training=False):
     """Inputs of which a model keeps patches by scores that differ by more than roundings."""
     for seed in count(1):
         given = inputs(name, seed)
-        with margins() as found:
+        with margins() as actual:
             outputs(model, given, training)
-        if min(found) > tolerance(*SUMS):
+        if min(actual) > tolerance(*SUMS):
             return given
 
 
@@ -184,7 +184,7 @@ def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, sc
     In training the host's own loss, and its gradient."""
     model, by_hand = slim(name, miss, SLIM_SHARED=shared, SLIM_SCORE=score), build(name, miss)
     given = clear_inputs(name, model, training)
-    seen, found = watch(model), outputs(model, given, training)
+    seen, actual = watch(model), outputs(model, given, training)
     follow, first = shared and KNOWN[name].shared, {}
     scores = scores_by_hand(name, by_hand, given[0], follow, training)
     towers = [module for module in by_hand.modules() if isinstance(module, Tower)]
@@ -195,10 +195,10 @@ def test_the_output_is_that_of_slimming_by_hand(name, miss, training, shared, sc
             BLOCKS, KEEP, own, tower.prefix, by_hand.suffix, by_hand.restored, tower.tokens_first
         )
     expected = outputs(by_hand, given, training)
-    for leaf, other in zip(leaves(found), leaves(expected), strict=True):
+    for leaf, other in zip(leaves(actual), leaves(expected), strict=True):
         assert_close(leaf, other, *SUMS, *SUMS)
     if training:
-        for each, output in ((model, found), (by_hand, expected)):
+        for each, output in ((model, actual), (by_hand, expected)):
             each.loss(output).backward()
         gradients = [
             {key: parameter.grad for key, parameter in each.named_parameters()}
@@ -230,13 +230,13 @@ def expected_names(name, miss, training):
 def test_a_missing_image_has_its_modalitys_name(name, miss):
     """By a score of noise that depends on it: what a modality keeps does not depend on which others miss."""
     kept = [{}, {}]
-    for found, missing in zip(kept, ("", miss), strict=True):
+    for actual, missing in zip(kept, ("", miss), strict=True):
         model = slim(name, missing, SLIM_SCORE="noise:Noise", SLIM_SHARED=False)
         seen = watch(model)
         outputs(model, inputs(name))
         for stage in seen:
             for modality, places in stage.items():
-                found.setdefault(modality, []).append(places)
+                actual.setdefault(modality, []).append(places)
     assert set(kept[1]) == set(NAMES) and len(kept[1]["RGB"]) == 2
     for modality in NAMES:
         assert equal(kept[0][modality], kept[1][modality])
@@ -265,8 +265,8 @@ def test_the_pair_and_the_feature_of_sdtps(name, slimming):
     model.sdtps.register_forward_hook(lambda module, inputs, output: chosen.append(output))
     output, without = (list(outputs(each, given, True)) for each in (model, plain))
     feature = torch.cat([tokens.mean(1) for tokens in chosen[0][:3]], -1)
-    logits, found = output[place : place + 2]
-    assert torch.equal(found, feature) and logits.shape == (BATCH, CLASSES)
+    logits, actual = output[place : place + 2]
+    assert torch.equal(actual, feature) and logits.shape == (BATCH, CLASSES)
     rest = output[:place] + output[place + 2 :]
     assert equal(leaves(rest), leaves(without))
     loss = model.loss(output)

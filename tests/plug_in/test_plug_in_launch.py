@@ -46,7 +46,7 @@ def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout
     """Without HDM and ATM too, where DeMo evaluates one."""
     before = files_of(checkout)
     done = launch(checkout, "train_net.py", *SIZE, *ON, "OUTPUT_DIR", "run")
-    assert [found[:2] for found in results_of(done)] == 2 * [
+    assert [actual[:2] for actual in results_of(done)] == 2 * [
         (1, 3 * WIDTH),
         (2, 3 * WIDTH),
         (3, 6 * WIDTH),
@@ -94,7 +94,7 @@ def test_fast_training_is_the_same_and_msvr310_can_be_evaluated(checkout):
     fast = launch(
         checkout, "--fast", "train_net.py", *SIZE, *ON, *FUSED, "DATASETS.NAMES", "MSVR310"
     )
-    assert [found[0] for found in results_of(fast)] == [1, 2, 3, 1, 2, 3]
+    assert [actual[0] for actual in results_of(fast)] == [1, 2, 3, 1, 2, 3]
     losses = [
         [line for line in done.stdout.splitlines() if "loss" in line] for done in (plain, fast)
     ]

@@ -230,10 +230,10 @@ def test_replicas_in_threads_do_not_mix(build, opts):
 
     handle = model.BACKBONE.register_forward_pre_hook(stop)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(features, replicas, given))
+        actual = list(pool.map(features, replicas, given))
     handle.remove()
-    assert all(equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert not equal(found[0], found[1])
+    assert all(equal(one, other) for one, other in zip(actual, expected, strict=True))
+    assert not equal(actual[0], actual[1])
 
 
 def test_distributed_data_parallel(build, tmp_path):

@@ -77,9 +77,9 @@ def ours(monkeypatch, tmp_path):
             ],
         )
         torch.save(model.state_dict(), tmp_path / "theirs.pth")
-        found = make_model(cfg, CLASSES, CAMERAS)
-        load_weights(found, read_checkpoint(tmp_path / "theirs.pth"))
-        return cfg, found.eval()
+        actual = make_model(cfg, CLASSES, CAMERAS)
+        load_weights(actual, read_checkpoint(tmp_path / "theirs.pth"))
+        return cfg, actual.eval()
 
     return load
 
@@ -93,9 +93,9 @@ def clear_triplets(model, batch=3):
     """Triplets of which the model keeps patches by scores that differ by more than roundings."""
     for seed in count(1):
         given = triplets(batch, seed)
-        with margins() as found:
+        with margins() as actual:
             features(model, given)
-        if min(found, default=1) > tolerance(*PATH, *PATH):
+        if min(actual, default=1) > tolerance(*PATH, *PATH):
             return given
 
 
@@ -134,7 +134,7 @@ def test_features_are_those_of_our_model(build, ours, opts):
         for parameter in model.parameters():  # none is 0 or 1, as some are at the start
             parameter.add_(0.05 * torch.randn_like(parameter))
     images, cameras = given = clear_triplets(model)
-    found = features(model, given)
+    actual = features(model, given)
     cfg, expected = ours(model, *opts)
     theirs, by_us = model.state_dict(), to_demo(expected.state_dict())
     assert {name: tensor.shape for name, tensor in by_us.items()} == {
@@ -144,7 +144,7 @@ def test_features_are_those_of_our_model(build, ours, opts):
         (patterns,) = extract_patterns(
             expected, images, cameras, [missing_modalities(cfg.TEST.MISS)]
         )
-    for pattern, feature in zip((1, 2, 3), found, strict=True):
+    for pattern, feature in zip((1, 2, 3), actual, strict=True):
         assert_close(feature, patterns[pattern], *PATH, *PATH)
 
 

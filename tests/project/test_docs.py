@@ -122,9 +122,9 @@ def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_p
 
 def words(page):
     """Those outside code, tables, formulas and comments."""
-    found = re.sub(r"<!--.*?-->|^\$\$.*?\$\$", "", BLOCK.sub("", text(page)), flags=re.S | re.M)
+    actual = re.sub(r"<!--.*?-->|^\$\$.*?\$\$", "", BLOCK.sub("", text(page)), flags=re.S | re.M)
     prose = "\n".join(
-        line for line in found.splitlines() if not line.lstrip().startswith(("|", "!["))
+        line for line in actual.splitlines() if not line.lstrip().startswith(("|", "!["))
     )
     return sum(bool(re.search(r"\w", word)) for word in re.sub(r"\]\([^)]*\)", "]", prose).split())
 
@@ -134,9 +134,9 @@ def test_the_pages_are_short():
 
 
 def test_the_results_are_of_one_tree_and_five_seeds():
-    found = [json.loads(path.read_text()) for path in (ROOT / "docs" / "results").glob("*.json")]
-    assert len({result["tree"] for result in found}) == 1 and all(
-        result["seeds"] == [1, 2, 3, 4, 5] for result in found
+    actual = [json.loads(path.read_text()) for path in (ROOT / "docs" / "results").glob("*.json")]
+    assert len({result["tree"] for result in actual}) == 1 and all(
+        result["seeds"] == [1, 2, 3, 4, 5] for result in actual
     )
 
 

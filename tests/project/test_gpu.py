@@ -78,17 +78,17 @@ def test_fused_attention_equals_plain(gpu, mode):
         random_images(cfg, gpu)["RGB"],
         torch.randn(8, backbone.num_patches, backbone.width, device=gpu),
     )
-    found = {}
+    actual = {}
     for fused in (True, False):
         backbone.fused_attention = fused
         backbone.zero_grad()
         with autocast(gpu, DTYPES[mode]):
             tokens, _ = backbone(images, torch.zeros(8, dtype=torch.long, device=gpu))
         (tokens.float() * probe).sum().backward()
-        found[fused] = tokens.detach(), backbone.vit.patch_embed.proj.weight.grad
+        actual[fused] = tokens.detach(), backbone.vit.patch_embed.proj.weight.grad
     assert all(
         relative_error(*pair) < ROUNDED[mode]
-        for pair in zip(found[True], found[False], strict=True)
+        for pair in zip(actual[True], actual[False], strict=True)
     )
 
 
@@ -101,14 +101,14 @@ def test_compiled_blocks_equal_others(gpu):
     torch.manual_seed(0)
     model = make_model(cfg, CLASSES, CAMERAS).to(gpu).eval()
     images, cameras = random_images(cfg, gpu), torch.zeros(8, dtype=torch.long, device=gpu)
-    found = []
+    actual = []
     for _ in range(2):
         model.zero_grad()
         features = model(images, cameras)
         (features * torch.linspace(-1, 1, features.shape[1], device=gpu)).sum().backward()
-        found.append((features.detach(), model.backbone.vit.patch_embed.proj.weight.grad))
+        actual.append((features.detach(), model.backbone.vit.patch_embed.proj.weight.grad))
         model.backbone.compile_blocks()
-    assert all(relative_error(*pair) < ROUNDED["off"] for pair in zip(*found, strict=True))
+    assert all(relative_error(*pair) < ROUNDED["off"] for pair in zip(*actual, strict=True))
 
 
 @pytest.mark.slow

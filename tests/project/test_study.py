@@ -167,14 +167,14 @@ def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
         }
         return {"name": name, "runs": runs}
 
-    found = study_table(
+    actual = study_table(
         {
             "patterns": [3],
             "variants": [variant("dense", [10.0] * len(values)), variant("slim", values)],
         }
     )
     low, high = reference.student([value - 10 for value in values])
-    assert ("**" in found) == is_bold == (low > 0 or high < 0)
+    assert ("**" in actual) == is_bold == (low > 0 or high < 0)
 
 
 def drawn(draw, name, seeds=("1", "2", "3")):
@@ -207,7 +207,7 @@ def drawn(draw, name, seeds=("1", "2", "3")):
 def test_the_table_is_that_of_the_measurements():
     draw = random.Random(1)
     first, other = (drawn(draw, name) for name in ("dense", "slim"))
-    found = rows_of(
+    actual = rows_of(
         study_table({"seeds": [1, 2, 3], "patterns": [1, 3], "variants": [first, other]})
     )
 
@@ -223,7 +223,7 @@ def test_the_table_is_that_of_the_measurements():
         )
 
     for variant in (first, other):
-        row, runs = found[variant["name"]], variant["runs"].values()
+        row, runs = actual[variant["name"]], variant["runs"].values()
         last = [run["patterns"] for run in runs]
         assert row["mAP, 1 original"] == said([scores["1"]["mAP"] for scores in last])
         assert row["mAP, 3 both"] == said([scores["3"]["mAP"] for scores in last])
@@ -251,9 +251,9 @@ def test_the_table_is_that_of_the_measurements():
     ]
     low, high = reference.student(gain)
     assert (
-        found["slim"]["Δ mAP, 3 both"] == f"{statistics.mean(gain):+.1f} [{low:+.1f}, {high:+.1f}]"
+        actual["slim"]["Δ mAP, 3 both"] == f"{statistics.mean(gain):+.1f} [{low:+.1f}, {high:+.1f}]"
     )
-    assert not found["dense"]["Δ mAP, 3 both"]
+    assert not actual["dense"]["Δ mAP, 3 both"]
 
 
 def test_the_recall_is_that_of_the_last_stage():
@@ -283,9 +283,9 @@ def test_a_variant_whose_runs_failed_hides_no_column():
     first, other = drawn(draw, "dense"), drawn(draw, "slim")
     first["runs"] = {seed: {"failed": "diverged"} for seed in "123"}
     other["runs"]["3"] = {"failed": "diverged"}
-    found = rows_of(study_table({"seeds": [1, 2, 3], "patterns": [3], "variants": [first, other]}))
-    assert set(found) == {"dense (0 of 3 runs)", "slim (2 of 3 runs)"}
-    columns = found["dense (0 of 3 runs)"].keys()
+    actual = rows_of(study_table({"seeds": [1, 2, 3], "patterns": [3], "variants": [first, other]}))
+    assert set(actual) == {"dense (0 of 3 runs)", "slim (2 of 3 runs)"}
+    columns = actual["dense (0 of 3 runs)"].keys()
     assert {
         "mAP, modalities missing",
         "mAP, a common modality, all",

@@ -6,28 +6,28 @@ Distances are a list per query; identities, cameras and keys (cameras or scenes)
 
 def ranking(row, identity, key, gallery_ids, gallery_keys, kept=None):
     """(distance, whether it is a match, gallery sample) by distance, a match behind others at its distance."""
-    found = []
+    entries = []
     for sample, (distance, other, other_key) in enumerate(
         zip(row, gallery_ids, gallery_keys, strict=True)
     ):
         if (other == identity and other_key == key) or (kept is not None and not kept[sample]):
             continue
-        found.append((distance, other == identity, sample))
-    return sorted(found)
+        entries.append((distance, other == identity, sample))
+    return sorted(entries)
 
 
-def average_precision(found):
+def average_precision(entries):
     """None without a match."""
     hits, total = 0, 0.0
-    for rank, (_, is_match, _) in enumerate(found, start=1):
+    for rank, (_, is_match, _) in enumerate(entries, start=1):
         if is_match:
             hits += 1
             total += hits / rank
     return total / hits if hits else None
 
 
-def first_match(found):
-    for rank, (_, is_match, _) in enumerate(found, start=1):
+def first_match(entries):
+    for rank, (_, is_match, _) in enumerate(entries, start=1):
         if is_match:
             return rank
     return 0
@@ -51,11 +51,11 @@ def camera_matrix(distances, ids, cameras, keys):
     for camera in every:
         matrix.append([])
         for other in every:
-            found = rankings(distances, ids, keys, [own == other for own in cameras[1]])
+            entries = rankings(distances, ids, keys, [own == other for own in cameras[1]])
             matrix[-1].append(
                 mean(
                     average_precision(one)
-                    for one, own in zip(found, cameras[0], strict=True)
+                    for one, own in zip(entries, cameras[0], strict=True)
                     if own == camera
                 )
             )
@@ -63,7 +63,7 @@ def camera_matrix(distances, ids, cameras, keys):
 
 
 def identity_scores(averages, identities):
-    found = []
+    entries = []
     for identity in set(identities):
         own = [
             value
@@ -71,15 +71,15 @@ def identity_scores(averages, identities):
             if other == identity and value is not None
         ]
         if own:
-            found.append((mean(own), identity, len(own)))
-    return sorted(found)
+            entries.append((mean(own), identity, len(own)))
+    return sorted(entries)
 
 
 def histogram(distances, ids, keys, edges):
     """Counts of the distances to matches and to others by bin; the last bin has its right edge."""
     counts = [[0] * (len(edges) - 1), [0] * (len(edges) - 1)]
-    for found in rankings(distances, ids, keys):
-        for distance, is_match, _ in found:
+    for entries in rankings(distances, ids, keys):
+        for distance, is_match, _ in entries:
             bins = [
                 place
                 for place in range(len(edges) - 1)

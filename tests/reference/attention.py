@@ -7,7 +7,7 @@ from demo_sdtps.config import MODALITIES
 
 def head_attention(block, tokens, sizes):
     """Attention matrices (L, L) of a block's heads, for the tokens (L, C) of one image; `sizes` (L,) weigh the keys."""
-    attention, found = block.attn, []
+    attention, result = block.attn, []
     normed, width = block.norm1(tokens), tokens.shape[1]
     depth = width // attention.num_heads
     for head in range(attention.num_heads):
@@ -21,8 +21,8 @@ def head_attention(block, tokens, sizes):
         for row in range(len(tokens)):
             weights = torch.exp((key @ query[row]) / depth**0.5) * sizes
             matrix[row] = weights / weights.sum()
-        found.append(matrix)
-    return found
+        result.append(matrix)
+    return result
 
 
 def rollout(model, steps, patches):
@@ -42,25 +42,25 @@ def rollout(model, steps, patches):
         average = sum(head_attention(block, tokens, sizes)) / block.attn.num_heads
         product = (0.5 * average + 0.5 * torch.eye(count, dtype=tokens.dtype)) @ product
         before = places
-    found = product.new_zeros(patches)
+    result = product.new_zeros(patches)
     for index, place in enumerate(origin):
-        found[place] = product[0, prefix + index] if place in before else 0.0
-    return found
+        result[place] = product[0, prefix + index] if place in before else 0.0
+    return result
 
 
 def grad_cam(tokens, gradient, places, prefix, patches):
     """Map (patches,) of one image from the tokens (L, C) that enter its last block and the gradient of the target there."""
-    width, found = tokens.shape[1], tokens.new_zeros(patches)
+    width, result = tokens.shape[1], tokens.new_zeros(patches)
     tokens, gradient = tokens.tolist(), gradient.tolist()
     alpha = [
         sum(gradient[prefix + index][channel] for index in range(len(places))) / len(places)
         for channel in range(width)
     ]
     for index, place in enumerate(places):
-        found[place] = max(
+        result[place] = max(
             0.0, sum(alpha[channel] * tokens[prefix + index][channel] for channel in range(width))
         )
-    return found
+    return result
 
 
 def one_by_one(images, cameras):

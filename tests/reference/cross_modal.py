@@ -4,14 +4,14 @@
 def distance(query, gallery, sources, query_set, gallery_set, how):
     """Features are lists of parts, lists of numbers, made from the modalities in `sources`: → a number, or None."""
     if how == "pairs":
-        found = [
+        precisions = [
             squared(normalised(one), normalised(other))
             for one, own in zip(query, sources, strict=True)
             if all(modality in query_set for modality in own)
             for other, own in zip(gallery, sources, strict=True)
             if all(modality in gallery_set for modality in own)
         ]
-        return sum(found) / len(found)
+        return sum(precisions) / len(precisions)
     vectors = ([], [])
     for one, other, own in zip(query, gallery, sources, strict=True):
         if how == "all" or all(

@@ -45,8 +45,8 @@ class Host(nn.Module):
     def forward(self, x, label=None, cam_label=None, view_label=None):
         return self.finish({name: self.BACKBONE(image)[1] for name, image in self.given(x).items()})
 
-    def finish(self, found, *tail):
-        feature = torch.cat([found[name] for name in NAMES], dim=-1)
+    def finish(self, outputs, *tail):
+        feature = torch.cat([outputs[name] for name in NAMES], dim=-1)
         return (*self.pair(feature), *tail) if self.training else feature
 
 
@@ -59,10 +59,10 @@ class UGG(Host):
     def forward(
         self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None
     ):
-        found = {name: self.BACKBONE(image) for name, image in self.given(x).items()}
-        fused = sum(patches.mean(1) for patches, _ in found.values())
+        outputs = {name: self.BACKBONE(image) for name, image in self.given(x).items()}
+        fused = sum(patches.mean(1) for patches, _ in outputs.values())
         output = self.finish(
-            {name: whole for name, (_, whole) in found.items()}, fused.square().mean()
+            {name: whole for name, (_, whole) in outputs.items()}, fused.square().mean()
         )
         fused = fused + 0.1 * torch.randn_like(fused)
         return (
@@ -176,11 +176,11 @@ class Uni_modal(Host):  # noqa: N801 (UPCL's name)
         return super().loss(pair) + other.square().mean()
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        found = {name: self.BACKBONE(image)[1] for name, image in self.given(x).items()}
+        outputs = {name: self.BACKBONE(image)[1] for name, image in self.given(x).items()}
         return (
-            (self.finish(found), (found["RGB1"], found["RGB"]))
+            (self.finish(outputs), (outputs["RGB1"], outputs["RGB"]))
             if self.training
-            else self.finish(found)
+            else self.finish(outputs)
         )
 
 

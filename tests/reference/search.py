@@ -3,7 +3,7 @@
 
 def nearest(query_features, gallery_features, names, top):
     """Features are lists of lists of numbers: → list per query of the nearest (distance, name), the nearest first."""
-    found = []
+    hits = []
     for feature in query_features:
         distances = []
         for other, name in zip(gallery_features, names, strict=True):
@@ -11,5 +11,5 @@ def nearest(query_features, gallery_features, names, top):
             for a, b in zip(feature, other, strict=True):
                 distance += (a - b) ** 2
             distances.append((distance, name))
-        found.append(sorted(distances)[:top])
-    return found
+        hits.append(sorted(distances)[:top])
+    return hits

@@ -11,7 +11,7 @@ def foreground(mask_path, size, patch, stride):
     with Image.open(mask_path) as image:
         mask = np.asarray(image)
     (h, w), (height, width) = mask.shape, size
-    found = []
+    hits = []
     for top in range(0, height - patch[0] + 1, stride[0]):
         for left in range(0, width - patch[1] + 1, stride[1]):
             white = 0
@@ -21,8 +21,8 @@ def foreground(mask_path, size, patch, stride):
                     white += (
                         mask[(2 * y + 1) * h // (2 * height), (2 * x + 1) * w // (2 * width)] == 255
                     )
-            found.append(bool(2 * white >= patch[0] * patch[1]))
-    return found
+            hits.append(bool(2 * white >= patch[0] * patch[1]))
+    return hits
 
 
 def average_precision(scores, relevant):
@@ -32,13 +32,13 @@ def average_precision(scores, relevant):
         return None
     total = last_recall = 0.0
     for threshold in sorted(set(scores), reverse=True):
-        found = [
+        hits = [
             is_relevant
             for score, is_relevant in zip(scores, relevant, strict=True)
             if score >= threshold
         ]
-        recall = sum(found) / sum(relevant)
-        total += (recall - last_recall) * sum(found) / len(found)
+        recall = sum(hits) / sum(relevant)
+        total += (recall - last_recall) * sum(hits) / len(hits)
         last_recall = recall
     return total
 

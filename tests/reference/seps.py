@@ -71,10 +71,12 @@ def relevance(tokens, words, mlp=None, top_k=5, patch_mask=None):
         alike = [[value if value > 0 else 0.1 * value for value in row] for row in alike]
     best_of_word = [max(row) for row in alike]
     best_of_token = [max(column) for column in zip(*alike, strict=True)]
-    found = _mean(best_of_word) + _mean(best_of_token)
+    similarity = _mean(best_of_word) + _mean(best_of_token)
     if mlp is not None:
-        found = found + _of_best(mlp, best_of_word, top_k) + _of_best(mlp, best_of_token, top_k)
-    return found
+        similarity = (
+            similarity + _of_best(mlp, best_of_word, top_k) + _of_best(mlp, best_of_token, top_k)
+        )
+    return similarity
 
 
 def contrastive(scores, img_ids=None, margin=0.2, max_violation=False):

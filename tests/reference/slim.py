@@ -58,7 +58,7 @@ def run(
     def exchange(last, args, output):
         call = len(seen[last]) - 1
         inputs = swap(seen[blocks[0]][call][0][0])
-        found = []
+        outputs = []
         for row, tokens in enumerate(inputs):
             layers = [
                 partial(layer, block, *seen[block][call], row, len(inputs), prefix, suffix, swap)
@@ -69,8 +69,8 @@ def run(
                 for index, (share, score) in stages.items()
             }
             bump = partial(nudge, call, row) if nudge else lambda index, place: 0.0
-            found.append(slimmed(layers, tokens, prefix, suffix, own, merge, restore, bump))
-        rows = swap(torch.stack(found))
+            outputs.append(slimmed(layers, tokens, prefix, suffix, own, merge, restore, bump))
+        rows = swap(torch.stack(outputs))
         return (rows, *output[1:]) if isinstance(output, tuple) else rows
 
     handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]

@@ -89,10 +89,10 @@ def union_of_tops(one, other, count):
         sorted(range(len(values)), key=lambda place, values=values: -float(values[place]))
         for values in (one, other)
     ]
-    found = []
+    order = []
     for pair in zip(*orders, strict=True):
-        found += [place for place in dict.fromkeys(pair) if place not in found]
-    return sorted(found[:count])
+        order += [place for place in dict.fromkeys(pair) if place not in order]
+    return sorted(order[:count])
 
 
 def otsu(scores):

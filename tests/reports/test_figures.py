@@ -114,7 +114,7 @@ def test_each_of_many_has_a_kind_of_its_own():
 
 def test_a_heat_map_leaves_out_what_has_no_value():
     image = numpy_generator(1).integers(0, 256, (8, 4, 3), np.uint8)
-    found = heat_map(image, torch.tensor([[3.0, torch.nan], [5.0, 4.0]]))
+    actual = heat_map(image, torch.tensor([[3.0, torch.nan], [5.0, 4.0]]))
     low, high = (np.array(plt.get_cmap(palette.HEAT)(end)[:3]) for end in (0.0, 1.0))
     for (row, column), pixel in np.ndenumerate(image.mean(axis=2)):
         wanted = np.full(3, GREY * pixel / 255)
@@ -125,7 +125,7 @@ def test_a_heat_map_leaves_out_what_has_no_value():
                 (1, 1): np.array(plt.get_cmap(palette.HEAT)(0.5)[:3]),
             }
             wanted = (1 - OPACITY) * wanted + OPACITY * ends[row // 4, column // 2]
-        assert found[row, column] == pytest.approx(wanted)
+        assert actual[row, column] == pytest.approx(wanted)
 
 
 def test_labels_do_not_cover_each_other(tmp_path):

@@ -111,8 +111,8 @@ def test_title_and_distances(drawn, words, pattern, said):
     assert title.splitlines()[1] == said
     wanted, allowed = expected(cfg, pattern)
     half_a_digit = 5e-3  # of the three that are printed
-    for found, one in zip(distances, wanted, strict=True):
-        assert abs(found - one) <= half_a_digit * one + allowed
+    for actual, one in zip(distances, wanted, strict=True):
+        assert abs(actual - one) <= half_a_digit * one + allowed
     assert distances == sorted(distances) and distances[0] < distances[-1]
 
 
@@ -131,7 +131,7 @@ def first_hits(cfg, features, data, nearer=0.0):
     at its distance come first."""
     features = normalise(cfg, features)
     distance, nearer = squared_distances(features), nearer * distance_rounding(features)
-    found = []
+    actual = []
     for query in data.query.tolist():
         own = data.samples[query]
         others = [
@@ -142,8 +142,8 @@ def first_hits(cfg, features, data, nearer=0.0):
             for value, sample in others
             if (sample.identity, sample.camera) != (own.identity, own.camera)
         )
-        found.append(1 + [hit for _, hit in order].index(True))
-    return found
+        actual.append(1 + [hit for _, hit in order].index(True))
+    return actual
 
 
 def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
@@ -161,9 +161,9 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
     failed, possible = (
         [number for number in everyone if ranks[number] > 1] for ranks in (best, worst)
     )
-    found = ranks.failures(*ranked)
-    assert {*failed} <= {*found} <= {*possible} and 0 < len(found) == len({*found}) < QUERIES
-    assert all(worst[first] >= best[second] for first, second in pairwise(found))
+    actual = ranks.failures(*ranked)
+    assert {*failed} <= {*actual} <= {*possible} and 0 < len(actual) == len({*actual}) < QUERIES
+    assert all(worst[first] >= best[second] for first, second in pairwise(actual))
     perfect = F.one_hot(data.labels("identity", torch.arange(len(data.samples)))).float()
     with pytest.raises(UserError, match="--failures finds none"):
         ranks.failures(cfg, perfect, data)

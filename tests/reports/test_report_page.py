@@ -97,12 +97,12 @@ def page(driver, made):
 def lists_of(numbers, sign=0):
     """What `Page.shown` gives of the numbers of tools/analyse.py: in the order of the split, or with `sign` 1 by AP."""
     queries = [numbers["queries"][rank_list["query"]] for rank_list in numbers["rank_lists"]]
-    found = []
+    actual = []
     for query in sorted(queries, key=lambda query: sign * query["average_precision"]):
         sample = numbers["samples"][query["sample"]]
         ap = float(f"{100 * query['average_precision']:.1f}")
-        found.append((ap, sample["identity"], sample["camera"] + 1, query["first_match"]))
-    return found
+        actual.append((ap, sample["identity"], sample["camera"] + 1, query["first_match"]))
+    return actual
 
 
 def between(value, least, most):
@@ -131,8 +131,8 @@ def test_the_numbers_are_those_of_plain_loops(made):
         list(sample.paths) for sample in data.samples
     ]
     lows, highs = (
-        [plain.average_precision(one) for one in plain.rankings(found, ids, cameras)]
-        for found in (low, high)
+        [plain.average_precision(one) for one in plain.rankings(actual, ids, cameras)]
+        for actual in (low, high)
     )
     averages = [query["average_precision"] for query in numbers["queries"]]
     assert all(map(between, averages, lows, highs))
@@ -149,13 +149,13 @@ def test_the_numbers_are_those_of_plain_loops(made):
             for one in rank_list["nearest"]
         )
     (every, low), (_, high) = (
-        plain.camera_matrix(found, ids, cameras, cameras) for found in (low, high)
+        plain.camera_matrix(actual, ids, cameras, cameras) for actual in (low, high)
     )
     assert numbers["camera_matrix"]["cameras"] == every
     for row in zip(numbers["camera_matrix"]["mAP"], low, high, strict=True):
         assert all(
-            found is least is most is None or between(found, least, most)
-            for found, least, most in zip(*row, strict=True)
+            actual is least is most is None or between(actual, least, most)
+            for actual, least, most in zip(*row, strict=True)
         )
     edges = numbers["distances"]["edges"]
     for name, counts in zip(
@@ -163,10 +163,10 @@ def test_the_numbers_are_those_of_plain_loops(made):
         plain.histogram(exact.tolist(), ids, cameras, edges),
         strict=True,
     ):
-        for found, count, *ends in zip(
+        for actual, count, *ends in zip(
             numbers["distances"][name], counts, edges, edges[1:], strict=False
         ):
-            assert abs(found - count) <= sum(
+            assert abs(actual - count) <= sum(
                 int(((exact - edge).abs() < rounding).sum()) for edge in ends
             )
 
@@ -329,14 +329,14 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_data_and_models(driver, tmp_path, kind):
     write, config, more = OTHERS[kind]
-    found = write(tmp_path)
+    actual = write(tmp_path)
     run = make_run(
         tmp_path / "run", tmp_path, *(word for pair in more.items() for word in pair), config=config
     )
     assert call(["--run", run, "--html", tmp_path / "x.html"], report.main) == 0
     page = Page(driver, tmp_path / "x.html")
     wide = write is write_rgbnt100
-    assert page.errors() == [] and page.run("return DATA.queries.length") == len(found["query"])
+    assert page.errors() == [] and page.run("return DATA.queries.length") == len(actual["query"])
     assert (page.texts("#kept option") == []) == wide
     assert page.run(
         "const [image] = document.images; return [image.naturalWidth, image.naturalHeight]"

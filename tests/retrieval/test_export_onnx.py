@@ -47,8 +47,8 @@ def test_an_exported_program_takes_any_batch(opts):
         images, cameras = random_images(batch, batch)
         with torch.no_grad():
             expected = extract_patterns(model, images, cameras)[0]
-            found = program(*images.values(), cameras)
-        for one, other in zip(found, expected.values(), strict=True):
+            actual = program(*images.values(), cameras)
+        for one, other in zip(actual, expected.values(), strict=True):
             assert_close(one, other, *MODEL, *MODEL)
 
 
@@ -86,7 +86,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     known, unknown = cameras_of(files), np.full(SHOWN, int(told["unknown_camera"]))
     for cameras, given in ((np.array(known), known), (unknown, None)):
-        found = session.run(None, {**fed, "camera": cameras})
+        actual = session.run(None, {**fed, "camera": cameras})
         expected = [
             reid.features(**files, return_pattern=pattern, camera=given, normalise=False)
             for pattern in RETURN_PATTERNS
@@ -97,7 +97,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
             graph, inputs, [torch.from_numpy(part) for part in expected]
         )
         assert told.any()
-        for own, theirs in zip(found, expected, strict=True):
+        for own, theirs in zip(actual, expected, strict=True):
             assert_close(own[told], theirs[told], *MODEL, *MODEL)
 
 
@@ -144,14 +144,14 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
         for name, path in paths.items():
             Image.open(files[name][0]).resize(size, Image.Resampling.BICUBIC).save(path)
         onnx_export.convert_onnx(Path("model.onnx"), precision)
-        exec(lines, found := {})
+        exec(lines, actual := {})
         expected = reid.features(**paths)
-        assert found["features"].dtype == np.float32 and found["features"].shape == expected.shape
+        assert actual["features"].dtype == np.float32 and actual["features"].shape == expected.shape
         if not change:
-            assert_close(found["features"], expected, *MODEL, *MODEL)
+            assert_close(actual["features"], expected, *MODEL, *MODEL)
         others = reid.features(**{name: given[1:] for name, given in files.items()})
         assert (
-            reid.distance(found["features"], expected).max()
+            reid.distance(actual["features"], expected).max()
             <= change * reid.distance(others, expected).min() + 1e-12
         )
 

@@ -32,9 +32,9 @@ def trained(tiny_root, tmp_path_factory):
     return folder
 
 
-def assert_same(found, expected):
+def assert_same(actual, expected):
     """Both by the model, in batches of different sizes."""
-    assert_close(found, expected, *MODEL, *MODEL)
+    assert_close(actual, expected, *MODEL, *MODEL)
 
 
 def exported(command, weights, tmp_path, pattern, *opts):
@@ -58,11 +58,11 @@ def exported(command, weights, tmp_path, pattern, *opts):
 def test_features_with_the_camera_are_those_of_export_features(
     reid, trained, files, command, tmp_path, pattern
 ):
-    found = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
-    assert found.dtype == np.float32 and found.shape == (SHOWN, reid.widths[pattern])
-    assert_same(found, exported(command, trained, tmp_path, pattern))
+    actual = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
+    assert actual.dtype == np.float32 and actual.shape == (SHOWN, reid.widths[pattern])
+    assert_same(actual, exported(command, trained, tmp_path, pattern))
     assert_close(
-        np.linalg.norm(found.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1
+        np.linalg.norm(actual.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1
     )
 
 
@@ -75,9 +75,9 @@ def test_a_missing_modality_is_that_of_the_evaluation(
         cameras_of(files),
         {name: paths for name, paths in files.items() if name not in missing},
     )
-    found = reid.features(**given, camera=cameras)
+    actual = reid.features(**given, camera=cameras)
     letters = "".join(name[0] for name in missing)
-    assert_same(found, exported(command, trained, tmp_path, 3, "TEST.MISS", letters))
+    assert_same(actual, exported(command, trained, tmp_path, 3, "TEST.MISS", letters))
     mixed = {
         name: [
             None if name in missing and number % 2 else path for number, path in enumerate(paths)
@@ -85,7 +85,7 @@ def test_a_missing_modality_is_that_of_the_evaluation(
         for name, paths in files.items()
     }
     whole = reid.features(**files, camera=cameras)
-    expected = np.where(np.arange(SHOWN)[:, None] % 2, found, whole)
+    expected = np.where(np.arange(SHOWN)[:, None] % 2, actual, whole)
     assert_same(reid.features(**mixed, camera=cameras), expected)
 
 
@@ -117,13 +117,13 @@ def test_an_export_of_own_images_has_their_features(reid, trained, files, comman
             *words,
         )
         assert code == 0, stderr
-        found = np.load(tmp_path / "x.npz")
+        actual = np.load(tmp_path / "x.npz")
         shown = [
             number for number in range(SHOWN) if any(paths[number] for paths in expected.values())
         ]
-        assert len(shown) >= 3 and set(found["ids"]) == set(found["cams"]) == {-1}
+        assert len(shown) >= 3 and set(actual["ids"]) == set(actual["cams"]) == {-1}
         assert_same(
-            found["features"],
+            actual["features"],
             reid.features(
                 **{name: [paths[number] for number in shown] for name, paths in expected.items()}
             ),
@@ -135,7 +135,7 @@ def test_an_export_of_own_images_has_their_features(reid, trained, files, comman
         if not words:
             assert [
                 [Path(path).name if path else None for path in row]
-                for row in found["paths"].tolist()
+                for row in actual["paths"].tolist()
             ] == names
 
 
@@ -145,20 +145,22 @@ def test_every_kind_of_image_gives_the_same(reid, files):
         name: [Image.open(path).convert("RGB") for path in paths] for name, paths in files.items()
     }
     arrays = {
-        name: np.stack([np.asarray(image) for image in found]) for name, found in images.items()
+        name: np.stack([np.asarray(image) for image in actual]) for name, actual in images.items()
     }
-    tensors = {name: torch.from_numpy(found).permute(0, 3, 1, 2) for name, found in arrays.items()}
+    tensors = {
+        name: torch.from_numpy(actual).permute(0, 3, 1, 2) for name, actual in arrays.items()
+    }
     for given in (
         images,
         arrays,
         tensors,
-        {name: found / 255 for name, found in tensors.items()},
+        {name: actual / 255 for name, actual in tensors.items()},
         {name: list(map(str, paths)) for name, paths in files.items()},
         {name: np.array(list(map(str, paths))) for name, paths in files.items()},
     ):
         assert np.array_equal(reid.features(**given), expected)
     for given in (files, images, arrays, tensors):
-        single = {name: found[1] for name, found in given.items()}
+        single = {name: actual[1] for name, actual in given.items()}
         assert_same(reid.features(**single), expected[1:2])
     grey = arrays["ti"][..., 0]
     as_colours = reid.features(ti=np.repeat(grey[..., None], 3, axis=3))
@@ -186,9 +188,9 @@ def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_p
         "TEST.IMS_PER_BATCH",
         2,
     )
-    found = reid.features(**files)
+    actual = reid.features(**files)
     monkeypatch.undo()
-    assert_same(found, reid.features(**files))
+    assert_same(actual, reid.features(**files))
 
 
 def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):

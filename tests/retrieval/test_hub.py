@@ -73,8 +73,8 @@ def test_weights_are_fetched_by_the_start_of_a_run_alone(command, tiny_root, tmp
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     words = cli_args_for(tiny_root, *HUB, "OUTPUT_DIR", tmp_path / "run", "MODEL.FROZEN", "True")
     assert command(train_net.main, *words, "SOLVER.MAX_EPOCHS", "1")[0] == 0
-    found = torch.load(tmp_path / "run" / "last.pth")["model"]["backbone.vit.norm.weight"]
-    assert torch.equal(found, weights["norm.weight"])
+    actual = torch.load(tmp_path / "run" / "last.pth")["model"]["backbone.vit.norm.weight"]
+    assert torch.equal(actual, weights["norm.weight"])
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
     code, _, stderr = command(train_net.main, *words, "RESUME", "yes")

@@ -28,28 +28,30 @@ def draw(seed, counts, levels=None, shuffle=True, lift=0.8):
     return (similarity * levels).round() / levels if levels else similarity, image_of
 
 
-def assert_same(found, expected):
-    assert list(found) == [*NAMES, "rSum"]
-    assert found == pytest.approx(expected, abs=1e-9)
+def assert_same(actual, expected):
+    assert list(actual) == [*NAMES, "rSum"]
+    assert actual == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("levels", [None, 2, 1], ids=["no ties", "ties", "mostly ties"])
 @pytest.mark.parametrize("counts", COUNTS)
 def test_against_a_sort(counts, levels):
     similarity, image_of = draw(0, COUNTS[counts], levels)
-    found = retrieval(similarity, image_of)
-    assert_same(found, reference.retrieval(similarity.tolist(), image_of.tolist()))
-    assert found["rSum"] == pytest.approx(sum(found[name] for name in NAMES))
+    actual = retrieval(similarity, image_of)
+    assert_same(actual, reference.retrieval(similarity.tolist(), image_of.tolist()))
+    assert actual["rSum"] == pytest.approx(sum(actual[name] for name in NAMES))
     if counts != "one image" and levels is None:
-        assert all(found[f"{way} R@1"] < 100 and found[f"{way} R@10"] > 0 for way in ("i2t", "t2i"))
+        assert all(
+            actual[f"{way} R@1"] < 100 and actual[f"{way} R@10"] > 0 for way in ("i2t", "t2i")
+        )
 
 
 @pytest.mark.parametrize("value", [0.0, -1.5])
 def test_a_match_ranks_behind_its_equals(value):
     """Equal similarities are no evidence: only where there are fewer candidates than k is a hit certain."""
     image_of = torch.arange(8).repeat_interleave(2)
-    found = retrieval(torch.full((8, 16), value), image_of)
-    assert_same(found, dict.fromkeys(NAMES, 0) | {"t2i R@10": 100, "rSum": 100})
+    actual = retrieval(torch.full((8, 16), value), image_of)
+    assert_same(actual, dict.fromkeys(NAMES, 0) | {"t2i R@10": 100, "rSum": 100})
 
 
 @pytest.mark.parametrize("elements", [1, 57, 300])
@@ -64,9 +66,9 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_folds(counts, folds, shuffle):
     similarity, image_of = draw(9, COUNTS[counts], shuffle=shuffle)
-    found = five_fold(similarity, image_of, folds)
-    assert_same(found, reference.five_fold(similarity.tolist(), image_of.tolist(), folds))
-    assert found["rSum"] == pytest.approx(sum(found[name] for name in NAMES))
+    actual = five_fold(similarity, image_of, folds)
+    assert_same(actual, reference.five_fold(similarity.tolist(), image_of.tolist(), folds))
+    assert actual["rSum"] == pytest.approx(sum(actual[name] for name in NAMES))
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")], ids=str)

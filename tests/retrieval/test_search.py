@@ -38,12 +38,12 @@ def test_exact_search_is_the_slow_one_ties_included(top):
     gallery = short_features(generator, 60, copies=30)
     queries = np.concatenate([short_features(generator, 4), gallery[:4]])
     names = names_of(generator, 60)
-    found = nearest.nearest(queries, stack_of(gallery), names, top)
+    actual = nearest.nearest(queries, stack_of(gallery), names, top)
     expected = reference.nearest(queries.tolist(), gallery.tolist(), names, top)
-    for rows, distances, line in zip(found.rows, found.distances, expected, strict=True):
+    for rows, distances, line in zip(actual.rows, actual.distances, expected, strict=True):
         assert [names[row] for row in rows] == [name for _, name in line]
         assert distances.tolist() == [distance for distance, _ in line]
-    assert (found.distances[4:, 0] == 0).all()
+    assert (actual.distances[4:, 0] == 0).all()
 
 
 def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
@@ -52,8 +52,8 @@ def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
     generator = numpy_generator(3)
     gallery = np.repeat(random_features(generator, 2), 50, axis=0)
     names = names_of(generator, 100)
-    found = nearest.nearest(gallery[60:61], stack_of(gallery), names, 3)
-    assert [names[row] for row in found.rows[0]] == sorted(names[50:])[:3]
+    actual = nearest.nearest(gallery[60:61], stack_of(gallery), names, 3)
+    assert [names[row] for row in actual.rows[0]] == sorted(names[50:])[:3]
 
 
 def test_re_ranking_orders_the_hits_alone():
@@ -61,9 +61,9 @@ def test_re_ranking_orders_the_hits_alone():
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
     names, stack = names_of(generator, 50), stack_of(gallery)
     hits = nearest.nearest(queries, stack, names, 20)
-    found = nearest.rerank_hits(queries, stack, names, hits, 6)
+    actual = nearest.rerank_hits(queries, stack, names, hits, 6)
     for query, rows, near, distances in zip(
-        queries, hits.rows, found.rows, found.distances, strict=True
+        queries, hits.rows, actual.rows, actual.distances, strict=True
     ):
         sides = torch.from_numpy(query)[None], torch.from_numpy(gallery[rows])
         if undecided(torch.cat(sides), [14]).any():  # the 15 nearest, which are k2
@@ -78,10 +78,10 @@ def test_re_ranking_orders_the_hits_alone():
 def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
     generator = numpy_generator(7)
     gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
-    found = nearest.rerank_all(queries, stack_of(gallery), names_of(generator, 40), 40)
+    actual = nearest.rerank_all(queries, stack_of(gallery), names_of(generator, 40), 40)
     expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
-    assert np.array_equal(found.distances, np.sort(expected, axis=1))
-    assert np.array_equal(np.take_along_axis(expected, found.rows, axis=1), found.distances)
+    assert np.array_equal(actual.distances, np.sort(expected, axis=1))
+    assert np.array_equal(np.take_along_axis(expected, actual.rows, axis=1), actual.distances)
 
 
 def test_queries_with_too_few_candidates_are_searched_exactly():
@@ -94,9 +94,9 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
     exact = nearest.nearest(queries, stack_of(gallery), names, 4)
     rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
     rows[1, 4:] = -1
-    found = nearest.among(queries, stack_of(gallery), names, 4, rows)
-    assert np.array_equal(found.rows, exact.rows) and np.array_equal(
-        found.distances, exact.distances
+    actual = nearest.among(queries, stack_of(gallery), names, 4, rows)
+    assert np.array_equal(actual.rows, exact.rows) and np.array_equal(
+        actual.distances, exact.distances
     )
 
 
@@ -107,7 +107,7 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
     gallery = centres + 0.1 * random_features(generator, 800, 16)
     gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
     queries, names, stack = gallery[::40], names_of(generator, 800), stack_of(gallery, 100)
-    found = nearest.among(
+    actual = nearest.among(
         queries,
         stack,
         names,
@@ -115,7 +115,7 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
         approximate.search_index(approximate.make(kind, stack), queries, 50),
     )
     exact = nearest.nearest(queries, stack, names, 5)
-    assert approximate.recall(found, exact) > 0.9
+    assert approximate.recall(actual, exact) > 0.9
     assert approximate.recall(exact, exact) == 1
 
 

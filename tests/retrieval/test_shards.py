@@ -67,11 +67,11 @@ def export(tiny_root, weights, command, tmp_path):
 def test_shards_hold_what_the_file_holds(export, tmp_path):
     words = ("--return_pattern", "1", "--split", "query", "--normalise")
     assert export("x.npz", *words)[0] == export("x", "--shards", ROWS, *words)[0] == 0
-    found, expected = open_features(tmp_path / "x", normalise=False), np.load(tmp_path / "x.npz")
-    assert found.features.starts.tolist() == [0, 12, 24, 32]
+    actual, expected = open_features(tmp_path / "x", normalise=False), np.load(tmp_path / "x.npz")
+    assert actual.features.starts.tolist() == [0, 12, 24, 32]
     # Batches of other sizes differ by the roundings of both.
-    assert_close(whole_of(found), expected["features"], *MODEL, *MODEL)
-    assert [*found.names] == expected["paths"][:, 0].tolist()
+    assert_close(whole_of(actual), expected["features"], *MODEL, *MODEL)
+    assert [*actual.names] == expected["paths"][:, 0].tolist()
     paths = [
         line
         for shard in contents(tmp_path / "x")
@@ -80,10 +80,10 @@ def test_shards_hold_what_the_file_holds(export, tmp_path):
     ]
     assert [line.split("\0") for line in paths] == expected["paths"].tolist()
     for name in ("ids", "cams", "scenes"):
-        assert np.array_equal(getattr(found, name), expected[name])
-    assert found.settings == open_features(tmp_path / "x.npz").settings
-    found = open_store(tmp_path / "x", "")
-    assert (found.origin["split"], found.record["checkpoint"]) == (
+        assert np.array_equal(getattr(actual, name), expected[name])
+    assert actual.settings == open_features(tmp_path / "x.npz").settings
+    actual = open_store(tmp_path / "x", "")
+    assert (actual.origin["split"], actual.record["checkpoint"]) == (
         expected["split"].item(),
         expected["checkpoint"].item(),
     )
@@ -160,15 +160,15 @@ def write(folder, features, ids, cams, rows=ROWS):
         Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
         for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))
     ]
-    found = Store(folder, {**SETTINGS, "rows": len(features)}, "")
+    actual = Store(folder, {**SETTINGS, "rows": len(features)}, "")
     for number, start in enumerate(range(0, len(features), rows)):
-        found.shards.append(f"shard-{number:05}.safetensors")
-        found.write(
-            found.shards[-1],
+        actual.shards.append(f"shard-{number:05}.safetensors")
+        actual.write(
+            actual.shards[-1],
             features[start : start + rows],
             columns_of(samples[start : start + rows]),
         )
-    found.commit()
+    actual.commit()
     return folder
 
 
@@ -192,19 +192,19 @@ def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     """Blocks smaller than a shard, and rows from some shards only."""
     monkeypatch.setattr(store, "BLOCK_ELEMENTS", 5 * 8)
     features = numpy_generator(1).standard_normal((30, 8)).astype(dtype)
-    found = open_features(write(tmp_path / "x", features, range(30), range(30)))
+    actual = open_features(write(tmp_path / "x", features, range(30), range(30)))
     whole = torch.nn.functional.normalize(torch.from_numpy(features).double()).numpy()
-    blocks = list(found.features)
-    assert [start for start, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(found) == 30
+    blocks = list(actual.features)
+    assert [start for start, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(actual) == 30
     assert_close(np.concatenate([block for _, block in blocks]), whole, 8, 1)
     for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
-        assert_close(found.features.take(rows), whole[rows], 8, 1)
-    assert [found.names[row] for row in (0, 11, 12, 29)] == [
+        assert_close(actual.features.take(rows), whole[rows], 8, 1)
+    assert [actual.names[row] for row in (0, 11, 12, 29)] == [
         "0.jpg",
         "11.jpg",
         "12.jpg",
         "29.jpg",
-    ] and len(found.names) == 30
+    ] and len(actual.names) == 30
     plain = open_features(tmp_path / "x", normalise=False)
     assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
 
@@ -215,12 +215,12 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 40 * 11)
     query, gallery, *labels = random_case(15, identities=12, dim=3)
     query, gallery = (2 * query).round(), (2 * gallery).round()
-    found = evaluate_stream(query, stack_of(gallery.numpy(), size), labels[:2], labels[2:])
+    actual = evaluate_stream(query, stack_of(gallery.numpy(), size), labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
-    assert found.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(
-        found.cmc, expected.cmc
+    assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(
+        actual.cmc, expected.cmc
     )
-    assert_same(found, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
+    assert_same(actual, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
 
 
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
@@ -229,13 +229,13 @@ def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     draws = numpy_generator(2)
     gallery = draws.standard_normal((40, 16)).astype(np.float16)
     gallery[28:] = gallery[draws.integers(0, 28, 12)]
-    found = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
+    actual = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
     queries = torch.nn.functional.normalize(torch.from_numpy(gallery[::9]).float()).numpy()
     whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float())
     expected = nearest(
         queries, stack_of(whole.numpy(), 40), [f"{number}.jpg" for number in range(40)], 15
     )
-    hits = nearest(queries, found.features, found.names, 15)
+    hits = nearest(queries, actual.features, actual.names, 15)
     assert np.array_equal(hits.rows, expected.rows) and np.array_equal(
         hits.distances, expected.distances
     )
@@ -306,11 +306,11 @@ def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path,
 
 
 def rank_and_search(folder):
-    found = open_features(folder)
-    queries = found.features.take(np.arange(50))
-    labels = [(side[:50], side) for side in (found.ids, found.cams)]
-    evaluate_stream(torch.from_numpy(queries), found.features, *labels)
-    nearest(queries, found.features, found.names, 3)
+    actual = open_features(folder)
+    queries = actual.features.take(np.arange(50))
+    labels = [(side[:50], side) for side in (actual.ids, actual.cams)]
+    evaluate_stream(torch.from_numpy(queries), actual.features, *labels)
+    nearest(queries, actual.features, actual.names, 3)
 
 
 @pytest.mark.slow

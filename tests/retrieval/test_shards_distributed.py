@@ -49,7 +49,7 @@ def words(tiny_root, tmp_path_factory):
 @pytest.fixture
 def started():
     """Start the nodes' torchrun: → their processes, which end with the test."""
-    found = []
+    actual = []
 
     def start(nodes, words):
         for node in nodes:
@@ -60,7 +60,7 @@ def started():
                 *node,
                 str(ROOT / "tools" / "export_features.py"),
             ]
-            found.append(
+            actual.append(
                 subprocess.Popen(
                     [*line, *map(str, words)],
                     stdout=subprocess.PIPE,
@@ -68,10 +68,10 @@ def started():
                     text=True,
                 )
             )
-        return found[-len(nodes) :]
+        return actual[-len(nodes) :]
 
     yield start
-    for process in found:
+    for process in actual:
         process.kill()
         process.communicate()
 
@@ -85,9 +85,9 @@ def alone(words, tmp_path_factory):
 
 
 def assert_same(output, alone):
-    found = open_features(output, normalise=False)
-    assert_close(whole_of(found), whole_of(alone), *MODEL, *MODEL)
-    assert [*found.names] == [*alone.names]
+    actual = open_features(output, normalise=False)
+    assert_close(whole_of(actual), whole_of(alone), *MODEL, *MODEL)
+    assert [*actual.names] == [*alone.names]
 
 
 def test_two_nodes_export_what_one_process_does(started, alone, words, tmp_path):

@@ -17,14 +17,14 @@ def test_tensors_come_to_the_cpu_one_batch_late():
             order.append(f"begun {number}")
             yield tensors
 
-    found = []
+    results = []
     for tensors in on_cpu(batches()):
-        order.append(f"here {len(found)}")
-        found.append(tensors)
+        order.append(f"here {len(results)}")
+        results.append(tensors)
     assert order == ["begun 0", "begun 1", "here 0", "begun 2", "here 1", "here 2"]
     assert all(
         torch.equal(one, other)
-        for tensors, batch in zip(found, given, strict=True)
+        for tensors, batch in zip(results, given, strict=True)
         for one, other in zip(tensors, batch, strict=True)
     )
     assert list(on_cpu([])) == []

@@ -48,16 +48,16 @@ def test_an_id_for_each_image(tmp_path):
 
 def test_an_id_for_each_caption_in_any_order(tmp_path):
     folder = write_data(tmp_path, ids=("7", "cat", "7", "40", "40", "cat"))
-    found = read(tmp_path)
-    assert found.paths == paths_of(folder) and found.captions == CAPTIONS
-    assert found.image_of == (0, 1, 0, 2, 2, 1)
+    actual = read(tmp_path)
+    assert actual.paths == paths_of(folder) and actual.captions == CAPTIONS
+    assert actual.image_of == (0, 1, 0, 2, 2, 1)
 
 
 def test_splits_are_files(tmp_path):
     write_data(tmp_path)
     write_data(tmp_path, ids=("cat", "40"), captions=("one", "two"), split="testall")
-    found = read_image_texts(tmp_path, "set", "testall")
-    assert found.captions == ("one", "two") and found.long_captions == (DENSE["cat"], DENSE["40"])
+    actual = read_image_texts(tmp_path, "set", "testall")
+    assert actual.captions == ("one", "two") and actual.long_captions == (DENSE["cat"], DENSE["40"])
 
 
 def test_long_captions_where_wanted(tmp_path):

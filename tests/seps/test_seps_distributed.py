@@ -43,20 +43,20 @@ def stepped(request, shapes_root, two_stepped):
 
 def test_two_processes_step_like_one(stepped):
     version, alone, *shared = stepped
-    for found in shared:
+    for actual in shared:
         # where the roundings of six steps may double: those of both after some hundred operations
         if version == "bf16":
-            assert_close(found["losses"][0], alone["losses"][0], *200 * [1], dtype=torch.bfloat16)
+            assert_close(actual["losses"][0], alone["losses"][0], *200 * [1], dtype=torch.bfloat16)
             continue
-        for one, two in zip(found["losses"], alone["losses"], strict=True):
+        for one, two in zip(actual["losses"], alone["losses"], strict=True):
             assert_close(one, two, *BOTH)
         furthest = max(
             float((value - alone["start"][name]).abs().max())
             for name, value in alone["state"].items()
         )
         for name, value in alone["state"].items():
-            assert_close(found["state"][name], value, *BOTH, scale=furthest)
-        for one, two in zip(alone["parts"], found["parts"], strict=True):
+            assert_close(actual["state"][name], value, *BOTH, scale=furthest)
+        for one, two in zip(alone["parts"], actual["parts"], strict=True):
             assert one.keys() == two.keys() and two["own"] == one["own"] / 2
             for name in one.keys() - {"own"}:
                 assert_close(two[name], one[name], *BOTH)

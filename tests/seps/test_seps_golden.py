@@ -62,12 +62,12 @@ def assert_golden(case, inputs, similarity, masks):
                 assert_gradient(tensor.grad, arrays[f"grad_{name}"], name)
 
 
-def assert_gradient(found, expected, name):
+def assert_gradient(actual, expected, name):
     """No gradient and one of zeros are the same."""
     if expected.eq(0).all():
-        assert found is None or found.eq(0).all(), name
+        assert actual is None or actual.eq(0).all(), name
     else:
-        assert relative_error(found, expected) < 1e-5, name
+        assert relative_error(actual, expected) < 1e-5, name
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,24 +92,24 @@ def test_the_reference_agrees(name, dtype):
     case = load_case(f"seps_{name}")
     inputs, settings = inputs_of(case, dtype), case.settings
     weights = {key: weight.to(dtype) for key, weight in case.weights.items()}
-    found = reference.similarities(
+    actual = reference.similarities(
         weights,
         *inputs,
         paper=settings["use_paper_version"],
         dual=settings["use_dual_aggr"],
         **{key: settings[key] for key in ("sparse_ratio", "aggr_ratio", "beta", "top_k")},
     )
-    assert_golden(case, inputs, *found)
+    assert_golden(case, inputs, *actual)
 
 
 @pytest.mark.parametrize("name", ["open", "paper"])
 @pytest.mark.parametrize("kind", ["sum", "max"])
 def test_whole_losses(name, kind):
     case = load_case(f"seps_{name}")
-    found = SEPSLoss(max_violation=kind == "max")(
+    actual = SEPSLoss(max_violation=kind == "max")(
         *build(case)(*inputs_of(case)), img_ids=case.arrays["image_ids"]
     )
-    assert relative_error(torch.stack(found), case.arrays[f"loss_{kind}"]) < 1e-5
+    assert relative_error(torch.stack(actual), case.arrays[f"loss_{kind}"]) < 1e-5
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -42,16 +42,16 @@ def as_tensor(img_ids):
     return None if img_ids is None else torch.tensor(img_ids)
 
 
-def assert_equal(found, expected):
+def assert_equal(actual, expected):
     """(value, gradient) of both, the gradient of zeros exactly."""
-    assert_value(found[0], expected[0])
-    assert_close(found[1], expected[1], *SUMS)
+    assert_value(actual[0], expected[0])
+    assert_close(actual[1], expected[1], *SUMS)
 
 
-def assert_value(found, expected):
+def assert_value(actual, expected):
     """Of similarities of up to 1."""
-    assert found.shape == ()
-    assert_close(found, expected, *SUMS, scale=max(1.0, float(expected)))
+    assert actual.shape == ()
+    assert_close(actual, expected, *SUMS, scale=max(1.0, float(expected)))
 
 
 @VIOLATION
@@ -124,10 +124,10 @@ def test_the_whole_loss_and_its_gradient_are_those_of_loops(img_ids, max_violati
     }
     mask = {"tensor": sparse + dense, "single": (sparse,), "pair": (sparse, dense)}[kind]
     exact = mask.double() if kind == "tensor" else tuple(one.double() for one in mask)
-    found = SEPSLoss(**arguments)(scores, mask, as_tensor(img_ids))
+    actual = SEPSLoss(**arguments)(scores, mask, as_tensor(img_ids))
     expected = reference.whole(scores.double(), exact, img_ids, **arguments)
-    assert len(found) == 3
-    for one, other in zip(found, expected, strict=True):
+    assert len(actual) == 3
+    for one, other in zip(actual, expected, strict=True):
         assert_value(one, other)
     assert_equal(
         with_gradient(

@@ -103,10 +103,10 @@ def gaps():
 
     Where one is within roundings another patch may be kept, and other tokens get a gradient.
     """
-    found = []
+    actual = []
 
     def note(values):
-        found.extend(high - low for low, high in pairwise(sorted([0.0, *values])) if high > low)
+        actual.extend(high - low for low, high in pairwise(sorted([0.0, *values])) if high > low)
 
     def largest(values):
         note(value.item() for value in values)
@@ -120,15 +120,15 @@ def gaps():
         mock.patch.multiple(reference, create=True, max=largest, sorted=in_order),
         mock.patch.object(reference.sdtps, "sorted", in_order, create=True),
     ):
-        yield found
+        yield actual
 
 
 def first_clear(make):
     """`make(attempt)` of the first attempt in which nothing that the reference chooses hangs on roundings."""
     for attempt in count():
-        with gaps() as found:
+        with gaps() as actual:
             made = make(attempt)
-        if min(found) > 2 * tolerance(*PATH):  # of cosines, and of scores up to 2
+        if min(actual) > 2 * tolerance(*PATH):  # of cosines, and of scores up to 2
             return made
 
 
@@ -183,7 +183,7 @@ def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **m
 
 
 def assert_like_reference(version, seed, *more, chunk=1000, **named):
-    """Values, masks and gradients of a training forward, and values of evaluation; → the outputs and the gradients found."""
+    """Values, masks and gradients of a training forward, and values of evaluation; → the outputs and the gradients."""
     network, inputs, weights, others, expected = drawn(version, seed, *more, **named)
     network.chunk = chunk
     torch.manual_seed(seeded(seed + 200))
@@ -194,21 +194,21 @@ def assert_like_reference(version, seed, *more, chunk=1000, **named):
     assert_close(network.eval()(*inputs), expected[0], *PATH)
     probed(seed, outputs).backward()
     probed(seed, expected).backward()
-    found = gradients(network, inputs)
-    assert_gradients_equal(found, of_leaves(weights, others), BACK)
-    return outputs, found
+    actual = gradients(network, inputs)
+    assert_gradients_equal(actual, of_leaves(weights, others), BACK)
+    return outputs, actual
 
 
 @WITH_CLASS
 @WITH_LONG
 @EVERY_VERSION
 def test_values_masks_and_gradients(version, has_long, has_class):
-    outputs, found = assert_like_reference(version, 11, has_class, has_long)
+    outputs, actual = assert_like_reference(version, 11, has_class, has_long)
     assert outputs[0].shape == (IMAGES, len(LENGTHS))
     for mask in outputs[1:]:
         assert mask.shape == (len(LENGTHS), IMAGES, PATCHES)
         assert mask.sum(-1).eq(5 * (2 if version == "open" and has_long else 1)).all()
-    assert found["input 0"].ne(0).any() and found["input 1"].ne(0).any()
+    assert actual["input 0"].ne(0).any() and actual["input 1"].ne(0).any()
 
 
 @pytest.mark.parametrize("more", [{"beta": 0.5}, {"top_k": 1}, {"top_k": 12}], ids=str)
@@ -229,15 +229,15 @@ def test_the_sparse_ratio_says_how_many_patches_are_kept(version, ratio):
 @EVERY_VERSION
 def test_gumbel_noise_shapes_the_gradient_alone(version, has_long):
     """The noise shapes the gradient alone, which goes through the returned masks too."""
-    outputs, found = assert_like_reference(version, 14, True, has_long, tau=0.5)
+    outputs, actual = assert_like_reference(version, 14, True, has_long, tau=0.5)
     plain, others = assert_like_reference(version, 14, True, has_long)
     for output, other in zip(outputs, plain, strict=True):
         assert torch.equal(output, other)
-    assert all(gradient.isfinite().all() for gradient in found.values())
+    assert all(gradient.isfinite().all() for gradient in actual.values())
     if version != "open":  # whose scores have no gradient
         assert all(mask.requires_grad for mask in outputs[1:])
         name = "sparse_net_cap.score_predictor.0.weight"
-        assert relative_error(found[name], others[name]) > 0.1
+        assert relative_error(actual[name], others[name]) > 0.1
 
 
 @EVERY_VERSION
@@ -248,8 +248,8 @@ def test_evaluation_returns_similarities_alone_and_draws_nothing(version):
     assert isinstance(masks, tuple) == (version != "open")
     network.eval()
     state = torch.get_rng_state()
-    found = network(*inputs)
-    assert isinstance(found, torch.Tensor) and torch.equal(found, similarity)
+    actual = network(*inputs)
+    assert isinstance(actual, torch.Tensor) and torch.equal(actual, similarity)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -273,10 +273,10 @@ def test_padded_words_play_no_part(version):
         probed(25, outputs).backward()
         results.append((outputs, gradients(network, inputs)))
         assert inputs[1].grad[1, 1:].eq(0).all() and inputs[1].grad[1, 0].ne(0).any()
-    (outputs, expected), (others, found) = results
+    (outputs, expected), (others, actual) = results
     assert all(torch.equal(one, other) for one, other in zip(outputs, others, strict=True))
     for name, gradient in expected.items():
-        assert torch.equal(found[name], gradient), name
+        assert torch.equal(actual[name], gradient), name
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
@@ -318,12 +318,12 @@ def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
         )
 
     module, (tokens, text), others, expected = first_clear(attempt)
-    found = module(tokens, text, mask)
+    actual = module(tokens, text, mask)
     assert torch.equal(
-        found, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp if paper else None, 5)
+        actual, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp if paper else None, 5)
     )
-    assert_close(found, expected[:, None], *PATH)
-    probed(32, [found]).backward()
+    assert_close(actual, expected[:, None], *PATH)
+    probed(32, [actual]).backward()
     probed(32, [expected[:, None]]).backward()
     for leaf, other in zip((tokens, text), others, strict=True):
         assert_close(leaf.grad, other.grad, *BACK)

@@ -99,10 +99,10 @@ def test_weights_from_a_file(bert, tmp_path):
     save_torch(weights, tmp_path / "w.pth")
     tower = image_tower(bert)
     report = tower.load(str(tmp_path / "w.pth"))
-    found = tower.tower.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items())
+    actual = tower.tower.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in actual.items())
     assert (
-        f"{len(found)} of {len(found)} tensors loaded, 0 resized, 0 missing" in report
+        f"{len(actual)} of {len(actual)} tensors loaded, 0 resized, 0 missing" in report
         and "WARNING" not in report
     )
 

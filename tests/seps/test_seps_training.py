@@ -258,7 +258,7 @@ def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, s
 
 
 def test_similarities_are_the_same_in_other_batches(trained, shapes_root):
-    with margins() as found:
+    with margins() as actual:
         one, other = (
             similarities(
                 *load_seps_and_data(
@@ -273,7 +273,7 @@ def test_similarities_are_the_same_in_other_batches(trained, shapes_root):
             )
             for batch in ("5", "16")
         )
-    assert_similar(one, other, found)
+    assert_similar(one, other, actual)
     assert one.std() > 1e-3
 
 
@@ -282,21 +282,21 @@ def test_folds_are_searched_each_for_itself(trained, shapes_root):
     model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
     _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
     with margins() as seen:
-        found, halves = similarities(model, whole), similarities(model, parts)
-    assert found.shape == (8, 16) and evaluate_retrieval(model, parts) == five_fold(
+        actual, halves = similarities(model, whole), similarities(model, parts)
+    assert actual.shape == (8, 16) and evaluate_retrieval(model, parts) == five_fold(
         halves, whole.image_of, 2
     )
-    assert_similar(halves, torch.block_diag(found[:4, :8], found[4:, 8:]), seen)
+    assert_similar(halves, torch.block_diag(actual[:4, :8], actual[4:, 8:]), seen)
 
 
 def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
     """Each image with each caption alone, without blocks and padding of others."""
     model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth"))
     with margins() as seen:
-        found = similarities(model, data)
+        actual = similarities(model, data)
     images = [image for (images,), _ in data.loader for image in images]
     assert not model.training
-    alone = found.clone()
+    alone = actual.clone()
     with torch.no_grad():
         for image, caption in ((0, 0), (3, 11), (7, 2)):
             long = data.long_captions[data.image_of[caption]]
@@ -308,7 +308,7 @@ def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
                 torch.tensor([long]),
                 torch.tensor([len(long)]),
             )
-    assert_similar(alone, found, seen)
+    assert_similar(alone, actual, seen)
 
 
 @pytest.mark.slow
@@ -331,5 +331,5 @@ def test_it_learns_far_above_chance(tmp_path):
     )
     folder = train(tmp_path, tmp_path / "run", *words)
     cfg = cfg_for(tmp_path, *words, "TEST.WEIGHT", folder / "last.pth", "TEST.SPLIT", "train")
-    found = evaluate_retrieval(*load_seps_and_data(cfg))
-    assert found["i2t R@1"] > 50 and found["t2i R@1"] > 50
+    actual = evaluate_retrieval(*load_seps_and_data(cfg))
+    assert actual["i2t R@1"] > 50 and actual["t2i R@1"] > 50

@@ -200,13 +200,13 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
 
 def seen_by_cameras(unaligned, count=12):
     """(images, mask) of `count` persons from each camera, as the command draws them."""
-    found = []
+    actual = []
     for number, identity in enumerate(make_identities(count, seed=0), start=1):
         for camera in range(len(CAMERAS)):
             rng = np.random.default_rng([0, 2, number, camera, 0])
             night = is_night(camera, rng)
-            found.append(draw_triplet(identity, camera, night, 64, 32, rng, unaligned))
-    return found
+            actual.append(draw_triplet(identity, camera, night, 64, 32, rng, unaligned))
+    return actual
 
 
 @pytest.fixture(scope="module")

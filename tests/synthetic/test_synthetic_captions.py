@@ -64,12 +64,12 @@ def made(tmp_path_factory):
 @pytest.fixture(scope="module")
 def scenes():
     """200 scenes, as many as the test split has by default: (scene, image, captions)."""
-    found = []
+    actual = []
     for index in range(200):
         rng = np.random.default_rng([7, index])
         scene = random_scene(rng)
-        found.append((scene, draw_scene(scene, 64, rng), short_captions(scene, 5, rng)))
-    return found
+        actual.append((scene, draw_scene(scene, 64, rng), short_captions(scene, 5, rng)))
+    return actual
 
 
 def test_the_reader_reads_it(made):

@@ -71,9 +71,9 @@ def test_what_the_processes_tell_each_other(stepped):
         alone["of batch"] == [*first["of batch"], *second["of batch"]] == list(range(8))
         and len(first["of batch"]) == 4
     )
-    for found in stepped:
-        assert torch.equal(found["rows"], torch.arange(5.0).unsqueeze(1))
-        assert found["from main"] == "of 0"
+    for actual in stepped:
+        assert torch.equal(actual["rows"], torch.arange(5.0).unsqueeze(1))
+        assert actual["from main"] == "of 0"
     assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]

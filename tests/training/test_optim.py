@@ -60,15 +60,15 @@ def test_golden_schedule(optimizer):
 def by_name(model, groups):
     """(lr, weight decay) of every parameter in the groups by its name; one that is there twice is an error."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = {}
+    actual = {}
     for group in groups:
         for parameter in group["params"]:
-            assert names[id(parameter)] not in found
-            found[names[id(parameter)]] = (
+            assert names[id(parameter)] not in actual
+            actual[names[id(parameter)]] = (
                 pytest.approx(group["lr"]),
                 pytest.approx(group["weight_decay"]),
             )
-    return found
+    return actual
 
 
 def imagenet_kind(*opts):
@@ -98,31 +98,31 @@ def test_every_trainable_parameter_once():
 
 
 def test_groups_of_an_imagenet_kind_of_backbone():
-    found = by_name(*imagenet_kind())
+    actual = by_name(*imagenet_kind())
     weight, bias = (BASE_LR, DECAY), (BASE_LR * BIAS_FACTOR, BIAS_DECAY)
-    assert found["backbone.vit.blocks.0.attn.qkv.weight"] == (OF_THE_BACKBONE, DECAY)
-    assert found["backbone.vit.blocks.5.mlp.fc2.bias"] == (OF_THE_BACKBONE, BIAS_DECAY)
-    assert found["backbone.vit.pos_embed"] == (OF_THE_BACKBONE, DECAY)
-    assert found["backbone.camera_embedding"] == (OF_THE_BACKBONE, DECAY)
-    assert found["pife.reduce.NI.1.weight"] == weight
-    assert found["pife.reduce.NI.1.bias"] == bias
-    assert found["sdtps.tir_sparse.score_predictor.0.weight"] == weight
-    assert found["sdtps.rgb_aggr.weight.3.bias"] == bias
-    assert found["sdtps.rgb_aggr.scale"] == weight
-    assert found["heads.sdtps.bottleneck.weight"] == weight
-    assert found["heads.original.classifier.weight"] == weight
+    assert actual["backbone.vit.blocks.0.attn.qkv.weight"] == (OF_THE_BACKBONE, DECAY)
+    assert actual["backbone.vit.blocks.5.mlp.fc2.bias"] == (OF_THE_BACKBONE, BIAS_DECAY)
+    assert actual["backbone.vit.pos_embed"] == (OF_THE_BACKBONE, DECAY)
+    assert actual["backbone.camera_embedding"] == (OF_THE_BACKBONE, DECAY)
+    assert actual["pife.reduce.NI.1.weight"] == weight
+    assert actual["pife.reduce.NI.1.bias"] == bias
+    assert actual["sdtps.tir_sparse.score_predictor.0.weight"] == weight
+    assert actual["sdtps.rgb_aggr.weight.3.bias"] == bias
+    assert actual["sdtps.rgb_aggr.scale"] == weight
+    assert actual["heads.sdtps.bottleneck.weight"] == weight
+    assert actual["heads.original.classifier.weight"] == weight
 
 
 def test_groups_of_clips_backbone():
     model = clip_model()
-    found = by_name(model, parameter_groups(load_cfg(CLIP_CONFIG, SOLVER), model))
-    assert found["backbone.vit.blocks.0.attn.qkv.weight"] == (5e-6, DECAY)
-    assert found["backbone.vit.blocks.11.mlp.fc2.bias"] == (5e-6, BIAS_DECAY)
-    assert found["backbone.vit.norm_pre.bias"] == (5e-6, BIAS_DECAY)
-    assert found["backbone.vit.cls_token"] == (5e-6, DECAY)
-    assert found["backbone.vit.head.weight"] == (5e-6, DECAY)
-    assert found["backbone.camera_embedding"] == (BASE_LR, DECAY)
-    assert found["pife.reduce.RGB.1.bias"] == (BASE_LR * BIAS_FACTOR, BIAS_DECAY)
+    actual = by_name(model, parameter_groups(load_cfg(CLIP_CONFIG, SOLVER), model))
+    assert actual["backbone.vit.blocks.0.attn.qkv.weight"] == (5e-6, DECAY)
+    assert actual["backbone.vit.blocks.11.mlp.fc2.bias"] == (5e-6, BIAS_DECAY)
+    assert actual["backbone.vit.norm_pre.bias"] == (5e-6, BIAS_DECAY)
+    assert actual["backbone.vit.cls_token"] == (5e-6, DECAY)
+    assert actual["backbone.vit.head.weight"] == (5e-6, DECAY)
+    assert actual["backbone.camera_embedding"] == (BASE_LR, DECAY)
+    assert actual["pife.reduce.RGB.1.bias"] == (BASE_LR * BIAS_FACTOR, BIAS_DECAY)
 
 
 def test_large_fc_lr():
@@ -213,7 +213,7 @@ def test_three_steps_by_hand(name):
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_first_step_that_the_scaler_leaves_out(name):
     """As float16 often begins: its gradients overflow, the scale is lowered, and the next step is the first."""
-    found = {}
+    actual = {}
     for overflows in (True, False):
         opts = [*SOLVER, "SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]
         model = tiny_model(*opts)
@@ -229,9 +229,9 @@ def test_a_first_step_that_the_scaler_leaves_out(name):
             scaler.step(optimizer)
             scaler.update()
         assert scaler.get_scale() == (512 if overflows else 1024)
-        found[overflows] = model.state_dict()
-    for key, tensor in found[False].items():
-        assert torch.equal(found[True][key], tensor), key  # the scales are powers of two
+        actual[overflows] = model.state_dict()
+    for key, tensor in actual[False].items():
+        assert torch.equal(actual[True][key], tensor), key  # the scales are powers of two
 
 
 # Centers

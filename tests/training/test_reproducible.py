@@ -92,10 +92,10 @@ def test_a_run_records_what_it_was_made_with(runs):
     record = json.loads((runs["one"] / "run.json").read_text())
     assert record["status"] == "finished" and record["seconds"] > 0 and "error" not in record
     assert record["seed"] == 2 and record["commit"] == commit(ROOT)["commit"]
-    found = record["versions"]
-    assert found["python"] == platform.python_version()
+    actual = record["versions"]
+    assert actual["python"] == platform.python_version()
     for package in (torch, torchvision, timm, numpy):
-        assert found[package.__name__].split("+")[0] == package.__version__.split("+")[0]
+        assert actual[package.__name__].split("+")[0] == package.__version__.split("+")[0]
     assert (
         record["machine"]["device"] == "cpu"
         and record["machine"]["threads"] == torch.get_num_threads()

@@ -58,7 +58,7 @@ def copied(stopped, tmp_path):
 def fails(command):
     """Call train_net.py, which must end with one sentence: → that sentence."""
 
-    def found(words):
+    def actual(words):
         code, _, stderr = command(train_net.main, *words)
         said = stderr.strip().splitlines()[-1]
         assert (
@@ -69,7 +69,7 @@ def fails(command):
         )
         return said
 
-    return found
+    return actual
 
 
 PLACES = {

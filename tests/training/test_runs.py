@@ -120,8 +120,10 @@ def test_the_test_command_gives_the_last_record_however_images_are_loaded(
         test_net.main, "--weight", trained / "last.pth", "--json", tmp_path / "x.json", *opts
     )
     assert code == 0, stderr
-    found = scores_of(tmp_path / "x.json")
-    assert found == near(records_of(trained)[-1]["patterns"]) and table_of(stdout) == printed(found)
+    actual = scores_of(tmp_path / "x.json")
+    assert actual == near(records_of(trained)[-1]["patterns"]) and table_of(stdout) == printed(
+        actual
+    )
     assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
@@ -134,30 +136,35 @@ def test_exported_features(trained, tmp_path, command):
             export_features.main, "--weight", weight, "--overwrite", "--output", path, *words
         )
         assert code == 0 and str(path) in stdout, stderr
-        with np.load(path) as found:
-            return dict(found)
+        with np.load(path) as actual:
+            return dict(actual)
 
-    first, second, found = (
+    first, second, actual = (
         exported("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS
     )
     samples = read_splits(cfg, ("gallery",))["gallery"]
-    features = found["features"]
+    features = actual["features"]
     assert features.dtype == np.float32 and features.shape == (len(samples), 6 * BACKBONE_WIDTH)
     assert np.isfinite(features).all() and features.std(axis=0).min() > 0
     assert np.array_equal(np.concatenate([first["features"], second["features"]], axis=1), features)
     assert np.array_equal(
         exported("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features
     )
-    assert (found["return_pattern"].item(), found["split"].item(), found["normalised"].item()) == (
+    assert (
+        actual["return_pattern"].item(),
+        actual["split"].item(),
+        actual["normalised"].item(),
+    ) == (
         3,
         "gallery",
         False,
     )
     assert (
-        found["checkpoint"].item() == str(weight) and found["data_set"].item() == cfg.DATASETS.NAMES
+        actual["checkpoint"].item() == str(weight)
+        and actual["data_set"].item() == cfg.DATASETS.NAMES
     )
-    assert found["checkpoint_sha256"].item() == hashlib.sha256(weight.read_bytes()).hexdigest()
-    assert json.loads(found["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
+    assert actual["checkpoint_sha256"].item() == hashlib.sha256(weight.read_bytes()).hexdigest()
+    assert json.loads(actual["configuration"].item())["INPUT.SIZE_TEST"] == cfg.INPUT.SIZE_TEST
 
     lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
     assert np.ptp(lengths) > 0
@@ -185,9 +192,9 @@ def test_the_report_sets_the_run_beside_the_untrained_model(trained, tmp_path, c
     assert code == 0 and "32 queries" in stdout, stderr
     table = table_of(stdout)
     for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
-        *found, untrained = table[pattern]
+        *actual, untrained = table[pattern]
         assert (
-            dict(zip(COLUMNS, (float(number) / 100 for number in found), strict=True)) == expected
+            dict(zip(COLUMNS, (float(number) / 100 for number in actual), strict=True)) == expected
         )
         assert untrained == f"{100 * records[0]['patterns'][pattern]['mAP']:.1f}"
     for name, rows in (("curves.png", 1), ("ranks.png", 4), ("tokens.png", 8)):

@@ -91,12 +91,12 @@ def started(root, output):
 
 def members(group):
     """The processes of a process group that run."""
-    found = []
+    actual = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
-            found += [stat.parent.name] if int(of) == group and state != "Z" else []
-    return found
+            actual += [stat.parent.name] if int(of) == group and state != "Z" else []
+    return actual
 
 
 @pytest.mark.slow

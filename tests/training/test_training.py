@@ -63,12 +63,12 @@ def center_losses(folder, cfg, ends):
     samples = read_splits(cfg, ("train",))["train"]
     (features,) = extract_features(cfg, model, test_loader(cfg, samples))
     labels = torch.tensor([identity_labels(samples)[sample.identity] for sample in samples])
-    found = []
+    actual = []
     for feature, end in zip((features[2], features[1]), ends, strict=True):
         loss = CenterLoss(*end.shape)
         loss.load_state_dict({"centers": end})
-        found.append(float(loss(feature, labels).detach()))
-    return found
+        actual.append(float(loss(feature, labels).detach()))
+    return actual
 
 
 def test_a_run_with_centers(train, command):

@@ -167,11 +167,11 @@ def test_evit_sums_what_it_drops():
         ]
     )
     assert_close(extra, expected, HEADS, PATCHES)
-    found, slow = (
+    actual, slow = (
         torch.autograd.grad(part.square().sum(), given)[0]
         for part, given in ((extra, tokens.values), (expected, values))
     )
-    assert_close(found, slow, HEADS, PATCHES, PATCHES)
+    assert_close(actual, slow, HEADS, PATCHES, PATCHES)
 
 
 @torch.no_grad()
@@ -182,8 +182,8 @@ def test_the_sizes_are_those_of_the_tokens():
     score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
     model.backbone.run_blocks = lambda tokens, *blocks: seen.append(tokens) or run(tokens, *blocks)
     model.forward_features(*random_images(6))
-    found = torch.cat(list(contexts[0].sizes.values()))
-    assert torch.equal(found, seen[1].sizes[:, -LEFT[1] :]) and found.max() > 1
+    actual = torch.cat(list(contexts[0].sizes.values()))
+    assert torch.equal(actual, seen[1].sizes[:, -LEFT[1] :]) and actual.max() > 1
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])

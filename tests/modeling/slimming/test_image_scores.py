@@ -47,8 +47,8 @@ def test_distinctness(dtype):
     context = context_of(1)
     tokens = {modality: part.to(dtype) for modality, part in context.tokens.items()}
     with torch.autocast("cpu", torch.bfloat16):
-        found = score_of("distinctness").scores(replace(context, tokens=tokens))
-    for modality, score in found.items():
+        actual = score_of("distinctness").scores(replace(context, tokens=tokens))
+    for modality, score in actual.items():
         assert score.dtype == torch.float32 and not score.requires_grad
         assert_close(
             score, one_by_one(patch_scores.distinctness, tokens[modality]), 10, WIDTH, WIDTH
@@ -85,7 +85,7 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
         for modality, part in context.tokens.items()
     }
     absent = [MODALITIES.index(modality) for modality in missing]
-    found = score.scores(context)
+    actual = score.scores(context)
     draws = generator(6)
     for place, modality in enumerate(MODALITIES):
         expected = torch.stack(
@@ -103,9 +103,9 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
                 for sample in range(3)
             ]
         )
-        assert_close(found[modality], expected, *GUIDED, scale=SPAN)
+        assert_close(actual[modality], expected, *GUIDED, scale=SPAN)
         probe = torch.randn(3, 10, generator=draws)
-        (found[modality] * probe).sum().backward()
+        (actual[modality] * probe).sum().backward()
         (expected * probe).sum().backward()
         pairs = [
             (context.tokens[modality], tokens[modality]),
@@ -131,10 +131,10 @@ def test_a_modality_without_tokens_counts_as_missing():
         {modality: part[modality] for modality in present}
         for part in (context.tokens, context.class_tokens)
     )
-    found = score.scores(Context(tokens, class_tokens, GRID))
+    actual = score.scores(Context(tokens, class_tokens, GRID))
     expected = score.scores(replace(context, missing={"NI": torch.ones(3, 1, dtype=torch.bool)}))
-    assert list(found) == present
-    assert all(torch.equal(found[modality], expected[modality]) for modality in present)
+    assert list(actual) == present
+    assert all(torch.equal(actual[modality], expected[modality]) for modality in present)
 
 
 # Scores that compare patches with the picture's border, by their tokens or by their colours
@@ -173,8 +173,8 @@ def some_places():
 def test_saliency_equals_the_slow_one(positions):
     context = picture_of(1, positions)
     with torch.autocast("cpu", torch.bfloat16):
-        (found,) = make_score("saliency", tiny_cfg(), 16, LARGE).scores(context).values()
-    assert found.dtype == torch.float32 and not found.requires_grad
+        (actual,) = make_score("saliency", tiny_cfg(), 16, LARGE).scores(context).values()
+    assert actual.dtype == torch.float32 and not actual.requires_grad
     for row in range(3):
         where = None if positions is None else positions[row]
         expected = torch.tensor(
@@ -183,7 +183,7 @@ def test_saliency_equals_the_slow_one(positions):
         )
         # Mean colours of up to 1, their distances, sums along rows and columns.
         assert_close(
-            found[row],
+            actual[row],
             expected if where is None else expected[where],
             SIZE[0] * SIZE[1],
             3,

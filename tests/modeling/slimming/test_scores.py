@@ -136,7 +136,7 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
         context, global_feats={m: part + 1 for m, part in context.class_tokens.items()}
     )
     torch.manual_seed(seeded(5))
-    found = ours(context)
+    actual = ours(context)
     torch.manual_seed(seeded(5))
     expected = alone(
         *context.tokens.values(),
@@ -144,8 +144,8 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
         missing=tuple(modality in missing for modality in MODALITIES),
     )
     outputs = [
-        *(selection.tokens for selection in found.values()),
-        *(selection.mask for selection in found.values()),
+        *(selection.tokens for selection in actual.values()),
+        *(selection.mask for selection in actual.values()),
     ]
     assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
     for part in (outputs, expected):

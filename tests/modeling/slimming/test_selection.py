@@ -19,20 +19,20 @@ def test_average_precision_with_and_without_ties(levels):
     draws = generator(levels)
     scores = torch.randint(levels, (40, 17), generator=draws).float() / levels
     relevant = torch.rand(40, 17, generator=draws) < torch.linspace(0, 1, 40)[:, None]
-    found = average_precision(scores, relevant)
+    actual = average_precision(scores, relevant)
     expected = [
         reference.average_precision(*row)
         for row in zip(scores.tolist(), relevant.tolist(), strict=True)
     ]
-    assert None in expected and found.dtype == torch.double
-    assert found.isnan().tolist() == [value is None for value in expected]
-    assert found[~found.isnan()].tolist() == pytest.approx(
+    assert None in expected and actual.dtype == torch.double
+    assert actual.isnan().tolist() == [value is None for value in expected]
+    assert actual[~actual.isnan()].tolist() == pytest.approx(
         [value for value in expected if value is not None], abs=1e-12
     )
     shuffled = torch.randperm(17, generator=draws)
     assert_close(
         average_precision(scores[:, shuffled], relevant[:, shuffled]),
-        found,
+        actual,
         17,
         17,
         dtype=torch.float64,
@@ -65,7 +65,7 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
     }
     present = [modality for modality in MODALITIES if modality not in missing]
     assert list(scores) == present
-    for modality, found in scores.items():
-        assert list(found) == ["score", "MLP", *present]
-        for score, mask in zip(found["score"], selections[modality].mask.bool(), strict=True):
+    for modality, actual in scores.items():
+        assert list(actual) == ["score", "MLP", *present]
+        for score, mask in zip(actual["score"], selections[modality].mask.bool(), strict=True):
             assert score[mask].min() >= score[~mask].max()

@@ -41,8 +41,8 @@ def test_otsus_threshold_against_trying_all(count):
             torch.randn(4, count, generator=generator(2)).exp(),
         ]
     )
-    for score, found in zip(scores, above_otsu(scores), strict=True):
-        assert found.tolist() == otsu(score.tolist())
+    for score, actual in zip(scores, above_otsu(scores), strict=True):
+        assert actual.tolist() == otsu(score.tolist())
 
 
 def test_equal_scores_have_no_foreground():
@@ -102,10 +102,10 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
             for name, mask in score.pseudo_masks(context, shared).items()
         },
     )
-    found = score.loss(scores, context)
-    assert_close(found, expected, BATCH * LEFT, len(MODALITIES))
+    actual = score.loss(scores, context)
+    assert_close(actual, expected, BATCH * LEFT, len(MODALITIES))
     for ours, theirs in zip(
-        torch.autograd.grad(found, list(scores.values())),
+        torch.autograd.grad(actual, list(scores.values())),
         torch.autograd.grad(expected, list(exact.values())),
         strict=True,
     ):

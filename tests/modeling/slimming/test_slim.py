@@ -76,11 +76,11 @@ def test_keeping_all_is_the_dense_model(case, score):
     for restore in (True, False):
         dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), score, restore=restore)
         images = case.draw().requires_grad_()
-        found, expected = case.call(model, images), case.call(dense, images)
-        assert torch.equal(found, expected)
+        actual, expected = case.call(model, images), case.call(dense, images)
+        assert torch.equal(actual, expected)
         ours, theirs = (
             gradients_of(output, dict(each.named_parameters()) | {"images": images})
-            for output, each in ((found, model), (expected, dense))
+            for output, each in ((actual, model), (expected, dense))
         )
         assert ours.keys() == theirs.keys()
         assert all(

@@ -82,19 +82,19 @@ def test_restored_places_hold_their_tokens_as_they_were_when_dropped():
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("settings", "counts"),
     [
         ({"prefix": 2}, "prefix=2 and suffix=0"),
         ({"suffix": 3}, "prefix=None and suffix=3"),
         ({"prefix": 1, "suffix": 1}, "prefix=1 and suffix=1"),
     ],
 )
-def test_wrong_numbers_of_tokens_are_refused(given, found):
-    case = case_of(Tower, blocks_at="blocks", **given)
+def test_wrong_numbers_of_tokens_are_refused(settings, counts):
+    case = case_of(Tower, blocks_at="blocks", **settings)
     _, model, _ = slim_both(case, *STAGES)
     with pytest.raises(
         UserError,
-        match=f"^Block gets 17 tokens where the grid has 16 patches, but {found} were expected",
+        match=f"^Block gets 17 tokens where the grid has 16 patches, but {counts} were expected",
     ):
         case.call(model, case.draw())
 
@@ -222,8 +222,8 @@ def test_weights_of_scores_are_in_the_state_dict():
     names = list(case.model().state_dict())
     for score, added in (("saliency", set()), ("supervised", {"0", "1"})):
         _, model, _ = slim_both(case, *STAGES, score)
-        found = [name for name in model.state_dict() if name not in names]
-        assert {re.match(r"slimming\.scores\.(\d+)\.", name)[1] for name in found} == added
+        actual = [name for name in model.state_dict() if name not in names]
+        assert {re.match(r"slimming\.scores\.(\d+)\.", name)[1] for name in actual} == added
         other = demo_sdtps.slim(case.model(), *STAGES, score)
         other.load_state_dict(model.state_dict())
         assert torch.equal(case.call(other, case.draw()), case.call(model, case.draw()))
@@ -249,13 +249,13 @@ def test_threads_do_not_mix(kind, has_gradients):
             return case.call(each, images)
 
     with ThreadPoolExecutor(2) as pool:
-        found = list(
+        actual = list(
             pool.map(
                 encode, [model, model] if kind == "one model" else replicas_of(model, 2), given
             )
         )
     handle.remove()
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("name", ["timm", "ViT"])
@@ -274,9 +274,9 @@ def test_two_towers_of_one_model(name):
     parts = copy.deepcopy(both)
     demo_sdtps.slim(both, *STAGES, EViT(WIDTH, GRID))
     one, other = both(images, small)
-    for found, part, case, given in (
+    for actual, part, case, given in (
         (one, parts.one, CASES[name], images),
         (other, parts.other, CASES["timm, DINOv3"], small),
     ):
         demo_sdtps.slim(part, *STAGES, EViT(WIDTH, GRID))
-        assert torch.equal(found, case.call(part, given))
+        assert torch.equal(actual, case.call(part, given))

@@ -32,11 +32,11 @@ def test_images_of_a_forward_by_saliency(way, shared):
 @pytest.mark.parametrize("shared", ["first", True])
 def test_images_of_a_forward_by_their_tokens(way, shared):
     """A score that reads tokens is each image's own, or that of the first for all."""
-    case, found = host_case(way, shared), {}
+    case, actual = host_case(way, shared), {}
 
     def score(call, row, index, layer, image):
         own = distinctness(call, row, index, layer, image)
-        return found.setdefault((row, index), own) if shared == "first" else own
+        return actual.setdefault((row, index), own) if shared == "first" else own
 
     compare(case, "distinctness", *STAGES, lambda model, images: score, case.draw(6))
 
@@ -70,8 +70,8 @@ def test_batches_of_several_sizes_and_images_that_nobody_keeps():
     _, model, steps = slim_both(case, (1,), (0.5,))
     images = [case.draw(batch, seed) for seed, batch in enumerate((2, 3, 2))]
     with torch.no_grad():
-        found = model(*images)
-    assert [len(each) for each in found] == [2, 3, 2]
+        actual = model(*images)
+    assert [len(each) for each in actual] == [2, 3, 2]
     kept = [step.stage.kept["image"] for step in steps[0]]
     for number, voters in enumerate(([0, 2], [1], [0, 2])):
         score = saliency(lambda call, voters=voters: [images[voter] for voter in voters], case)

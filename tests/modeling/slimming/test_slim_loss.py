@@ -133,11 +133,11 @@ def test_masks_of_other_types_count_as_numbers(masks):
     model = demo_sdtps.slim(
         timm.create_model("test_vit", img_size=32), (1,), (0.5,), "supervised"
     ).train()
-    images, found = torch.randn(2, 3, 32, 32), []
+    images, actual = torch.randn(2, 3, 32, 32), []
     for given in (masks, masks.float()):
         model(images, foreground=given)
-        found.append(demo_sdtps.slim_loss(model))
-    assert torch.equal(*found)
+        actual.append(demo_sdtps.slim_loss(model))
+    assert torch.equal(*actual)
     with pytest.raises(
         UserError,
         match=r"^foreground is \(2, 32, 32\) for images \(2, 3, 32, 32\); give masks \(B, 1, H, W\)",

@@ -29,12 +29,12 @@ def test_keys_are_those_of_the_next_block(name):
     backbone.vit.blocks[2].attn.k_norm.register_forward_hook(
         lambda module, arguments, output: seen.append(output)
     )
-    found = keys(backbone.vit.blocks[2], tokens.values)
-    with torch.no_grad(), backbone.ready(found.device):
+    actual = keys(backbone.vit.blocks[2], tokens.values)
+    with torch.no_grad(), backbone.ready(actual.device):
         backbone.run_blocks(tokens, 2, 3)
     _, expected = seen
     # norm and projection, of keys alone and with the others
-    assert_close(found, expected, *4 * [backbone.vit.embed_dim])
+    assert_close(actual, expected, *4 * [backbone.vit.embed_dim])
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,12 @@ def step(call, model, images, forwards=1):
 
 
 def agree(call, plain, recomputing, images, forwards=1):
-    (outputs, found), (expected, gradients) = (
+    (outputs, actual), (expected, gradients) = (
         step(call, model, images, forwards) for model in (recomputing, plain)
     )
     assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in gradients.values())
-    assert_gradients_equal(found, gradients, BACK)
+    assert_gradients_equal(actual, gradients, BACK)
 
 
 def pair(build, score, blocks=STAGES[0], **settings):
@@ -240,10 +240,10 @@ def test_a_compiled_model_computes_the_same(name, backend):
         images = case.draw(batch)
         with torch.no_grad():
             assert_close(case.call(model, images), case.call(plain, images), *PATH)
-        (found, ours), (expected, theirs) = (
+        (actual, ours), (expected, theirs) = (
             step(case.call, each, images) for each in (model, plain)
         )
-        assert_close(found[0], expected[0], *PATH)
+        assert_close(actual[0], expected[0], *PATH)
         assert_gradients_equal(ours, theirs, BACK)
 
 

@@ -47,7 +47,7 @@ def evaluate(command, tiny_root, tmp_path):
     """Call test_net.py with a checkpoint; → exit code, record, stderr."""
 
     def call(weights, *opts):
-        found = tmp_path / "found.json"
+        actual = tmp_path / "evaluation.json"
         code, _, stderr = command(
             test_net.main,
             *cli_args_for(tiny_root, *opts, config=BASELINE),
@@ -55,9 +55,9 @@ def evaluate(command, tiny_root, tmp_path):
             weights,
             "--overwrite",
             "--json",
-            found,
+            actual,
         )
-        return code, cases_of(found)["None"] if code == 0 else None, stderr
+        return code, cases_of(actual)["None"] if code == 0 else None, stderr
 
     return call
 

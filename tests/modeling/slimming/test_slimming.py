@@ -125,10 +125,10 @@ def slow_score(name, backbone, slimming):
 def slow(cfg, backbone, slimming, images, stages):
     """By image {modality: (patches by place, class token)}, and the kept places; of scores that are equal but for roundings
     those that `stages` kept."""
-    inputs, found = stem_of(backbone, images, 0), []
+    inputs, actual = stem_of(backbone, images, 0), []
     for row in range(len(images["RGB"])):
         triplet = {modality: tokens[row] for modality, tokens in inputs.items()}
-        found.append(
+        actual.append(
             reference.slimmed(
                 backbone,
                 triplet,
@@ -141,7 +141,7 @@ def slow(cfg, backbone, slimming, images, stages):
                 weigh=list if cfg.MODEL.SLIM_SCORE.endswith("EViT") else None,
             )
         )
-    return found
+    return actual
 
 
 def nudge(stages, row, stage, modality, place):
@@ -194,14 +194,14 @@ def test_values_and_gradients_are_those_of_the_slow_version(
         merge,
     )
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
-    found = slim_backbone(slimming, backbone, stem_of(backbone, images, slimming.blocks[0]))
-    expected = slow(cfg, backbone, slimming, images, found.stages)
+    actual = slim_backbone(slimming, backbone, stem_of(backbone, images, slimming.blocks[0]))
+    expected = slow(cfg, backbone, slimming, images, actual.stages)
     for modality in MODALITIES:
         for stage in range(len(slimming.blocks)):
-            assert found.stages[stage].kept[modality].tolist() == [
+            assert actual.stages[stage].kept[modality].tolist() == [
                 kept[stage][modality] for _, kept in expected
             ]
-    parts = [*found.tokens.values(), *found.class_tokens.values()]
+    parts = [*actual.tokens.values(), *actual.class_tokens.values()]
     slow_parts = [
         torch.stack(
             [torch.stack(list(triplet[modality].patches.values())) for triplet, _ in expected]
@@ -216,7 +216,7 @@ def test_values_and_gradients_are_those_of_the_slow_version(
         assert_close(ours, theirs, *SCORE)
     probes = [torch.randn_like(part) for part in parts]
     named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
-    found, expected = (
+    actual, expected = (
         gradients(outputs, probes, list(named.values())) for outputs in (parts, slow_parts)
     )
     # Of a layer: a bias of keys or of a score's last layer has none, as a softmax does not change with it.
@@ -226,7 +226,7 @@ def test_values_and_gradients_are_those_of_the_slow_version(
             scales[key.rpartition(".")[0]] = max(
                 scales.get(key.rpartition(".")[0], 0.0), float(theirs.abs().max())
             )
-    for key, ours, theirs in zip(named, found, expected, strict=True):
+    for key, ours, theirs in zip(named, actual, expected, strict=True):
         assert (ours is None) == (theirs is None), key
         if ours is not None:
             assert_close(ours, theirs, *SCORE, *SCORE, scale=scales[key.rpartition(".")[0]])
@@ -237,28 +237,28 @@ def test_keeping_all_is_the_dense_backbone(name):
     """Bit by bit, as no token moves."""
     cfg, backbone, slimming = build(name, "[0,2]", "[1.0,1.0]")
     images = draw(cfg)
-    found = slim_backbone(slimming, backbone, stem_of(backbone, images, 0))
+    actual = slim_backbone(slimming, backbone, stem_of(backbone, images, 0))
     patches, class_tokens = backbone(
         torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long)
     )
-    assert torch.equal(torch.cat(list(found.tokens.values())), patches)
-    assert torch.equal(torch.cat(list(found.class_tokens.values())), class_tokens)
+    assert torch.equal(torch.cat(list(actual.tokens.values())), patches)
+    assert torch.equal(torch.cat(list(actual.class_tokens.values())), class_tokens)
     assert all(
         stage.mask(modality, backbone.num_patches).all()
-        for stage in found.stages
+        for stage in actual.stages
         for modality in MODALITIES
     )
 
 
 def test_the_stages_record_what_they_scored_and_kept():
     cfg, backbone, slimming = build(DINOV3, "[0,2]", "[0.6,0.5]", "MODEL.SLIM_SHARED", "False")
-    found = slim_backbone(slimming, backbone, stem_of(backbone, draw(cfg, 3), 0))
-    first, second = found.stages
+    actual = slim_backbone(slimming, backbone, stem_of(backbone, draw(cfg, 3), 0))
+    first, second = actual.stages
     assert slimming.counts(6) == (4, 2) and backbone.num_patches == 6
     for modality in MODALITIES:
         assert first.scored[modality].tolist() == [list(range(6))] * 3
         assert torch.equal(second.scored[modality], first.kept[modality])
-        for stage, count in zip(found.stages, slimming.counts(6), strict=True):
+        for stage, count in zip(actual.stages, slimming.counts(6), strict=True):
             mask = stage.mask(modality, 6)
             assert mask.shape == (3, 6) and mask.dtype == torch.float32
             for row in range(3):
@@ -281,11 +281,11 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
             head[3].weight.mul_(1e4)
     seen = []
     backbone.vit.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    found = slim_backbone(slimming, backbone, stem := stem_of(backbone, draw(cfg), 1))
-    score = found.stages[0].score["RGB"]
+    actual = slim_backbone(slimming, backbone, stem := stem_of(backbone, draw(cfg), 1))
+    score = actual.stages[0].score["RGB"]
     assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
     for row, extra in enumerate(seen[0][:2, -1]):
-        others = sorted(set(range(8)) - set(found.stages[0].kept["RGB"][row].tolist()))
+        others = sorted(set(range(8)) - set(actual.stages[0].kept["RGB"][row].tolist()))
         patches = stem["RGB"][row, 1:][others]
         weights = (score[row, others] - score[row, others].max()).double().exp()
         assert_close(extra, weights @ patches / weights.sum(), 8, 8)
@@ -307,7 +307,7 @@ def test_the_loss_against_masks(weight):
     )
     images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
     stem = stem_of(backbone, images, 1)
-    found = slim_backbone(slimming.train(), backbone, stem, foreground=shares)
+    actual = slim_backbone(slimming.train(), backbone, stem, foreground=shares)
     terms = [
         [
             -share * math.log(p) - (1 - share) * math.log(1 - p)
@@ -316,12 +316,12 @@ def test_the_loss_against_masks(weight):
             for score, place in zip(scores[row], places[row], strict=True)
             for share, p in ((shares[row, place].item(), 1 / (1 + math.exp(-score.item()))),)
         ]
-        for stage in found.stages
+        for stage in actual.stages
     ]
     expected = float(weight) * sum(sum(stage) / len(stage) for stage in terms) / 2
-    assert_close(found.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
+    assert_close(actual.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
     reached = torch.autograd.grad(
-        found.loss.sum(), [*slimming.parameters(), images["NI"]], retain_graph=True
+        actual.loss.sum(), [*slimming.parameters(), images["NI"]], retain_graph=True
     )
     assert all((gradient.abs().max() > 0) == (weight != "0") for gradient in reached)
     assert slim_backbone(slimming, backbone, stem).loss is None
@@ -388,11 +388,11 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         )
         with backbone.ready(torch.device("cpu")):
             backbone.run_blocks(tokens, 1, 2)
-            found = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
+            actual = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
         handle.remove()
-        assert found.dtype == torch.float32 and not found.requires_grad
-        assert found.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
-        assert_close(found, seen[0][:, :, 0], *SCORE)
+        assert actual.dtype == torch.float32 and not actual.requires_grad
+        assert actual.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
+        assert_close(actual, seen[0][:, :, 0], *SCORE)
         with backbone.ready(torch.device("cpu")):
             assert_close(weights_of(backbone, tokens), seen[0], *SCORE)
 
@@ -417,7 +417,7 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
         stem_of(backbone, {name: image.float() for name, image in draw(cfg).items()}, 1)["RGB"]
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
+        actual = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
     attention, seen = backbone.vit.blocks[1].attn, backbone.vit.blocks[1].norm1(tokens.values)
     # The products as they are computed there, as every kernel rounds to bfloat16 in its own way.
     query, key = (
@@ -433,4 +433,4 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
         )
     )
     expected = (query @ key.mT * attention.scale).softmax(dim=-1)[:, :, 0]
-    assert_close(found, expected, 32, 9)
+    assert_close(actual, expected, 32, 9)

@@ -87,11 +87,11 @@ def trained(model, seed=7):
 
 def alike(one, other, score):
     """Which triplets (B,) keep the same patches in two encodings; those of the others differ by roundings of the score."""
-    found = torch.ones(len(one.context.tokens["RGB"]), dtype=torch.bool)
+    actual = torch.ones(len(one.context.tokens["RGB"]), dtype=torch.bool)
     for stage, same in zip(one.stages, other.stages, strict=True):
         for name in MODALITIES:
             for row in (
-                (found & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten()
+                (actual & (stage.kept[name] != same.kept[name]).any(dim=1)).nonzero().flatten()
             ):
                 scores = stage.score[name][row]
                 order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
@@ -102,8 +102,8 @@ def alike(one, other, score):
                     else tolerance(*SCORE, *SCORE) * float(scores.abs().max())
                 )
                 assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
-                found[row] = False
-    return found
+                actual[row] = False
+    return actual
 
 
 @every(*SCORES, *CHOOSING)
@@ -114,7 +114,7 @@ def test_every_case_of_missing_modalities(score):
     images, _ = random_images(1, batch=5)
     images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
     together = encode_cases(model, images, cameras, CASES)
-    for missing, found in zip(CASES, together, strict=True):
+    for missing, actual in zip(CASES, together, strict=True):
         zeroed = {
             name: torch.zeros_like(image) if name in missing else image
             for name, image in images.items()
@@ -128,18 +128,18 @@ def test_every_case_of_missing_modalities(score):
             *encode_cases(model, noise, cameras, [missing]),
         ]
         for other in alone:
-            rows = alike(found, other, score)
+            rows = alike(actual, other, score)
             for part in ("tokens", "class_tokens", "global_feats"):
                 for name in MODALITIES:
                     assert_close(
                         getattr(other.context, part)[name][rows],
-                        getattr(found.context, part)[name][rows],
+                        getattr(actual.context, part)[name][rows],
                         *SCORE,
                         *SCORE,
                     )
-        assert all(found.context.missing[name].eq(name in missing).all() for name in MODALITIES)
-        kept = found.stages[-1].kept
-        assert all(found.context.positions[name] is kept[name] for name in MODALITIES)
+        assert all(actual.context.missing[name].eq(name in missing).all() for name in MODALITIES)
+        kept = actual.stages[-1].kept
+        assert all(actual.context.positions[name] is kept[name] for name in MODALITIES)
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
@@ -186,8 +186,8 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     assert_close(together.loss, torch.stack([one.loss for one in own]).mean(dim=0), *SCORE)
     (head,) = [dict(model.slimming.scores[0].heads)["NI"][-1]]
     expected = torch.autograd.grad(sum(one.loss for one in own) / len(own), head.weight)[0]
-    (found,) = torch.autograd.grad(together.loss, head.weight)
-    assert_close(found, expected, *SCORE, *SCORE)
+    (actual,) = torch.autograd.grad(together.loss, head.weight)
+    assert_close(actual, expected, *SCORE, *SCORE)
     seen = [row for row, case in enumerate(CASES) if "NI" not in case]
     blanks = [row for row in range(len(CASES)) if row not in seen]
     logits = (
@@ -230,23 +230,23 @@ def test_chunks_have_the_values_of_one_pass(score, monkeypatch):
     model = trained(slim_model(score)).double()
     images, cameras = random_images(3, batch=7)
     images = exact(with_masks(images))
-    found = []
+    actual = []
     for size in (1000, 7, 1):
         monkeypatch.setattr(base, "CHUNK", size)
-        found.append(model.forward_features(images, cameras))
-    for other in found[1:]:
-        rows = alike(found[0], other, score)
+        actual.append(model.forward_features(images, cameras))
+    for other in actual[1:]:
+        rows = alike(actual[0], other, score)
         for name in MODALITIES:
             assert torch.equal(
-                other.context.positions[name][rows], found[0].context.positions[name][rows]
+                other.context.positions[name][rows], actual[0].context.positions[name][rows]
             )
             assert_close(
                 other.context.global_feats[name][rows],
-                found[0].context.global_feats[name][rows],
+                actual[0].context.global_feats[name][rows],
                 *SCORE,
                 *SCORE,
             )
-            for one, same in zip(found[0].stages, other.stages, strict=True):
+            for one, same in zip(actual[0].stages, other.stages, strict=True):
                 assert torch.equal(one.mask(name, PATCHES)[rows], same.mask(name, PATCHES)[rows])
                 assert_close(one.score[name][rows], same.score[name][rows], *SCORE, *SCORE)
 
@@ -373,9 +373,9 @@ def test_compiled_slimming_is_eager_slimming(score):
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)
         images = with_masks(images)
-        with inference(eager, None), margins() as found:
+        with inference(eager, None), margins() as actual:
             features = [eager(images, cameras)]
-        if min(found) > tolerance(*2 * ENCODER):
+        if min(actual) > tolerance(*2 * ENCODER):
             break
     with inference(compiled, None):
         features.append(compiled(images, cameras))
