@@ -88,7 +88,7 @@ class ToMe(Score):
     ) -> Tokens:
         """`slimmed` with each dropped patch merged into the nearest of B; there is no extra token."""
         count, left = score.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
-        goal = torch.arange(count, device=score.device).repeat(len(score), 1)
+        goal = torch.arange(count, device=score.device).repeat(score.shape[0], 1)
         goal[:, ::2] = torch.cat([nearest_in_b(keys)[1] for keys in context.keys.values()])
         # The place among the kept patches of each patch, or of the one that it becomes part of.
         place = (decision > 0).cumsum(dim=1) - 1
