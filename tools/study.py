@@ -39,8 +39,7 @@ def main() -> None:
         "study",
         type=Path,
         metavar="STUDY.yml",
-        help="the study, one of studies/*.yml for example, or a "
-        "study.json such as docs/results/*.json",
+        help="the study, one of studies/*.yml for example, or a study.json such as docs/results/*.json",
     )
     parser.add_argument(
         "--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's"
@@ -56,15 +55,13 @@ def main() -> None:
         type=Path,
         default=Path("runs/studies/runs"),
         metavar="DIR",
-        help="folder of the runs; studies with the same folder share runs of equal configuration "
-        "(default: runs/studies/runs)",
+        help="folder of the runs; studies with the same folder share runs of equal configuration (default: runs/studies/runs)",
     )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="the result, written after every variant; the variants that "
-        "it holds are kept (default: study.json in --output)",
+        help="the result, written after every variant; the variants that it holds are kept (default: study.json in --output)",
     )
     parser.add_argument(
         "--changed_tree",

@@ -8,10 +8,9 @@ from demo_sdtps.config.cli import print_lines, read_arguments, run
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Write the tables between the markers <!-- table: NAME --> and <!-- "
-        "end --> of the pages, from the JSON in docs/ that other commands wrote, the "
-        "schema of the configuration and the list of commands; and draw the "
-        "figures of studies."
+        description="Write the tables between the markers <!-- table: NAME --> and <!-- end --> of the pages, from the JSON in "
+        "docs/ that other commands wrote, the schema of the configuration and the list of commands; and draw the figures of "
+        "studies."
     )
     parser.add_argument(
         "--check",

@@ -39,8 +39,7 @@ WORKERS = Number(
 def main(arguments: list[str] | None = None) -> None:
     options = parse_flags(
         arguments,
-        "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of "
-        "RGBNT201, with foreground masks.",
+        "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of RGBNT201, with foreground masks.",
         FOLDER,
         (*TRIPLET_FLAGS, SKIP, WORKERS),
         LOOSE,

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shlex
+from functools import partial
 
 import pytest
 from commands import ROOT
@@ -82,7 +83,9 @@ def test_the_flags_of_a_page_are_those_of_the_commands(command, page):
     )
     for words, script in ((words, script) for words, script in own if script):
         flags = {word for word in words[words.index(script) :] if word.startswith("--")}
-        _, said, _ = command(runpy.run_path(str(ROOT / script))["main"], "--help")
+        _, said, _ = command(
+            partial(runpy.run_path, str(ROOT / script), run_name="__main__"), "--help"
+        )
         assert "usage: " in said and all(re.search(rf"{flag}\b", said) for flag in flags), (
             script,
             flags,
