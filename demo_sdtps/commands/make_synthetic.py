@@ -1,11 +1,11 @@
 """Write synthetic triplets in the layout of RGBNT201, with masks: python tools/make_synthetic.py --root data/synthetic"""
 
 import os
-from functools import partial
+from pathlib import Path
 
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.synthetic import pedestrians
-from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
+from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
 from demo_sdtps.synthetic.pedestrians import CAMERAS, FOLDER, MINIMUM_SIZE
 
 TRIPLET_FLAGS = (
@@ -39,16 +39,13 @@ def main(arguments: list[str] | None = None) -> None:
     settings = {"loose": options.loose, SKIP.name: options.skip_identities}
     changed = {name: value for name, value in settings.items() if value}
     recipe = {"version": pedestrians.VERSION, "arguments": numbers | changed}
-    write = partial(
-        pedestrians.write_data_set,
-        **numbers,
-        skip_identities=options.skip_identities,
-        unaligned=options.loose,
-        workers=options.workers,
-    )
-    if not make_data_set(
-        target, recipe, options.overwrite, lambda folder: {"triplets": write(folder)}
-    ):
+
+    def fill(folder: Path) -> Recipe:
+        drawing = {"unaligned": options.loose, "workers": options.workers}
+        drawing["skip_identities"] = options.skip_identities
+        return {"triplets": pedestrians.write_data_set(folder, **numbers, **drawing)}
+
+    if not make_data_set(target, recipe, options.overwrite, fill):
         return
     per_identity = len(CAMERAS) * options.images_per_camera
     print_lines(
