@@ -28,10 +28,6 @@ PICTURE = (".png", ".pdf", ".svg")
 NEGATIVE, FLAG = re.compile(r"-\.?\d\S*|-inf|-nan"), re.compile(r"(?<=^--)[\w-]+")
 ANSWERED = {"-h", "--help", "--keys"}
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LOADING = (
-    "lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge /dev/shm (docker run --shm-size=8g), or raise "
-    "DATALOADER.TIMEOUT for a slow disk."
-)
 
 
 class _PrintKeys(argparse.Action):
@@ -39,9 +35,7 @@ class _PrintKeys(argparse.Action):
         keys = parser.get_default("schema").keys
         rows = [key for key in keys if (values or "").upper() in key.name]
         if not rows:
-            raise UserError(
-                f"No configuration key holds {values!r} in its name; --keys prints all."
-            )
+            raise UserError(f"No configuration key has {values!r} in its name; --keys prints all.")
         print_lines(*(f"{key.name} = {key.default!r}\n    {key.description}" for key in rows))
         parser.exit()
 
@@ -309,16 +303,16 @@ def run(main: Callable[[], None]) -> None:
     except OSError as error:
         if error.filename is None and error.errno not in DISK_ERRORS:
             raise
-        sentence = (
-            f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or "
-            "the disk."
-        )
+        sentence = f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct path, rights or disk."
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
             sentence = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
         elif "DataLoader" in str(error) and not str(error).startswith("Caught "):
             # which is an error of our own code there
-            sentence = f"The loading processes failed ({error}); {LOADING}"
+            sentence = (
+                f"The loading processes failed ({error}); lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge "
+                "/dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk."
+            )
         else:
             raise
     # After the error is freed, whose traceback keeps the loading processes alive.
