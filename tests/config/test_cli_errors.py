@@ -56,32 +56,16 @@ def nothing(root, weights):
 
 FILE = ("--weight", "w.pth")
 TRAIN = ("OUTPUT_DIR", "run")
+VERIFIED = (*TRAIN, "DATASETS.VERIFY", "True")
+EXPORT = (*FILE, "--output", "x.npz")
+NOWHERE = (*TRAIN, "DATASETS.ROOT_DIR", "none")
+NO_GPU = (*TRAIN, "MODEL.DEVICE", "cuda:99")
 EXAMPLES = {
     "an image that is missing": (train_net, no_image, TRAIN, "has no NI image"),
-    "a damaged image, by DATASETS.VERIFY": (
-        train_net,
-        empty_image,
-        (*TRAIN, "DATASETS.VERIFY", "True"),
-        "it is empty",
-    ),
-    "a damaged image, on the way": (
-        export_features,
-        empty_image,
-        (*FILE, "--output", "x.npz"),
-        "it is empty",
-    ),
-    "a missing folder": (
-        train_net,
-        nothing,
-        (*TRAIN, "DATASETS.ROOT_DIR", "none"),
-        "is not at none",
-    ),
-    "a GPU that is not there": (
-        train_net,
-        nothing,
-        (*TRAIN, "MODEL.DEVICE", "cuda:99"),
-        "The GPU cuda:99",
-    ),
+    "a damaged image, by DATASETS.VERIFY": (train_net, empty_image, VERIFIED, "it is empty"),
+    "a damaged image, on the way": (export_features, empty_image, EXPORT, "it is empty"),
+    "a missing folder": (train_net, nothing, NOWHERE, "is not at none"),
+    "a GPU that is not there": (train_net, nothing, NO_GPU, "The GPU cuda:99"),
     "an output that is a file": (train_net, nothing, ("OUTPUT_DIR", "w.pth"), "w.pth"),
     "no match for any query": (test_net, one_camera, FILE, "has a match in the gallery"),
     "weights that are not there": (test_net, nothing, ("--weight", "none.pth"), "do not exist"),
@@ -99,21 +83,10 @@ def test_a_mistake_is_one_sentence(refusal, own_root, weights, name):
 
 def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
     empty_image(own_root, None)
-    words = cli_args_for(
-        own_root,
-        "DATASETS.CACHE",
-        "no",
-        "DATALOADER.NUM_WORKERS",
-        "2",
-        "OUTPUT_DIR",
-        tmp_path / "run",
-    )
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train_net.py"), *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    loading = ("DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2")
+    words = cli_args_for(own_root, *loading, "OUTPUT_DIR", tmp_path / "run")
+    command = [sys.executable, str(ROOT / "train_net.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert last.startswith("error: The image ") and "it is empty" in last
@@ -121,16 +94,10 @@ def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
 
 def test_weights_of_another_configuration_are_told_by_their_tensors(refusal, own_root, weights):
     said = refusal(test_net.main, *cli_args_for(own_root, *FILE, config=BASELINE))
-    assert (
-        "do not fit" in said
-        and said.count("is not part of the model") == 3
-        and "sdtps" in said
-        and "and 36 more" in said
-    )
-    said = refusal(
-        test_net.main,
-        *cli_args_for(own_root, *FILE, "INPUT.SIZE_TRAIN", "[64,16]", "INPUT.SIZE_TEST", "[64,16]"),
-    )
+    assert "do not fit" in said and "sdtps" in said and "and 36 more" in said
+    assert said.count("is not part of the model") == 3
+    sizes = ("INPUT.SIZE_TRAIN", "[64,16]", "INPUT.SIZE_TEST", "[64,16]")
+    said = refusal(test_net.main, *cli_args_for(own_root, *FILE, *sizes))
     assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in said
     weights_file(weights, load_cfg(BASELINE, cli_args_for(own_root)[2:]))
     said = refusal(test_net.main, *cli_args_for(own_root, *FILE))

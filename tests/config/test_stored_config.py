@@ -42,11 +42,7 @@ def test_the_same_numbers_as_with_the_file(command, checkpoint, tiny_root, words
     options = ("TEST.MISS", "rn", "TEST.FEAT_NORM=no")
     with_file = command(test_net.main, *cli_args_for(tiny_root, "--weight", checkpoint, *options))
     without = command(test_net.main, *(word.format(checkpoint) for word in words), *options)
-    assert (
-        without[:2] == with_file[:2]
-        and without[0] == 0
-        and list(table_of(without[1])) == ["1", "2", "3"]
-    )
+    assert without[:2] == with_file[:2] and list(table_of(without[1])) == ["1", "2", "3"]
     assert "without RGB and NI, features not normalised" in without[1]
 
 
@@ -61,11 +57,8 @@ def test_seps_reads_it(command, seps_checkpoint, shapes_root):
 def test_checkpoints_of_the_other_kind_are_reported(refusal, checkpoint, seps_checkpoint):
     for main, weights in ((test_net.main, seps_checkpoint), (test_seps.main, checkpoint)):
         said = refusal(main, "--weight", weights)
-        assert (
-            said.startswith("Unknown key ")
-            and str(weights) in said
-            and "belongs to another command or version" in said
-        )
+        assert said.startswith("Unknown key ") and str(weights) in said
+        assert "belongs to another command or version" in said
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
@@ -78,10 +71,7 @@ def test_weights_without_a_configuration_need_the_file(
         torch.load(weights, weights_only=True), weights, _use_new_zipfile_serialization=zipped
     )
     said = refusal(test_net.main, "--weight", weights)
-    assert (
-        "hold no configuration" in said
-        and "give --config_file the one that they were trained with" in said
-    )
+    assert "hold no configuration" in said and "give --config_file the one" in said
     assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights))[0] == 0
 
 
