@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
@@ -213,18 +213,13 @@ def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA
     return parser
 
 
-def read_arguments(
-    parser: ArgumentParser, words: Sequence[str] | None = None
-) -> argparse.Namespace:
+def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
     """The words of a command, by default this one's; in the name of a flag - is as good as _."""
-    command_line = [
-        FLAG.sub(lambda flag: flag[0].replace("-", "_"), word)
-        for word in (sys.argv[1:] if words is None else words)
-    ]
+    words = sys.argv[1:] if words is None else words
+    words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
-    arguments = parser.parse_intermixed_args(
-        [f" {word}" if NEGATIVE.fullmatch(word) else word for word in command_line]
-    )
+    words = [f" {word}" if NEGATIVE.fullmatch(word) else word for word in words]
+    arguments = parser.parse_intermixed_args(words)
     if "opts" in arguments:
         arguments.opts = [word.strip() for word in arguments.opts]
     check_outputs(arguments)
@@ -234,22 +229,21 @@ def read_arguments(
 def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it."""
     arguments = read_arguments(parser)
-    pairs, checkpoint = list(pairs_of(arguments.opts)), arguments.checkpoint
-    pairs += [
-        (key, value[0] if isinstance(value, list) else value)
-        for key, value in vars(arguments).items()
-        if key in arguments.schema.by_name and value
-    ]
+    pairs, checkpoint = dict(pairs_of(arguments.opts)), arguments.checkpoint
+    for key, value in vars(arguments).items():
+        if key in arguments.schema.by_name and value:
+            pairs[key] = value[0] if isinstance(value, list) else value
     config = arguments.config_file
     if config is None:
-        path = dict(pairs).get(checkpoint.key)
+        path = pairs.get(checkpoint.key)
         if not path:
             raise UserError(
                 f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
                 f"--config_file a YAML file such as {arguments.schema.example}."
             )
         config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
-    return arguments, load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
+    opts = [word for pair in pairs.items() for word in pair]
+    return arguments, load_cfg(config, opts, arguments.schema)
 
 
 @contextmanager
@@ -264,8 +258,8 @@ def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace,
     from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
 
     with init_distributed():
-        arguments, actions = parse(parser)
-        yield arguments, broadcast_from_main(lambda: actions)
+        arguments, cfg = parse(parser)
+        yield arguments, broadcast_from_main(lambda: cfg)
 
 
 def print_lines(*lines: object) -> None:
