@@ -1,7 +1,4 @@
-"""Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
-
-from demo_sdtps.commands.train import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("train")

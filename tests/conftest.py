@@ -35,6 +35,8 @@ for number, handler in (
 
 GPU = os.environ.get("GPU_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else None)
 """The device of tests marked gpu; GPU_TEST_DEVICE=cpu tries them where there is none."""
+PROGRESS = ("reading images", "verifying images", "extracting features")
+"""Titles of progress bars, which may remain in stderr."""
 LONGEST = (
     "test_distributed",
     "test_runs",
@@ -192,6 +194,26 @@ def command(monkeypatch, capsys):
         except SystemExit as ended:
             code = ended.code
         return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def refusal(command, tmp_path, monkeypatch):
+    """Call a command in `tmp_path`, which must end with a sentence and exit code 2, and change no file there → the sentence."""
+    from commands import ONE_LINE, contents
+
+    def call(main, *words):
+        monkeypatch.chdir(tmp_path)
+        before = contents(tmp_path)
+        code, stdout, stderr = command(main, *words)
+        assert code == 2 and not stdout and "Traceback" not in stderr, stderr
+        assert contents(tmp_path) == before
+        # A progress bar that is wiped away leaves a carriage return and blanks before the line.
+        lines = stderr.replace("\r", "\n").splitlines()
+        said = "\n".join(line for line in lines if line.strip() and not line.startswith(PROGRESS))
+        assert said.startswith(ONE_LINE)
+        return said.removeprefix(ONE_LINE)
 
     return call
 

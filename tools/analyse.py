@@ -1,7 +1,4 @@
-"""The numbers behind an evaluation: python tools/analyse.py --weight W --json X.json --output X.png"""
-
-from demo_sdtps.commands.analyse import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("analyse")

@@ -1,7 +1,4 @@
-"""Search in a browser: python tools/app.py --weight W --gallery FOLDER"""
-
-from demo_sdtps.commands.app import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("app")

@@ -1,7 +1,4 @@
-"""Counts of a data set beside the expected ones, and how to fix them: python tools/check_data.py --config_file F"""
-
-from demo_sdtps.commands.check_data import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("check_data")

@@ -1,20 +1,16 @@
 """The demo's figures beside those of other runs: python -m tools.demo_figures --run runs/demo"""
 
 import argparse
-from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError
-from demo_sdtps.config.cli import print_lines, read_arguments, run
+from demo_sdtps.config.cli import add_path, print_lines, read_arguments, run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Print the mAP of `make demo` beside the range in which that of another seed "
-        "or precision lies (studies/demo.yml)."
+        description="Print the mAP of `make demo` beside the range in which that of another seed or precision lies."
     )
-    parser.add_argument(
-        "--run", type=Path, required=True, metavar="DIR", help="OUTPUT_DIR of make demo"
-    )
+    add_path(parser, "--run", "DIR", "OUTPUT_DIR of make demo")
     arguments = read_arguments(parser)
     from demo_sdtps.evaluation.tables import read_records
     from tools.pages import demo_ranges
@@ -25,9 +21,8 @@ def main() -> None:
             f"{arguments.run} holds no finished run (no metrics.json with an evaluated last epoch); run make demo, "
             "or give the OUTPUT_DIR of another run."
         )
-    figures = " / ".join(
-        f"{100 * records[-1]['patterns'][str(pattern)]['mAP']:.1f}" for pattern in RETURN_PATTERNS
-    )
+    patterns = records[-1]["patterns"]
+    figures = " / ".join(f"{100 * patterns[str(key)]['mAP']:.1f}" for key in RETURN_PATTERNS)
     limits = " / ".join("{:.1f} to {:.1f}".format(*limits) for _, *limits in demo_ranges().values())
     print_lines(
         f"mAP of original / enhanced / both: {figures}; with another seed or precision: {limits} (95 % of runs)"

@@ -1,7 +1,4 @@
-"""Draw what the model looks at: python tools/draw_attention.py --weight W --method rollout --output attention.png"""
-
-from demo_sdtps.commands.draw_attention import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("draw_attention")

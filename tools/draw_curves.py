@@ -1,7 +1,4 @@
-"""Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
-
-from demo_sdtps.commands.draw_curves import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("draw_curves")

@@ -1,7 +1,4 @@
-"""Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
-
-from demo_sdtps.commands.draw_ranks import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("draw_ranks")

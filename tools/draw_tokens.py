@@ -1,7 +1,4 @@
-"""Draw which patches slimming and SDTPS keep: python tools/draw_tokens.py --weight W --output tokens.png"""
-
-from demo_sdtps.commands.draw_tokens import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("draw_tokens")

@@ -7,6 +7,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import demo_sdtps
 from demo_sdtps.commands import COMMANDS
 from demo_sdtps.config import RETURN_PATTERNS, UserError
 from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
@@ -42,19 +43,7 @@ SUMMARY = (
 """Rows of the README's table: study, variant, and what it is called there."""
 
 REFERENCE = {
-    "demo_sdtps": (
-        "load",
-        "Extractor",
-        "slim",
-        "unslim",
-        "slim_loss",
-        "MultiModalSDTPS",
-        "add_config",
-        "patch",
-        "make_model",
-        "get_cfg",
-        "load_cfg",
-    ),
+    "demo_sdtps": demo_sdtps.__all__,
     "modules": (
         "modeling.checkpoints.names.from_demo",
         "modeling.checkpoints.names.to_demo",
@@ -90,9 +79,7 @@ def with_tables(page: Path) -> str:
         return f"{match[1]}{TABLES[name]()}\n{match[3]}"
 
     text = page.read_text(encoding="utf-8")
-    if len(MARKED.findall(text)) != sum(
-        line.startswith(TABLE_MARKER) for line in text.splitlines()
-    ):
+    if len(MARKED.findall(text)) != len(re.findall(f"^{TABLE_MARKER}", text, re.M)):
         raise UserError(
             f"{page} has a marker {TABLE_MARKER}… --> without its <!-- end -->; add it."
         )
@@ -123,14 +110,11 @@ def configuration_keys() -> str:
 
 def interface() -> str:
     """The names of REFERENCE and what their docstrings begin with."""
-    qualified = [f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names]
-    return markdown_table(
-        ("name", "meaning"),
-        [
-            (f"`{name}`", " ".join((resolve_name(name).__doc__ or "").split("\n\n")[0].split()))
-            for name in qualified
-        ],
-    )
+    rows = []
+    for name in (f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names):
+        first = (resolve_name(name).__doc__ or "").split("\n\n")[0]
+        rows.append((f"`{name}`", " ".join(first.split())))
+    return markdown_table(("name", "meaning"), rows)
 
 
 def commands() -> str:
@@ -142,12 +126,8 @@ def commands() -> str:
 
 def _script(module: str) -> str:
     """The script of a checkout that runs a module of demo_sdtps/commands/."""
-    stem = module.rpartition(".")[2]
-    return next(
-        path
-        for path in (f"{stem}_net.py", f"{stem}.py", f"tools/{stem}.py")
-        if (ROOT / path).exists()
-    )
+    paths = (f"{module}_net.py", f"{module}.py", f"tools/{module}.py")
+    return next(path for path in paths if (ROOT / path).exists())
 
 
 def hosts() -> str:
@@ -159,15 +139,9 @@ def hosts() -> str:
         row = [f"[{host.name}](https://github.com/{repository}) {commit}", "refused", "", "", ""]
         if "refused" not in host_record:
             macs, speeds = host_record["macs"], host_record["images_per_second"]
-            way = (
-                "grid restored"
-                if host.restore
-                else "one set for all"
-                if host.shared == "first"
-                else "runs"
-            )
+            way = "one set for all" if host.shared == "first" else "runs"
             row[1:] = [
-                way,
+                "grid restored" if host.restore else way,
                 f"{macs['before'] / 1e9:.1f} → {macs['after'] / 1e9:.1f} ({macs['after'] / macs['before']:.0%})",
                 f"{speeds['before']:.2f} → {speeds['after']:.2f} ({speeds['after'] / speeds['before']:.2f}×)",
                 f"{host_record['keep_all']:g}",
@@ -186,14 +160,11 @@ def hosts() -> str:
 
 def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
     """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
+    names = ("setting", "seed", "passed", "failed")
     return markdown_table(
         ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
         [
-            [
-                row["setting"],
-                *(str(row[name]) for name in ("seed", "passed", "failed")),
-                f"{row['share']:.2f}",
-            ]
+            [*(str(row[name]) for name in names), f"{row['share']:.2f}"]
             for row in rows or data("seeds")["rows"]
         ],
     )
@@ -212,15 +183,12 @@ def demo_ranges() -> dict[int, tuple[float, float, float]]:
     """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval in which 95 % of others
     lie."""
     variants = read_result(DOCS / "results" / "demo.json")["variants"]
-    values = {
-        pattern: [
-            value
-            for variant in variants
-            for value in final_metric(variant, pattern, "mAP").values()
-        ]
-        for pattern in RETURN_PATTERNS
-    }
-    return {pattern: interval(maps, 1 + 1 / len(maps)) for pattern, maps in values.items()}
+    ranges = {}
+    for pattern in RETURN_PATTERNS:
+        by_seed = [final_metric(variant, pattern, "mAP").values() for variant in variants]
+        maps = [value for values in by_seed for value in values]
+        ranges[pattern] = interval(maps, 1 + 1 / len(maps))
+    return ranges
 
 
 def benchmark(name: str) -> str:
@@ -243,18 +211,12 @@ def summary() -> str:
                 f"docs/results/{name}.json has no variant {variant!r}, which README.md shows; finish `make study`."
             )
         values = list(final_metric(row, 3, "mAP").values())
+        accuracy = f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
         speeds = (
             f"{first[what] / row[what]:.1f}×" if what in row else "–"
             for what in ("inference", "training step")
         )
-        rows.append(
-            [
-                called,
-                f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}",
-                f"{row['gmacs'] / first['gmacs']:.0%}",
-                *speeds,
-            ]
-        )
+        rows.append([called, accuracy, f"{row['gmacs'] / first['gmacs']:.0%}", *speeds])
     return markdown_table(("model", "mAP", "operations", "inference", "training"), rows)
 
 

@@ -1,7 +1,4 @@
-"""Parameters and multiply-accumulates of a model: python tools/profile_flops.py --config_file F"""
-
-from demo_sdtps.commands.profile_flops import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("profile_flops")

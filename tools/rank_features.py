@@ -1,7 +1,4 @@
-"""mAP and CMC of exported features, larger than the memory: python tools/rank_features.py --query Q --gallery G"""
-
-from demo_sdtps.commands.rank_features import main
-from demo_sdtps.config.cli import run
+from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run(main)
+    run_command("rank_features")

@@ -28,7 +28,7 @@ import logging
 import signal
 from pathlib import Path
 
-from demo_sdtps.config.cli import add_overwrite, positive_int, read_arguments, run
+from demo_sdtps.config.cli import add_count, add_overwrite, add_switch, read_arguments, run
 
 
 def main() -> None:
@@ -39,12 +39,9 @@ def main() -> None:
         "study",
         type=Path,
         metavar="STUDY.yml",
-        help="the study, one of studies/*.yml for example, or a "
-        "study.json such as docs/results/*.json",
+        help="the study, one of studies/*.yml for example, or a study.json such as docs/results/*.json",
     )
-    parser.add_argument(
-        "--seeds", type=positive_int, metavar="N", help="run seeds 1 … N in place of the study's"
-    )
+    add_count(parser, "--seeds", None, "run seeds 1 … N in place of the study's")
     parser.add_argument(
         "--output",
         type=Path,
@@ -56,34 +53,19 @@ def main() -> None:
         type=Path,
         default=Path("runs/studies/runs"),
         metavar="DIR",
-        help="folder of the runs; studies with the same folder share runs of equal configuration "
-        "(default: runs/studies/runs)",
+        help="folder of the runs, which studies with equal configurations share (default: runs/studies/runs)",
     )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="the result, written after every variant; the variants that "
-        "it holds are kept (default: study.json in --output)",
+        help="the result, whose variants are kept (default: study.json in --output)",
     )
-    parser.add_argument(
-        "--changed_tree",
-        action="store_true",
-        help="go on where the checkout has changes that are in no commit, or is not that of the result",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=positive_int,
-        metavar="N",
-        help="number of parallel runs (default: 1 with a GPU, else one per CPU core)",
-    )
+    add_switch(parser, "--changed_tree", "go on with other sources, or with uncommitted changes")
+    add_count(parser, "--jobs", None, "parallel runs (default: 1 with a GPU, else 1 per core)")
     add_overwrite(parser)
-    parser.add_argument(
-        "opts",
-        nargs="*",
-        metavar="KEY VALUE",
-        help="configuration keys and values for all variants",
-    )
+    keys = "configuration keys and values for all variants"
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=keys)
     arguments = read_arguments(parser)
     from studies.runs import run_study
 

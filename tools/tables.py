@@ -3,43 +3,32 @@
 import argparse
 import sys
 
-from demo_sdtps.config.cli import print_lines, read_arguments, run
+from demo_sdtps.config.cli import add_switch, print_lines, read_arguments, run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Write the tables between the markers <!-- table: NAME --> and <!-- "
-        "end --> of the pages, from the JSON in docs/ that other commands wrote, the "
-        "schema of the configuration and the list of commands; and draw the "
-        "figures of studies."
+        description="Write the tables between the markers <!-- table: NAME --> and <!-- end --> of the pages, from the JSON in "
+        "docs/ that other commands wrote, the schema of the configuration and the list of commands; and draw the figures of "
+        "studies."
     )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing, name the pages that are not current, exit code 1",
-    )
+    add_switch(parser, "--check", "write nothing, name pages that are not current, exit code 1")
     arguments = read_arguments(parser)
     from demo_sdtps.runtime.files import atomic_write
     from studies.report import read_result
     from tools.pages import DOCS, FIGURES, pages, with_tables
 
-    changed = {
-        page: text
-        for page in pages()
-        if (text := with_tables(page)) != page.read_text(encoding="utf-8")
-    }
-    for page, text in changed.items() if not arguments.check else ():
+    texts = {page: with_tables(page) for page in pages()}
+    changed = [page for page in texts if texts[page] != page.read_text(encoding="utf-8")]
+    if arguments.check:
+        print_lines(*(f"{page}: its tables are not those of the data" for page in changed))
+        sys.exit(1 if changed else 0)
+    for page in changed:
         with atomic_write(page) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    for name, (study, plot) in FIGURES.items() if not arguments.check else ():
+            temporary.write_text(texts[page], encoding="utf-8")
+    for name, (study, plot) in FIGURES.items():
         plot(read_result(DOCS / "results" / f"{study}.json"), DOCS / "images" / name)
-    print_lines(
-        *(
-            f"{page}: {'its tables are not those of the data' if arguments.check else 'written'}"
-            for page in changed
-        )
-    )
-    sys.exit(1 if changed and arguments.check else 0)
+    print_lines(*(f"{page}: written" for page in changed))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ COMMANDS = {
     "masks": ("make_masks", "write foreground masks beside the images of a data set"),
     "convert": (
         "convert_checkpoint",
-        "convert a checkpoint to or from DeMo's names, or take out its backbone",
+        "convert a checkpoint to or from DeMo's names, or to a backbone",
     ),
     "synthetic": ("make_synthetic", "write synthetic triplets"),
     "synthetic captions": ("make_synthetic_captions", "write synthetic images with captions"),
@@ -38,6 +38,11 @@ COMMANDS = {
     "seps test": ("test_seps", "evaluate a checkpoint of SEPS"),
 }
 """The module with the command's `main`, and what it does, by name; the first of two words names a group."""
+
+
+def run_command(module: str) -> None:
+    """Run a command by the name of its module, as its script does."""
+    run(lambda: import_module(f"{__name__}.{module}").main())
 
 
 def dispatch() -> None:

@@ -35,9 +35,8 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = cases_of(model.modalities)
-    features = dict(
-        zip(cases, extract_features(cfg, model, data.loader, list(cases.values())), strict=True)
-    )
+    patterns = extract_features(cfg, model, data.loader, list(cases.values()))
+    features = dict(zip(cases, patterns, strict=True))
     analysis = analyse(cfg, data, features, arguments.queries, arguments.points)
     caption = reid_caption(cfg, data)
     if arguments.json:
@@ -55,14 +54,6 @@ def main() -> None:
 def add_limits(parser: argparse.ArgumentParser, where: str) -> None:
     """Add the flags that bound the size of a file."""
     cli.add_count(
-        parser,
-        "--queries",
-        500,
-        f"queries with a rank list in {where}: the worst, and others spread over the split",
+        parser, "--queries", 500, f"rank lists in {where}: the worst, and a spread of others"
     )
-    cli.add_count(
-        parser,
-        "--points",
-        1000,
-        f"samples in the scatter plots of {where}, spread over query and gallery",
-    )
+    cli.add_count(parser, "--points", 1000, f"samples in the scatter plots of {where}")

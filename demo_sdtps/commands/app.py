@@ -6,18 +6,12 @@ from demo_sdtps.config import cli
 
 def main() -> None:
     parser = search_parser(
-        "Serve a page on this machine: drop one to three images of a query onto it, see their hits in a "
-        "gallery and the patches that the model keeps. Nothing leaves the machine."
+        "Serve a page on this machine: drop one to three images of a query onto it, see their hits in a gallery and the "
+        "patches that the model keeps. Nothing leaves the machine."
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to serve at; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
-    )
-    parser.add_argument(
-        "--port", type=cli.positive_int, default=7860, metavar="N", help="default: 7860"
-    )
+    host = "address to serve at; 0.0.0.0 lets other machines in (default: 127.0.0.1)"
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
+    cli.add_count(parser, "--port", 7860, "port to serve at")
     parser.set_defaults(keep_self=True)  # what is uploaded is a file of its own
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.reports.app import serve

@@ -12,25 +12,19 @@ from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def main() -> None:
-    schema = (
-        schema_of(config_file, (DEMO_SCHEMA, SEPS_SCHEMA))
-        if (config_file := _config_file())
-        else DEMO_SCHEMA
-    )
+    flag = argparse.ArgumentParser(add_help=False)
+    flag.add_argument("--config_file", "--config-file")
+    config_file = flag.parse_known_args()[0].config_file
+    schema = schema_of(config_file, (DEMO_SCHEMA, SEPS_SCHEMA)) if config_file else DEMO_SCHEMA
     is_seps = schema is SEPS_SCHEMA
     parser = cli.config_parser(
-        "Read a data set, re-identification or image-text, and print its counts by split beside the expected ones, where these "
-        "are known (docs/data.md).",
-        "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if it "
-        "cannot",
+        "Read a data set, re-identification or image-text, and print its counts by split beside the expected ones, where known "
+        "(docs/data.md).",
+        "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if not",
         schema,
     )
-    parser.add_argument(
-        "--decode", action="store_true", help="decode every image, and name those that are damaged"
-    )
-    cli.add_output(
-        parser, "--json", ".json", help="write the counts, expected ones and warnings there as well"
-    )
+    cli.add_switch(parser, "--decode", "decode every image, and name those that are damaged")
+    cli.add_output(parser, "--json", ".json", help="write counts and warnings there as well")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.reports.data import check_captions, check_triplets, count_table
 
@@ -38,33 +32,22 @@ def main() -> None:
     root = Path(cfg.DATASETS.ROOT_DIR)
     folder = root / cfg.DATASETS.NAMES if is_seps else reader_of(cfg).folder_in(root)
     if arguments.json:
-        write_json(
-            arguments.json,
-            {
-                "data set": cfg.DATASETS.NAMES,
-                "folder": str(folder),
-                "counts": report.counts,
-                "expected": dict(report.expected),
-                "differences": report.differences,
-                "warnings": list(report.warnings),
-                "decoded": arguments.decode,
-            },
-        )
-    decoded = (
-        "every image was decoded" if arguments.decode else "no image was decoded (--decode does)"
-    )
+        content = {
+            "data set": cfg.DATASETS.NAMES,
+            "folder": str(folder),
+            "counts": report.counts,
+            "expected": dict(report.expected),
+            "differences": report.differences,
+            "warnings": list(report.warnings),
+            "decoded": arguments.decode,
+        }
+        write_json(arguments.json, content)
+    decoded = "every" if arguments.decode else "without --decode, no"
     cli.print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
         *count_table(report),
         *report.warnings,
         *(f"WARNING: {sentence}" for sentence in report.differences),
-        f"{arguments.config_file} can train on it; {decoded}.",
+        f"{arguments.config_file} can train on it; {decoded} image was decoded.",
     )
     sys.exit(1 if report.differences else 0)
-
-
-def _config_file() -> str | None:
-    """The value of --config_file, by whose keys the parser is made."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--config_file", "--config-file")
-    return parser.parse_known_args()[0].config_file

@@ -15,20 +15,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Convert a checkpoint between the names of DeMo and of this project, or take out its backbone; tensors "
         "stay bit-identical. test_net.py reads both.",
-        epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it. "
-        "The output contains only weights, without epoch, configuration and optimiser. To backbone: the "
-        "Vision Transformer alone in timm's names, for MODEL.PRETRAIN_PATH_T.",
+        epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it, "
+        "no epoch, configuration or optimiser. To backbone: the Vision Transformer in timm's names, for MODEL.PRETRAIN_PATH_T.",
     )
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint to read")
-    cli.add_output(
-        parser, "output", ".pth", metavar="OUT", help="checkpoint to write, ending in .pth"
-    )
-    parser.add_argument(
-        "--to",
-        choices=(*NAMINGS, BACKBONE),
-        required=True,
-        help="whose names OUT will have, or backbone",
-    )
+    cli.add_output(parser, "output", ".pth", metavar="OUT.pth", help="checkpoint to write")
+    targets = (*NAMINGS, BACKBONE)
+    parser.add_argument("--to", choices=targets, required=True, help="names in OUT, or backbone")
     arguments = cli.read_arguments(parser)
     from demo_sdtps.modeling.checkpoints.loading import read_checkpoint, save_whole
     from demo_sdtps.modeling.checkpoints.names import backbone_of, to_demo, unknown_names
@@ -40,8 +33,7 @@ def main() -> None:
         weights = backbone_of(content.model, arguments.input)
         save_whole(weights, output)
         cli.print_lines(
-            f"Wrote {len(weights)} tensors of the backbone to {output}, to start from with MODEL.PRETRAIN_PATH_T "
-            f"{output}"
+            f"Wrote {len(weights)} tensors of the backbone, to start from with MODEL.PRETRAIN_PATH_T {output}"
         )
         return
     if content.has_demo_names == (arguments.to == "demo"):

@@ -6,16 +6,14 @@ from demo_sdtps.config.common import ATTENTION_METHODS
 
 def main() -> None:
     parser = cli.config_parser(
-        "Draw where the model looks in triplets of the query split: attention rollout from the class token, "
-        "or Grad-CAM of the last block's tokens towards the similarity with the identity's gallery samples. "
-        "Beside them, HDM's weights of the modalities and ATMoE's gates, where the model has these.",
+        "Draw where the model looks in triplets of the query split: attention rollout from the class token, or Grad-CAM of the "
+        "last block's tokens towards the similarity with the identity's gallery samples. Beside them, HDM's weights of the "
+        "modalities and ATMoE's gates, where the model has these.",
         "docs/method.md has the formulas. The backbone runs in float32.",
         checkpoint=cli.WEIGHT,
         images=True,
     )
-    parser.add_argument(
-        "--method", choices=ATTENTION_METHODS, default="rollout", help="default: rollout"
-    )
+    cli.add_choice(parser, "--method", ATTENTION_METHODS, "rollout")
     cli.add_return_pattern(parser, "features of Grad-CAM")
     cli.add_picture(parser, "attention.png")
     cli.add_count(parser, "--samples", 4, "triplets, spread over the split")
@@ -31,11 +29,8 @@ def main() -> None:
     if arguments.method == "gradcam":
         count_matched(cfg, splits["query"], splits["gallery"])  # raises an error without labels
     matches = {sample: matches_of(cfg, sample, splits["gallery"]) for sample in splits["query"]}
-    samples = [
-        sample for sample in splits["query"] if matches[sample] or arguments.method == "rollout"
-    ]
+    samples = [sample for sample in matches if matches[sample] or arguments.method == "rollout"]
     chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
-    maps = attention_maps(
-        cfg, model, chosen, [matches[sample] for sample in chosen], arguments.method
-    )
+    targets = [matches[sample] for sample in chosen]
+    maps = attention_maps(cfg, model, chosen, targets, arguments.method)
     cli.print_lines(draw_attention(cfg, chosen, maps, arguments.method, arguments.output))

@@ -11,12 +11,7 @@ def main() -> None:
         checkpoint=cli.WEIGHT,
         images=True,
     )
-    parser.add_argument(
-        "--method",
-        choices=METHODS,
-        default="pca",
-        help="default: pca; umap needs pip install '.[umap]'",
-    )
+    cli.add_choice(parser, "--method", METHODS, "pca", "umap needs pip install '.[umap]'")
     cli.add_return_pattern(parser, "features that are drawn")
     cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
     cli.add_picture(parser, "embedding.png")
@@ -33,7 +28,6 @@ def main() -> None:
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
     check_method(arguments.method, len(chosen))
     (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
-    points = embed(
-        normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy(), arguments.method, cfg.SOLVER.SEED
-    )
+    normalised = normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy()
+    points = embed(normalised, arguments.method, cfg.SOLVER.SEED)
     cli.print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))

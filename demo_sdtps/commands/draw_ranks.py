@@ -5,19 +5,14 @@ from demo_sdtps.config import cli
 
 def main() -> None:
     parser = cli.config_parser(
-        "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits "
-        "have a ✓ and a green frame, misses a ✗ and an orange one. Needs labels of identities: for images "
-        "without, tools/search.py writes a page.",
+        "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits have a ✓ and a green "
+        "frame, misses a ✗ and an orange one. Needs labels of identities: for images without, tools/search.py writes a page.",
         checkpoint=cli.WEIGHT,
     )
     cli.add_return_pattern(parser, "features that are ranked")
     cli.add_picture(parser, "ranks.png")
     cli.add_count(parser, "--queries", 4, "queries, spread over the split")
-    parser.add_argument(
-        "--failures",
-        action="store_true",
-        help="only queries without a hit at rank 1, those with the latest first hit first",
-    )
+    cli.add_switch(parser, "--failures", "only queries without a hit at rank 1, the worst first")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features

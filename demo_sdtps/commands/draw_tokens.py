@@ -5,9 +5,8 @@ from demo_sdtps.config import cli, load_cfg, with_values
 
 def main() -> None:
     parser = cli.config_parser(
-        "Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the "
-        "others are covered. Several --weight, each with its configuration, are drawn beside "
-        "each other, by their last stages.",
+        "Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the others are covered. "
+        "Several --weight, each with its configuration, are drawn beside each other, by their last stages.",
         checkpoint=cli.WEIGHT._replace(several=True),
         images=True,
     )
@@ -20,10 +19,8 @@ def main() -> None:
     from demo_sdtps.modeling.checkpoints.loading import stored_config
     from demo_sdtps.reports.tokens import draw_tokens
 
-    others, opts = (
-        (vars(arguments)["TEST.WEIGHT"] or [])[1:],
-        [word for pair in cli.pairs_of(arguments.opts) for word in pair],
-    )
+    others = (vars(arguments)["TEST.WEIGHT"] or [])[1:]
+    opts = [word for pair in cli.pairs_of(arguments.opts) for word in pair]
     data = {key: value for key, value in flat(cfg).items() if key.startswith("DATASETS.")}
     stored = [
         load_cfg(stored_config(weight), [*opts, "TEST.WEIGHT", str(weight)]) for weight in others

@@ -1,7 +1,5 @@
 """Write the features of a split as numpy arrays: python tools/export_features.py --weight W --output X.npz"""
 
-from pathlib import Path
-
 from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.datasets import SPLITS
 
@@ -10,38 +8,20 @@ DEFAULT_SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 
 def main() -> None:
     parser = cli.config_parser(
-        "Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), "
-        "identities as named on disk, cameras from 0, both -1 with --images, scenes 0 where "
-        "there are none; paths (n, 3) in the "
-        "order RGB, NI, TI, or (n, 1) where one image holds the three side by side; and, as single "
-        "values, return_pattern, split, data_set, checkpoint (its path), checkpoint_sha256 (of its "
-        "content), normalised (whether the features are) and configuration (JSON: the keys on which "
-        "features depend, with their values). With --shards, write the same in parts to a folder "
-        "(docs/retrieval.md): an interrupted export goes on when the command is called again. Processes of "
-        "torchrun share the work; those of several nodes need a shared file system for the output.",
+        "Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), identities as "
+        "named on disk, cameras from 0, both -1 with --images, scenes 0 where there are none; paths (n, 3) in the order RGB, "
+        "NI, TI, or (n, 1) where one image holds the three side by side; and, as single values, return_pattern, split, "
+        "data_set, checkpoint (its path), checkpoint_sha256 (of its content), normalised (whether the features are) and "
+        "configuration (JSON: the keys on which features depend, with their values). With --shards, write the same in parts to "
+        "a folder (docs/retrieval.md): an interrupted export goes on when the command is called again, with --overwrite anew. "
+        "Processes of torchrun share the work; those of several nodes need a shared file system for the output.",
         checkpoint=cli.WEIGHT,
         images=True,
     )
-    parser.add_argument(
-        "--return_pattern",
-        type=int,
-        choices=RETURN_PATTERNS,
-        default=3,
-        help="1 original, 2 enhanced, 3 both (default: 3)",
-    )
-    parser.add_argument(
-        "--split",
-        choices=SPLITS,
-        default="gallery",
-        help="default: gallery; with --images without effect",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="X.npz",
-        help="the file to write, or with --shards the folder",
-    )
+    patterns = "1 original, 2 enhanced, 3 both"
+    cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
+    cli.add_choice(parser, "--split", SPLITS, "gallery", "without effect with --images")
+    cli.add_path(parser, "--output", "X.npz", "the file to write, or with --shards the folder")
     parser.add_argument(
         "--shards",
         type=cli.positive_int,
@@ -50,19 +30,9 @@ def main() -> None:
         metavar="N",
         help=f"write a folder of shards of N rows (default: {DEFAULT_SHARD_ROWS}), one at a time",
     )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="type of the features in shards (default: float32)",
-    )
-    parser.add_argument(
-        "--normalise", action="store_true", help="L2-normalise the features, as evaluation does"
-    )
-    cli.add_overwrite(
-        parser,
-        "replace an output that exists, which is refused otherwise; shards are all exported anew",
-    )
+    cli.add_choice(parser, "--dtype", ("float32", "float16"), "float32", "of features in shards")
+    cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
+    cli.add_overwrite(parser)
     with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.retrieval.export import check_output, export_file, export_shards

@@ -21,32 +21,20 @@ def main() -> None:
         help="maskrcnn, whose largest instance is the mask; deeplab; or module:function, a function from a "
         "uint8 (3, H, W) tensor to a mask (H, W) in [0, 1] (default: maskrcnn)",
     )
-    parser.add_argument(
-        "--weight",
-        metavar="W",
-        help="file of torchvision's weights for that network, or hub to download it",
-    )
-    parser.add_argument(
-        "--classes", choices=FOREGROUND, default="person", help="the foreground (default: person)"
-    )
-    parser.add_argument(
-        "--modality",
-        choices=(*MODALITIES, "all"),
-        default="RGB",
-        help="the image that is segmented; all: each of the three, united (default: RGB)",
-    )
+    parser.add_argument("--weight", metavar="W", help="torchvision's weights: a file, or hub")
+    cli.add_choice(parser, "--classes", FOREGROUND, "person", "the foreground")
+    segmented = "the image that is segmented; all: each of the three, united"
+    cli.add_choice(parser, "--modality", (*MODALITIES, "all"), "RGB", segmented)
     cli.add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.commands.segmenters import make_segmenter
     from demo_sdtps.datasets.masks import mask_path, write_masks
     from demo_sdtps.runtime.device import choose_device
 
-    samples = [
-        sample for split in read_splits(cfg, arguments.split or SPLITS).values() for sample in split
-    ]
-    segment = make_segmenter(
-        arguments.model, arguments.weight, arguments.classes, choose_device(cfg)
-    )
+    splits = read_splits(cfg, arguments.split or SPLITS)
+    samples = [sample for split in splits.values() for sample in split]
+    device = choose_device(cfg)
+    segment = make_segmenter(arguments.model, arguments.weight, arguments.classes, device)
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
     counts = write_masks(samples, segment, modalities, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""

@@ -22,8 +22,8 @@ CAPTION_FLAGS = (
 def main(arguments: list[str] | None = None) -> None:
     options = parse_flags(
         arguments,
-        "Write images of coloured shapes with short and long captions, in the layout of "
-        "image-text data sets, and a tiny BERT with random weights and their vocabulary.",
+        "Write images of coloured shapes with short and long captions, in the layout of image-text data sets, and a tiny BERT "
+        "with random weights and their vocabulary.",
         FOLDER,
         CAPTION_FLAGS,
     )
@@ -33,9 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
         "tower": captions.BERT,
         "arguments": {number.name: getattr(options, number.name) for number in CAPTION_FLAGS},
     }
-    if not make_data_set(
-        target, recipe, options.overwrite, partial(captions.write_captioned, options=options)
-    ):
+    write = partial(captions.write_captioned, options=options)
+    if not make_data_set(target, recipe, options.overwrite, write):
         return
     cli.print_lines(
         f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "

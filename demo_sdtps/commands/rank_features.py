@@ -1,10 +1,10 @@
 """mAP and CMC of exported features, larger than the memory: python tools/rank_features.py --query Q --gallery G"""
 
 import argparse
-from pathlib import Path
 
 from demo_sdtps.config import cli
 from demo_sdtps.config.common import TOP
+from demo_sdtps.config.schema import YES_NO
 
 
 def main() -> None:
@@ -14,18 +14,9 @@ def main() -> None:
         "scenes; --csv writes the nearest of each query. Q and G are .npz files or folders of shards. "
         "The queries are in memory, the gallery's shards are read one by one."
     )
-    parser.add_argument(
-        "--query", type=Path, required=True, metavar="Q", help="features of the queries"
-    )
-    parser.add_argument(
-        "--gallery", type=Path, required=True, metavar="G", help="features of the gallery"
-    )
-    parser.add_argument(
-        "--feat_norm",
-        choices=("yes", "no"),
-        default="yes",
-        help="L2-normalise the features, as TEST.FEAT_NORM (default: yes)",
-    )
+    cli.add_path(parser, "--query", "Q", "features of the queries")
+    cli.add_path(parser, "--gallery", "G", "features of the gallery")
+    cli.add_choice(parser, "--feat_norm", YES_NO, "yes", "L2-normalise, as TEST.FEAT_NORM")
     cli.add_count(parser, "--top", TOP, "hits per query of --csv")
     cli.add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
     cli.add_output(

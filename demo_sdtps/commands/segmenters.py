@@ -21,8 +21,7 @@ Segmenter = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (3, H, W) → mask (H, W) in [0, 1], 1 for the foreground."""
 
 MIN_SCORE = 0.5  # of an instance
-# shorter side in pixels to which torchvision scales an image
-MASKRCNN_SIDE, DEEPLAB_SIDE = (800, 520)
+MASKRCNN_SIDE, DEEPLAB_SIDE = 800, 520  # the shorter side to which torchvision scales an image
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of DeepLab's training images
 
 
@@ -31,9 +30,7 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
     key of `FOREGROUND`."""
     if ":" in name:
         if weight:
-            raise UserError(
-                f"--model {name} is a function of yours, which takes no --weight; leave it out."
-            )
+            raise UserError(f"--model {name} is a function, which takes no --weight; leave it out.")
         function = _function(name)
         return lambda image: torch.as_tensor(function(image)).float().cpu().clamp(0, 1)
     if name not in NETWORKS:
@@ -41,12 +38,9 @@ def make_segmenter(name: str, weight: str | None, classes: str, device: torch.de
             f"--model is {name!r}, but it must be {' or '.join(map(repr, NETWORKS))} or module:function."
         )
     published, make, apply = NETWORKS[name]
-    wanted = [
-        index
-        for index, category in enumerate(published.meta["categories"])
-        if category in FOREGROUND[classes]
-    ]
-    return partial(apply, _with_weights(make, published, weight).to(device).eval(), wanted)
+    names = published.meta["categories"]
+    indices = [index for index, name in enumerate(names) if name in FOREGROUND[classes]]
+    return partial(apply, _with_weights(make, published, weight).to(device).eval(), indices)
 
 
 def largest_instance(
@@ -56,10 +50,9 @@ def largest_instance(
 
     None where no instance has a score of `MIN_SCORE`.
     """
-    wanted = torch.isin(
-        instances["labels"], torch.tensor(classes, device=instances["labels"].device)
-    ) & (instances["scores"] >= MIN_SCORE)
-    masks = instances["masks"][wanted, 0]
+    labels = instances["labels"]
+    is_of_class = torch.isin(labels, torch.tensor(classes, device=labels.device))
+    masks = instances["masks"][is_of_class & (instances["scores"] >= MIN_SCORE), 0]
     return masks[masks.sum(dim=(1, 2)).argmax()] if len(masks) else None
 
 
@@ -103,16 +96,14 @@ def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) 
     """The network with the weights of a file or, for "hub", torchvision's `published` ones."""
     if not weight:
         raise UserError(
-            f"The network needs weights: give --weight the file of torchvision's {published}, or --weight hub to "
-            "download it."
+            f"The network needs weights: give --weight the file of torchvision's {published}, or hub to download it."
         )
     if weight == "hub":
         try:
             weights = published.get_state_dict(progress=True, check_hash=True)
         except Exception as error:  # the client raises many types
             raise UserError(
-                f"--weight is hub, but torchvision could not download {published.url} ({type(error).__name__}); "
-                "check the network, or give a file."
+                f"--weight is hub, but {published.url} could not be downloaded ({type(error).__name__}); give a file."
             ) from error
     else:
         weights = read_weights(weight, f"the file of torchvision's {published}")
@@ -121,8 +112,7 @@ def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) 
         network.load_state_dict(weights)
     except RuntimeError:
         raise UserError(
-            f"The weights {weight} do not fit torchvision's {published}; give the file of these weights, or choose "
-            "another --model."
+            f"The weights {weight} do not fit torchvision's {published}; give their file, or another --model."
         ) from None
     return network
 
@@ -134,6 +124,5 @@ def _function(name: str) -> Segmenter:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"--model {name} cannot be imported ({error}); give module:function, with the module in the current "
-            "folder or installed."
+            f"--model {name} cannot be imported ({error}); give module:function, installed or in the current folder."
         ) from None

@@ -17,21 +17,15 @@ def main() -> None:
         "features of RGB, NI and TI.",
         checkpoint=cli.WEIGHT,
     )
-    parser.add_argument("--split", choices=SPLITS, default="query", help="default: query")
+    cli.add_choice(parser, "--split", SPLITS, "query")
     cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.datasets.synthetic import illumination
+    from demo_sdtps.evaluation import selection
     from demo_sdtps.evaluation.command import load_model_and_data
-    from demo_sdtps.evaluation.selection import (
-        as_tables,
-        caption,
-        check_selection,
-        foreground,
-        measure_selection,
-    )
 
-    check_selection(cfg)
+    selection.check_selection(cfg)
     if cfg.TEST.MISS not in ("nothing", "None"):
         raise UserError(
             f"TEST.MISS is {cfg.TEST.MISS!r}, but this command always measures complete triplets and every case of "
@@ -39,20 +33,16 @@ def main() -> None:
         )
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
-    on_person = foreground(cfg, model.backbone, samples)
-    quality = measure_selection(
-        model, test_loader(cfg, samples), on_person, [illumination(sample) for sample in samples]
-    )
-    title = caption(cfg, quality, arguments.split)
+    on_person = selection.foreground(cfg, model.backbone, samples)
+    lights = [illumination(sample) for sample in samples]
+    quality = selection.measure_selection(model, test_loader(cfg, samples), on_person, lights)
+    title = selection.caption(cfg, quality, arguments.split)
     if arguments.json:
-        about = {
-            "split": arguments.split,
-            "weight": cfg.TEST.WEIGHT,
-            "guide_missing": cfg.MODEL.SDTPS_GUIDE_MISSING,
-        }
+        about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT}
+        about["guide_missing"] = cfg.MODEL.SDTPS_GUIDE_MISSING
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
     cli.print_lines(
         title,
-        *(line for table in as_tables(quality) for line in table.split("\n")),
+        *(line for table in selection.as_tables(quality) for line in table.split("\n")),
         *filter(None, [arguments.json]),
     )

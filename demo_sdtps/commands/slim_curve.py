@@ -4,39 +4,35 @@ import argparse
 
 from demo_sdtps.config import cli
 
-DEFAULT_SCORES = ("saliency", "distinctness")
-
 
 def main() -> None:
     parser = cli.config_parser(
-        "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained "
-        "with: for each score and setting the operations of the backbone against the dense model, and mAP "
-        "and Rank-1 of TEST.RETURN_PATTERN.",
+        "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained with: for each score "
+        "and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN.",
         checkpoint=cli.WEIGHT,
     )
     parser.add_argument(
         "--scores",
         nargs="+",
-        default=list(DEFAULT_SCORES),
+        default=["saliency", "distinctness"],
         metavar="SCORE",
-        help=f"MODEL.SLIM_SCORE of each curve (default: {' '.join(DEFAULT_SCORES)})",
+        help="MODEL.SLIM_SCORE of each curve (default: saliency distinctness)",
     )
     parser.add_argument(
         "--blocks",
         nargs="+",
         type=whole_numbers,
         metavar="B,B",
-        help="MODEL.SLIM_BLOCKS of each setting, "
-        "such as 2 1,3 (default: after a third, after a sixth and a half, before the first and after a third)",
+        help="MODEL.SLIM_BLOCKS of each setting, such as 2 1,3 (default: after a third, after a sixth and a half, before the "
+        "first and after a third)",
     )
     parser.add_argument(
         "--keep",
         nargs="+",
         type=share,
         metavar="SHARE",
-        help="share of the patches that each block of a "
-        "setting keeps; every setting of --blocks with every share (default: 0.65 and 0.5, 0.6 and 0.45, 0.4 "
-        "and 0.5)",
+        help="share of the patches that each block of a setting keeps; every setting of --blocks with every share (default: "
+        "0.65 and 0.5, 0.6 and 0.45, 0.4 and 0.5)",
     )
     cli.add_output(parser, "--output", *cli.PICTURE, help="draw the curve into this file")
     cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")

@@ -6,8 +6,8 @@ from demo_sdtps.runtime.files import write_json
 
 def main() -> None:
     parser = cli.config_parser(
-        "Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. "
-        "TEST.MISS all adds the six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
+        "Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. TEST.MISS all adds the "
+        "six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
         "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
         checkpoint=cli.WEIGHT,
     )
@@ -16,23 +16,15 @@ def main() -> None:
         dest="TEST.CROSS_MODAL",
         action="store_const",
         const="True",
-        help="every set of modalities of the query against every one of the gallery, as matrices of mAP and "
-        "Rank-1 (equivalent to the key TEST.CROSS_MODAL)",
+        help="every set of modalities against every other, as matrices (equivalent to the key TEST.CROSS_MODAL)",
     )
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
-    cli.add_output(
-        parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal into this file"
-    )
+    cli.add_output(parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal")
     with cli.parse_in_group(parser) as (arguments, cfg):
+        from demo_sdtps.evaluation import tables
         from demo_sdtps.evaluation.command import load_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
         from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
-        from demo_sdtps.evaluation.tables import (
-            missing_table,
-            reid_caption,
-            reid_record,
-            reid_table,
-        )
         from demo_sdtps.reports.cross_modal import report_cross_modal
         from demo_sdtps.runtime.distributed import is_main
 
@@ -42,19 +34,18 @@ def main() -> None:
             )
         model, splits = load_model_and_data(cfg, several=True)
         data = make_test_data(cfg, splits["query"], splits["gallery"])
-        caption = reid_caption(cfg, data)
+        caption = tables.reid_caption(cfg, data)
         if cfg.TEST.CROSS_MODAL:
             matrices = evaluate_cross_modal(cfg, model, data)
             if is_main():
                 report_cross_modal(cfg, matrices, caption, arguments.json, arguments.output)
             return
-        cases = {
-            case: reid_record(rankings)
-            for case, rankings in evaluate_reid(cfg, model, data).items()
-        }
+        rankings = evaluate_reid(cfg, model, data)
+        cases = {case: tables.reid_record(patterns) for case, patterns in rankings.items()}
         if not is_main():
             return
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "cases": cases})
-        table = missing_table(cases) if cfg.TEST.MISS == "all" else reid_table(cases[cfg.TEST.MISS])
+        is_all = cfg.TEST.MISS == "all"
+        table = tables.missing_table(cases) if is_all else tables.reid_table(cases[cfg.TEST.MISS])
         cli.print_lines(caption, *table.splitlines())

@@ -17,17 +17,11 @@ def main() -> None:
     with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.tables import percent_table
         from demo_sdtps.runtime.distributed import is_main
-        from demo_sdtps.seps.evaluation import (
-            evaluate_retrieval,
-            load_seps_and_data,
-            retrieval_caption,
-        )
+        from demo_sdtps.seps import evaluation
 
-        model, data = load_seps_and_data(cfg, several=True)
-        metrics, caption = (
-            {cfg.TEST.SPLIT: evaluate_retrieval(model, data)},
-            retrieval_caption(cfg, data),
-        )
+        model, data = evaluation.load_seps_and_data(cfg, several=True)
+        metrics = {cfg.TEST.SPLIT: evaluation.evaluate_retrieval(model, data)}
+        caption = evaluation.retrieval_caption(cfg, data)
         if not is_main():
             return
         if arguments.json:

@@ -12,57 +12,46 @@ from demo_sdtps.runtime.errors import UserError
 
 def check_cfg(cfg: CfgNode) -> None:
     """Raise `UserError` for the first combination of values that cannot run."""
-    if cfg.MODEL.ATM and not cfg.MODEL.HDM:
+    model, miss = cfg.MODEL, cfg.TEST.MISS
+    if model.ATM and not model.HDM:
         raise UserError(
-            "MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
-            "True or MODEL.ATM to False."
+            "MODEL.ATM is True and MODEL.HDM False, which makes its inputs; set MODEL.HDM to True or MODEL.ATM to False."
         )
-    if cfg.MODEL.SDTPS_GUMBEL_SELECT and not cfg.MODEL.SDTPS_USE_GUMBEL:
+    if model.SDTPS_GUMBEL_SELECT and not model.SDTPS_USE_GUMBEL:
         raise UserError(
-            "MODEL.SDTPS_GUMBEL_SELECT is True and MODEL.SDTPS_USE_GUMBEL False, but it chooses patches by the "
-            "noise that SDTPS_USE_GUMBEL draws; set SDTPS_USE_GUMBEL to True or SDTPS_GUMBEL_SELECT to False."
+            "MODEL.SDTPS_GUMBEL_SELECT is True and MODEL.SDTPS_USE_GUMBEL False, which draws its noise; make them equal."
         )
-    if cfg.MODEL.IF_WITH_CENTER == "yes" and "center" not in cfg.MODEL.METRIC_LOSS_TYPE:
+    if model.IF_WITH_CENTER == "yes" and "center" not in model.METRIC_LOSS_TYPE:
         raise UserError(
-            f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {cfg.MODEL.METRIC_LOSS_TYPE!r} has no "
-            "center loss; set METRIC_LOSS_TYPE to 'triplet_center' (or 'center'), or IF_WITH_CENTER to 'no'."
+            f"MODEL.IF_WITH_CENTER is 'yes', but MODEL.METRIC_LOSS_TYPE {model.METRIC_LOSS_TYPE!r} has no center loss; set "
+            "it to 'triplet_center', or IF_WITH_CENTER to 'no'."
         )
-    check_stage_keys(cfg.MODEL)
+    check_stage_keys(model)
     if reads_masks(cfg) and not cfg.INPUT.JOINT_AUGMENTATION:
         raise UserError(
-            f"MODEL.SLIM_SCORE is {cfg.MODEL.SLIM_SCORE!r}, which reads one mask for the three modalities, but "
-            "INPUT.JOINT_AUGMENTATION is False, so that they are flipped and cropped apart; set it to True."
+            f"MODEL.SLIM_SCORE is {model.SLIM_SCORE!r}, which reads one mask for all modalities, but "
+            "INPUT.JOINT_AUGMENTATION is False, which flips and crops them apart; set it to True."
         )
     _check_batch(cfg)
     if cfg.INPUT.SIZE_TEST != cfg.INPUT.SIZE_TRAIN:
         raise UserError(
-            f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}, but the "
-            "position embedding has one grid; make them equal."
+            f"INPUT.SIZE_TEST is {cfg.INPUT.SIZE_TEST} and INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN}; make them equal."
         )
-    name, patch = cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PATCH_SIZE
-    if patch and (name == CLIP_BACKBONE or cfg.MODEL.PRETRAIN_PATH_T == HUB):
-        others = "" if name == CLIP_BACKBONE else ", or MODEL.PRETRAIN_PATH_T to 'none'"
+    name, patch = model.TRANSFORMER_TYPE, model.PATCH_SIZE
+    if patch and (name == CLIP_BACKBONE or model.PRETRAIN_PATH_T == HUB):
         raise UserError(
-            f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its "
-            f"own; set it to 0{others}."
+            f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its own; set it to 0."
         )
     backbone_kind(name)
-    if cfg.TEST.CROSS_MODAL and (
-        cfg.TEST.RE_RANKING == "yes" or cfg.TEST.MISS not in ("None", "nothing")
-    ):
+    if cfg.TEST.CROSS_MODAL and (cfg.TEST.RE_RANKING == "yes" or miss not in ("None", "nothing")):
         raise UserError(
-            "TEST.CROSS_MODAL is True, which compares every set of modalities without re-ranking; leave TEST.MISS "
-            "and TEST.RE_RANKING at their defaults."
+            "TEST.CROSS_MODAL is True, which compares all cases without re-ranking; leave TEST.MISS and TEST.RE_RANKING out."
         )
     check_device(cfg)
-    present, missing = (
-        {modality[0].lower() for modality in cfg.MODEL.MODALITIES},
-        set(cfg.TEST.MISS),
-    )
-    if cfg.TEST.MISS in MISSING_CASES and not missing < present:
+    present = {modality[0].lower() for modality in model.MODALITIES}
+    if miss in MISSING_CASES and not set(miss) < present:
         raise UserError(
-            f"TEST.MISS is {cfg.TEST.MISS!r}, but MODEL.MODALITIES is {cfg.MODEL.MODALITIES}; leave out some of "
-            "these and not all."
+            f"TEST.MISS is {miss!r}, but MODEL.MODALITIES is {model.MODALITIES}; leave out some of these and not all."
         )
 
 
@@ -72,22 +61,18 @@ def check_stage_keys(model: CfgNode) -> None:
     check_score(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
     if len(blocks) != len(keep):
         raise UserError(
-            f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}, but there must be one share for each "
-            "block; give both as many."
+            f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}; give one share for each block."
         )
     if blocks != sorted(set(blocks)):
         raise UserError(
-            f"MODEL.SLIM_BLOCKS is {blocks}, but the blocks must be strictly increasing; write "
-            f"{sorted(set(blocks))}."
+            f"MODEL.SLIM_BLOCKS is {blocks}, but it must be strictly increasing; write {sorted(set(blocks))}."
         )
 
 
 def _check_batch(cfg: CfgNode) -> None:
     batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
     if batch < 2:
-        raise UserError(
-            "SOLVER.IMS_PER_BATCH is 1, but a BatchNorm in training needs at least two; raise it."
-        )
+        raise UserError("SOLVER.IMS_PER_BATCH is 1, but BatchNorm needs two or more; raise it.")
     if cfg.DATALOADER.SAMPLER == "softmax":
         return
     if instances == 1 and "triplet" in cfg.MODEL.METRIC_LOSS_TYPE:
@@ -97,13 +82,13 @@ def _check_batch(cfg: CfgNode) -> None:
     if batch % instances:
         multiple = max(2, round(batch / instances)) * instances
         raise UserError(
-            f"SOLVER.IMS_PER_BATCH is {batch}, which DATALOADER.NUM_INSTANCE {instances} does not divide; "
-            f"set it to a multiple such as {multiple}."
+            f"SOLVER.IMS_PER_BATCH is {batch}, which DATALOADER.NUM_INSTANCE {instances} does not divide; set it to a multiple "
+            f"such as {multiple}."
         )
     if batch == instances:
         raise UserError(
-            f"SOLVER.IMS_PER_BATCH and DATALOADER.NUM_INSTANCE are both {batch}, so a batch holds a single "
-            "identity and the triplet loss no negative; set IMS_PER_BATCH to a larger multiple."
+            f"SOLVER.IMS_PER_BATCH and DATALOADER.NUM_INSTANCE are both {batch}, so the triplet loss has no negative; set "
+            "IMS_PER_BATCH to a larger multiple."
         )
 
 

@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
@@ -24,33 +25,18 @@ from demo_sdtps.runtime.threads import prepare_threads
 
 PICTURE = (".png", ".pdf", ".svg")
 """Suffixes of a figure."""
-OVERWRITE = "replace an output that exists, which is refused otherwise"
-RUN_FILES = (
-    "OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard scalars, "
-    "last.pth and best.pth. RESUME auto continues it."
-)
 NEGATIVE, FLAG = re.compile(r"-\.?\d\S*|-inf|-nan"), re.compile(r"(?<=^--)[\w-]+")
 ANSWERED = {"-h", "--help", "--keys"}
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LOADING = (
-    "lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge /dev/shm (docker run --shm-size=8g), or raise "
-    "DATALOADER.TIMEOUT for a slow disk."
-)
-NO_MEMORY = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
 
 
 class _PrintKeys(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        rows = [
-            key for key in parser.get_default("schema").keys if (values or "").upper() in key.name
-        ]
+        keys = parser.get_default("schema").keys
+        rows = [key for key in keys if (values or "").upper() in key.name]
         if not rows:
-            raise UserError(
-                f"No configuration key holds {values!r} in its name; --keys alone prints all of them."
-            )
-        sys.stdout.writelines(
-            f"{key.name} = {key.default!r}\n    {key.description}\n" for key in rows
-        )
+            raise UserError(f"No configuration key has {values!r} in its name; --keys prints all.")
+        print_lines(*(f"{key.name} = {key.default!r}\n    {key.description}" for key in rows))
         parser.exit()
 
 
@@ -65,40 +51,55 @@ def positive_int(text: str) -> int:
 positive_int.__name__ = "whole number"  # shown by argparse where int() fails
 
 
-def add_count(parser: argparse.ArgumentParser, flag: str, default: int, meaning: str) -> None:
-    """Add a flag for a whole number above 0, with its default in the help."""
-    parser.add_argument(
-        flag,
-        type=positive_int,
-        default=default,
-        metavar="N",
-        help=f"{meaning} (default: {default})",
-    )
+def add_count(parser: ArgumentParser, flag: str, default: int | None, meaning: str) -> None:
+    """Add a flag for a whole number above 0."""
+    meaning += f" (default: {default})" if default else ""
+    parser.add_argument(flag, type=positive_int, default=default, metavar="N", help=meaning)
 
 
-def add_overwrite(parser: argparse.ArgumentParser, meaning: str = OVERWRITE) -> None:
+def add_choice(
+    parser: ArgumentParser, flag: str, choices: Iterable, default: str | int, meaning: str = ""
+) -> None:
+    """Add a flag for one of `choices`."""
+    meaning += f" (default: {default})" if meaning else f"default: {default}"
+    parser.add_argument(flag, type=type(default), choices=choices, default=default, help=meaning)
+
+
+def add_path(parser: ArgumentParser, flag: str, metavar: str, meaning: str) -> None:
+    """Add a required flag for a file or folder."""
+    parser.add_argument(flag, type=Path, metavar=metavar, required=True, help=meaning)
+
+
+def add_switch(parser: ArgumentParser, flag: str, meaning: str) -> None:
+    """Add a flag without a value, which is False by default."""
+    parser.add_argument(flag, action="store_true", help=meaning)
+
+
+def add_overwrite(
+    parser: ArgumentParser,
+    meaning: str = "replace an output that exists, which is refused otherwise",
+) -> None:
     """Add the flag --overwrite."""
-    parser.add_argument("--overwrite", action="store_true", help=meaning)
+    add_switch(parser, "--overwrite", meaning)
 
 
-def add_output(parser: argparse.ArgumentParser, name: str, *suffixes: str, **options: Any) -> None:
+def add_output(parser: ArgumentParser, name: str, *suffixes: str, **options: Any) -> None:
     """Add a flag, or an argument, for a file to write that ends in one of `suffixes`; with the first of a parser --overwrite
     too."""
     outputs = parser.get_default("outputs")
     if outputs is None:
         parser.set_defaults(outputs=(outputs := {}))
         add_overwrite(parser)
-    outputs[
-        parser.add_argument(name, type=Path, **{"metavar": f"X{'|'.join(suffixes)}"} | options).dest
-    ] = suffixes
+    options = {"metavar": f"X{'|'.join(suffixes)}"} | options
+    outputs[parser.add_argument(name, type=Path, **options).dest] = suffixes
 
 
-def add_picture(parser: argparse.ArgumentParser, default: str) -> None:
+def add_picture(parser: ArgumentParser, default: str) -> None:
     """Add the flag --output for a figure."""
     add_output(parser, "--output", *PICTURE, default=default, help=f"default: {default}")
 
 
-def add_return_pattern(parser: argparse.ArgumentParser, features: str) -> None:
+def add_return_pattern(parser: ArgumentParser, features: str) -> None:
     """Add the flag --return_pattern to a `config_parser`; `features` says what becomes of them."""
     parser.add_argument(
         "--return_pattern",
@@ -113,7 +114,7 @@ class _SetKeys(argparse.Action):
         vars(namespace).update({key: text.format(values) for key, text in self.const.items()})
 
 
-def add_modality(parser: argparse.ArgumentParser, **options: Any) -> None:
+def add_modality(parser: ArgumentParser, **options: Any) -> None:
     """Add the flag --modality."""
     parser.add_argument(
         "--modality",
@@ -133,29 +134,19 @@ def check_outputs(arguments: argparse.Namespace) -> None:
 
 
 class CheckpointFlag(NamedTuple):
-    """Flag for the checkpoint of a command; without --config_file its stored configuration is used.
-
-    `gives` describes its value, `key` is the equivalent configuration key, `stored` is the function, as module:name, that reads
-    the configuration from the checkpoint, and `example` is a checkpoint for its messages. With `several` it can be
-    repeated: the argument is a list, the first of which is the key's value.
-    """
+    """Flag for the checkpoint of a command; without --config_file its stored configuration is used."""
 
     name: str
     metavar: str
-    gives: str
-    key: str
-    stored: str
-    example: str = WEIGHT_EXAMPLE
-    several: bool = False
+    gives: str  # what its value is
+    key: str  # of the configuration, equivalent to the flag
+    stored: str  # the function, as module:name, that reads the configuration from the checkpoint
+    example: str = WEIGHT_EXAMPLE  # a checkpoint, for messages
+    several: bool = False  # can be repeated: a list, of which the key's value is the first
 
 
-WEIGHT = CheckpointFlag(
-    "weight",
-    "W",
-    "a checkpoint",
-    "TEST.WEIGHT",
-    "demo_sdtps.modeling.checkpoints.loading:stored_config",
-)
+STORED = "demo_sdtps.modeling.checkpoints.loading:stored_config"
+WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", STORED)
 """The flag --weight."""
 
 
@@ -165,23 +156,15 @@ def config_parser(
     schema: Schema = DEMO_SCHEMA,
     checkpoint: CheckpointFlag | None = None,
     images: bool = False,
-) -> argparse.ArgumentParser:
+) -> ArgumentParser:
     """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
     KEY VALUE pairs, which override the rest; with `images` also --images and --modality, own images without labels as the
     data."""
-    parser = argparse.ArgumentParser(description=description, epilog=epilog)
+    parser = ArgumentParser(description=description, epilog=epilog)
     parser.set_defaults(schema=schema, checkpoint=checkpoint)
-    default = (
-        f" (default: the configuration in the checkpoint of --{checkpoint.name})"
-        if checkpoint
-        else ""
-    )
-    parser.add_argument(
-        "--config_file",
-        metavar="F",
-        required=not checkpoint,
-        help=f"YAML file, one of configs/*/*.yml for example{default}",
-    )
+    default = f" (default: that in the checkpoint of --{checkpoint.name})" if checkpoint else ""
+    example = f"YAML file, such as one of configs/*/*.yml{default}"
+    parser.add_argument("--config_file", metavar="F", required=not checkpoint, help=example)
     if checkpoint:
         parser.add_argument(
             f"--{checkpoint.name}",
@@ -195,7 +178,7 @@ def config_parser(
         metavar="TEXT",
         nargs="?",
         action=_PrintKeys,
-        help="print the configuration keys whose name contains TEXT (without it: all) with defaults, and exit",
+        help="print the keys whose name contains TEXT (without it: all) with their defaults, and exit",
     )
     if images:
         parser.add_argument(
@@ -203,88 +186,80 @@ def config_parser(
             action=_SetKeys,
             const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
             metavar="FOLDER",
-            help="own images without labels, in folders as for tools/search.py, in place of "
-            "the data set (equivalent to DATASETS.NAMES Images, DATASETS.ROOT_DIR)",
+            help="own images without labels, in folders as for tools/search.py, in place of the data set (equivalent to "
+            "DATASETS.NAMES Images, DATASETS.ROOT_DIR)",
         )
         add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
     parser.add_argument(
         "opts",
         nargs="*",
         metavar="KEY VALUE",
-        help="configuration keys and values that override the file, e.g. SOLVER.MAX_EPOCHS 10 or "
-        "SOLVER.MAX_EPOCHS=10",
+        help="override the configuration, e.g. SOLVER.MAX_EPOCHS 10 or SOLVER.MAX_EPOCHS=10",
     )
     return parser
 
 
-def training_parser(
-    description: str, example: str, schema: Schema = DEMO_SCHEMA
-) -> argparse.ArgumentParser:
+def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA) -> ArgumentParser:
     """Parser of a training's command."""
-    parser = config_parser(f"{description} {RUN_FILES}", f"example: {example}", schema)
-    add_overwrite(
-        parser,
-        "replace an earlier run in OUTPUT_DIR: its own files; any other file is left unchanged",
+    parser = config_parser(
+        f"{description} OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard "
+        "scalars, last.pth and best.pth. RESUME auto continues it.",
+        f"example: {example}",
+        schema,
     )
+    add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
     # Passed by old versions of torch.distributed.launch; the environment has it too.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
 
 
-def read_arguments(
-    parser: argparse.ArgumentParser, words: Sequence[str] | None = None
-) -> argparse.Namespace:
+def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
     """The words of a command, by default this one's; in the name of a flag - is as good as _."""
-    command_line = [
-        FLAG.sub(lambda flag: flag[0].replace("-", "_"), word)
-        for word in (sys.argv[1:] if words is None else words)
-    ]
+    words = sys.argv[1:] if words is None else words
+    words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
-    arguments = parser.parse_intermixed_args(
-        [f" {word}" if NEGATIVE.fullmatch(word) else word for word in command_line]
-    )
+    words = [f" {word}" if NEGATIVE.fullmatch(word) else word for word in words]
+    arguments = parser.parse_intermixed_args(words)
     if "opts" in arguments:
         arguments.opts = [word.strip() for word in arguments.opts]
     check_outputs(arguments)
     return arguments
 
 
-def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
+def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it."""
     arguments = read_arguments(parser)
-    pairs, checkpoint = list(pairs_of(arguments.opts)), arguments.checkpoint
-    pairs += [
-        (key, value[0] if isinstance(value, list) else value)
-        for key, value in vars(arguments).items()
-        if key in arguments.schema.by_name and value
-    ]
+    pairs, checkpoint = dict(pairs_of(arguments.opts)), arguments.checkpoint
+    for key, value in vars(arguments).items():
+        if key in arguments.schema.by_name and value:
+            pairs[key] = value[0] if isinstance(value, list) else value
     config = arguments.config_file
     if config is None:
-        path = dict(pairs).get(checkpoint.key)
+        path = pairs.get(checkpoint.key)
         if not path:
             raise UserError(
                 f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
                 f"--config_file a YAML file such as {arguments.schema.example}."
             )
         config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
-    return arguments, load_cfg(config, [arg for pair in pairs for arg in pair], arguments.schema)
+    opts = [word for pair in pairs.items() for word in pair]
+    return arguments, load_cfg(config, opts, arguments.schema)
 
 
 @contextmanager
-def parse_in_group(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
+def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
     """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
     rank 0.
 
     A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
-
     """
     if not ANSWERED.isdisjoint(sys.argv):
         parse(parser)
     from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
 
     with init_distributed():
-        arguments, actions = parse(parser)
-        yield arguments, broadcast_from_main(lambda: actions)
+        arguments, cfg = parse(parser)
+        yield arguments, broadcast_from_main(lambda: cfg)
 
 
 def print_lines(*lines: object) -> None:
@@ -322,16 +297,16 @@ def run(main: Callable[[], None]) -> None:
     except OSError as error:
         if error.filename is None and error.errno not in DISK_ERRORS:
             raise
-        sentence = (
-            f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct the path, its rights or "
-            "the disk."
-        )
+        sentence = f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct path, rights or disk."
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
-            sentence = NO_MEMORY
+            sentence = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
         elif "DataLoader" in str(error) and not str(error).startswith("Caught "):
             # which is an error of our own code there
-            sentence = f"The loading processes failed ({error}); {LOADING}"
+            sentence = (
+                f"The loading processes failed ({error}); lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge "
+                "/dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk."
+            )
         else:
             raise
     # After the error is freed, whose traceback keeps the loading processes alive.

@@ -11,12 +11,14 @@ from demo_sdtps.config.schema import (
     LONGEST_SIDE,
     MOST_WORKERS,
     NOT_NEGATIVE,
+    NUMBERS,
     POSITIVE,
+    POSITIVE_NUMBERS,
     PROBABILITY,
     SIZE,
     YES_NO,
     Key,
-    three_numbers,
+    fixed,
 )
 
 UNUSED = "no effect, as in DeMo; only its default is accepted, so that DeMo's files load"
@@ -45,17 +47,12 @@ KEYS = (
     Key(
         "RESUME",
         "no",
-        "continue the run in OUTPUT_DIR: no, yes, or auto (where there is one; otherwise it starts)",
+        "continue the run in OUTPUT_DIR: no, yes, or auto (where there is one)",
         ("no", "yes", "auto"),
     ),
     *MODEL_KEYS,
     Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the images in training", *SIZE),
-    Key(
-        "INPUT.SIZE_TEST",
-        [256, 128],
-        "[height, width] of the images in evaluation; as in training",
-        *SIZE,
-    ),
+    Key("INPUT.SIZE_TEST", [256, 128], "[height, width] in evaluation; as in training", *SIZE),
     Key("INPUT.PROB", 0.5, "probability of a horizontal flip", *PROBABILITY),
     Key("INPUT.RE_PROB", 0.5, "probability of random erasing", *PROBABILITY),
     Key(
@@ -65,33 +62,10 @@ KEYS = (
         lambda value: 0 <= value <= LONGEST_SIDE,
         f"0 or greater, at most {LONGEST_SIDE}",
     ),
-    Key(
-        "INPUT.JOINT_AUGMENTATION",
-        False,
-        "draw flip and crop once for the three modalities of a triplet, so that a "
-        "patch is the same place in each",
-    ),
-    Key(
-        "INPUT.MODALITY_DROPOUT",
-        0.0,
-        "probability of each modality of a training triplet to be dropped (its image becomes "
-        "zeros), never of all",
-        *BELOW_ONE,
-    ),
-    Key(
-        "INPUT.PIXEL_MEAN",
-        [0.5, 0.5, 0.5],
-        "mean that images in [0, 1] are normalised with",
-        three_numbers,
-        "three numbers",
-    ),
-    Key(
-        "INPUT.PIXEL_STD",
-        [0.5, 0.5, 0.5],
-        "standard deviation that they are normalised with",
-        lambda value: three_numbers(value, least=0),
-        "three positive numbers",
-    ),
+    Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for all modalities"),
+    Key("INPUT.MODALITY_DROPOUT", 0.0, "probability to drop a modality, never all", *BELOW_ONE),
+    Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean to normalise images with", *NUMBERS),
+    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "deviation to normalise with", *POSITIVE_NUMBERS),
     Key(
         "DATASETS.NAMES",
         "RGBNT201",
@@ -117,17 +91,8 @@ KEYS = (
         r"(?P<identity>\d{6})_cam(?P<camera>\d+)",
         "regular expression of identity and camera in the names of Folder's images",
     ),
-    Key(
-        "DATASETS.VERIFY",
-        False,
-        "decode every image before training and list those that cannot be read",
-    ),
-    Key(
-        "DATASETS.CACHE",
-        "auto",
-        "keep decoded images in memory: yes, no, or auto (where all fit into 1 GB)",
-        ("auto", *YES_NO),
-    ),
+    Key("DATASETS.VERIFY", False, "decode every image before training; list unreadable ones"),
+    Key("DATASETS.CACHE", "auto", "keep images in memory; auto: up to 1 GB", ("auto", *YES_NO)),
     Key(
         "DATALOADER.NUM_WORKERS",
         -1,
@@ -136,13 +101,7 @@ KEYS = (
         lambda value: -1 <= value <= MOST_WORKERS,
         f"-1 or greater, at most {MOST_WORKERS}",
     ),
-    Key(
-        "DATALOADER.TIMEOUT",
-        1800.0,
-        "seconds without any batch from the loading processes after which a command ends; 0: no "
-        "limit",
-        *NOT_NEGATIVE,
-    ),
+    Key("DATALOADER.TIMEOUT", 1800.0, "seconds to wait for a batch; 0: no limit", *NOT_NEGATIVE),
     Key(
         "DATALOADER.SAMPLER",
         "softmax_triplet",
@@ -150,12 +109,7 @@ KEYS = (
         "softmax: shuffled triplets, without the triplet loss",
         ("softmax_triplet", "softmax"),
     ),
-    Key(
-        "DATALOADER.NUM_INSTANCE",
-        16,
-        "triplets per identity in a batch (SAMPLER softmax_triplet)",
-        *POSITIVE,
-    ),
+    Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch", *POSITIVE),
     Key(
         "SOLVER.SEED",
         1111,
@@ -165,13 +119,7 @@ KEYS = (
     ),
     Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
-    Key(
-        "SOLVER.IMS_PER_BATCH",
-        128,
-        "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER "
-        "softmax_triplet)",
-        *POSITIVE,
-    ),
+    Key("SOLVER.IMS_PER_BATCH", 128, "triplets per batch, a multiple of NUM_INSTANCE", *POSITIVE),
     Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the backbone", *POSITIVE),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
     Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
@@ -179,82 +127,36 @@ KEYS = (
     Key("SOLVER.WEIGHT_DECAY", 0.0001, "weight decay", *NOT_NEGATIVE),
     Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0001, "weight decay of biases", *NOT_NEGATIVE),
     Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
-    Key(
-        "SOLVER.MARGIN",
-        0.3,
-        "margin of the triplet loss where MODEL.NO_MARGIN is False",
-        *NOT_NEGATIVE,
-    ),
-    Key(
-        "SOLVER.AMP",
-        "auto",
-        "mixed precision in training: auto (where the hardware has it), bf16, fp16 or off",
-        AMP,
-    ),
-    Key(
-        "SOLVER.EVAL_PERIOD",
-        1,
-        "epochs between evaluations; the last epoch is always evaluated",
-        *POSITIVE,
-    ),
-    Key(
-        "SOLVER.EVAL_UNTRAINED",
-        False,
-        "evaluate before the first epoch as well (recorded as epoch 0)",
-    ),
+    Key("SOLVER.MARGIN", 0.3, "margin of the triplet loss where NO_MARGIN is False", *NOT_NEGATIVE),
+    Key("SOLVER.AMP", "auto", "mixed precision: auto (by the hardware), bf16, fp16 or off", AMP),
+    Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations, and at the end", *POSITIVE),
+    Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch too, as epoch 0"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
     Key(
         "SOLVER.WANDB",
         "",
-        "project of Weights & Biases that receives what TensorBoard does (pip install -e '.[wandb]'); '': "
-        "none",
+        "project of Weights & Biases that receives what TensorBoard does (pip install -e '.[wandb]'); '': none",
         lambda value: len(value) <= 128 and not set(value) & set("/\\#?%:"),
         r"a name of at most 128 characters without / \ # ? % :",
     ),
-    Key(
-        "SOLVER.CHECKPOINT_PERIOD",
-        10,
-        "epochs between writes of last.pth; written after the last epoch too",
-        *POSITIVE,
-    ),
+    Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs from one last.pth to the next", *POSITIVE),
     Key(
         "SOLVER.CHECKPOINT_MINUTES",
         10.0,
         "minutes after which last.pth is written within an epoch too; 0: never",
         *NOT_NEGATIVE,
     ),
-    Key(
-        "SOLVER.GRAD_CLIP",
-        0.0,
-        "maximum norm of the gradient of the model's parameters, to which it is clipped; 0: no "
-        "clipping",
-        *NOT_NEGATIVE,
-    ),
-    Key(
-        "SOLVER.CENTER_LR",
-        0.5,
-        "learning rate of the centers, by SGD whatever the optimiser",
-        *POSITIVE,
-    ),
+    Key("SOLVER.GRAD_CLIP", 0.0, "norm to clip the gradient to; 0: no clipping", *NOT_NEGATIVE),
+    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD", *POSITIVE),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
     *(
-        Key(name, default, UNUSED, (default,), why)
+        fixed(name, default, UNUSED, why)
         for why, unused in UNUSED_KEYS.items()
         for name, default in unused.items()
     ),
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
-    Key(
-        "TEST.AMP",
-        "off",
-        "half precision of the backbone in evaluation: off (float32, as the reference evaluates), auto "
-        "(where the hardware has it), bf16 or fp16",
-        AMP,
-    ),
-    Key(
-        "TEST.WEIGHT",
-        "",
-        "checkpoint to evaluate: a file, a folder of one, or owner/name on the Hugging Face hub",
-    ),
+    Key("TEST.AMP", "off", "precision in evaluation: off (float32), auto, bf16 or fp16", AMP),
+    Key("TEST.WEIGHT", "", "checkpoint: a file, a folder, or owner/name on Hugging Face's hub"),
     Key(
         "TEST.RETURN_PATTERN",
         3,
@@ -264,33 +166,22 @@ KEYS = (
     Key(
         "TEST.MISS",
         "None",
-        "modalities whose images are zeroed in evaluation: r, n, t, rn, rt or nt; "
-        "'None' or 'nothing': complete triplets; all (test_net.py): a table of all cases",
+        "modalities zeroed in evaluation: r, n, t, rn, rt or nt; 'None' or 'nothing': none; all (test_net.py): every case",
         ("None", "nothing", *MISSING_CASES, "all"),
     ),
-    Key(
-        "TEST.CROSS_MODAL",
-        False,
-        "every set of modalities of the query against every one of the gallery (test_net.py)",
-    ),
+    Key("TEST.CROSS_MODAL", False, "every set of modalities against every other (test_net.py)"),
     Key(
         "TEST.CROSS_MODAL_DISTANCE",
         "shared",
-        "distance between unequal sets of modalities: of all columns, of those of "
-        "shared modalities, or the mean over pairs of one modality of each (docs/method.md)",
+        "distance between unequal sets of modalities: of all columns, of those of shared modalities, or a mean over pairs",
         CROSS_MODAL_DISTANCES,
     ),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
     Key(
         "TEST.NECK_FEAT",
         "before",
-        "features before or after the BatchNorm of the neck",
+        "features before or after the neck's BatchNorm",
         ("before", "after"),
     ),
-    Key(
-        "TEST.RE_RANKING",
-        "no",
-        "k-reciprocal re-ranking of the distances, then those of L2-normalised features",
-        YES_NO,
-    ),
+    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking, of L2-normalised features", YES_NO),
 )

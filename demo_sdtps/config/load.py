@@ -3,6 +3,7 @@
 import difflib
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,10 @@ class StoredText(NamedTuple):
         return f"the checkpoint {self.path}"
 
 
+Source = str | Path | StoredText
+"""Where values come from; messages name it."""
+
+
 def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
     """New configuration with every key of `schema` at its default (names as in DeMo)."""
     cfg = CfgNode()
@@ -59,26 +64,18 @@ def load_cfg(
     schema: Schema = DEMO_SCHEMA,
 ) -> CfgNode:
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
-    cfg, path = get_cfg(schema), Path("default.yml")
+    cfg, path, pairs = get_cfg(schema), Path("default.yml"), dict(pairs_of(opts))
+    layers: list[tuple[Source, dict]] = []
     if isinstance(config, StoredText):
-        _merge(
-            cfg,
-            schema,
-            flatten(parse_yaml(config.text, f"The configuration in {config}"), schema),
-            config,
-        )
+        layers = [(config, parse_yaml(config.text, f"The configuration in {config}"))]
     elif config is not None:
         path = _config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
-        for place, content in with_bases(path, advice):
-            _merge(cfg, schema, flatten(content, schema), str(place))
-    key_values = list(pairs_of(opts))
-    _merge(cfg, schema, iter(key_values), "the command line")
-    if (
-        isinstance(config, StoredText)
-        and schema is DEMO_SCHEMA
-        and "MODEL.SLIM_SCORE" not in dict(key_values)
-    ):
+        layers += with_bases(path, advice)
+    for source, content in layers:
+        _merge(cfg, schema, dict(flatten(content, schema)), source)
+    _merge(cfg, schema, pairs, "the command line")
+    if isinstance(config, StoredText) and schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in pairs:
         check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     if not cfg.OUTPUT_DIR:
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
@@ -142,17 +139,13 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
     """The first of `schemas` that has every key of a YAML file, else the first of all."""
-    files = with_bases(
-        _config_path(Path(config)), f"give an existing YAML file such as {schemas[0].example}"
-    )
-    fitting = (
-        schema
-        for schema in schemas
-        if all(
-            name in schema.by_name for _, content in files for name, _ in flatten(content, schema)
-        )
-    )
-    return next(fitting, schemas[0])
+    advice = f"give an existing YAML file such as {schemas[0].example}"
+    files = with_bases(_config_path(Path(config)), advice)
+    for schema in schemas:
+        names = {name for _, content in files for name, _ in flatten(content, schema)}
+        if names <= schema.by_name.keys():
+            return schema
+    return schemas[0]
 
 
 def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
@@ -188,16 +181,14 @@ def _config_path(path: Path) -> Path:
     return next((candidate for candidate in candidates if candidate.exists()), path)
 
 
-def _merge(
-    cfg: CfgNode, schema: Schema, values: Iterator[tuple[str, object]], source: str | StoredText
-) -> None:
-    for name, value in values:
+def _merge(cfg: CfgNode, schema: Schema, values: Mapping[str, object], source: Source) -> None:
+    for name, value in values.items():
         if name not in schema.by_name:
             raise UserError(f"Unknown key {name!r} in {source}; {_advice(schema, name, source)}.")
         _put(cfg, name, _check_value(schema.by_name[name], value, source))
 
 
-def _advice(schema: Schema, name: str, source: str | StoredText) -> str:
+def _advice(schema: Schema, name: str, source: Source) -> str:
     """What to do about an unknown key."""
     if isinstance(source, StoredText):
         return "it belongs to another command or version; give --config_file the one of this"
@@ -215,7 +206,7 @@ def _put(cfg: CfgNode, name: str, value: object) -> None:
     cfg[leaf] = value
 
 
-def _check_value(key: Key, value: object, source: str | StoredText) -> object:
+def _check_value(key: Key, value: object, source: Source) -> object:
     """`value` in the type of the key's default."""
     value = _coerce(key, value)
     wrong = f"{key.name} in {source} is {value!r}, but it must be"
@@ -234,21 +225,17 @@ def _check_value(key: Key, value: object, source: str | StoredText) -> object:
 def _coerce(key: Key, value: object) -> object:
     """`value` in the type of the default where it can be, with the spellings of DeMo's files: "1e-4", ('0'), (40, 70), on."""
     kind: type = type(key.default)
+    choices = key.allowed if isinstance(key.allowed, tuple) else ()
     literal = _literal(value)
     # For a text only a quoted literal such as "('0')" is unwrapped; 0, None and True remain texts.
     if kind is not str or isinstance(literal, str):
         value = literal
     truth = BOOLEANS.get(str(value).lower())
-    if kind is bool and isinstance(value, str) and truth is not None:
+    if kind is bool and truth is not None:
         return truth
-    if (
-        kind is str
-        and isinstance(key.allowed, tuple)
-        and value not in key.allowed
-        and truth is not None
-    ):
+    if kind is str and truth is not None and value not in choices:
         # YAML reads an unquoted on, off, yes or no as a boolean.
-        return next((text for text in key.allowed if BOOLEANS.get(text) is truth), value)
+        return next((text for text in choices if BOOLEANS.get(text) is truth), value)
     if kind is float and type(value) is int:
         return float(value)
     return kind(value) if kind in (list, tuple) and isinstance(value, list | tuple) else value
@@ -258,12 +245,9 @@ def _literal(value: object) -> object:
     """The Python literal or YAML list that a text holds, or `value`."""
     if not isinstance(value, str):
         return value
-    try:
+    with suppress(ValueError, SyntaxError):
         return literal_eval(value)
-    except (ValueError, SyntaxError):
-        pass
-    try:
+    with suppress(yaml.YAMLError):
         # a list of texts without quotes
         return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value
-    except yaml.YAMLError:
-        return value
+    return value

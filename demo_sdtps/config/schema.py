@@ -19,6 +19,11 @@ class Key(NamedTuple):
     allowed_text: str = ""
 
 
+def fixed(name: str, value: object, description: str, why: str) -> Key:
+    """A key that has a single value."""
+    return Key(name, value, description, (value,), why)
+
+
 class Schema(NamedTuple):
     """The keys of one kind of run, and `check`, which raises `UserError` for a combination of values that cannot run."""
 
@@ -37,22 +42,23 @@ AMP = ("auto", "bf16", "fp16", "off")
 LONGEST_SIDE, MOST_WORKERS, WIDEST = 4096, 256, 8192
 
 
+def _three_numbers(value, least: float = -1e9) -> bool:
+    """Whether there are three numbers, greater than `least`."""
+    numbers = [number for number in value if type(number) in (int, float)]
+    return len(value) == len(numbers) == 3 and all(least < number < 1e9 for number in numbers)
+
+
 POSITIVE = (lambda value: 0 < value < math.inf, "greater than 0")
 NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "0 or greater")
 WIDTH = (lambda value: 0 < value <= WIDEST, f"greater than 0, at most {WIDEST}")
 RATIO = (lambda value: 0 < value <= 1, "in (0, 1]")
 PROBABILITY = (lambda value: 0 <= value <= 1, "in [0, 1]")
 BELOW_ONE = (lambda value: 0 <= value < 1, "in [0, 1)")
+NUMBERS = (_three_numbers, "three numbers")
+POSITIVE_NUMBERS = (lambda value: _three_numbers(value, least=0), "three positive numbers")
 SIZE = (
     lambda value: (
         len(value) == 2 and all(type(side) is int and 0 < side <= LONGEST_SIDE for side in value)
     ),
     f"two whole numbers of pixels [vertical, horizontal], at most {LONGEST_SIDE}",
 )
-
-
-def three_numbers(value, least: float = -1e9) -> bool:
-    """Whether there are three numbers, greater than `least`."""
-    return len(value) == 3 and all(
-        type(number) in (int, float) and least < number < 1e9 for number in value
-    )

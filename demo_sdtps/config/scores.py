@@ -22,14 +22,13 @@ MASK = "MASK"
 
 
 def check_score(name: str, key: str) -> None:
-    """Raise `UserError` where the score that `key` names is neither one of SCORES, nor "package.module:Class" from outside the
-    project that can be imported."""
+    """Raise `UserError` where the score that `key` names is neither one of SCORES nor "package.module:Class" of the user's."""
     if name in SCORES:
         return
     if ":" not in name:
         raise UserError(
-            f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your "
-            f"own{nearest_name(name, SCORES)}."
+            f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your own"
+            f"{nearest_name(name, SCORES)}."
         )
     try:
         resolve_name(name).masks  # noqa: B018 (an `AttributeError` for another class)
@@ -46,8 +45,7 @@ def score_reads_masks(name: str) -> bool:
 
 
 def check_stored_score(name: str, place: object) -> None:
-    """Raise `UserError` where a checkpoint or folder at `place` names a score from outside the project whose module is not
-    imported: files from elsewhere run no code."""
+    """Raise `UserError` where the file `place` names a score whose module is not imported: files from elsewhere run no code."""
     module = name.partition(":")[0]
     if ":" in name and module not in sys.modules:
         raise UserError(

@@ -32,9 +32,8 @@ def choose_device(cfg: CfgNode) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UserError(
-            f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) does not exist: this machine has "
-            f"{torch.cuda.device_count()} CUDA devices that torch can use; set MODEL.DEVICE to 'cpu' or choose "
-            "another GPU."
+            f"The GPU {name} (MODEL.DEVICE and MODEL.DEVICE_ID) does not exist: torch can use {torch.cuda.device_count()} CUDA "
+            "devices here; set MODEL.DEVICE to 'cpu' or choose another GPU."
         )
     return device
 
@@ -76,11 +75,7 @@ def set_seed(seed: int) -> None:
 @contextmanager
 def deterministic_backward() -> Iterator[None]:
     """Context manager: what `set_seed` asks for on a GPU is enforced: `RuntimeError` for an operation that cannot be
-    deterministic.
-
-    Where that is a warning only, torch's fused attention keeps its backward whose sums have no fixed order.
-
-    """
+    deterministic. Where that is a warning only, torch's fused attention keeps its backward whose sums have no fixed order."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("error" if before else "default")
     try:

@@ -95,16 +95,15 @@ def check_launch(cfg: CfgNode) -> None:
     """Raise `UserError` where MODEL.DIST_TRAIN is set without torchrun, and as `check_divisible`."""
     if cfg.MODEL.DIST_TRAIN and "WORLD_SIZE" not in os.environ:
         raise UserError(
-            "MODEL.DIST_TRAIN is True, but this is a single process; start several with torchrun "
-            "--nproc_per_node=K train_net.py …, or set MODEL.DIST_TRAIN to False."
+            "MODEL.DIST_TRAIN is True, but this is a single process; use torchrun --nproc_per_node=K train_net.py …, or set it "
+            "to False."
         )
-    groups, what = cfg.SOLVER.IMS_PER_BATCH, "triplets"
-    if cfg.DATALOADER.SAMPLER != "softmax":
-        groups, what = (
-            groups // cfg.DATALOADER.NUM_INSTANCE,
-            "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)",
-        )
-    check_divisible(cfg, groups, what)
+    batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
+    if cfg.DATALOADER.SAMPLER == "softmax":
+        check_divisible(cfg, batch, "triplets")
+    else:
+        identities = "identities (IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"
+        check_divisible(cfg, batch // instances, identities)
 
 
 def check_divisible(cfg: CfgNode, groups: int, what: str) -> None:
@@ -210,7 +209,7 @@ def check_equal(thing: object, what: str) -> None:
     """Raise `UserError` in every process where their things differ; `what` names them in the sentence."""
     if any(other != thing for other in all_gather_object(thing)):
         raise UserError(
-            f"The processes of this run see different {what}; let them see the same files."
+            f"The processes of this run see different {what}; give them the same files."
         )
 
 

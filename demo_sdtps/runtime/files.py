@@ -23,15 +23,10 @@ def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool
     """`path`, where a file with this suffix, or one of these, can be written."""
     suffixes = (suffix,) if isinstance(suffix, str) else suffix
     nearest = next(folder for folder in path.absolute().parents if folder.exists())
-    if (
-        path.suffix not in suffixes
-        or path.is_dir()
-        or not nearest.is_dir()
-        or not os.access(nearest, os.W_OK)
-    ):
+    is_writable = nearest.is_dir() and os.access(nearest, os.W_OK)
+    if path.suffix not in suffixes or path.is_dir() or not is_writable:
         raise UserError(
-            f"The output {path} must be a file ending in {' or '.join(suffixes)} in a folder that can be written; "
-            "choose another."
+            f"The output {path} must be a file ending in {' or '.join(suffixes)} in a folder that can be written."
         )
     if path.exists() and not overwrite:
         raise UserError(
@@ -42,11 +37,8 @@ def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool
 
 @contextmanager
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
-    """New file in the same folder (created if missing) that replaces `path` at the end, or is removed on failure.
-
-    The old file is kept as `previous`, if given. What a killed command leaves is replaced by the next one, as the name is
-    always the same.
-    """
+    """New file in the same folder (created if missing) that replaces `path` at the end, or is removed on failure. The old file
+    is kept as `previous`, if given. What a killed command leaves is replaced by the next one, which has the same name."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +51,7 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(
-            f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another "
-            "path."
+            f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another path."
         ) from None
     finally:
         with suppress(OSError):
@@ -80,8 +71,7 @@ def lock_file(file: Path, what: str) -> Iterator[None]:
             lock.acquire()
         except Timeout:
             raise UserError(
-                f"{what} is in use by another process ({file} is locked); wait until it ends, or choose "
-                "another."
+                f"{what} is in use by another process ({file} is locked); wait until it ends, or choose another."
             ) from None
         except (OSError, NotImplementedError) as error:
             if not os.access(file.parent, os.W_OK):

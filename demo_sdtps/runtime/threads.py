@@ -7,27 +7,25 @@ from pathlib import Path
 THREADS, WAITING = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
 OURS = "DEMO_SDTPS_THREADS"
 """The number of threads that `prepare_threads` has set, which is not the user's."""
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def cpu_cores() -> int:
     """CPU cores that this process may use, by its affinity and its cgroup's quota; processes that torchrun starts on one
     machine share them."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, round(cpu_quota())) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def cpu_quota(root: Path = CGROUP) -> float:
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
     """The cores' worth of time that a container's cgroup (version 2 or 1) allows; a large number without a limit."""
     try:
         if (root / "cpu.max").exists():
             quota, period = (root / "cpu.max").read_text().split()
         else:
-            quota, period = (
-                (root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = ((root / "cpu" / name).read_text() for name in names)
         return max(1.0, float(quota) / float(period)) if float(quota) > 0 else 1e6
     except (OSError, ValueError):  # no cgroups, or "max"
         return 1e6
@@ -63,9 +61,6 @@ def prepare_threads() -> None:
     threads = cpu_cores()
     if THREADS not in os.environ and round(cpu_quota()) < (os.cpu_count() or 1):
         os.environ[THREADS] = os.environ[OURS] = str(threads)
-    if (
-        WAITING not in os.environ
-        and "GOMP_SPINCOUNT" not in os.environ
-        and is_machine_busy(threads)
-    ):
+    is_decided = WAITING in os.environ or "GOMP_SPINCOUNT" in os.environ
+    if not is_decided and is_machine_busy(threads):
         os.environ[WAITING] = "PASSIVE"

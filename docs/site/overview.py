@@ -5,24 +5,19 @@ from pathlib import Path
 from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse, print_lines, run
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
-MODALITY_COLOURS = {
-    "overview.png": ("white", "#1f2328"),
-    "overview_dark.png": ("#0d1117", "#e6edf3"),
-}
+COLOURS = {"overview.png": ("white", "#1f2328"), "overview_dark.png": ("#0d1117", "#e6edf3")}
 """Background and text."""
 HITS = 4
 
 
 def main() -> None:
     parser = config_parser(
-        "Draw the project: the images of a triplet, the patches that slimming keeps, the backbone, "
-        "the feature, and the ranked gallery, into docs/images.",
+        "Draw the project: the images of a triplet, the patches that slimming keeps, the backbone, the feature, and the ranked "
+        "gallery, into docs/images.",
         checkpoint=WEIGHT,
     )
     add_overwrite(parser)
-    parser.add_argument(
-        "--query", type=int, default=0, metavar="N", help="number of the query (default: 0)"
-    )
+    parser.add_argument("--query", type=int, default=0, metavar="N", help="its number (default: 0)")
     arguments, cfg = parse(parser)
     from matplotlib.patches import FancyArrowPatch, Rectangle
 
@@ -39,8 +34,7 @@ def main() -> None:
     from demo_sdtps.runtime.files import check_output_file
 
     files = {
-        name: check_output_file(IMAGES / name, ".png", arguments.overwrite)
-        for name in MODALITY_COLOURS
+        name: check_output_file(IMAGES / name, ".png", arguments.overwrite) for name in COLOURS
     }
     check_selection(cfg)
     model, splits = load_model_and_data(cfg)
@@ -48,9 +42,8 @@ def main() -> None:
     (features,) = extract_features(cfg, model, data.loader, [frozenset()])
     shown = data.query[[arguments.query]]
     number, sample = int(shown[0]), data.samples[int(shown[0])]
-    (hits,) = rank_lists(
-        data, nearest_samples(*rank_rows(cfg, features[3], data), np.array([arguments.query]), HITS)
-    )
+    ranking = rank_rows(cfg, features[3], data)
+    (hits,) = rank_lists(data, nearest_samples(*ranking, np.array([arguments.query]), HITS))
     image_of = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]
     kept = [
@@ -61,7 +54,7 @@ def main() -> None:
     model.slimming = None
     share = macs / count_macs(cfg, model)[""]
 
-    for name, (background, colour) in MODALITY_COLOURS.items():
+    for name, (background, colour) in COLOURS.items():
         figure = plt.figure(figsize=(13, 4.1), facecolor=background)
         canvas = figure.add_axes((0, 0, 1, 1))
         canvas.set(xlim=(0, 13), ylim=(0, 4.1))
@@ -77,42 +70,30 @@ def main() -> None:
         def write(x, y, text, size=12, canvas=canvas, colour=colour, **more):
             canvas.text(x, y, text, color=colour, fontsize=size, ha="center", va="center", **more)
 
-        for row, (modality, image, covered_image) in enumerate(
-            zip(cfg.MODEL.MODALITIES, image_of, kept, strict=True)
-        ):
+        rows = zip(cfg.MODEL.MODALITIES, image_of, kept, strict=True)
+        for row, (modality, image, covered_image) in enumerate(rows):
             bottom = 2.5 - 1.15 * row
             show((0.75, bottom, 0.55, 1.1), image)
             write(0.4, bottom + 0.55, modality)
             show((2.25, bottom, 0.55, 1.1), covered_image)
-        canvas.add_patch(
-            Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2)
-        )
+        model_frame = {"fill": False, "edgecolor": colour, "linewidth": 2}
+        canvas.add_patch(Rectangle((3.75, 0.9), 1.9, 2.0, **model_frame))
         write(4.7, 2.2, "Vision\nTransformer", 14, weight="bold")
         write(4.7, 1.35, f"{share:.0%} of the\noperations", 12)
         feature = features[3][number].numpy()
-        show(
-            (6.6, 0.45, 0.5, 2.9),
-            feature[: feature.size // 16 * 16]
-            .reshape(-1, 16)
-            .clip(*np.quantile(feature, (0.02, 0.98))),
-        )
+        strips = feature[: feature.size // 16 * 16].reshape(-1, 16)
+        show((6.6, 0.45, 0.5, 2.9), strips.clip(*np.quantile(feature, (0.02, 0.98))))
         for place, (index, _, is_match) in enumerate(hits):
             stack = np.concatenate(images(cfg, data.samples[index]))
             show((8.05 + 1.2 * place, 0.3, 0.85, 3.2), stack, MATCH if is_match else WRONG)
             write(8.47 + 1.2 * place, 3.68, f"{place + 1} {'✓' if is_match else '✗'}")
-        for x, wide in ((1.4, 0.75), (2.9, 0.75), (5.75, 0.75), (7.2, 0.75)):
-            canvas.add_patch(
-                FancyArrowPatch(
-                    (x, 1.9), (x + wide, 1.9), arrowstyle="-|>", mutation_scale=18, color=colour
-                )
-            )
-        for x, text in (
-            (1.02, "one person,\nthree images"),
-            (2.52, "patches that\nmatter"),
-            (6.85, "one feature"),
-        ):
-            write(x, 3.88, text, 11)
+        style = {"arrowstyle": "-|>", "mutation_scale": 18, "color": colour}
+        for x in (1.4, 2.9, 5.75, 7.2):
+            canvas.add_patch(FancyArrowPatch((x, 1.9), (x + 0.75, 1.9), **style))
+        write(1.02, 3.88, "one person,\nthree images", 11)
+        write(2.52, 3.88, "patches that\nmatter", 11)
         write(4.7, 3.88, "DeMo, slimmed in the backbone", 11)
+        write(6.85, 3.88, "one feature", 11)
         write(10.3, 3.95, "the nearest of the gallery, other cameras", 11)
         save(figure, files[name])
     print_lines(*files.values())

@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 import seps_tiny
-from commands import CONFIG, ONE_LINE, ROOT, cli_args_for
+from commands import CONFIG, ROOT, cli_args_for
 from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 
 from demo_sdtps.commands import check_data
@@ -30,47 +30,19 @@ def checked(command, tmp_path):
     return call
 
 
-@pytest.fixture
-def refused(command):
-    """Call the command, which must end with exit code 2 and print no table → what it says."""
-
-    def call(*words):
-        code, stdout, stderr = command(check_data.main, *words)
-        said = "\n".join(
-            line
-            for line in stderr.replace("\r", "\n").splitlines()
-            if "%|" not in line and line.strip()
-        )
-        assert code == 2 and not stdout and said.startswith(ONE_LINE), stderr
-        return said.removeprefix(ONE_LINE)
-
-    return call
-
-
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "Synthetic"])
 def test_counts_of_every_layout(checked, tmp_path, name):
     """Those of RGBNT201 are known, and a small copy of it differs from them."""
     splits = WRITERS[name](tmp_path / "data")
-    words = (
-        "--config_file",
-        ROOT / "configs" / name / "DeMo.yml",
-        "DATASETS.ROOT_DIR",
-        tmp_path / "data",
-        *SMALL,
-    )
-    code, stdout, actual = checked(*words)
+    config = ROOT / "configs" / name / "DeMo.yml"
+    code, stdout, actual = checked(*cli_args_for(tmp_path / "data", config=config, small=SMALL))
     distinct = set(chain(*splits.values()))
     for split, samples in {**splits, "all": distinct}.items():
         identities = {"train": TRAIN, "all": TRAIN + TEST}.get(split, TEST)
-        expected = {
-            "triplets": len(samples),
-            "identities": len(identities),
-            "cameras": len(CAMERAS),
-            "masks": 0,
-        }
-        assert actual["counts"][split] == expected | (
-            {"scenes": len(SCENES)} if name == "MSVR310" else {}
-        )
+        expected = {"triplets": len(samples), "identities": len(identities)}
+        expected |= {"cameras": len(CAMERAS), "masks": 0}
+        expected |= {"scenes": len(SCENES)} if name == "MSVR310" else {}
+        assert actual["counts"][split] == expected
     assert (code, bool(actual["differences"])) == ((1, True) if name == "RGBNT201" else (0, False))
     assert ("expected counts: not known here" in stdout) == (name != "RGBNT201")
     assert (
@@ -109,18 +81,18 @@ def test_synthetic_data_are_compared_with_what_was_asked_for(checked, own_root):
     assert published_counts(load_cfg(CONFIG, words[2:])) == READERS["RGBNT201"].published
 
 
-def test_damaged_images_are_all_found_by_decoding(refused, checked, own_root):
+def test_damaged_images_are_all_found_by_decoding(refusal, checked, own_root):
     cut = sorted((own_root / "RGBNT201" / "test" / "TI").iterdir())[:2]
     for path in cut:
         path.write_bytes(path.read_bytes()[:-200])
     assert checked(*cli_args_for(own_root))[0] == 0
-    said = refused(*cli_args_for(own_root), "--decode")
+    said = refusal(check_data.main, *cli_args_for(own_root), "--decode")
     assert said.startswith("2 of 240 images cannot be read") and all(
         said.count(str(path)) == 1 for path in cut
     )
 
 
-def test_captions(checked, refused, shapes_root, tmp_path):
+def test_captions(checked, refusal, shapes_root, tmp_path):
     words = seps_tiny.cli_args_for(shapes_root)
     code, stdout, actual = checked(*words, "--decode")
     sizes, captions = seps_tiny.SIZES, seps_tiny.CAPTIONS
@@ -129,6 +101,7 @@ def test_captions(checked, refused, shapes_root, tmp_path):
         split: {"images": count, "captions": captions * count, "long": count}
         for split, count in sizes.items()
     }
-    assert "TEST.FOLDS is 3" in refused(*words, "TEST.FOLDS", "3")
+    assert "TEST.FOLDS is 3" in refusal(check_data.main, *words, "TEST.FOLDS", "3")
     (tmp_path / "shapes").mkdir()
-    assert "_caps.txt is missing" in refused(*words, "DATASETS.ROOT_DIR", tmp_path)
+    said = refusal(check_data.main, *words, "DATASETS.ROOT_DIR", tmp_path)
+    assert "_caps.txt is missing" in said

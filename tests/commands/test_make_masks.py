@@ -1,6 +1,5 @@
 """tools/make_masks.py: masks by torchvision's networks (of random weights that know the answer) and by a function."""
 
-import shlex
 import shutil
 from pathlib import Path
 
@@ -30,18 +29,24 @@ def half(image):
 
 """
 
+WORDS = ("MODEL.SIE_CAMERA", "False", "MODEL.DEVICE", "cpu")
 
-def flags(root, *more, dataset="RGBNT201"):
-    return [
-        "--config_file",
-        str(CONFIG),
-        *more,
-        "DATASETS.ROOT_DIR",
-        str(root),
-        "DATASETS.NAMES",
-        dataset,
-        *shlex.split("MODEL.SIE_CAMERA False MODEL.DEVICE cpu"),
-    ]
+
+@pytest.fixture
+def segment(command, tmp_path, monkeypatch):
+    """Call the command with a function of FUNCTIONS, which must succeed → what it prints."""
+    (tmp_path / "my_segmenters.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)  # undone after the test, with what the command appends
+
+    def call(root, function, *words):
+        model = ("--model", f"my_segmenters:{function}", *words)
+        code, stdout, stderr = command(
+            make_masks.main, "--config_file", CONFIG, *model, "DATASETS.ROOT_DIR", root, *WORDS
+        )
+        assert code == 0, stderr
+        return stdout
+
+    return call
 
 
 @pytest.fixture
@@ -52,28 +57,18 @@ def bare_root(own_root):
     return own_root
 
 
-@pytest.fixture
-def functions(tmp_path, monkeypatch):
-    (tmp_path / "my_segmenters.py").write_text(FUNCTIONS)
-    monkeypatch.syspath_prepend(tmp_path)  # undone after the test, with what the command appends
-    return "my_segmenters"
-
-
-def mask_of(image):
+def mask_of(image, folder="../MASK"):
     path = Path(image)
-    return np.asarray(Image.open(path.parent.parent / "MASK" / f"{path.stem}.png"))
+    return np.asarray(Image.open(path.parent / folder / f"{path.stem}.png"))
 
 
 def pixels(path):
     return np.asarray(Image.open(path).convert("RGB")).astype(np.float32)
 
 
-def test_a_function_gives_the_masks_and_the_loader_reads_them(command, bare_root, functions):
-    code, stdout, stderr = command(
-        make_masks.main, *flags(bare_root, "--model", f"{functions}:bright")
-    )
-    assert code == 0, stderr
-    assert "Wrote 80 masks and kept 0 for RGBNT201" in stdout  # query and gallery are the same 32
+def test_a_function_gives_the_masks_and_the_loader_reads_them(segment, bare_root):
+    # query and gallery are the same 32
+    assert "Wrote 80 masks and kept 0 for RGBNT201" in segment(bare_root, "bright")
     splits = read_splits(config(bare_root))
     for sample in splits["train"] + splits["query"]:
         mask = mask_of(sample.paths[0])
@@ -81,54 +76,34 @@ def test_a_function_gives_the_masks_and_the_loader_reads_them(command, bare_root
         assert np.array_equal(decode_mask(str(mask_path(sample)))[0], mask)
 
 
-def test_the_union_of_all_modalities(command, bare_root, functions):
-    command(
-        make_masks.main,
-        *flags(bare_root, "--model", f"{functions}:bright", "--modality", "TI", "--split", "query"),
-    )
+def test_the_union_of_all_modalities(segment, bare_root):
+    segment(bare_root, "bright", "--split", "query", "--modality", "TI")
     sample = read_splits(config(bare_root), ("query",))["query"][3]
     assert np.abs(mask_of(sample.paths[0]) - pixels(sample.paths[2]).mean(2)).max() <= 1
     assert not (bare_root / "RGBNT201" / "train_171" / "MASK").exists()
-    command(
-        make_masks.main,
-        *flags(
-            bare_root,
-            "--model",
-            f"{functions}:bright",
-            *shlex.split("--modality all --split query --overwrite"),
-        ),
-    )
+    segment(bare_root, "bright", "--split", "query", "--modality", "all", "--overwrite")
     expected = np.max([pixels(path).mean(2) for path in sample.paths], axis=0)
     assert np.abs(mask_of(sample.paths[0]) - expected).max() <= 1
 
 
-def test_masks_that_exist_are_kept_unless_overwritten(command, bare_root, functions):
-    command(make_masks.main, *flags(bare_root, "--model", f"{functions}:half", "--split", "train"))
+def test_masks_that_exist_are_kept_unless_overwritten(segment, bare_root):
+    train = ("--split", "train")
+    segment(bare_root, "half", *train)
     before = contents(bare_root)
     gone = sorted((bare_root / "RGBNT201" / "train_171" / "MASK").iterdir())[7]
     gone.unlink()
-    code, stdout, _ = command(
-        make_masks.main, *flags(bare_root, "--model", f"{functions}:bright", "--split", "train")
-    )
-    assert code == 0 and "Wrote 1 mask and kept 47" in stdout
+    assert "Wrote 1 mask and kept 47" in segment(bare_root, "bright", *train)
     after = contents(bare_root)
     changed = [name for name in after if after[name] != before.get(name)]
-    assert len(changed) == 1 and str(changed[0]).endswith(gone.name)
-    command(
-        make_masks.main,
-        *flags(bare_root, "--model", f"{functions}:half", "--split", "train", "--overwrite"),
-    )
+    assert len(changed) == 1 and changed[0].endswith(gone.name)
+    segment(bare_root, "half", *train, "--overwrite")
     assert contents(bare_root) == before
 
 
-def test_images_side_by_side_get_the_mask_of_one_modality(command, tmp_path, functions):
+def test_images_side_by_side_get_the_mask_of_one_modality(segment, tmp_path):
     samples = WRITERS["RGBNT100"](tmp_path / "data")["query"]
-    words = flags(
-        tmp_path / "data", "--model", f"{functions}:half", "--split", "query", dataset="RGBNT100"
-    )
-    assert command(make_masks.main, *words)[0] == 0
-    image = Path(samples[0].paths[0])
-    mask = np.asarray(Image.open(image.parent / "MASK" / f"{image.stem}.png"))
+    segment(tmp_path / "data", "half", "--split", "query", "DATASETS.NAMES", "RGBNT100")
+    mask = mask_of(samples[0].paths[0], folder="MASK")
     assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
 
 

@@ -1,15 +1,13 @@
 """One import name: what a user's environment sees of the project, in a checkout, installed, and beside other packages."""
 
-import ast
 import os
 import re
-import shlex
 import subprocess
 import sys
 import zipfile
-from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -30,6 +28,9 @@ ROOMS = [
 """Folders of the package; each imports only those before it."""
 LINKS = {"modeling", "config", "datasets"}
 """Names at the root of a checkout that lead into the package; nothing depends on them."""
+RUN = ("OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1")
+PROGRAM = "from demo_sdtps.commands import main; main()"
+"""What the installed command demo-sdtps calls."""
 SITE = Path(torch.__file__).resolve().parents[1]
 """What is installed. As a plain folder on PYTHONPATH its .pth files are not read, and so no editable installation."""
 
@@ -89,11 +90,7 @@ def test_a_checkout_without_links_trains(tiny_root, tmp_path):
         (tmp_path / name).write_bytes(
             os.readlink(ROOT / name).encode() if name in LINKS else (ROOT / name).read_bytes()
         )
-    words = cli_args_for(
-        tiny_root,
-        *shlex.split("OUTPUT_DIR run SOLVER.MAX_EPOCHS 1"),
-        config="configs/Synthetic/DeMo_SDTPS.yml",
-    )
+    words = cli_args_for(tiny_root, *RUN, config="configs/Synthetic/DeMo_SDTPS.yml")
     done = python("train_net.py", *words, cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "run" / "last.pth").exists(), done.stderr
 
@@ -104,46 +101,22 @@ def test_the_names_of_the_document_are_there_and_its_examples_run(tmp_path, monk
     for name in ("a.jpg", "b.jpg", "b.png", "c.jpg", "d.jpg", "a_ni.png", "query.jpg"):
         Image.new("RGB", (40, 90)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    page, extending, readme = (
-        (ROOT / name).read_text(encoding="utf-8")
-        for name in ("docs/api.md", "docs/extending.md", "README.md")
-    )
-    names = [
-        name
-        for line in page.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`(demo_sdtps[\w.]*)", line)
-    ]
+    names = ("docs/api.md", "docs/extending.md", "README.md")
+    page, extending, start = ((ROOT / name).read_text(encoding="utf-8") for name in names)
+    names = re.findall(r"^\| `(demo_sdtps[\w.]*)", page, re.M)
     assert len(names) > 12
     for name in names:
-        assert exists(name), name
+        resolve_name(name)
     actual = {}
     for example in re.findall(r"```python\n(.*?)```", page + extending, re.S):
         if "onnxruntime" not in example and re.search('^(from|import|"""Standard)', example):
             exec(example, actual)  # test_export_onnx.py runs that of ONNX Runtime
-    exec(re.search(r"```python\n(import.*?)```", readme, re.S)[1], own := {})
-    assert own["rows"].shape == own["distances"].shape == (1, 2) and own["gallery"].shape == (
-        2,
-        own["reid"].widths[3],
-    )
-    assert actual["rows"].shape == (1, 2) and actual["features"].shape == (
-        1,
-        actual["reid"].widths[3],
-    )
-    assert (
-        actual["model"].num_class == 60
-        and actual["cfg"].SOLVER.SEED == 1
-        and issubclass(actual["Contrast"], Score)
-    )
-
-
-def exists(name):
-    """As a module, or as what one defines."""
-    parent, _, leaf = name.rpartition(".")
-    try:
-        return bool(import_module(name))
-    except ModuleNotFoundError:
-        return hasattr(import_module(parent), leaf)
+    exec(re.search(r"```python\n(import.*?)```", start, re.S)[1], readme := {})
+    assert readme["rows"].shape == readme["distances"].shape == actual["rows"].shape == (1, 2)
+    assert readme["gallery"].shape == (2, readme["reid"].widths[3])
+    assert actual["features"].shape == (1, actual["reid"].widths[3])
+    assert actual["model"].num_class == 60 and actual["cfg"].SOLVER.SEED == 1
+    assert issubclass(actual["Contrast"], Score)
 
 
 @pytest.mark.parametrize("name", ["RGBNT201/DeMo_SDTPS.yml", "configs/RGBNT201/DeMo_SDTPS.yml"])
@@ -155,37 +128,23 @@ def test_the_packages_own_configurations_are_found_from_anywhere(name, tmp_path,
     assert load_cfg(name).SOLVER.SEED == 5  # one of the user's own comes first
 
 
-PROGRAM = "from demo_sdtps.commands import main; main()"
-"""What the installed command demo-sdtps calls."""
-
-
 @pytest.mark.slow
 def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     """The wheel is built from the source archive, so that both are seen to be whole."""
 
-    def built(*command):
-        done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+    def build(*command):
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        (file,) = set(tmp_path.glob("demo_sdtps-*")) - before
-        return file
 
-    before = set()
-    archive = built("setup.py", "--quiet", "sdist", "--dist-dir", tmp_path)
-    before.add(archive)
-    file = built(
-        *shlex.split("-m pip wheel --quiet --no-deps --no-build-isolation"),
-        "--wheel-dir",
-        tmp_path,
-        archive,
-    )
-    with zipfile.ZipFile(file) as content:
+    build("setup.py", "--quiet", "sdist", "--dist-dir", tmp_path)
+    (archive,) = tmp_path.glob("demo_sdtps-*")
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path)
+    build("-m", "pip", "wheel", *options, archive)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
         content.extractall(tmp_path / "site")
     assert {path.name.partition("-")[0] for path in (tmp_path / "site").iterdir()} == {"demo_sdtps"}
-    words = cli_args_for(
-        tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", config="Synthetic/DeMo_SDTPS.yml"
-    )
+    words = cli_args_for(tiny_root, *RUN, config="Synthetic/DeMo_SDTPS.yml")
     done = python("-c", PROGRAM, "train", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
@@ -207,9 +166,7 @@ def test_loading_processes_that_are_spawned_find_the_package(tiny_root, tmp_path
         "    multiprocessing.set_start_method('spawn')\n"
         "    sys.argv = sys.argv[1:]\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    words = cli_args_for(
-        tiny_root, "OUTPUT_DIR", "run", "SOLVER.MAX_EPOCHS", "1", "DATALOADER.NUM_WORKERS", "1"
-    )
+    words = cli_args_for(tiny_root, *RUN, "DATALOADER.NUM_WORKERS", "1")
     done = python(program, ROOT / "train_net.py", *words, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
 
@@ -222,24 +179,15 @@ def test_a_run_of_an_installed_package_names_no_commit_of_the_users_project(tmp_
 def test_imports_go_one_way():
     for room in ROOMS:
         for path in (ROOT / "demo_sdtps" / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                module = (
-                    (getattr(node, "module", None) or "").split(".")
-                    if isinstance(node, ast.ImportFrom)
-                    else []
-                )
-                if module[:1] == ["demo_sdtps"] and module[1:2] and module[1] in ROOMS:
-                    assert ROOMS.index(module[1]) <= ROOMS.index(room), f"{path}:{node.lineno}"
-                    assert (room, module[1]) != ("modeling", "datasets"), f"{path}:{node.lineno}"
+            imports = re.findall(r"^ *from demo_sdtps\.(\w+)", path.read_text("utf-8"), re.M)
+            for other in set(imports) & set(ROOMS):
+                assert ROOMS.index(other) <= ROOMS.index(room), path
+                assert (room, other) != ("modeling", "datasets"), path
 
 
 def test_features_of_own_images_need_no_command_line():
-    done = python(
-        "-c",
-        """
+    program = """
 import sys
 from demo_sdtps import Extractor, load
-print([name for name, module in sys.modules.items() if name.startswith("demo_sdtps") and hasattr(module, "argparse")])""",
-        cwd=ROOT,
-    )
-    assert done.stdout.split() == ["[]"], done.stderr
+print([name for name, module in sys.modules.items() if name.startswith("demo_sdtps") and hasattr(module, "argparse")])"""
+    assert python("-c", program, cwd=ROOT).stdout.split() == ["[]"]

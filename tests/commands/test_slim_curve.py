@@ -1,7 +1,6 @@
 """tools/slim_curve.py: its settings, its numbers and its files."""
 
 import json
-import shlex
 
 import pytest
 from commands import BASELINE, cli_args_for, scores_of, weights_file
@@ -16,11 +15,33 @@ from demo_sdtps.reports.slim_curve import AS_TRAINED, settings
 @pytest.fixture
 def words(tiny_root, tmp_path):
     words = cli_args_for(tiny_root, config=BASELINE)
-    return [
-        *words,
-        "--weight",
-        weights_file(tmp_path / "weights.pth", load_cfg(BASELINE, words[2:])),
-    ]
+    weights = weights_file(tmp_path / "weights.pth", load_cfg(BASELINE, words[2:]))
+    return [*words, "--weight", weights]
+
+
+@pytest.fixture
+def curve(command, tmp_path):
+    """Call the command, which draws into a file and writes its points → the points, and what it prints."""
+
+    def call(words, options, image):
+        outputs = ("--output", tmp_path / image, "--json", tmp_path / "curve.json")
+        code, stdout, stderr = command(slim_curve.main, *words, *options.split(), *outputs)
+        assert code == 0, stderr
+        return json.loads((tmp_path / "curve.json").read_text())["points"], stdout
+
+    return call
+
+
+@pytest.fixture
+def score(command, tmp_path):
+    """The record of both features that test_net.py writes for these words."""
+
+    def call(*words):
+        path = tmp_path / "evaluation.json"
+        assert command(test_net.main, *words, "--json", path)[0] == 0
+        return scores_of(path)["3"]
+
+    return call
 
 
 def test_settings_follow_the_depth():
@@ -36,41 +57,19 @@ def test_settings_follow_the_depth():
 
 
 @pytest.mark.slow
-def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
-    code, stdout, _ = command(
-        slim_curve.main,
-        *words,
-        *shlex.split("--scores distinctness --blocks 2 1,3 --keep 0.5"),
-        "--output",
-        tmp_path / "curve.png",
-        "--json",
-        tmp_path / "curve.json",
-    )
-    assert code == 0
-    dense, *points = json.loads((tmp_path / "curve.json").read_text())["points"]
+def test_the_numbers_are_those_of_test_net(words, curve, score, tmp_path):
+    options = "--scores distinctness --blocks 2 1,3 --keep 0.5"
+    (dense, *points), stdout = curve(words, options, "curve.png")
     assert [(point["score"], point["blocks"], point["keep"]) for point in points] == [
         ("distinctness", [2], [0.5]),
         ("distinctness", [1, 3], [0.5, 0.5]),
     ]
     assert (dense["score"], dense["operations"]) == ("", 1.0)
     # Half of the patches in the last four of six blocks, and an extra token; scoring costs little.
-    assert (
-        points[1]["operations"] < points[0]["operations"]
-        and abs(points[0]["operations"] - 4 / 6) < 0.05
-    )
-    assert (
-        command(
-            test_net.main,
-            *words,
-            *shlex.split(
-                "MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE distinctness"
-            ),
-            "--json",
-            tmp_path / "evaluation.json",
-        )[0]
-        == 0
-    )
-    record = scores_of(tmp_path / "evaluation.json")["3"]
+    assert points[1]["operations"] < points[0]["operations"]
+    assert abs(points[0]["operations"] - 4 / 6) < 0.05
+    slim = "MODEL.SLIM_BLOCKS=[1,3] MODEL.SLIM_KEEP=[0.5,0.5] MODEL.SLIM_SCORE=distinctness"
+    record = score(*words, *slim.split())
     assert (points[1]["mAP"], points[1]["rank1"]) == (record["mAP"], record["Rank-1"])
     rows = [
         line.split() for line in stdout.splitlines() if line.startswith(("dense", "distinctness"))
@@ -80,24 +79,13 @@ def test_the_numbers_are_those_of_test_net(words, command, tmp_path):
         assert min(image.size) > 300
 
 
-def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
+def test_a_checkpoint_s_own_setting(curve, score, command, tiny_root, tmp_path, caplog):
     """First, once, and with the numbers of its evaluation; what is left out of the weights is said once."""
-    slim = tuple(
-        shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE self_supervised")
-    )
-    words = [*cli_args_for(tiny_root, config=BASELINE), *slim]
+    slim = "MODEL.SLIM_BLOCKS=[1] MODEL.SLIM_KEEP=[0.5] MODEL.SLIM_SCORE=self_supervised"
+    words = [*cli_args_for(tiny_root, config=BASELINE), *slim.split()]
     words += ["--weight", weights_file(tmp_path / "weights.pth", load_cfg(BASELINE, words[2:]))]
-    code, stdout, _ = command(
-        slim_curve.main,
-        *words,
-        *shlex.split("--scores self_supervised saliency --blocks 1 --keep 0.5"),
-        "--output",
-        tmp_path / "curve.svg",
-        "--json",
-        tmp_path / "curve.json",
-    )
-    assert code == 0
-    points = json.loads((tmp_path / "curve.json").read_text())["points"]
+    options = "--scores self_supervised saliency --blocks 1 --keep 0.5"
+    points, stdout = curve(words, options, "curve.svg")
     assert [(point["score"], point["own"]) for point in points] == [
         ("", False),
         ("self_supervised", True),
@@ -107,8 +95,7 @@ def test_a_checkpoint_s_own_setting(command, tiny_root, tmp_path, caplog):
         "self_supervised"
     ]
     assert sum("is left out" in message for message in caplog.messages) == 1
-    assert command(test_net.main, *words, "--json", tmp_path / "evaluation.json")[0] == 0
-    assert scores_of(tmp_path / "evaluation.json")["3"]["mAP"] == points[1]["mAP"]
+    assert score(*words)["mAP"] == points[1]["mAP"]
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
     # with the default scores
     assert command(slim_curve.main, *words, "--blocks", "1", "--keep", "0.5")[0] == 0

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
@@ -25,65 +24,39 @@ MODEL = tuple(
     )
 )
 WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
+ONE, TWO = ("--samples", "1"), ("--samples", "2")
+GRAD_CAM = ("--method", "gradcam", "--return_pattern", "1")
 TOOLS = {
-    "rollout": (
-        draw_attention,
-        (*WEIGHT, "--method", "rollout", "--samples", "1", "TEST.MISS", "t"),
-        "x.png",
-    ),
-    "Grad-CAM": (
-        draw_attention,
-        (*WEIGHT, "--method", "gradcam", "--samples", "1", "--return_pattern", "1"),
-        "x.png",
-    ),
+    "rollout": (draw_attention, (*WEIGHT, *ONE, "TEST.MISS", "t"), "x.png"),
+    "Grad-CAM": (draw_attention, (*WEIGHT, *ONE, *GRAD_CAM), "x.png"),
     "scatter plot": (draw_embedding, (*WEIGHT, "--points", "9"), "x.png"),
     "rank lists": (draw_ranks, (*WEIGHT, "--queries", "1"), "x.png"),
-    "kept patches": (draw_tokens, (*WEIGHT, "--samples", "1"), "x.png"),
-    "kept patches of two models": (
-        draw_tokens,
-        (*WEIGHT, "--weight", "run/last.pth", "--samples", "2"),
-        "x.png",
-    ),
+    "kept patches": (draw_tokens, (*WEIGHT, *ONE), "x.png"),
+    "kept patches of two models": (draw_tokens, (*WEIGHT, *TWO, *WEIGHT[:2]), "x.png"),
     "curves": (draw_curves, ("--run", "run"), "run/curves.png"),
     "report": (report, ("--run", "run", "--overwrite"), "run/tokens.png"),
 }
 """Command, words, and a file that it must leave; from the folder of a finished run."""
 
 
-OWN = {
-    "rollout": (draw_attention, ("--method", "rollout")),
-    "scatter plot": (draw_embedding, ()),
-    "kept patches": (draw_tokens, ()),
-}
-
-
 @pytest.mark.parametrize("modalities", [[*MODALITIES], ["RGB", "TI"], ["NI"]], ids="+".join)
-@pytest.mark.parametrize("name", OWN)
-def test_a_tool_draws_own_images_without_labels(name, modalities, tmp_path, command, monkeypatch):
+def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, refusal):
     """Some absent, by models of fewer modalities too. Grad-CAM and rank lists need labels."""
     for number in range(6):
         for place, modality in enumerate(MODALITIES):
             if number % 3 != place:
-                save(
-                    tmp_path / "photos" / modality / f"{number}.png",
-                    pixels(number, number, modality, 16, 32),
-                )
+                path = tmp_path / "photos" / modality / f"{number}.png"
+                save(path, pixels(number, number, modality, 16, 32))
     cfg = load_cfg(CONFIG, cli_args_for(tmp_path, *MODEL, "MODEL.MODALITIES", modalities)[2:])
-    weight = checkpoint_file(tmp_path / "last.pth", cfg)
-    monkeypatch.chdir(tmp_path)
-    tool, words = OWN[name]
-    code, stdout, stderr = command(
-        tool.main, "--weight", weight, "--images", "photos", "--output", "x.png", *words
-    )
-    assert code == 0 and "x.png" in stdout, stderr
-    assert Path("x.png").stat().st_size > 1000
-    labelled = (
-        (draw_attention, "--method", "gradcam", "--images", "photos"),
-        (draw_ranks, "DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos"),
-    )
-    for tool, *words in labelled:
-        code, _, stderr = command(tool.main, "--weight", weight, "--output", "z.png", *words)
-        assert code == 2 and "have no labels" in stderr and stderr.count("\n") == 1
+    weight = ("--weight", checkpoint_file(tmp_path / "last.pth", cfg))
+    photos = ("--images", tmp_path / "photos")
+    for tool in (draw_attention, draw_embedding, draw_tokens):
+        path = tmp_path / f"{tool.__name__}.png"
+        code, stdout, stderr = command(tool.main, *weight, *photos, "--output", path)
+        assert code == 0 and str(path) in stdout and path.stat().st_size > 1000, stderr
+    keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
+    assert "have no labels" in refusal(draw_ranks.main, *weight, *keys)
+    assert "have no labels" in refusal(draw_attention.main, *weight, *photos, *GRAD_CAM)
 
 
 @pytest.fixture(scope="module")

@@ -30,19 +30,10 @@ MISTAKES = {
     "a range": ("MODEL.SDTPS_SPARSE_RATIO 1.5", ["1.5", "(0, 1]"]),
     "a choice": ("SOLVER.OPTIMIZER_NAME adam", ["'SGD' or 'Adam' or 'AdamW'", "nearest is 'Adam'"]),
     "two sizes": ("INPUT.SIZE_TRAIN [128,64]", ["INPUT.SIZE_TEST", "make them equal"]),
-    "no whole identities": (
-        "SOLVER.IMS_PER_BATCH 100",
-        ["DATALOADER.NUM_INSTANCE 16", "such as 96"],
-    ),
+    "no whole identities": ("SOLVER.IMS_PER_BATCH 100", ["NUM_INSTANCE 16", "such as 96"]),
     "one identity a batch": ("SOLVER.IMS_PER_BATCH 16", ["both 16", "larger multiple"]),
-    "a module that needs another": (
-        "MODEL.ATM True",
-        ["MODEL.HDM False", "set MODEL.HDM to True or MODEL.ATM to False"],
-    ),
-    "patches that the backbone has not": (
-        "MODEL.PATCH_SIZE 8 MODEL.TRANSFORMER_TYPE ViT-B-16",
-        ["set it to 0"],
-    ),
+    "a module that needs another": ("MODEL.ATM True", ["HDM False", "set MODEL.HDM to True or"]),
+    "the backbone's patches": ("MODEL.PATCH_SIZE 8 MODEL.TRANSFORMER_TYPE ViT-B-16", ["to 0"]),
     "a key without a value": ("SOLVER.SEED=", ["'SOLVER.SEED' has no value"]),
 }
 
@@ -79,8 +70,4 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, said):
 @pytest.mark.parametrize("schema", [DEMO_SCHEMA, SEPS_SCHEMA], ids=["DeMo", "SEPS"])
 def test_a_missing_file_is_reported(tmp_path, schema):
     message = error(tmp_path / "none.yml", (), schema)
-    assert (
-        str(tmp_path / "none.yml") in message
-        and "--config_file" in message
-        and schema.example in message
-    )
+    assert str(tmp_path / "none.yml") in message and f"such as {schema.example}" in message

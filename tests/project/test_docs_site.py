@@ -19,17 +19,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.soak]
 def site(tmp_path_factory):
     """The folder of the site: → {page: its HTML}. Strict: a warning, such as of a link to nothing, is an error."""
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment)
+    assert done.returncode == 0
     return {
-        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
-        for path in sorted(folder.rglob("*.html"))
+        str(page.relative_to(folder)): page.read_text("utf-8") for page in folder.rglob("*.html")
     }
 
 

@@ -55,24 +55,18 @@ def test_processes_of_torchrun_share_the_cores(monkeypatch):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the load is read from /proc")
 def test_threads_wait_passively_beside_busy_processes_unless_the_user_says_otherwise():
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
-    }
+    names = {name for name in os.environ if not name.startswith(("OMP_", "GOMP_"))}
+    clean = {name: os.environ[name] for name in names}
     with busy_neighbours(os.cpu_count()):
         # a host decides for itself
-        for start, own, expected in (
+        for start, environment, expected in (
             (COMMAND, {}, "PASSIVE"),
             (COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
             ("import demo_sdtps", {}, "None"),
         ):
-            done = subprocess.run(
-                [sys.executable, "-c", f"{start}\n{PRINTED}"],
-                env=clean | own,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            assert done.stdout.strip() == expected
+            program = [sys.executable, "-c", f"{start}\n{PRINTED}"]
+            printed = subprocess.check_output(program, env=clean | environment, text=True)
+            assert printed.strip() == expected
 
 
 def test_the_number_of_a_quota_is_not_the_users(monkeypatch):
