@@ -233,8 +233,10 @@ class _Body:
     def limb(
         self, start: Point, end: Point, start_radius: float, end_radius: float, part: str
     ) -> None:
-        radii = (radius * self.scale * self.build.width for radius in (start_radius, end_radius))
-        self.canvas.limb(self.at(*start), self.at(*end), *radii, self.labels[part])
+        first, second = (
+            radius * self.scale * self.build.width for radius in (start_radius, end_radius)
+        )
+        self.canvas.limb(self.at(*start), self.at(*end), first, second, self.labels[part])
 
     def leg(self, side: int, part: str) -> None:
         angles = self.pose.limbs[side]
