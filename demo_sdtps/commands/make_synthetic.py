@@ -21,10 +21,10 @@ TRIPLET_FLAGS = (
     Number("seed", 0, "another seed gives other persons and images", least=0),
     Number("quality", 92, "JPEG quality, 1 to 100", most=100),
 )
-LOOSE = {
-    "loose": "unaligned crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
+LOOSE = (
+    "unaligned crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
     "identities, cameras, light and surroundings are those of the same seed without this flag"
-}
+)
 SKIP = Number(
     "skip_identities",
     0,
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
         "RGBNT201, with foreground masks.",
         FOLDER,
         (*TRIPLET_FLAGS, SKIP, WORKERS),
-        LOOSE,
+        loose=LOOSE,
     )
     target = options.root / FOLDER
     numbers = {number.name: getattr(options, number.name) for number in TRIPLET_FLAGS}
