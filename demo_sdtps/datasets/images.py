@@ -17,6 +17,7 @@ except ImportError:
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.base import FORMATS
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -27,8 +28,6 @@ T = TypeVar("T")
 ADVICE = "; replace it or remove its triplet."
 # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
 PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
-"""Accepted formats, independent of the suffix. Pillow has others; for EPS it executes Ghostscript."""
 COLOURS = 3  # red, green, blue
 GREY_16_BIT, LEVELS_OF_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N"), 256
 
