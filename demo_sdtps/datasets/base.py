@@ -55,18 +55,14 @@ class Reader:
     instead: str = ""  # alternative to a missing data set
     labelled: bool = True
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
-    # DATASETS.ROOT_DIR → folder, where that is not always `folder`
+    # DATASETS.ROOT_DIR → folder, where that is not the first one of `layout`
     locate: Callable[[Path], Path] | None = None
     # counts by split (counts.py)
     published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> str:
-        return self.layout.split("/")[1]
-
     def folder_in(self, root: Path) -> Path:
         """Path of the folder of the data set, which need not exist."""
-        return self.locate(root) if self.locate else root / self.folder
+        return self.locate(root) if self.locate else root / self.layout.split("/")[1]
 
 
 @dataclass(frozen=True)
