@@ -22,7 +22,7 @@ from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.datasets.images import decode
+from demo_sdtps.datasets.images import decode, decode_triplet
 from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
     ImageDataset,
@@ -282,9 +282,10 @@ def test_auto_caches_what_fits(tiny_root, monkeypatch):
     assert bytes_needed < CACHE_LIMIT
     for limit, fits in ((bytes_needed, True), (bytes_needed - 1, False)):
         monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
-        assert use_cache(config(tiny_root), paths) is fits
-        assert use_cache(config(tiny_root, "DATASETS.CACHE", "yes"), paths) is True
-        assert use_cache(config(tiny_root, "DATASETS.CACHE", "no"), paths) is False
+        assert use_cache(config(tiny_root), paths, decode_triplet) is fits
+        for value, expected in (("yes", True), ("no", False)):
+            cfg = config(tiny_root, "DATASETS.CACHE", value)
+            assert use_cache(cfg, paths, decode_triplet) is expected
 
 
 def test_cached_images_are_not_changed_by_augmentation(tiny_root):
