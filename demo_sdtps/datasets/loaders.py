@@ -126,8 +126,7 @@ def shuffled_batches(count: int, unit: str, batch_size: int, seed: int) -> Shuff
     """Sampler of `count` samples."""
     if count < batch_size:
         raise UserError(
-            f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower "
-            "SOLVER.IMS_PER_BATCH."
+            f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower it."
         )
     return ShuffledBatchSampler(count, batch_size, seed)
 
