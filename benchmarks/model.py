@@ -242,7 +242,8 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
         )
         height, width = cfg.INPUT.SIZE_TEST
         # 4 triplets of each
-        pedestrians.write_data_set(Path(root) / pedestrians.FOLDER, 2, identities, 1, height, width)
+        drawing = {"images_per_camera": 1, "height": height, "width": width, "seed": 0}
+        pedestrians.write_data_set(Path(root) / pedestrians.FOLDER, 2, identities, **drawing)
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])

@@ -18,10 +18,10 @@ TRIPLET_FLAGS = (
     Number("seed", 0, "another seed gives other persons and images", least=0),
     Number("quality", 92, "JPEG quality, 1 to 100", most=100),
 )
-LOOSE = {
-    "loose": "unaligned crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
+LOOSE = (
+    "unaligned crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
     "identities, cameras, light and surroundings are those of the same seed without this flag"
-}
+)
 SKIP = Number("skip_identities", 0, "leave out the first N persons of the seed", least=0)
 WORKERS = Number("workers", os.cpu_count() or 1, "processes, which do not change the images")
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
         "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of RGBNT201, with foreground masks.",
         FOLDER,
         (*TRIPLET_FLAGS, SKIP, WORKERS),
-        LOOSE,
+        loose=LOOSE,
     )
     target = options.root / FOLDER
     numbers = {number.name: getattr(options, number.name) for number in TRIPLET_FLAGS}

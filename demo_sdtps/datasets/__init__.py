@@ -7,7 +7,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.base import SPLITS, Naming, Reader, Sample, identity_labels
+from demo_sdtps.datasets.base import SPLITS, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.runtime.errors import nearest_name
@@ -32,17 +32,7 @@ READERS: dict[str, Reader] = {
     name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES
 }
 
-__all__ = [
-    "NAMES",
-    "READERS",
-    "SPLITS",
-    "Naming",
-    "Reader",
-    "Sample",
-    "identity_labels",
-    "read_splits",
-    "reader_of",
-]
+__all__ = ["NAMES", "READERS", "SPLITS", "Sample", "identity_labels", "read_splits", "reader_of"]
 
 
 def reader_of(cfg: CfgNode) -> Reader:
@@ -58,15 +48,11 @@ def reader_of(cfg: CfgNode) -> Reader:
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
     """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
     unknown."""
-    if cfg.DATASETS.NAMES not in OWN and data_set not in (
-        None,
-        cfg.DATASETS.NAMES,
-        *OWN,
-        *reader_of(cfg).trained_as,
-    ):
+    name = cfg.DATASETS.NAMES
+    if name not in OWN and data_set not in (None, name, *OWN, *reader_of(cfg).trained_as):
         raise UserError(
-            f"The weights {path} were trained on {data_set}, but the configuration is for {cfg.DATASETS.NAMES}; "
-            f"use a configuration for {data_set} or other weights."
+            f"The weights {path} were trained on {data_set}, but the configuration is for {name}; use a configuration "
+            f"for {data_set} or other weights."
         )
 
 
@@ -76,23 +62,21 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     if not reader.labelled:
         return dict.fromkeys(splits, reader.read(root, ""))
     folder, page = reader.folder_in(root), "docs/own_data.md" if name in OWN else "docs/data.md"
+    layout = f"DATASETS.ROOT_DIR{reader.layout}"
     if not folder.is_dir():
         raise UserError(
-            f"The data set {name} is not at {folder}; expected is "
-            f"DATASETS.ROOT_DIR{reader.layout}. Put it there ({page} has its layout), or "
+            f"The data set {name} is not at {folder}; expected is {layout}. Put it there ({page} has its layout), or "
             f"correct DATASETS.ROOT_DIR{reader.instead}."
         )
-    result = {}
+    samples = {}
     for split in splits:
         try:
-            result[split] = reader.read(root, split)
+            samples[split] = reader.read(root, split)
         except UserError as error:
+            place = f"(The {split} split of {name}; expected layout: {layout})"
+            raise UserError(f"{str(error).rstrip('.')}. {place}") from None
+        if not samples[split]:
             raise UserError(
-                f"{str(error).rstrip('.')}. (The {split} split of {name}; expected layout: "
-                f"DATASETS.ROOT_DIR{reader.layout})"
-            ) from None
-        if not result[split]:
-            raise UserError(
-                f"The {split} split of {name} at {folder} is empty; expected is DATASETS.ROOT_DIR{reader.layout}."
+                f"The {split} split of {name} at {folder} is empty; expected is {layout}."
             )
-    return result
+    return samples

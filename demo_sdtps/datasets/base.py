@@ -4,37 +4,17 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+from PIL import Image
 
 from demo_sdtps.config import MODALITIES, UserError
 
 SPLITS = ("train", "query", "gallery")
 
-ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".png",
-    ".apng",
-    ".bmp",
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".webp",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-    ".pnm",
-    ".pfm",
-    ".jp2",
-    ".j2k",
-    ".jpx",
-    ".jpf",
-    ".jpc",
-    ".j2c",
-)
-"""Endings of the formats that `images.decode` reads."""
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
+"""Accepted formats of images, whatever their ending. Pillow has others; for EPS it executes Ghostscript."""
 
 UNKNOWN = -1
 """Identity and camera of images without labels."""
@@ -71,25 +51,18 @@ class Reader:
 
     read: Callable[[Path, str], list[Sample]]  # (root, split) → samples, sorted by path
     layout: str  # below DATASETS.ROOT_DIR
-    by_scene: bool = (
-        False  # the protocol excludes by identity and scene in place of camera (docs/method.md)
-    )
+    by_scene: bool = False  # the protocol excludes by scene in place of camera (docs/method.md)
     instead: str = ""  # alternative to a missing data set
     labelled: bool = True
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
-    locate: Callable[[Path], Path] | None = (
-        None  # DATASETS.ROOT_DIR → folder, where that is not always `folder`
-    )
+    # DATASETS.ROOT_DIR → folder, where that is not the first one of `layout`
+    locate: Callable[[Path], Path] | None = None
     # counts by split (counts.py)
     published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> str:
-        return self.layout.split("/")[1]
-
     def folder_in(self, root: Path) -> Path:
         """Path of the folder of the data set, which need not exist."""
-        return self.locate(root) if self.locate else root / self.folder
+        return self.locate(root) if self.locate else root / self.layout.split("/")[1]
 
 
 @dataclass(frozen=True)
@@ -102,11 +75,7 @@ class Naming:
     first_camera: int = 1  # its number in the file names
 
     def sample(self, paths: tuple[str, ...]) -> Sample:
-        """Sample of these files, parsed from the name of the first.
-
-        The pattern is one of names that end in .jpg; another ending counts as that.
-
-        """
+        """Sample of these files, by the name of the first; any ending of an image counts as .jpg."""
         match = self.pattern.fullmatch(Path(paths[0]).stem + ".jpg")
         if not match:
             raise UserError(
@@ -131,29 +100,25 @@ def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str
     """
     names: dict[str, str] = {}
     for entry in [*os.scandir(existing(folder))]:
-        name = entry.name
-        if is_image(name):
-            if (other := names.setdefault(os.path.splitext(name)[0], name)) != name:
+        name, (stem, ending) = entry.name, os.path.splitext(entry.name)
+        is_folder = entry.is_dir(follow_symlinks=False) and not name.startswith(".")
+        if ending.lower() in endings():
+            if (other := names.setdefault(stem, name)) != name:
                 raise UserError(
                     f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
                     "image of a triplet; remove one of them."
                 )
-        elif (
-            others is not None
-            and entry.is_dir(follow_symlinks=False)
-            and name not in others
-            and not name.startswith(".")
-        ):
-            names |= {
-                f"{name}/{stem}": f"{name}/{path}"
-                for stem, path in image_names(folder / name, others).items()
-            }
+        elif is_folder and others is not None and name not in others:
+            nested = image_names(folder / name, others)
+            names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in nested.items()}
     return names
 
 
-def is_image(name: str) -> bool:
-    """Whether a file name ends like that of an image, in small or large letters."""
-    return os.path.splitext(name)[1].lower() in ENDINGS
+@cache
+def endings() -> set[str]:
+    """Endings of files of the FORMATS, such as ".jpg"."""
+    extensions = Image.registered_extensions()
+    return {ending for ending, kind in extensions.items() if kind in FORMATS}
 
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
@@ -162,7 +127,7 @@ def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
     The images of a triplet have the same name, but for the ending.
     """
     names_of = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
-    for stem in sorted({stem for images in names_of.values() for stem in images}):
+    for stem in sorted(set().union(*names_of.values())):
         missing = [modality for modality in MODALITIES if stem not in names_of[modality]]
         if missing:
             there = next(modality for modality in MODALITIES if modality not in missing)
@@ -172,15 +137,14 @@ def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
                 f"{folder / names[missing[0]] / name} is missing; add it or remove the triplet's other "
                 f"images such as {folder / names[there] / name}."
             )
+    first = names_of[MODALITIES[0]]
     return [
         tuple(str(folder / names[modality] / names_of[modality][stem]) for modality in MODALITIES)
-        for stem, _ in sorted(names_of[MODALITIES[0]].items(), key=lambda image: image[1])
+        for stem in sorted(first, key=first.__getitem__)
     ]
 
 
 def identity_labels(samples: Iterable[Sample]) -> dict[int, int]:
     """Identity on disk → class label 0 … K-1, in the order of the identities."""
-    return {
-        identity: label
-        for label, identity in enumerate(sorted({sample.identity for sample in samples}))
-    }
+    identities = sorted({sample.identity for sample in samples})
+    return {identity: label for label, identity in enumerate(identities)}

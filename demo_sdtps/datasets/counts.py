@@ -4,7 +4,7 @@ The counts of a split are "triplets", "identities", "cameras", with scenes in th
 masks beside the triplets; those of "all" are of the distinct ones of all splits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -18,23 +18,18 @@ Counts = dict[str, int]
 
 def count_splits(splits: Mapping[str, Sequence[Sample]], by_scene: bool) -> dict[str, Counts]:
     """The counts of every split, and of all together as "all"."""
-    everything = dict.fromkeys(sample for samples in splits.values() for sample in samples)
-    return {
-        split: _count(samples, by_scene) for split, samples in {**splits, "all": everything}.items()
-    }
+    everything = {sample for samples in splits.values() for sample in samples}
+    groups: dict[str, Collection[Sample]] = {**splits, "all": everything}
+    return {split: _count(samples, by_scene) for split, samples in groups.items()}
 
 
-def _count(samples: Iterable[Sample], by_scene: bool) -> Counts:
-    samples = list(samples)
-    labels = {"identities": "identity", "cameras": "camera"} | (
-        {"scenes": "scene"} if by_scene else {}
-    )
+def _count(samples: Collection[Sample], by_scene: bool) -> Counts:
+    scenes = {"scenes": len({sample.scene for sample in samples})} if by_scene else {}
     return {
         "triplets": len(samples),
-        **{
-            name: len({getattr(sample, label) for sample in samples})
-            for name, label in labels.items()
-        },
+        "identities": len({sample.identity for sample in samples}),
+        "cameras": len({sample.camera for sample in samples}),
+        **scenes,
         "masks": sum(mask_path(sample).is_file() for sample in samples),
     }
 
@@ -53,12 +48,11 @@ def count_differences(
     for split, counts in expected.items():
         for name, number in counts.items():
             if (count := actual[split][name]) != number:
-                what = (
-                    f"{number - count:,} fewer: unpack or download the data again"
-                    if count < number
-                    else f"{count - number:,} more: remove what does not belong to them"
-                )
+                advice = "more: remove what does not belong to them"
+                if count < number:
+                    advice = "fewer: unpack or download the data again"
                 sentences.append(
-                    f"{split} has {count:,} {name}, but {number:,} are expected; {what} (docs/data.md)."
+                    f"{split} has {count:,} {name}, but {number:,} are expected; {abs(count - number):,} {advice} "
+                    "(docs/data.md)."
                 )
     return sentences

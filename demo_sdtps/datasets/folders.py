@@ -9,7 +9,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, existing, image_names
+from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]}"
@@ -44,18 +44,15 @@ class Triplet:
 def unlabelled_reader(cfg: CfgNode) -> Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
     "." may lie in it."""
-    flat = next(
-        (entry.removesuffix("=.") for entry in cfg.DATASETS.FOLDERS if entry.endswith("=.")), None
-    )
-    return Reader(
-        lambda root, _: [
-            Sample(triplet.paths, UNKNOWN, UNKNOWN)
-            for triplet in read_folder(root, flat, cfg.MODEL.MODALITIES)
-        ],
-        f"/{{{','.join(cfg.MODEL.MODALITIES)}}}",
-        labelled=False,
-        locate=lambda root: root,
-    )
+    modalities = cfg.MODEL.MODALITIES
+    flat = next((name for name in modalities if f"{name}=." in cfg.DATASETS.FOLDERS), None)
+
+    def read(root: Path, split: str) -> list[Sample]:
+        triplets = read_folder(root, flat, modalities)
+        return [Sample(triplet.paths, UNKNOWN, UNKNOWN) for triplet in triplets]
+
+    layout = f"/{{{','.join(modalities)}}}"
+    return Reader(read, layout, labelled=False, locate=lambda root: root)
 
 
 def read_folder(
@@ -63,15 +60,10 @@ def read_folder(
 ) -> list[Triplet]:
     """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
     modalities has images of the modality `flat`."""
-    places = {
-        modality: existing(folder) / modality
-        for modality in MODALITIES
-        if (folder / modality).is_dir()
-    }
-    places = places or ({flat: folder} if flat else {})
-    triplets = triplets_in(
-        {modality: place for modality, place in places.items() if modality in modalities}
-    )
+    places = {name: folder / name for name in MODALITIES if (folder / name).is_dir()}
+    if not places and flat:
+        places = {flat: folder}
+    triplets = triplets_in({name: place for name, place in places.items() if name in modalities})
     if not triplets:
         other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
         raise UserError(
@@ -88,23 +80,15 @@ def read_query(
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
         return read_folder(place, flat, modalities)
-    reference_image = next(
-        (
-            parent
-            for parent in (*place.parents, *place.absolute().parents)
-            if parent.name in MODALITIES
-        ),
-        None,
-    )
-    if reference_image is None and flat is None:
+    parents = (*place.parents, *place.absolute().parents)
+    folder = next((parent.parent for parent in parents if parent.name in MODALITIES), None)
+    if folder is None and flat is None:
         raise UserError(
             f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
             f"it into one of them, or give a folder with them; {FLAT}."
         )
     triplets = triplets_in(
-        {modality: reference_image.parent / modality for modality in MODALITIES}
-        if reference_image
-        else {str(flat): place.parent}
+        {name: folder / name for name in MODALITIES} if folder else {str(flat): place.parent}
     )
     names = {str(place), str(place.absolute())}
     triplet = next((triplet for triplet in triplets if not names.isdisjoint(triplet.paths)), None)
@@ -119,18 +103,12 @@ def read_query(
 def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES) -> list[Triplet]:
     """The triplets of the images below the folders of modalities that exist, sorted by name; folders in them named as
     `others` are left out."""
-    names_of = {
-        modality: image_names(place, others) for modality, place in places.items() if place.is_dir()
-    }
+    paths_of: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}
+    for modality, place in places.items():
+        if place.is_dir():
+            names = image_names(place, others)
+            paths_of[modality] = {name: str(place / path) for name, path in names.items()}
     return [
-        Triplet(
-            name,
-            tuple(
-                str(places[modality] / names_of[modality][name])
-                if name in names_of.get(modality, ())
-                else None
-                for modality in MODALITIES
-            ),
-        )
-        for name in sorted({name for images in names_of.values() for name in images})
+        Triplet(name, tuple(paths.get(name) for paths in paths_of.values()))
+        for name in sorted(set().union(*paths_of.values()))
     ]

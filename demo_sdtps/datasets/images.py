@@ -17,6 +17,7 @@ except ImportError:
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets.base import FORMATS
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -27,10 +28,6 @@ T = TypeVar("T")
 ADVICE = "; replace it or remove its triplet."
 # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
 PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
-"""Accepted formats, independent of the suffix. Pillow has others; for EPS it executes Ghostscript."""
-COLOURS = 3  # red, green, blue
-GREY_16_BIT, LEVELS_OF_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N"), 256
 
 
 def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
@@ -52,19 +49,21 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
         except Exception as error:
             # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
-    shape = tuple(getattr(item, "shape", ()))
-    wanted = "tensors must be (3, height, width) or (height, width); image.permute(2, 0, 1) puts channels first"
-    if isinstance(item, np.ndarray):
-        wanted = "arrays must be (height, width, 3) or (height, width); image.transpose(1, 2, 0) puts channels last"
-        item = torch.as_tensor(item.copy())
-        item = item.permute(2, 0, 1) if item.ndim == 3 else item
-    if not isinstance(item, torch.Tensor):
+    if not isinstance(item, (np.ndarray, torch.Tensor)):
         raise UserError(
             f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}"
         )
-    image = item[None] if item.ndim == 2 else item
-    if image.ndim != 3 or image.shape[0] not in (1, COLOURS) or 0 in image.shape:
-        raise UserError(f"An image has the shape {shape}, but {wanted}{advice}")
+    image = torch.as_tensor(item.copy()) if isinstance(item, np.ndarray) else item
+    if image.ndim == 2:
+        image = image[None]
+    elif image.ndim == 3 and isinstance(item, np.ndarray):
+        image = image.permute(2, 0, 1)
+    if image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
+        raise UserError(
+            f"An image has the shape {tuple(item.shape)}, but an array must be (height, width, 3), by "
+            "image.transpose(1, 2, 0), a tensor (3, height, width), by image.permute(2, 0, 1), or either (height, width)"
+            f"{advice}"
+        )
     if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
         image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
     if image.dtype != torch.uint8:
@@ -72,17 +71,16 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
             f"An image has values of {image.dtype} from {image.min()} to {image.max()}, but they must be uint8, or "
             f"floats from 0 to 1{advice}"
         )
-    return image.cpu().expand(COLOURS, -1, -1)
+    return image.cpu().expand(3, -1, -1)
 
 
 def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Images:
     """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and
     TI side by side."""
-    places = map(MODALITIES.index, modalities)
+    places = [MODALITIES.index(modality) for modality in modalities]
     if len(paths) == len(MODALITIES):
-        return tuple(
-            None if path is None else decode(path) for path in map(paths.__getitem__, places)
-        )
+        files = [paths[place] for place in places]
+        return tuple(None if path is None else decode(path) for path in files)
     assert paths[0]
     image = decode(paths[0])
     if image.shape[2] % len(MODALITIES):
@@ -94,26 +92,12 @@ def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Imag
     return tuple(planes[place] for place in places)
 
 
-def decode_all(
-    paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet
-) -> list[Images]:
-    """Decoded images of all samples, for the cache."""
-    return list(_parallel(decode, paths, "reading images", "sample"))
-
-
 def verify(paths: Iterable[str]) -> None:
     """Decode every image once. Raises a `UserError` that lists all files that cannot be read."""
     checked = set(paths)
     if damaged := unreadable(checked):
-        raise UserError(
-            "\n  ".join(
-                [
-                    f"{len(damaged)} of {len(checked)} images cannot be read; replace them or remove their "
-                    "triplets:",
-                    *damaged.values(),
-                ]
-            )
-        )
+        head = f"{len(damaged)} of {len(checked)} images cannot be read; replace them or remove their triplets:"
+        raise UserError("\n  ".join([head, *damaged.values()]))
 
 
 def unreadable(paths: Iterable[str]) -> dict[str, str]:
@@ -127,11 +111,11 @@ def unreadable(paths: Iterable[str]) -> dict[str, str]:
         return ""
 
     checked = sorted(set(paths))
-    problems = zip(checked, _parallel(problem, checked, "verifying images"), strict=True)
+    problems = zip(checked, parallel(problem, checked, "verifying images"), strict=True)
     return {path: problem for path, problem in problems if problem}
 
 
-def _parallel(
+def parallel(
     function: Callable[[S], T], items: Sequence[S], title: str, unit: str = "image"
 ) -> Iterator[T]:
     """Results of `function` in the order of the items, by threads and with a progress bar."""
@@ -171,8 +155,8 @@ def _by_pillow(path: str, advice: str) -> np.ndarray:
 
 def _as_rgb(image: Image.Image) -> np.ndarray:
     """uint8 (H, W, 3) without transparency and rotation; of 16-bit values the upper 8 bits, where Pillow clips grey at 255."""
-    if image.mode in GREY_16_BIT or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        grey = np.asarray(image) // LEVELS_OF_16_BIT
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        grey = np.asarray(image) // 256
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
     if image.mode in ("I", "F"):
         raise ValueError(

@@ -14,27 +14,21 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets.base import Sample, identity_labels
-from demo_sdtps.datasets.images import Images, Paths, decode_all, decode_triplet
+from demo_sdtps.datasets.images import Images, Paths, decode_triplet, parallel
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
 from demo_sdtps.datasets.samplers import (
     EpochBatchSampler,
     IdentityBatchSampler,
     ShuffledBatchSampler,
 )
-from demo_sdtps.datasets.transforms import (
-    DropModalities,
-    JointTrainTransform,
-    PerModality,
-    TrainTransform,
-    split_image,
-    test_transform,
-)
+from demo_sdtps.datasets.transforms import PerModality, is_mask, test_transform, train_transform
 from demo_sdtps.runtime.threads import cpu_cores
 
 # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 CACHE_LIMIT = 1 << 30
 GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
 
+Decode = Callable[[Paths], Images]
 Transform = Callable[..., list[torch.Tensor]]
 """All images of a sample, and optionally a random generator → their inputs of the network."""
 
@@ -54,14 +48,14 @@ class ImageDataset(Dataset):
         targets: Sequence[tuple],
         transform: Transform,
         cache: bool,
-        decode: Callable[[Paths], Images] = decode_triplet,
+        decode: Decode = decode_triplet,
         source_of: Sequence[int] | None = None,
         modalities: Sequence[str] = MODALITIES,
     ):
         self.modalities = tuple(modalities)
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
-        self.images = decode_all(paths, decode) if cache else None
+        self.images = list(parallel(decode, paths, "reading images", "sample")) if cache else None
 
     def __len__(self) -> int:
         return len(self.source_of)
@@ -78,10 +72,11 @@ class ImageDataset(Dataset):
         return self.transform(images, *rngs), *self.targets[index]
 
 
-def triplet_files(samples: Sequence[Sample], masks: Sequence[str]) -> list[Paths]:
-    """Files of each triplet, the mask's last."""
-    if not masks:
+def triplet_files(cfg: CfgNode, samples: Sequence[Sample], training: bool) -> list[Paths]:
+    """Files of each triplet; where training reads masks, the mask's last."""
+    if not (training and reads_masks(cfg)):
         return [sample.paths for sample in samples]
+    masks = existing_masks(cfg, samples)
     return [(*sample.paths, mask) for sample, mask in zip(samples, masks, strict=True)]
 
 
@@ -98,32 +93,14 @@ def _triplets(
     cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
 ) -> ImageDataset:
     """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera)."""
-    masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else []
-    transform: Transform = PerModality(test_transform(cfg))
-    if training:
-        transform = (
-            JointTrainTransform(cfg)
-            if cfg.INPUT.JOINT_AUGMENTATION
-            else PerModality(TrainTransform(cfg))
-        )
-        transform = (
-            DropModalities(transform, cfg.INPUT.MODALITY_DROPOUT)
-            if cfg.INPUT.MODALITY_DROPOUT
-            else transform
-        )
-    paths = triplet_files(samples, masks)
-    decode = partial(
-        decode_masked_triplet if masks else decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES)
-    )
+    modalities = tuple(cfg.MODEL.MODALITIES)
+    decoder = decode_masked_triplet if training and reads_masks(cfg) else decode_triplet
+    decode = partial(decoder, modalities=modalities)
+    transform = train_transform(cfg) if training else PerModality(test_transform(cfg))
+    paths = triplet_files(cfg, samples, training)
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
-    return ImageDataset(
-        paths,
-        targets,
-        transform,
-        use_cache(cfg, paths, decode),
-        decode,
-        modalities=cfg.MODEL.MODALITIES,
-    )
+    cache = use_cache(cfg, paths, decode)
+    return ImageDataset(paths, targets, transform, cache, decode, modalities=modalities)
 
 
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
@@ -133,28 +110,23 @@ def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
         raise UserError(
             "The training split has a single identity, but training needs at least two; add images of others."
         )
-    batch_size, instances, seed = (
-        cfg.SOLVER.IMS_PER_BATCH,
-        cfg.DATALOADER.NUM_INSTANCE,
-        cfg.SOLVER.SEED,
-    )
+    batch_size, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
     if cfg.DATALOADER.SAMPLER == "softmax":
-        return shuffled_batches(len(labels), "triplets", batch_size, seed)
+        return shuffled_batches(len(labels), "triplets", batch_size, cfg.SOLVER.SEED)
     if identities < batch_size // instances:
         raise UserError(
             f"The training split has {identities} identities, but a batch needs {batch_size // instances} "
             "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE); lower SOLVER.IMS_PER_BATCH to at most "
             f"{identities * instances}."
         )
-    return IdentityBatchSampler(labels, batch_size, instances, seed)
+    return IdentityBatchSampler(labels, batch_size, instances, cfg.SOLVER.SEED)
 
 
 def shuffled_batches(count: int, unit: str, batch_size: int, seed: int) -> ShuffledBatchSampler:
     """Sampler of `count` samples."""
     if count < batch_size:
         raise UserError(
-            f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower "
-            "SOLVER.IMS_PER_BATCH."
+            f"The training split has {count} {unit}, fewer than a batch (SOLVER.IMS_PER_BATCH {batch_size}); lower it."
         )
     return ShuffledBatchSampler(count, batch_size, seed)
 
@@ -168,13 +140,10 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
     """Batches of triplets with prefetch, the masks among the images as MASK."""
+    names = (*loader.dataset.modalities, MASK)  # type: ignore[attr-defined]
     for images, labels, cameras, *masks in collated_batches(loader):
-        names = (*loader.dataset.modalities, MASK)  # type: ignore[attr-defined]
-        yield (
-            dict(zip(names, (*images, *masks), strict=False)),
-            torch.tensor(labels),
-            torch.tensor(cameras),
-        )
+        by_name = dict(zip(names, (*images, *masks), strict=False))
+        yield by_name, torch.tensor(labels), torch.tensor(cameras)
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
@@ -195,16 +164,12 @@ def prefetch(loader: DataLoader) -> Iterator:
             yield batch
 
 
-def use_cache(
-    cfg: CfgNode, paths: Sequence[Paths], decode: Callable[[Paths], Images] = decode_triplet
-) -> bool:
+def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Decode) -> bool:
     """Whether decoded images are kept in memory, by DATASETS.CACHE; auto extrapolates the size of the first sample."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    return (
-        len(paths) * sum(image.numel() for image in decode(paths[0]) if image is not None)
-        <= CACHE_LIMIT
-    )
+    size = sum(image.numel() for image in decode(paths[0]) if image is not None)
+    return len(paths) * size <= CACHE_LIMIT
 
 
 def collate(items: list) -> tuple | UserError:
@@ -217,14 +182,10 @@ def collate(items: list) -> tuple | UserError:
         return error
     images, *targets = zip(*items, strict=True)
     by_place = list(zip(*images, strict=True))
-    count = len(by_place) - len(split_image(images[0])[1])
+    masks = [torch.stack(column) for column in by_place if is_mask(column[0])]
     # A single tensor, since each tensor from a loading process costs over a millisecond.
-    stacked = torch.stack([image for modality in by_place[:count] for image in modality])
-    return (
-        stacked.unflatten(0, (-1, len(items))),
-        *map(list, targets),
-        *map(torch.stack, by_place[count:]),
-    )
+    stacked = torch.stack([image for column in by_place for image in column if not is_mask(image)])
+    return stacked.unflatten(0, (-1, len(items))), *map(list, targets), *masks
 
 
 def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
@@ -249,13 +210,9 @@ def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
 def _keep_loading(worker: int) -> None:
     """Let a loading process, which often receives the signal to stop a run too, work until training has finished its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in ("SIGTERM", "SIGHUP"):
-        # as under nohup
-        if (
-            getattr(signal, name, None)
-            and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN
-        ):
-            signal.signal(getattr(signal, name), lambda *_: signal.alarm(GRACE))
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, lambda *_: signal.alarm(GRACE))
 
 
 def sampler_of(loader: DataLoader) -> EpochBatchSampler:

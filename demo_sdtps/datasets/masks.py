@@ -68,9 +68,9 @@ def write_masks(
     counts: Counter = Counter()
     # once where query and gallery are the same
     files = {mask_path(sample): sample for sample in samples}
-    wanted = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
-    counts["kept"] = len(files) - len(wanted)
-    for path, sample in progress(wanted.items(), "segmenting", len(wanted), unit="triplet"):
+    missing = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
+    counts["kept"] = len(files) - len(missing)
+    for path, sample in progress(missing.items(), "segmenting", len(missing), unit="triplet"):
         shown = [image for image in decode_triplet(sample.paths, modalities) if image is not None]
         if not shown:
             raise UserError(

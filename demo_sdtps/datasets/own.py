@@ -31,13 +31,13 @@ class TripletRow(NamedTuple):
 def folder_reader(cfg: CfgNode) -> Reader:
     """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
     folders = folders_of(cfg)
-    splits, modalities = (
-        ",".join(folders[name] for name in names) for names in (SPLITS, cfg.MODEL.MODALITIES)
+    pattern, modalities = pattern_of(cfg), cfg.MODEL.MODALITIES
+    splits, subfolders = (
+        ",".join(folders[name] for name in names) for names in (SPLITS, modalities)
     )
-    pattern = pattern_of(cfg)
     return Reader(
-        _reading(lambda root: _rows_of_folders(root, folders, cfg.MODEL.MODALITIES, pattern)),
-        f"/{{{splits}}}/{{{modalities}}}",
+        _reading(lambda root: _rows_of_folders(root, folders, modalities, pattern)),
+        f"/{{{splits}}}/{{{subfolders}}}",
         locate=lambda root: root,
     )
 
@@ -87,10 +87,8 @@ def _reading(rows: Callable[[Path], list[TripletRow]]) -> Callable[[Path, str], 
 
     def read(root: Path, split: str) -> list[Sample]:
         labelled_rows = [row for row in rows(root) if row.identity != JUNK]
-        identities, cameras = (
-            numbers_of(row.identity for row in labelled_rows),
-            numbers_of(row.camera for row in labelled_rows),
-        )
+        identities = numbers_of(row.identity for row in labelled_rows)
+        cameras = numbers_of(row.camera for row in labelled_rows)
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
         return [
             Sample(row.paths, identities[row.identity], order[cameras[row.camera]])
@@ -104,9 +102,8 @@ def _reading(rows: Callable[[Path], list[TripletRow]]) -> Callable[[Path, str], 
 def numbers_of(labels: Iterable[str]) -> dict[str, int]:
     """A number for each label: its own where all are different whole numbers, else its place in the order of all."""
     distinct = sorted(set(labels))
-    if all(label.isdecimal() for label in distinct) and len(set(map(int, distinct))) == len(
-        distinct
-    ):
+    numbers = {int(label) for label in distinct if label.isdecimal()}
+    if len(numbers) == len(distinct):
         return {label: int(label) for label in distinct}
     return {label: place for place, label in enumerate(distinct)}
 
@@ -115,18 +112,15 @@ def _rows_of_folders(
     root: Path, folders: Mapping[str, str], modalities: list[str], pattern: re.Pattern
 ) -> list[TripletRow]:
     rows: list[TripletRow] = []
-    places = {
-        split: {name: root / folders[split] / folders[name] for name in modalities}
-        for split in SPLITS
-    }
     for name in modalities:
-        if not any(place[name].is_dir() for place in places.values()):
+        if not any((root / folders[split] / folders[name]).is_dir() for split in SPLITS):
             raise UserError(
                 f"No split has a folder {folders[name]} of {name} images; name it by DATASETS.FOLDERS {name}=…, "
                 f"or leave {name} out of MODEL.MODALITIES."
             )
-    for split, place in places.items():
-        for triplet in triplets_in(place, set(folders.values())):
+    for split in SPLITS:
+        places = {name: root / folders[split] / folders[name] for name in modalities}
+        for triplet in triplets_in(places, set(folders.values())):
             match = pattern.search(triplet.name)
             if not match:
                 raise UserError(
@@ -148,24 +142,20 @@ def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
         columns = lines.fieldnames or []
         needed = [*COLUMNS[:3], *(modality.lower() for modality in modalities)]
         if missing := [name for name in needed if name not in columns]:
-            raise UserError(
-                f"The table {table} has no column {missing[0]!r}; it needs {', '.join(needed)}."
-            )
+            raise UserError(f"{table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
         for number, line in enumerate(lines, start=2):
-            paths = [
-                line.get(modality.lower()) if modality in modalities else None
-                for modality in MODALITIES
-            ]
-            resolved = tuple(str(table.parent / path) if path else None for path in paths)
-            if absent := [path for path in resolved if path and not os.path.isfile(path)]:
+            files = [line[name] if name in needed else None for name in COLUMNS[3:]]
+            paths = tuple(str(table.parent / file) if file else None for file in files)
+            if absent := [path for path in paths if path and not os.path.isfile(path)]:
                 raise UserError(
                     f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
                 )
-            if line["split"] not in SPLITS or not line["identity"] or not line["camera"]:
+            split, identity, camera = (line[name] for name in COLUMNS[:3])
+            if split not in SPLITS or not identity or not camera:
                 raise UserError(
                     f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and a camera; "
                     "correct it."
                 )
-            if any(resolved):
-                rows.append(TripletRow(line["split"], line["identity"], line["camera"], resolved))
+            if any(paths):
+                rows.append(TripletRow(split, identity, camera, paths))
     return rows

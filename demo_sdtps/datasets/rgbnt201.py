@@ -25,16 +25,11 @@ def read(root: Path, split: str) -> list[Sample]:
 
 
 TEST = {"triplets": 836, "identities": 30}
-PUBLISHED = {
-    "train": {"triplets": 3951, "identities": 171},
-    "query": TEST,
-    "gallery": TEST,
-    "all": {"cameras": 4},
-}
+TRAIN = {"triplets": 3951, "identities": 171}
 
 READER = Reader(
     read,
     layout="/RGBNT201/{train_171,test}/{RGB,NI,TI}/" + NAMING.example,
     instead=", or run `make demo`, which makes synthetic images in this layout",
-    published=PUBLISHED,
+    published={"train": TRAIN, "query": TEST, "gallery": TEST, "all": {"cameras": 4}},
 )

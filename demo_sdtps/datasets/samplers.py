@@ -46,11 +46,8 @@ class IdentityBatchSampler(EpochBatchSampler):
 
     def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):
         super().__init__()
-        self.identities_per_batch, self.instances, self.seed = (
-            batch_size // instances,
-            instances,
-            seed,
-        )
+        self.identities_per_batch, self.instances = batch_size // instances, instances
+        self.seed = seed
         self.by_identity: dict[int, list[int]] = defaultdict(list)
         for index, label in enumerate(labels):
             self.by_identity[label].append(index)
@@ -62,33 +59,20 @@ class IdentityBatchSampler(EpochBatchSampler):
         }
         batches = []
         while len(groups) >= self.identities_per_batch:
-            labels = list(groups)
-            chosen = [
-                labels[i]
-                for i in torch.randperm(len(labels), generator=generator)[
-                    : self.identities_per_batch
-                ]
-            ]
+            labels, order = list(groups), torch.randperm(len(groups), generator=generator)
+            chosen = [labels[i] for i in order[: self.identities_per_batch]]
             indices = [index for label in chosen for index in groups[label].pop()]
-            for label in chosen:
-                if not groups[label]:
-                    del groups[label]
+            groups = {label: rest for label, rest in groups.items() if rest}
             batches.append(_with_seeds(indices, generator))
         return batches
 
     def _groups(self, indices: list[int], generator: torch.Generator) -> list[list[int]]:
-        if len(indices) < self.instances:
-            return [
-                [
-                    indices[i]
-                    for i in torch.randint(len(indices), (self.instances,), generator=generator)
-                ]
-            ]
-        order = [indices[i] for i in torch.randperm(len(indices), generator=generator)]
-        return [
-            order[start : start + self.instances]
-            for start in range(0, len(order) - self.instances + 1, self.instances)
-        ]
+        count, size = len(indices), self.instances
+        if count < size:
+            order = torch.randint(count, (size,), generator=generator)
+        else:
+            order = torch.randperm(count, generator=generator)[: count - count % size]
+        return [[indices[i] for i in group] for group in order.view(-1, size)]
 
 
 class ShuffledBatchSampler(EpochBatchSampler):
@@ -103,11 +87,8 @@ class ShuffledBatchSampler(EpochBatchSampler):
 
     def batches(self) -> list[list[tuple[int, int]]]:
         generator = _generator(self.seed, self.epoch)
-        order = torch.randperm(self.count, generator=generator).tolist()
-        return [
-            _with_seeds(order[start : start + self.batch_size], generator)
-            for start in range(0, len(self) * self.batch_size, self.batch_size)
-        ]
+        order = torch.randperm(self.count, generator=generator)[: len(self) * self.batch_size]
+        return [_with_seeds(batch.tolist(), generator) for batch in order.split(self.batch_size)]
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -13,26 +13,21 @@ MARKER = "synthetic.json"  # file that tools/make_synthetic.py writes into its d
 
 def locate(root: Path) -> Path:
     """ROOT_DIR/synthetic, or ROOT_DIR itself where its RGBNT201 is synthetic, as in configs/Synthetic."""
-    return root if (root / rgbnt201.READER.folder / MARKER).is_file() else root / FOLDER
+    return root if (root / "RGBNT201" / MARKER).is_file() else root / FOLDER
 
 
 def synthetic_counts(root: Path) -> dict[str, dict[str, int]] | None:
     """The counts of the data set in ROOT_DIR by split, as tools/make_synthetic.py has noted them; None for any other data."""
-    marker = read_json(locate(root) / rgbnt201.READER.folder / MARKER)
+    marker = read_json(locate(root) / "RGBNT201" / MARKER)
     try:
-        identities = {
-            "train_171": marker["arguments"]["identities"],
-            "test": marker["arguments"]["test_identities"],
-        }
-        return {
-            split: {
-                "triplets": int(marker["triplets"][folder]),
-                "identities": int(identities[folder]),
-            }
-            for split, folder in rgbnt201.FOLDERS.items()
-        }
-    except (TypeError, LookupError, ValueError):
+        triplets, arguments = marker["triplets"], marker["arguments"]
+        train, test = (
+            {"triplets": triplets[folder], "identities": arguments[flag]}
+            for folder, flag in (("train_171", "identities"), ("test", "test_identities"))
+        )
+    except (TypeError, LookupError):
         return None
+    return {"train": train, "query": test, "gallery": test}
 
 
 def illumination(sample: Sample) -> str:

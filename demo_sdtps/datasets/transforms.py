@@ -80,9 +80,9 @@ class PerModality:
     transform: Transform
 
     def __call__(self, images: Decoded, *rngs: Generator) -> list[torch.Tensor]:
-        return with_blanks(
-            [None if image is None else self.transform(image, *rngs) for image in images]
-        )
+        inputs = [None if image is None else self.transform(image, *rngs) for image in images]
+        shown = next(image for image in inputs if image is not None)
+        return [torch.zeros_like(shown) if image is None else image for image in inputs]
 
 
 class JointTrainTransform:
@@ -96,18 +96,14 @@ class JointTrainTransform:
         self.resize_mask = v2.Resize(self.image.size, interpolation=v2.InterpolationMode.BILINEAR)
 
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
-        geometry, (images, masks) = self.image.geometry(rng), split_image(images)
-        placed = [None if image is None else self.image.place(image, geometry) for image in images]
-        shown = with_blanks(
-            [
-                None if image is None else self.image.normalise_and_erase(image, rng)
-                for image in placed
-            ]
-        )
-        return [
-            *shown,
-            *(self.image.place(mask, geometry, self.resize_mask).div_(255) for mask in masks),
-        ]
+        geometry = self.image.geometry(rng)
+
+        def transform(image: torch.Tensor) -> torch.Tensor:
+            if is_mask(image):
+                return self.image.place(image, geometry, self.resize_mask).div_(255)
+            return self.image.normalise_and_erase(self.image.place(image, geometry), rng)
+
+        return PerModality(transform)(images)
 
 
 @dataclass(frozen=True)
@@ -119,26 +115,30 @@ class DropModalities:
     probability: float
 
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
-        present = [place for place, image in enumerate(split_image(images)[0]) if image is not None]
-        result = self.transform(images, rng)
-        dropped = [place for place in present if rng.random() < self.probability]
+        inputs = self.transform(images, rng)
+        present = [
+            model_input
+            for image, model_input in zip(images, inputs, strict=True)
+            if not (image is None or is_mask(image))
+        ]
+        dropped = [image for image in present if rng.random() < self.probability]
         if len(dropped) == len(present):
-            dropped.remove(rng.choice(dropped))
-        for place in dropped:
-            result[place].zero_()
-        return result
+            dropped.pop(rng.randrange(len(dropped)))
+        for image in dropped:
+            image.zero_()
+        return inputs
 
 
-def split_image(images: Decoded) -> tuple[Decoded, list[torch.Tensor]]:
-    """The images of a sample, and its mask, which has one channel, as a list of one or none."""
-    masks = [image for image in images[-1:] if image is not None and image.shape[0] == 1]
-    return images[: len(images) - len(masks)], masks
+def is_mask(image: torch.Tensor) -> bool:
+    """Whether an image of a sample is its mask, which has one channel."""
+    return image.shape[0] == 1
 
 
-def with_blanks(images: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Images (3, H, W) with zeros in place of absent ones."""
-    shown = next(image for image in images if image is not None)
-    return [torch.zeros_like(shown) if image is None else image for image in images]
+def train_transform(cfg: CfgNode) -> Callable[..., list[torch.Tensor]]:
+    """All images of a sample and its mask, uint8, and a random generator → their inputs of the network."""
+    joint, rate = cfg.INPUT.JOINT_AUGMENTATION, cfg.INPUT.MODALITY_DROPOUT
+    transform = JointTrainTransform(cfg) if joint else PerModality(TrainTransform(cfg))
+    return DropModalities(transform, rate) if rate else transform
 
 
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
@@ -163,9 +163,8 @@ def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
         if rows < height and columns < width:
             top, left = rng.randint(0, height - rows), rng.randint(0, width - columns)
             generator = torch.Generator().manual_seed(rng.getrandbits(63))
-            image[:, top : top + rows, left : left + columns] = torch.randn(
-                3, rows, columns, generator=generator
-            )
+            noise = torch.randn(3, rows, columns, generator=generator)
+            image[:, top : top + rows, left : left + columns] = noise
             break
     return image
 

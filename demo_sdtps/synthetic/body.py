@@ -5,6 +5,7 @@ Lengths are relative to the height of the body; y points down from the crown, x 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -58,16 +59,9 @@ RGB_LOOKS = tuple(
     )
 )
 # reflectances
-NI_LOOKS = tuple(
-    (upper, lower) for upper in (0.10, 0.36, 0.64, 0.95) for lower in (0.12, 0.48, 0.88)
-)
-TI_LOOKS = tuple(
-    (torso, sleeves, legs)
-    for torso in (0.28, 0.52, 0.80)
-    for sleeves in (0.32, 0.85)
-    for legs in (0.32, 0.72)
-)
-"""Thermal radiance: body heat that passes the insulation of the garment."""
+NI_LOOKS = tuple(product((0.10, 0.36, 0.64, 0.95), (0.12, 0.48, 0.88)))  # upper, lower
+# torso, sleeves, legs: thermal radiance, the body heat that passes the insulation of the garment
+TI_LOOKS = tuple(product((0.28, 0.52, 0.80), (0.32, 0.85), (0.32, 0.72)))
 
 
 @dataclass(frozen=True)
@@ -189,9 +183,8 @@ def _label_map(canvas: Canvas, look: Look) -> dict[str, Label]:
     colour = RGB_LOOKS[look.rgb]
     ni_upper, ni_lower = NI_LOOKS[look.ni]
     ti_torso, ti_sleeves, ti_legs = TI_LOOKS[look.ti]
-    upper, lower, accent = (
-        np.array(GARMENT_COLOURS[name]) for name in (colour.upper, colour.lower, colour.accent)
-    )
+    garments = (colour.upper, colour.lower, colour.accent)
+    upper, lower, accent = (np.array(GARMENT_COLOURS[name]) for name in garments)
     return {
         "upper": canvas.add(upper, ni_upper, ti_torso),
         "upper accent": canvas.add(accent, ni_upper, ti_torso),
@@ -220,10 +213,9 @@ class _Body:
 
     def at(self, x: float, y: float) -> Point:
         """Body coordinates → image coordinates; x is positive in the direction that the body faces."""
-        pose = self.pose
-        return pose.x + self.scale * (
-            pose.facing * x - pose.lean * (y - 0.5)
-        ), pose.y + self.scale * y
+        pose, scale = self.pose, self.scale
+        across = pose.facing * x - pose.lean * (y - 0.5)
+        return pose.x + scale * across, pose.y + scale * y
 
     def torso_coordinates(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Inverse of `at`, with y measured from the shoulders."""
@@ -235,29 +227,24 @@ class _Body:
         self.canvas.polygon([self.at(*point) for point in points], self.labels[part])
 
     def ellipse(self, x: float, y: float, radius_x: float, radius_y: float, part: str) -> None:
-        self.canvas.ellipse(
-            *self.at(x, y), radius_x * self.scale, radius_y * self.scale, self.labels[part]
-        )
+        radii = radius_x * self.scale, radius_y * self.scale
+        self.canvas.ellipse(*self.at(x, y), *radii, self.labels[part])
 
     def limb(
         self, start: Point, end: Point, start_radius: float, end_radius: float, part: str
     ) -> None:
-        self.canvas.limb(
-            self.at(*start),
-            self.at(*end),
-            start_radius * self.scale * self.build.width,
-            end_radius * self.scale * self.build.width,
-            self.labels[part],
+        first, second = (
+            radius * self.scale * self.build.width for radius in (start_radius, end_radius)
         )
+        self.canvas.limb(self.at(*start), self.at(*end), first, second, self.labels[part])
 
     def leg(self, side: int, part: str) -> None:
         angles = self.pose.limbs[side]
         hip = (0.0 if self.is_side else side * 0.05 * self.broad, 0.50)
         knee = _reach(hip, angles.hip, 0.235)
         ankle = _reach(knee, angles.hip - angles.knee, 0.215)
-        self.ellipse(
-            ankle[0] + (0.03 if self.is_side else 0), ankle[1] + 0.022, 0.05, 0.022, "shoes"
-        )
+        forward = 0.03 if self.is_side else 0
+        self.ellipse(ankle[0] + forward, ankle[1] + 0.022, 0.05, 0.022, "shoes")
         self.limb(hip, knee, 0.056, 0.044, part)
         self.limb(knee, ankle, 0.044, 0.032, part)
 
@@ -286,9 +273,7 @@ class _Body:
             "side": [(-0.155, 0.19, -0.03, 0.42)],
             "back": [(-0.075, 0.19, 0.075, 0.42)],
             # Only the straps are visible from the front.
-            "front": [
-                (side * 0.075 - 0.011, 0.165, side * 0.075 + 0.011, 0.36) for side in (-1, 1)
-            ],
+            "front": [(x - 0.011, 0.165, x + 0.011, 0.36) for x in (-0.075, 0.075)],
         }
         for box in boxes[self.pose.view]:
             self.polygon(rectangle(*box), "bag")
@@ -296,19 +281,8 @@ class _Body:
     def torso(self) -> None:
         shoulder, waist, hip = 0.115 * self.broad, 0.090 * self.broad, 0.098 * self.broad
         self.polygon(rectangle(-hip, 0.46, hip, 0.53), "lower")
-        self.polygon(
-            [
-                (-0.035, 0.145),
-                (0.035, 0.145),
-                (shoulder, 0.175),
-                (waist, 0.36),
-                (hip, 0.49),
-                (-hip, 0.49),
-                (-waist, 0.36),
-                (-shoulder, 0.175),
-            ],
-            "upper",
-        )
+        edge = [(0.035, 0.145), (shoulder, 0.175), (waist, 0.36), (hip, 0.49)]
+        self.polygon([*edge, *((-x, y) for x, y in reversed(edge))], "upper")
 
     def head(self) -> None:
         self.limb((0, 0.11), (0, 0.15), 0.026, 0.03, "skin")

@@ -25,38 +25,34 @@ BERT = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }
+TOKENIZER = {
+    "tokenizer_class": "BertTokenizer",
+    "do_lower_case": True,
+    "model_max_length": BERT["max_position_embeddings"],
+}
 
 
 def write_captioned(folder: Path, options: argparse.Namespace) -> None:
-    """Write all splits and the text tower."""
+    """Write images and captions of all splits, and the text tower."""
     (folder / IMAGES).mkdir()
     mapping: dict[str, str] = {}
-    for index, split in enumerate(SPLIT_SIZES):
-        write_split(folder, split, [options.seed, index], mapping, options)
+    for number, (split, flag) in enumerate(SPLIT_SIZES.items()):
+        captions, ids, dense = [], [], []
+        for index in progress(range(getattr(options, flag)), f"drawing {split}", unit="image"):
+            rng = np.random.default_rng([options.seed, number, index])
+            scene = shapes.random_scene(rng)
+            image_id = str(len(mapping))
+            mapping[image_id] = f"{split}_{index:06d}.jpg"
+            image = Image.fromarray(shapes.draw_scene(scene, options.size, rng))
+            # The usual chroma subsampling would blur the edges of small shapes.
+            image.save(folder / IMAGES / mapping[image_id], quality=92, subsampling=0)
+            captions += shapes.short_captions(scene, options.captions, rng)
+            ids.append(image_id)
+            dense.append(json.dumps({"id": image_id, "caption": shapes.long_caption(scene)}))
+        for name, lines in (("caps.txt", captions), ("ids.txt", ids), ("dense.jsonl", dense)):
+            write_text(folder / f"{split}_{name}", "\n".join(lines))
     write_text(folder / MAPPING, json.dumps(mapping, indent=0))
     write_tower(folder / TEXT_TOWER, options.seed)
-
-
-def write_split(
-    folder: Path, split: str, seed: list[int], mapping: dict[str, str], options: argparse.Namespace
-) -> None:
-    """Draw the images of a split, write its captions, and add its images to `mapping`."""
-    captions, ids, dense = [], [], []
-    for index in progress(
-        range(getattr(options, SPLIT_SIZES[split])), f"drawing {split}", unit="image"
-    ):
-        rng = np.random.default_rng([*seed, index])
-        scene = shapes.random_scene(rng)
-        image_id = str(len(mapping))
-        mapping[image_id] = f"{split}_{index:06d}.jpg"
-        image = Image.fromarray(shapes.draw_scene(scene, options.size, rng))
-        # The usual chroma subsampling would blur the edges of small shapes.
-        image.save(folder / IMAGES / mapping[image_id], quality=92, subsampling=0)
-        captions += shapes.short_captions(scene, options.captions, rng)
-        ids.append(image_id)
-        dense.append(json.dumps({"id": image_id, "caption": shapes.long_caption(scene)}))
-    for name, lines in (("caps.txt", captions), ("ids.txt", ids), ("dense.jsonl", dense)):
-        write_text(folder / f"{split}_{name}", "\n".join(lines))
 
 
 def write_text(file: Path, text: str) -> None:
@@ -75,16 +71,7 @@ def write_tower(folder: Path, seed: int) -> None:
     vocabulary = (*SPECIAL, *shapes.CAPTION_WORDS)
     write_text(folder / "vocab.txt", "\n".join(vocabulary))
     # Every release of transformers makes a tokenizer of these two files; the constructors differ between releases.
-    write_text(
-        folder / "tokenizer_config.json",
-        json.dumps(
-            {
-                "tokenizer_class": "BertTokenizer",
-                "do_lower_case": True,
-                "model_max_length": BERT["max_position_embeddings"],
-            }
-        ),
-    )
+    write_text(folder / "tokenizer_config.json", json.dumps(TOKENIZER))
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -2,12 +2,12 @@
 
 import argparse
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
@@ -25,7 +25,7 @@ class Number(NamedTuple):
     default: int
     help: str
     least: int = 1
-    most: int | None = None
+    most: float = math.inf
     metavar: str = "N"
 
 
@@ -34,39 +34,27 @@ def parse_flags(
     description: str,
     folder: str,
     numbers: Sequence[Number],
-    switches: Mapping[str, str] = MappingProxyType({}),
+    **switches: str,
 ) -> argparse.Namespace:
-    """Flags of a tool that writes the data set `folder`; `switches` are {name: help}."""
+    """Flags of a tool that writes the data set `folder`; `switches` are help texts by name."""
     parser = argparse.ArgumentParser(
         description=f"{description} The same arguments give the same files, byte for byte.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    root_help = f"folder that will hold {folder}/"
     parser.add_argument(
-        "--root",
-        required=True,
-        type=Path,
-        help=f"folder that will hold {folder}/",
-        metavar="DIR",
-        default=argparse.SUPPRESS,
+        "--root", required=True, type=Path, help=root_help, metavar="DIR", default=argparse.SUPPRESS
     )
-    for number in numbers:
-        parser.add_argument(
-            f"--{number.name}",
-            type=int,
-            default=number.default,
-            metavar=number.metavar,
-            help=number.help,
-        )
+    for name, default, meaning, _, _, metavar in numbers:
+        parser.add_argument(f"--{name}", type=int, default=default, metavar=metavar, help=meaning)
     for name, meaning in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
-    add_overwrite(
-        parser, f"replace DIR/{folder} if this tool made it; any other folder is left unchanged"
-    )
+    add_overwrite(parser, f"replace DIR/{folder} if this tool made it; no other folder is replaced")
     options = read_arguments(parser, arguments)
     for name, _, _, least, most, _ in numbers:
         value = getattr(options, name)
-        if value < least or (most is not None and value > most):
-            limits = f"{least} or more" if most is None else f"from {least} to {most}"
+        if not least <= value <= most:
+            limits = f"{least} or more" if most == math.inf else f"from {least} to {most}"
             raise UserError(f"--{name} is {value}; it must be {limits}.")
     return options
 
@@ -106,10 +94,8 @@ def _check_free(target: Path, overwrite: bool) -> None:
         return
     if target.is_symlink() or read_marker(target) is None:
         raise UserError(
-            f"{target} was not made by this tool (it has no {MARKER}, or is a link) and may be the real data set, "
-            "so it is not replaced; choose another --root."
+            f"{target} was not made by this tool (it has no {MARKER}, or is a link), so it is not replaced; choose "
+            "another --root."
         )
     if not overwrite:
-        raise UserError(
-            f"{target} exists already; choose another --root or pass --overwrite to replace it."
-        )
+        raise UserError(f"{target} exists; choose another --root, or pass --overwrite.")

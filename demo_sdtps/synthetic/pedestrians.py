@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -170,17 +172,14 @@ def draw_triplet(
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
     if scene.random() < BYSTANDER_RATE:
         # A bystander behind the person is the smaller of the two.
-        _draw_bystander(
-            canvas, scene, size=(0.5, 0.8), aside=0.2, scale=pose.height if unaligned else 1.0
-        )
-    mask = draw_body(canvas, identity.look, identity.build, pose)
+        scale = pose.height if unaligned else 1.0
+        _draw_bystander(canvas, scene, size=(0.5, 0.8), aside=0.2, scale=scale)
+    person = draw_body(canvas, identity.look, identity.build, pose)
     _draw_front(canvas, front)
     labels = canvas.labels()
-    person = (labels >= mask.start) & (labels < mask.stop)
     light = _pool(np.array(canvas.materials, np.float32)[labels])
-    return _expose(light, CAMERAS[camera], night, sensor), _pool(
-        person[..., None].astype(np.float32)
-    )[..., 0] > 0.5
+    coverage = _pool(np.isin(labels, person)[..., None].astype(np.float32))[..., 0]
+    return _expose(light, CAMERAS[camera], night, sensor), coverage > 0.5
 
 
 def _unalign(
@@ -194,13 +193,10 @@ def _unalign(
     for _ in range(LOOSE_ATTEMPTS):
         height = rng.uniform(*LOOSE_HEIGHT) * min(1.0, 2 * canvas.aspect)
         half, cut = HALF_WIDTH * height, CUT * height
-        x, y = (
-            rng.uniform(half - cut, canvas.aspect - half + cut),
-            rng.uniform(-cut, 1 - height + cut),
-        )
-        top, bottom, left, right = (
-            max(0, round(edge * canvas.height)) for edge in (y, y + height, x - half, x + half)
-        )
+        x = rng.uniform(half - cut, canvas.aspect - half + cut)
+        y = rng.uniform(-cut, 1 - height + cut)
+        edges = (y, y + height, x - half, x + half)
+        top, bottom, left, right = (max(0, round(edge * canvas.height)) for edge in edges)
         if covered[top:bottom, left:right].mean() <= MOST_COVERED:
             break
     return replace(pose, x=x, y=y, height=height)
@@ -225,12 +221,8 @@ def _draw_bystander(
     pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
     height = scale * rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
-    draw_body(
-        canvas,
-        look,
-        build,
-        replace(pose, x=x, y=0.95 - height + rng.uniform(-0.05, 0.1), height=height),
-    )
+    y = 0.95 - height + rng.uniform(-0.05, 0.1)
+    draw_body(canvas, look, build, replace(pose, x=x, y=y, height=height))
 
 
 def _expose(
@@ -238,36 +230,23 @@ def _expose(
 ) -> dict[str, np.ndarray]:
     """Render the channels by the camera: (H, W, 5) float → {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
+    source = NIGHT_LIGHT if night else DAY_LIGHT
+    numbers = [camera.gain, camera.gamma, camera.offset, camera.noise, source]
     images = {}
     for modality, span in CHANNELS.items():
         count = span.stop - span.start
-        gain, gamma, offset, noise, ambient = (
-            np.array(vector[span], np.float32)
-            for vector in (
-                camera.gain,
-                camera.gamma,
-                camera.offset,
-                camera.noise,
-                NIGHT_LIGHT if night else DAY_LIGHT,
-            )
-        )
+        gain, gamma, offset, noise, ambient = np.array(numbers, np.float32)[:, span]
         gain = gain * ambient * np.exp(rng.normal(0, 0.07) + rng.normal(0, 0.03, count))
         offset = (offset + rng.normal(0, 0.02)) * np.sqrt(ambient)
-        uneven = (
-            1
-            + 0.08 * _smooth_noise(height, width, 5, rng)
-            + 0.06 * _smooth_noise(height, width, 28, rng)
-        )
-        exposed = np.clip(
-            offset + gain * np.clip(light[..., span] * uneven[..., None], 0, 1) ** gamma, 0, 1
-        )
+        coarse, fine = (_smooth_noise(height, width, cells, rng) for cells in (5, 28))
+        uneven = 1 + 0.08 * coarse + 0.06 * fine
+        incident = np.clip(light[..., span] * uneven[..., None], 0, 1)
+        exposed = np.clip(offset + gain * incident**gamma, 0, 1)
         image = Image.fromarray(np.repeat(np.uint8(exposed * 255), 3 // count, axis=2))
         # Blur is given for 128 rows; a thermal lens has a lower resolution.
-        radius = (
-            (camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)) * height / 128
-        )
+        radius = camera.blur + rng.uniform(0, 0.5) + (0.4 if modality == "TI" else 0.0)
         grain = 255 * noise * rng.standard_normal((height, width, count), dtype=np.float32)
-        blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(radius)))
+        blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(radius * height / 128)))
         images[modality] = np.clip(blurred + grain, 0, 255).astype(np.uint8)
     return images
 
@@ -280,31 +259,25 @@ def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator)
 
 def _pool(fine: np.ndarray) -> np.ndarray:
     """Mean over the supersampled pixels: (S H, S W, C) → (H, W, C)."""
-    height, width, channels = fine.shape
-    return fine.reshape(
-        height // SUPERSAMPLING, SUPERSAMPLING, width // SUPERSAMPLING, SUPERSAMPLING, channels
-    ).mean((1, 3))
+    factor, (height, width, channels) = SUPERSAMPLING, fine.shape
+    blocks = fine.reshape(height // factor, factor, width // factor, factor, channels)
+    return blocks.mean((1, 3))
 
 
 def write_data_set(
     folder: Path,
     identities: int,
     test_identities: int,
-    images_per_camera: int,
-    height: int,
-    width: int,
-    seed: int = 0,
-    quality: int = 92,
-    unaligned: bool = False,
     skip_identities: int = 0,
     workers: int = 1,
+    **drawing: Any,
 ) -> dict[str, int]:
-    """Write triplets and masks in the layout of RGBNT201, `images_per_camera` of each identity from each camera, drawn by
-    `workers` processes → the number of triplets in each split.
+    """Write triplets and masks in the layout of RGBNT201, drawn by `workers` processes → the number of triplets in each split.
 
-    `quality` is JPEG's; `skip_identities` leaves out the first ones of the seed.
+    `drawing` are arguments of `write_identity`; `skip_identities` leaves out the first ones of the seed.
     """
-    people = make_identities(skip_identities + identities + test_identities, seed)[skip_identities:]
+    number = skip_identities + identities + test_identities
+    people = make_identities(number, drawing["seed"])[skip_identities:]
     for split in SPLITS:
         for kind in (*MODALITIES, MASK):
             (folder / split / kind).mkdir(parents=True)
@@ -312,21 +285,12 @@ def write_data_set(
         (folder / SPLITS[index >= identities], skip_identities + index + 1, person)
         for index, person in enumerate(people)
     ]
-    write_one = partial(
-        write_identity,
-        images_per_camera=images_per_camera,
-        height=height,
-        width=width,
-        seed=seed,
-        quality=quality,
-        unaligned=unaligned,
-    )
+    write_one = partial(write_identity, **drawing)
     for _ in progress(_map(write_one, tasks, workers), "drawing", len(tasks), unit="identity"):
         pass
-    return {
-        split: number * len(CAMERAS) * images_per_camera
-        for split, number in zip(SPLITS, (identities, test_identities), strict=True)
-    }
+    per_identity = len(CAMERAS) * drawing["images_per_camera"]
+    counts = (identities * per_identity, test_identities * per_identity)
+    return dict(zip(SPLITS, counts, strict=True))
 
 
 def write_identity(
@@ -335,20 +299,19 @@ def write_identity(
     height: int,
     width: int,
     seed: int,
-    quality: int,
-    unaligned: bool,
+    quality: int = 92,
+    unaligned: bool = False,
 ) -> None:
-    """Write all images of one identity, by its folder and number."""
+    """Write `images_per_camera` images of one identity from each camera, by its folder and number; `quality` is JPEG's."""
     folder, number, identity = task
-    for camera in range(len(CAMERAS)):
-        for index in range(images_per_camera):
-            rng = np.random.default_rng([seed, 2, number, camera, index])
-            night = is_night(camera, rng)
-            images, mask = draw_triplet(identity, camera, night, height, width, rng, unaligned)
-            name = f"{number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
-            for modality, image in images.items():
-                Image.fromarray(image).save(folder / modality / f"{name}.jpg", quality=quality)
-            Image.fromarray(np.uint8(mask) * 255).save(folder / MASK / f"{name}.png")
+    for camera, index in product(range(len(CAMERAS)), range(images_per_camera)):
+        rng = np.random.default_rng([seed, 2, number, camera, index])
+        night = is_night(camera, rng)
+        images, mask = draw_triplet(identity, camera, night, height, width, rng, unaligned)
+        name = f"{number:06d}_cam{camera + 1}_{int(night)}_{index:02d}"
+        for modality, image in images.items():
+            Image.fromarray(image).save(folder / modality / f"{name}.jpg", quality=quality)
+        Image.fromarray(np.uint8(mask) * 255).save(folder / MASK / f"{name}.png")
 
 
 def _map(

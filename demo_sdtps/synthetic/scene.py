@@ -9,9 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
-WARM_OBJECT_RATE = (
-    0.12  # share of objects that are hotter than their surroundings (engines, lamps, vents)
-)
 Label = int
 Point = tuple[float, float]
 Colour = tuple[float, float, float] | np.ndarray
@@ -51,26 +48,13 @@ class Canvas:
     ) -> None:
         """Tapered bar with round ends."""
         (x0, y0), (x1, y1) = start, end
-        length = max(np.hypot(x1 - x0, y1 - y0), 1e-6)
-        across_x, across_y = (y0 - y1) / length, (x1 - x0) / length
-        corners = [
-            (x + side * radius * across_x, y + side * radius * across_y)
-            for x, y, radius, side in (
-                (x0, y0, start_radius, 1),
-                (x1, y1, end_radius, 1),
-                (x1, y1, end_radius, -1),
-                (x0, y0, start_radius, -1),
-            )
-        ]
-        self.polygon(corners, label)
+        across = np.array([y0 - y1, x1 - x0]) / max(np.hypot(x1 - x0, y1 - y0), 1e-6)
+        first, second = start_radius * across, end_radius * across
+        self.polygon([start + first, end + second, end - second, start - first], label)
         self.ellipse(x0, y0, start_radius, start_radius, label)
         self.ellipse(x1, y1, end_radius, end_radius, label)
 
-    def relabel(
-        self,
-        replacements: dict[Label, Label],
-        where: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ) -> None:
+    def relabel(self, replacements: dict[Label, Label], where: Callable[..., np.ndarray]) -> None:
         """Replace labels at the pixels where `where(x, y)`, a function of (H, W) coordinates, is true."""
         labels = self.labels()
         rows, columns = np.indices(labels.shape, dtype=np.float32) / self.height
@@ -134,12 +118,8 @@ LEAVES = ((0.12, 0.28, 0.10), (0.20, 0.38, 0.14), (0.33, 0.42, 0.16))
 
 
 def _tint(palette: Palette, rng: np.random.Generator) -> np.ndarray:
-    return np.clip(
-        np.array(palette[rng.integers(len(palette))]) * rng.uniform(0.8, 1.2)
-        + rng.normal(0, 0.03, 3),
-        0,
-        1,
-    )
+    colour = np.array(palette[rng.integers(len(palette))])
+    return colour * rng.uniform(0.8, 1.2) + rng.normal(0, 0.03, 3)
 
 
 class _Objects:
@@ -147,25 +127,26 @@ class _Objects:
 
     def __init__(self, canvas: Canvas, rng: np.random.Generator, horizon: float = 1.0):
         self.canvas, self.rng, self.horizon, self.right = canvas, rng, horizon, canvas.aspect
-        self.add, self.box, self.ellipse, self.uniform = (
-            canvas.add,
-            canvas.box,
-            canvas.ellipse,
-            rng.uniform,
-        )
+        self.add, self.box, self.ellipse = canvas.add, canvas.box, canvas.ellipse
+        self.uniform = rng.uniform
 
     def material(self, palette: Palette = POOL) -> Label:
         """Random material whose reflectance and radiance are independent of its colour."""
-        radiance = (0.65, 0.95) if self.rng.random() < WARM_OBJECT_RATE else (0.08, 0.5)
-        return self.add(_tint(palette, self.rng), self.uniform(0.08, 0.95), self.uniform(*radiance))
+        # engines, lamps and vents are hotter than their surroundings
+        radiance = (0.65, 0.95) if self.rng.random() < 0.12 else (0.08, 0.5)
+        return self.surface(palette, (0.08, 0.95), radiance)
+
+    def surface(
+        self, palette: Palette, reflectance: tuple[float, float], radiance: tuple[float, float]
+    ) -> Label:
+        return self.add(
+            _tint(palette, self.rng), self.uniform(*reflectance), self.uniform(*radiance)
+        )
 
     def windows(self) -> None:
         pane, frame = self.material(POOL[:3]), self.material()
-        width, height, gap = (
-            self.uniform(0.07, 0.14),
-            self.uniform(0.09, 0.18),
-            self.uniform(0.03, 0.08),
-        )
+        width, height = self.uniform(0.07, 0.14), self.uniform(0.09, 0.18)
+        gap = self.uniform(0.03, 0.08)
         left, top = self.uniform(-0.1, 0.05), self.uniform(-0.05, 0.1)
         for x in np.arange(left, self.right, width + gap):
             for y in np.arange(top, self.horizon - height, height + gap):
@@ -192,13 +173,8 @@ class _Objects:
 
     def pole(self) -> None:
         x, width = self.uniform(0, self.right), self.uniform(0.01, 0.035)
-        self.box(
-            x,
-            self.rng.choice([0.0, self.uniform(0, 0.4)]),
-            x + width,
-            self.horizon + self.uniform(0, 0.3),
-            self.material(),
-        )
+        top = self.rng.choice([0.0, self.uniform(0, 0.4)])
+        self.box(x, top, x + width, self.horizon + self.uniform(0, 0.3), self.material())
 
     def fence(self) -> None:
         bar, top = self.material(), self.horizon - self.uniform(0.1, 0.25)
@@ -208,55 +184,38 @@ class _Objects:
 
     def car(self) -> None:
         body, glass = self.material(), self.add((0.15, 0.18, 0.2), 0.15, 0.2)
-        tyre, engine = (
-            self.add((0.06, 0.06, 0.06), 0.1, self.uniform(0.3, 0.7)),
-            self.rng.random() < 0.5,
-        )
+        tyre = self.add((0.06, 0.06, 0.06), 0.1, self.uniform(0.3, 0.7))
+        is_warm = self.rng.random() < 0.5
         length, side = self.uniform(0.4, 0.6), self.rng.choice([-1, 1])
-        x, y, height = (
-            self.uniform(-0.3, self.right - 0.1),
-            self.horizon + self.uniform(0, 0.12),
-            self.uniform(0.1, 0.15),
-        )
-        self.box(x, y - height, x + length, y, body)
-        self.canvas.polygon(
-            [
-                (x + 0.08, y - height),
-                (x + 0.16, y - 1.8 * height),
-                (x + length - 0.14, y - 1.8 * height),
-                (x + length - 0.06, y - height),
-            ],
-            glass,
-        )
-        if engine:  # a warm bonnet is visible in TI only
+        x, y = self.uniform(-0.3, self.right - 0.1), self.horizon + self.uniform(0, 0.12)
+        height = self.uniform(0.1, 0.15)
+        bonnet, roof, end = y - height, y - 1.8 * height, x + length
+        self.box(x, bonnet, end, y, body)
+        cabin = [(x + 0.08, bonnet), (x + 0.16, roof), (end - 0.14, roof), (end - 0.06, bonnet)]
+        self.canvas.polygon(cabin, glass)
+        if is_warm:  # which is visible in TI only
             *colour, ni, _ = self.canvas.materials[body]
             hot = self.add(np.array(colour), ni, self.uniform(0.7, 0.95))
-            nose = x if side < 0 else x + length - 0.12
-            self.box(nose, y - height, nose + 0.12, y - 0.03, hot)
-        for wheel in (x + 0.09, x + length - 0.09):
+            nose = x if side < 0 else end - 0.12
+            self.box(nose, bonnet, nose + 0.12, y - 0.03, hot)
+        for wheel in (x + 0.09, end - 0.09):
             self.ellipse(wheel, y, 0.04, 0.04, tyre)
 
     def bush(self, x: float, y: float, size: float) -> None:
         # Leaves reflect near infrared strongly, whatever their green.
-        leaves = [
-            self.add(_tint(LEAVES, self.rng), self.uniform(0.65, 0.95), self.uniform(0.15, 0.35))
-            for _ in range(3)
-        ]
+        leaves = [self.surface(LEAVES, (0.65, 0.95), (0.15, 0.35)) for _ in range(3)]
         for _ in range(14):
             dx, dy = self.rng.normal(0, size * 0.5), self.rng.normal(0, size * 0.35)
             radius = size * self.uniform(0.2, 0.4)
             self.ellipse(x + dx, y + dy, radius, radius * 0.8, leaves[self.rng.integers(3)])
 
     def foliage(self) -> None:
-        self.bush(
-            self.uniform(0, self.right), self.uniform(0, self.horizon), self.uniform(0.08, 0.22)
-        )
+        x, y = self.uniform(0, self.right), self.uniform(0, self.horizon)
+        self.bush(x, y, self.uniform(0.08, 0.22))
 
     def tree(self) -> None:
         x, width = self.uniform(0, self.right), self.uniform(0.02, 0.05)
-        bark = self.add(
-            _tint(((0.25, 0.18, 0.12),), self.rng), self.uniform(0.3, 0.6), self.uniform(0.2, 0.45)
-        )
+        bark = self.surface(((0.25, 0.18, 0.12),), (0.3, 0.6), (0.2, 0.45))
         self.box(x, 0, x + width, self.horizon + self.uniform(0, 0.1), bark)
         self.bush(x, self.uniform(0, 0.15), self.uniform(0.12, 0.25))
 
@@ -276,24 +235,17 @@ class _Objects:
 
     def stain(self) -> None:
         """Shadow, puddle or patch of grass on the ground."""
-        self.ellipse(
-            self.uniform(0, self.right),
-            self.uniform(self.horizon, 1),
-            self.uniform(0.05, 0.25),
-            self.uniform(0.01, 0.06),
-            self.material(POOL[:3] + LEAVES),
-        )
+        x, y = self.uniform(0, self.right), self.uniform(self.horizon, 1)
+        width, height = self.uniform(0.05, 0.25), self.uniform(0.01, 0.06)
+        self.ellipse(x, y, width, height, self.material(POOL[:3] + LEAVES))
 
     def post(self) -> None:
         x, width = self.uniform(0.1, 0.9) * self.right, self.uniform(0.02, 0.06)
         self.box(x, 0, x + width, 1, self.material())
 
     def crate(self) -> None:
-        x, top, width = (
-            self.uniform(-0.1, 0.7) * self.right,
-            self.uniform(0.6, 0.85),
-            self.uniform(0.15, 0.4),
-        )
+        x, top = self.uniform(-0.1, 0.7) * self.right, self.uniform(0.6, 0.85)
+        width = self.uniform(0.15, 0.4)
         self.box(x, top, x + width, 1, self.material())
         self.box(x, top + 0.05, x + width, top + 0.07, self.material())
 

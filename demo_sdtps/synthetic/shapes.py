@@ -6,7 +6,7 @@ which nearly always identifies the scene among a few hundred; a long caption nam
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import permutations
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -31,8 +31,7 @@ BACKGROUNDS = {
     "brown": (112, 84, 62),
 }
 SIZES = {"small": 0.105, "large": 0.16}  # radius over the image's side
-TEXTURES = ("plain", "striped", "dotted")
-TEXTURE_RATES = (0.5, 0.25, 0.25)
+TEXTURES = {"plain": 0.5, "striped": 0.25, "dotted": 0.25}  # rates
 PLACES = {
     "in the top left corner": (0, 0),
     "at the top": (0, 1),
@@ -92,7 +91,7 @@ def random_scene(rng: np.random.Generator) -> Scene:
     shapes = tuple(
         Shape(
             _choice(rng, SIZES),
-            str(rng.choice(TEXTURES, p=TEXTURE_RATES)),
+            str(rng.choice(list(TEXTURES), p=list(TEXTURES.values()))),
             str(colour),
             _choice(rng, OUTLINES),
             list(PLACES)[cell],
@@ -108,12 +107,9 @@ def _choice(rng: np.random.Generator, words: Collection[str]) -> str:
 
 def long_caption(scene: Scene) -> str:
     """Text that names every attribute of every shape, and the background."""
-    shapes = " , ".join(
-        f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes
-    )
-    return LONG.format(
-        number=NUMBER_WORDS[len(scene.shapes)], background=scene.background, shapes=shapes
-    )
+    nouns = (f"{_noun(shape, size=True, texture=True)} is {shape.place}" for shape in scene.shapes)
+    number = NUMBER_WORDS[len(scene.shapes)]
+    return LONG.format(number=number, background=scene.background, shapes=" , ".join(nouns))
 
 
 def short_captions(scene: Scene, number: int, rng: np.random.Generator) -> list[str]:
@@ -126,24 +122,22 @@ def short_captions(scene: Scene, number: int, rng: np.random.Generator) -> list[
 
 def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
     shapes = [scene.shapes[i] for i in rng.permutation(len(scene.shapes))]
-    kind = rng.random()
+    number, kind = NUMBER_WORDS[len(shapes)], rng.random()
     if len(shapes) > 2 and kind < 0.2:
         # Three colours and kinds with one more word each identify a scene.
-        nouns = (_noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3])
-        named = dict(zip("abc", nouns, strict=True))
-        return _choice(rng, OF_THREE).format(**named, number=NUMBER_WORDS[len(scene.shapes)])
-    if kind < 0.6:
-        a, b = shapes[:2]
-        relation = _choice(rng, relations(a, b))
-        return _choice(rng, RELATED).format(
-            a=_describe(a, rng), b=_describe(b, rng), relation=relation
+        a, b, c = (
+            _noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3]
         )
+        return _choice(rng, OF_THREE).format(a=a, b=b, c=c, number=number)
+    first, second = shapes[:2]
+    if kind < 0.6:
+        relation, sentence = _choice(rng, relations(first, second)), _choice(rng, RELATED)
+        return sentence.format(a=_describe(first, rng), b=_describe(second, rng), relation=relation)
     # The first of the two always with its position, the second sometimes.
-    first, second = (
-        _describe(shape, rng, rng.random() < rate)
-        for shape, rate in zip(shapes[:2], (1, 0.4), strict=True)
+    a, b = (
+        _describe(shape, rng, rng.random() < rate) for shape, rate in ((first, 1), (second, 0.4))
     )
-    return _choice(rng, SENTENCES).format(a=first, b=second, number=NUMBER_WORDS[len(scene.shapes)])
+    return _choice(rng, SENTENCES).format(a=a, b=b, number=number)
 
 
 def _describe(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
@@ -177,9 +171,8 @@ def draw_scene(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
     canvas = np.full((side, side, 3), BACKGROUNDS[scene.background], np.uint8)
     for shape in scene.shapes:
         _draw_shape(canvas, shape, rng)
-    image = np.asarray(
-        Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX), np.float32
-    )
+    pooled = Image.fromarray(canvas).resize((size, size), Image.Resampling.BOX)
+    image = np.asarray(pooled, np.float32)
     # Linear light gradient.
     ramp, (down, right) = np.linspace(-6, 6, size), rng.uniform(-1, 1, 2)
     light = down * ramp[:, None, None] + right * ramp[None, :, None]
@@ -194,30 +187,21 @@ def _draw_shape(canvas: np.ndarray, shape: Shape, rng: np.random.Generator) -> N
     draw = ImageDraw.Draw(image)
     for points, value in OUTLINES[shape.kind]:
         y, x = points.T
-        turned = (
-            column + radius * (x * np.cos(turn) - y * np.sin(turn)),
-            row + radius * (x * np.sin(turn) + y * np.cos(turn)),
-        )
-        draw.polygon(list(zip(*turned, strict=True)), fill=value)
+        across = column + radius * (x * np.cos(turn) - y * np.sin(turn))
+        down = row + radius * (x * np.sin(turn) + y * np.cos(turn))
+        draw.polygon(list(zip(across, down, strict=True)), fill=value)
     rows, columns = np.nonzero(np.asarray(image))
-    # stripes and dots are diagonal
-    down, right, slant = ((rows - row) / side, (columns - column) / side, turn + 0.7)
-    marked = _mark_relation(
-        shape.texture,
-        right * np.cos(slant) + down * np.sin(slant),
-        down * np.cos(slant) - right * np.sin(slant),
-    )
+    down, right = (rows - row) / side, (columns - column) / side
+    slant = turn + 0.7  # stripes and dots are diagonal
+    along = right * np.cos(slant) + down * np.sin(slant)
+    across = down * np.cos(slant) - right * np.sin(slant)
+    is_dark = {
+        "plain": np.zeros(along.shape, bool),
+        "striped": along % 0.08 < 0.035,
+        "dotted": np.hypot(along % 0.085 - 0.0425, across % 0.085 - 0.0425) < 0.024,
+    }[shape.texture]
     colour = np.array(SHAPE_COLOURS[shape.colour]) * rng.uniform(0.92, 1.04)
-    canvas[rows, columns] = np.where(marked[:, None], colour * TEXTURE_SHADE, colour).clip(0, 255)
-
-
-def _mark_relation(texture: str, along: np.ndarray, across: np.ndarray) -> np.ndarray:
-    """Whether pixels belong to a dark stripe or dot: coordinates relative to the side (pixels,) → (pixels,) bool."""
-    if texture == "striped":
-        return along % 0.08 < 0.035
-    if texture == "dotted":
-        return np.hypot(along % 0.085 - 0.0425, across % 0.085 - 0.0425) < 0.024
-    return np.zeros(along.shape, bool)
+    canvas[rows, columns] = np.where(is_dark[:, None], colour * TEXTURE_SHADE, colour).clip(0, 255)
 
 
 def _regular(corners: int, *radii: float, turn: float = 0.0) -> np.ndarray:
@@ -240,21 +224,12 @@ OUTLINES = {  # polygons of radius about 1 that are drawn (1) or cut out (0) in 
 
 
 def _vocabulary() -> tuple[str, ...]:
-    templates = " ".join((*SENTENCES, *RELATED, *OF_THREE, LONG)).split()
-    of_relations = {
-        word
-        for a, b in combinations(PLACES, 2)
-        for pair in ((a, b), (b, a))
-        for relation in relations(*(Shape("", "", "", "", place) for place in pair))
-        for word in relation.split()
-    }
-    words = (
-        {word for word in templates if not word.startswith("{")}
-        | of_relations
-        | {"a", "an", "is", *NUMBER_WORDS.values()}
-    )
-    words |= {*SHAPE_COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *" ".join(PLACES).split()}
-    return tuple(sorted(words))
+    places = [Shape("", "", "", "", place) for place in PLACES]
+    related = [relation for a, b in permutations(places, 2) for relation in relations(a, b)]
+    templates = (*SENTENCES, *RELATED, *OF_THREE, LONG)
+    attributes = (*SHAPE_COLOURS, *BACKGROUNDS, *SIZES, *TEXTURES, *OUTLINES, *PLACES)
+    phrases = (*templates, *related, *attributes, *NUMBER_WORDS.values(), "a an is")
+    return tuple(sorted({word for word in " ".join(phrases).split() if not word.startswith("{")}))
 
 
 CAPTION_WORDS = _vocabulary()

@@ -8,11 +8,10 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import Sample, identity_labels, read_splits, reader_of
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
-from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
@@ -155,9 +154,8 @@ def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str
     """The files that training and evaluation read, by split and modality: "query NI"; "query images" of three side by side."""
     paths: dict[str, Sequence[str]] = {}
     for split, samples in splits.items():
-        masks = existing_masks(cfg, samples) if split == "train" and reads_masks(cfg) else []
         modalities = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
-        columns = zip(*triplet_files(samples, masks), strict=True)
+        columns = zip(*triplet_files(cfg, samples, training=split == "train"), strict=True)
         paths |= {
             f"{split} {name}": list(filter(None, files))
             for name, files in zip((*modalities, MASK), columns, strict=False)

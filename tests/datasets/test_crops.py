@@ -1,7 +1,6 @@
 """The images of image-text matching: random crops in training, resized in evaluation, beside torchvision's."""
 
 import random
-from collections import Counter
 
 import pytest
 import torch
@@ -14,56 +13,34 @@ from yacs.config import CfgNode
 from demo_sdtps.seps.transforms import CROP_ASPECT, CropTransform, crop_box, resize_transform
 
 
-def config(*opts):
-    made = CfgNode(
-        {
-            "INPUT": {
-                "SIZE": [32, 32],
-                "PROB": 0.5,
-                "MIN_CROP": 0.5,
-                "PIXEL_MEAN": [0.5] * 3,
-                "PIXEL_STD": [0.5] * 3,
-            }
-        }
+def config(**values):
+    """INPUT with these values."""
+    normalisation = {"PIXEL_MEAN": [0.5] * 3, "PIXEL_STD": [0.5] * 3}
+    return CfgNode(
+        {"INPUT": {"SIZE": [32, 32], "PROB": 0.5, "MIN_CROP": 0.5} | normalisation | values}
     )
-    made.merge_from_list(list(opts))
-    return made
 
 
-def test_evaluation_resizes_and_normalises():
-    cfg = config(
-        "INPUT.SIZE",
-        [24, 40],
-        "INPUT.PIXEL_MEAN",
-        [0.1, 0.2, 0.3],
-        "INPUT.PIXEL_STD",
-        [1.0, 2.0, 4.0],
-    )
-    image = random_image(48, 30)
-    plain = v2.Compose(
-        [
-            v2.Resize((24, 40), interpolation=v2.InterpolationMode.BICUBIC),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize([0.1, 0.2, 0.3], [1.0, 2.0, 4.0]),
-        ]
-    )
-    assert torch.equal(resize_transform(cfg)(image), plain(image))
+def assert_resized(actual, image):
+    """An input of the network is the image (3, h, w), resized by bicubic interpolation in float64."""
+    expected = F.interpolate(
+        image[None].double(), actual.shape[1:], mode="bicubic", antialias=True, align_corners=False
+    )[0].clamp(0, 255)
+    assert actual.dtype == torch.float32
+    # whole grey levels on the way
+    assert (actual - normalised(expected)).abs().max() < 2.5 / 127.5
 
 
-def test_a_crop_is_a_part_of_the_image_resized():
-    cfg = config("INPUT.PROB", 0.0, "INPUT.MIN_CROP", 0.3, "INPUT.SIZE", [16, 24])
+def test_evaluation_resizes_and_a_crop_is_a_part_of_the_image_resized():
+    cfg = config(PROB=0.0, MIN_CROP=0.3, SIZE=[16, 24])
     # no value is cut between the two passes of the bicubic filter
     image = random_image(48, 60) // 3 + 80
+    assert_resized(resize_transform(cfg)(image), image)
     for seed in range(seeded(), seeded(20)):
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
-        part = image[None, :, top : top + rows, left : left + columns].double()
-        expected = F.interpolate(
-            part, (16, 24), mode="bicubic", antialias=True, align_corners=False
-        )[0].clamp(0, 255)
         actual = CropTransform(cfg)(image, random.Random(seed))
-        assert actual.shape == (3, 16, 24) and actual.dtype == torch.float32
-        # whole grey levels on the way
-        assert (actual - normalised(expected)).abs().max() < 2.5 / 127.5
+        assert actual.shape == (3, 16, 24)
+        assert_resized(actual, image[:, top : top + rows, left : left + columns])
 
 
 def test_crops_have_torchvisions_distribution():
@@ -73,27 +50,17 @@ def test_crops_have_torchvisions_distribution():
     torch.manual_seed(seeded())
     theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
     image = torch.zeros(3, 90, 120, dtype=torch.uint8)
-    theirs = torch.tensor(
-        [
-            [params[name] for name in ("top", "left", "height", "width")]
-            for params in (theirs_transform.make_params([image]) for _ in range(count))
-        ]
-    ).double()
+    drawn = [theirs_transform.make_params([image]) for _ in range(count)]
+    names = ("top", "left", "height", "width")
+    theirs = torch.tensor([[box[name] for name in names] for box in drawn]).double()
     for boxes in (ours, theirs):
-        assert ((boxes[:, :2] + boxes[:, 2:]) <= torch.tensor([90, 120])).all() and (
-            boxes >= 0
-        ).all()
+        assert (boxes >= 0).all()
+        assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor([90, 120])).all()
 
     def measures(boxes):
         top, left, rows, columns = boxes.T
-        return torch.stack(
-            [
-                rows * columns / 10800,
-                (columns / rows).log(),
-                (top + rows / 2) / 90,
-                (left + columns / 2) / 120,
-            ]
-        )
+        centre = (top + rows / 2) / 90, (left + columns / 2) / 120
+        return torch.stack([rows * columns / 10800, (columns / rows).log(), *centre])
 
     for mine, other in zip(measures(ours), measures(theirs), strict=True):
         error = (mine.var() / count + other.var() / count).sqrt()
@@ -109,12 +76,12 @@ def test_of_a_long_image_the_middle_is_taken(height, width, box):
 
 
 def test_half_the_images_are_flipped():
-    image, transform = random_image(32, 32), CropTransform(config("INPUT.MIN_CROP", 1.0))
+    image, transform = random_image(32, 32), CropTransform(config(MIN_CROP=1.0))
     plain = normalised(image)
-    seen = Counter()
+    flips = 0
     for seed in range(seeded(), seeded(200)):
         actual = transform(image, random.Random(seed))
         flipped = bool((actual - plain.flip(2)).abs().max() < tolerance(*SCALED))
-        seen[flipped] += 1
+        flips += flipped
         assert_close(actual, plain.flip(2) if flipped else plain, *SCALED)
-    assert abs(seen[True] - 100) < 6 * 50**0.5  # standard errors
+    assert abs(flips - 100) < 6 * 50**0.5  # standard errors

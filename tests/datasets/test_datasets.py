@@ -16,13 +16,13 @@ import pytest
 import yaml
 from commands import ROOT
 from layouts import WRITERS, write_triplet
-from PIL import Image
 from triplets import config, message_of
 
-from demo_sdtps.config import load_cfg
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
-from demo_sdtps.datasets.base import ENDINGS
-from demo_sdtps.datasets.images import FORMATS
+from demo_sdtps.datasets.base import endings
+from demo_sdtps.datasets.masks import mask_path
+from demo_sdtps.datasets.rgbnt201 import NAMING
 
 FOLDERS = {
     "RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
@@ -82,13 +82,19 @@ def test_only_the_splits_asked_for_are_read(tmp_path, name):
     assert read(tmp_path, name, ("query",)) == {"query": expected}
 
 
-def test_other_files_are_not_read(tmp_path, name):
+def test_neither_masks_nor_other_files_are_read(tmp_path, name):
     expected = WRITERS[name](tmp_path)
-    for folder, folders, _ in list(os.walk(tmp_path)):
+    for path in [mask_path(sample) for samples in expected.values() for sample in samples]:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    for folder, _, _ in list(os.walk(tmp_path)):
         (Path(folder) / "Thumbs.db").write_bytes(b"x")
-        if not folders:  # beside the images
-            (Path(folder) / "list.txt").write_text("x")
     assert read(tmp_path, name) == expected
+
+
+def test_a_name_may_go_on_as_it_likes_after_the_camera():
+    sample = NAMING.sample(("000258_cam3_1_seq02_07.jpg",))
+    assert (sample.identity, sample.camera) == (258, 2)
 
 
 def test_any_ending_of_an_image_is_read_in_the_same_order(tmp_path, name):
@@ -97,8 +103,8 @@ def test_any_ending_of_an_image_is_read_in_the_same_order(tmp_path, name):
     files = sorted(
         {path for samples in expected.values() for sample in samples for path in sample.paths}
     )
-    endings = cycle([*sorted(ENDINGS), ".JPG", ".Png"])
-    names = {path: str(Path(path).with_suffix(next(endings))) for path in files}
+    suffixes = cycle([*sorted(endings()), ".JPG", ".Png"])
+    names = {path: str(Path(path).with_suffix(next(suffixes))) for path in files}
     for path, new in names.items():
         os.rename(path, new)
     assert read(tmp_path, name) == {
@@ -116,12 +122,6 @@ def test_two_images_of_one_name_are_refused(tmp_path, name):
         f"The folder {path.parent} has both {path.stem}.PNG and {path.stem}.jpg, which"
         in complaint(tmp_path, name)
     )
-
-
-def test_endings_are_those_of_the_formats_that_are_decoded():
-    assert set(ENDINGS) == {
-        ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS
-    }
 
 
 def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
@@ -158,11 +158,11 @@ def test_a_missing_image_and_a_missing_folder_of_one_modality_are_reported(tmp_p
     paths = WRITERS[name](tmp_path)["query"][4].paths
     Path(paths[number]).unlink()
     message = complaint(tmp_path, name)
-    assert f"has no {('RGB', 'NI', 'TI')[number]} image: {paths[number]} is missing" in message
-    assert (
-        f"such as {paths[1 if number == 0 else 0]}" in message
-        and f"The query split of {name}" in message
-    )
+    assert f"has no {MODALITIES[number]} image: {paths[number]} is missing" in message
+    assert f"such as {paths[number == 0]}" in message and f"The query split of {name}" in message
+    Path(paths[number - 1]).unlink()
+    two = [MODALITIES[place] for place in sorted((number, (number - 1) % 3))]
+    assert f"has no {' and no '.join(two)} image" in complaint(tmp_path, name)
     folder = Path(paths[number]).parent
     folder.rename(tmp_path / "elsewhere")
     assert f"The folder {folder} is missing" in complaint(tmp_path, name)
@@ -221,9 +221,8 @@ def values_of(path):
 @pytest.mark.parametrize("folder", NAMES)
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     kinds = {path.stem for path in CONFIGS if path.parent.name == folder}
-    slim = {"DeMo_Slim"}
-    both = "DeMo_with_SDTPS"
-    assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both} | slim
+    slim, both = "DeMo_Slim", "DeMo_with_SDTPS"
+    assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both, slim}
     actual = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
     assert {values["DATASETS.NAMES"] for values in actual.values()} == {
         "RGBNT201" if folder == "Synthetic" else folder
@@ -235,27 +234,17 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
         "DeMo": fusion,
         "DeMo_SDTPS": {"MODEL.USE_SDTPS"},
         both: fusion | {"MODEL.USE_SDTPS"},
-        **dict.fromkeys(slim, fusion),
+        slim: fusion,
     }
-    assert [actual[both][f"MODEL.SDTPS_{key}"] for key in ("LOSS_WEIGHT", "FEEDS_HDM")] == [
-        0.1,
-        False,
-    ]
-    # which only HDM's own uses there
-    apart = MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set())
-    slimming = {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
-    rest = [
-        {
-            key: value
-            for key, value in values.items()
-            if key not in apart
-            and not (kind in slim and (key in slimming or key.startswith("MODEL.SLIM_")))
-            and not (kind == both and key in ("MODEL.SDTPS_LOSS_WEIGHT", "MODEL.SDTPS_FEEDS_HDM"))
-        }
-        for kind, values in actual.items()
-    ]
-    whole = rest[0]
-    assert all(values == {key: whole[key] for key in values} for values in rest)
+    apart = {"MODEL.SDTPS_LOSS_WEIGHT": 0.1, "MODEL.SDTPS_FEEDS_HDM": False}
+    assert {key: actual[both][key] for key in apart} == apart
+    slimming = {key for key in actual[slim] if key.startswith("MODEL.SLIM_")}
+    differing = dict.fromkeys(kinds, MODULES | ({"MODEL.HEAD"} if folder == "Synthetic" else set()))
+    differing[both] = differing[both] | {*apart}
+    differing[slim] = differing[slim] | slimming | {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
+    baseline = actual["Baseline"]
+    for kind, values in actual.items():
+        assert {key for key in values if values[key] != baseline[key]} <= differing[kind]
 
 
 @pytest.mark.parametrize("name", ["RGBNT201", "RGBNT100", "MSVR310"])

@@ -22,7 +22,7 @@ from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.datasets.images import decode
+from demo_sdtps.datasets.images import decode, decode_triplet
 from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
     ImageDataset,
@@ -32,7 +32,7 @@ from demo_sdtps.datasets.loaders import (
     use_cache,
 )
 from demo_sdtps.datasets.transforms import PerModality, TrainTransform
-from demo_sdtps.seps.captions import CaptionBatch, caption_batches, caption_loader
+from demo_sdtps.seps.captions import caption_batches, caption_loader
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
 
@@ -46,7 +46,8 @@ MASKS = tuple(
 
 @pytest.fixture(params=["triplets", "triplets with masks", "captions"])
 def make(request):
-    """Of KEY, VALUE, … options: → a training loader and the function that gives its batches."""
+    """Of KEY, VALUE, … options: → a training loader and the function that gives its batches, whose first entry are the tensors
+    by name."""
 
     def triplets(*opts):
         masks = MASKS if "masks" in request.param else ()
@@ -56,7 +57,8 @@ def make(request):
     def captions(*opts):
         cfg = seps_tiny.cfg_for(request.getfixturevalue("shapes_root"), *opts)
         split = read_image_texts(cfg.DATASETS.ROOT_DIR, "shapes", "train")
-        return caption_loader(cfg, split, load_tokenizer(cfg)), caption_batches
+        loader = caption_loader(cfg, split, load_tokenizer(cfg))
+        return loader, lambda loader: [(vars(batch),) for batch in caption_batches(loader)]
 
     return captions if request.param == "captions" else triplets
 
@@ -67,18 +69,9 @@ def load_epoch(make, *opts, epoch=1):
     return list(batches_of(loader))
 
 
-def tensors_of(batch):
-    """All tensors of a batch of triplets or of captions."""
-    if isinstance(batch, CaptionBatch):
-        return list(vars(batch).values())
-    images, *labels = batch
-    return [*images.values(), *labels]
-
-
 def assert_equal_batches(ours, theirs):
-    assert len(ours) == len(theirs) > 1
-    for one, other in zip(ours, theirs, strict=True):
-        assert all(map(torch.equal, tensors_of(one), tensors_of(other)))
+    assert len(ours) > 1
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -113,7 +106,8 @@ def test_neither_processes_nor_the_cache_change_a_bit(make, opts):
 def test_another_seed_or_epoch_gives_other_images(make):
     ours = load_epoch(make)
     for other in (load_epoch(make, "SOLVER.SEED", "5"), load_epoch(make, epoch=2)):
-        assert not torch.equal(tensors_of(ours[0])[0], tensors_of(other[0])[0])
+        one, another = (next(iter(epoch[0][0].values())) for epoch in (ours, other))
+        assert not torch.equal(one, another)
 
 
 def test_epochs_of_one_loader_are_those_of_fresh_ones(make):
@@ -126,20 +120,19 @@ def test_epochs_of_one_loader_are_those_of_fresh_ones(make):
 
 def test_a_training_batch(tiny_root):
     cfg = config(tiny_root)
-    by_path = {
+    by_pixels = {
         decode(sample.paths[0]).numpy().tobytes(): sample
         for sample in read_splits(cfg, ("train",))["train"]
     }
     loader = train_loader(config(tiny_root, *PLAIN), read_splits(cfg, ("train",))["train"])
     for images, labels, cameras in batches(loader):
-        assert [(images[modality].dtype, images[modality].shape) for modality in MODALITIES] == [
+        assert {(image.dtype, image.shape) for image in images.values()} == {
             (torch.float32, (8, 3, 32, 16))
-        ] * 3
+        }
         assert sorted(Counter(labels.tolist()).values()) == [4, 4]
         for index in range(8):
-            sample = by_path[
-                bytes(((images["RGB"][index] + 1) * 127.5).round().byte().numpy().tobytes())
-            ]
+            pixels = ((images["RGB"][index] + 1) * 127.5).round().byte()
+            sample = by_pixels[pixels.numpy().tobytes()]
             assert (labels[index], cameras[index]) == (sample.identity - 1, sample.camera)
             for modality, path in zip(MODALITIES, sample.paths, strict=True):
                 assert_close(images[modality][index], normalised(decode(path)), *SCALED)
@@ -184,12 +177,9 @@ def test_evaluation_takes_all_samples_in_order(tiny_root):
     samples = read_splits(cfg, ("query",))["query"]
     loaded = list(batches(test_loader(cfg, samples)))
     assert [len(labels) for _, labels, _ in loaded] == [5] * 6 + [2]
-    assert torch.cat([labels for _, labels, _ in loaded]).tolist() == [
-        sample.identity for sample in samples
-    ]
-    assert torch.cat([cameras for *_, cameras in loaded]).tolist() == [
-        sample.camera for sample in samples
-    ]
+    _, labels, cameras = zip(*loaded, strict=True)
+    assert torch.cat(labels).tolist() == [sample.identity for sample in samples]
+    assert torch.cat(cameras).tolist() == [sample.camera for sample in samples]
     for place, modality in enumerate(MODALITIES):
         images = torch.cat([images[modality] for images, *_ in loaded])
         expected = torch.stack([decode(sample.paths[place]) for sample in samples])
@@ -282,9 +272,10 @@ def test_auto_caches_what_fits(tiny_root, monkeypatch):
     assert bytes_needed < CACHE_LIMIT
     for limit, fits in ((bytes_needed, True), (bytes_needed - 1, False)):
         monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
-        assert use_cache(config(tiny_root), paths) is fits
-        assert use_cache(config(tiny_root, "DATASETS.CACHE", "yes"), paths) is True
-        assert use_cache(config(tiny_root, "DATASETS.CACHE", "no"), paths) is False
+        assert use_cache(config(tiny_root), paths, decode_triplet) is fits
+        for value, expected in (("yes", True), ("no", False)):
+            cfg = config(tiny_root, "DATASETS.CACHE", value)
+            assert use_cache(cfg, paths, decode_triplet) is expected
 
 
 def test_cached_images_are_not_changed_by_augmentation(tiny_root):

@@ -48,20 +48,18 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
             image = image.flip(2) if flip else image
             return F.pad(image, (4,) * 4)[:, top : top + 32, left : left + 16]
 
-        *actual, found_mask = transform([*images, mask], random.Random(seed))
+        *actual, actual_mask = transform([*images, mask], random.Random(seed))
         for image, original in zip(actual, images, strict=True):
             assert_close(image, normalised(slow(original)), *SCALED)
-        assert_close(found_mask, slow(mask).double() / 255, 1)
+        assert_close(actual_mask, slow(mask).double() / 255, 1)
 
 
 def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
     transform = JointTrainTransform(config(tiny_root, *JOINT, *PLAIN[:-1], "1.0"))
-    white = [torch.full((3, 32, 16), 255, dtype=torch.uint8)] * 3 + [
-        torch.full((1, 32, 16), 255, dtype=torch.uint8)
-    ]
-    *images, mask = transform(white, random.Random(0))
+    white = torch.full((3, 32, 16), 255, dtype=torch.uint8)
+    *images, mask = transform([white, white, white, white[:1]], random.Random(0))
     erased = [(image != 1).any(0) for image in images]
-    assert all(part.any() and not part.all() for part in erased)
+    assert all(area.any() and not area.all() for area in erased)
     assert not torch.equal(erased[0], erased[1]) and not torch.equal(erased[1], erased[2])
     assert torch.equal(mask, torch.ones(1, 32, 16))
 
@@ -76,10 +74,8 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
     cfg = config(tiny_root, *STILL)
     samples = samples_of(cfg)
     masks = masks_of(cfg, samples)
-    files = [
-        Path(sample.paths[0].replace("/RGB/", "/MASK/")).with_suffix(".png") for sample in samples
-    ]
-    expected = np.stack([np.asarray(Image.open(file)) for file in files])
+    files = [sample.paths[0].replace("/RGB/", "/MASK/")[: -len("jpg")] for sample in samples]
+    expected = np.stack([np.asarray(Image.open(f"{file}png")) for file in files])
     assert masks.dtype == torch.float32 and masks.shape == (48, 1, 32, 16)
     assert_close(masks[:, 0], expected / 255, 1)
     # evaluation reads none
@@ -95,14 +91,11 @@ def test_a_mask_of_another_size_is_resized_bilinearly(own_root):
     large = random_image(64, 48)[:1]
     for sample in samples:
         Image.fromarray(large[0].numpy()).save(mask_path(sample))
-    expected = (
-        F.interpolate(
-            large[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False
-        )
-        / 255
+    expected = F.interpolate(
+        large[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False
     )
     # Rounding to whole levels in each of the two passes is worth half a level.
-    assert (masks_of(cfg, samples) - expected).abs().max() < 1.5 / 255
+    assert (masks_of(cfg, samples) - expected / 255).abs().max() < 1.5 / 255
 
 
 def test_masks_of_images_side_by_side(tmp_path):
