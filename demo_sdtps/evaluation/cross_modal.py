@@ -97,7 +97,7 @@ def rank_sets(
             how,
             lambda feature: normalise(cfg, feature),
         )
-        ranking = None if distances is None else rank_distances(cfg, distances, data)
+        ranking = None if distances is None else rank_distances(cfg, distances.__getitem__, data)
         matrices["mAP"][query_set][other] = ranking.mAP if ranking else None
         matrices["Rank-1"][query_set][other] = ranking.rank(1) if ranking else None
     return matrices
