@@ -60,14 +60,12 @@ def encode_cases(
         return [EncodedTriplets(_mix(whole, zeros, case)) for case in cases]
     stem = model.forward_stem(present, cameras)
     zero_stem = _zero_stem(model, zeroed, cam_label) if absent else stem
-    return [
-        model.forward_stages(
-            {name: (zero_stem if name in case else stem)[name] for name in images_of(images)},
-            images
-            | {name: _zeros(image, len(image)) for name, image in zeroed.items() if name in case},
-        )
-        for case in cases
-    ]
+    encoded = []
+    for case in cases:
+        tokens = {name: (zero_stem if name in case else stem)[name] for name in images_of(images)}
+        blank = {name: _zeros(images[name], len(images[name])) for name in zeroed if name in case}
+        encoded.append(model.forward_stages(tokens, images | blank))
+    return encoded
 
 
 def _encode_zeros(model: DeMo, images: ByModality, cam_label: torch.Tensor) -> Context:
