@@ -117,21 +117,15 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
     analysis.set_op_handle("aten::cdist", distance_macs)
-    analysis.set_op_handle(
-        **{
-            f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
-            for name in PER_ELEMENT
-            for in_place in ("", "_")
-        }
-    )
+    for name in PER_ELEMENT:
+        rule = elementwise_flop_counter(0, 3 if name == "silu" else 1)
+        analysis.set_op_handle(**{f"aten::{name}": rule, f"aten::{name}_": rule})
     analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
     # evaluation does not call the heads
     analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)
     macs = analysis.by_module()
-    if left := analysis.unsupported_ops():
-        logger.warning(
-            "Not counted, because there is no rule for them: %s", ", ".join(sorted(left))
-        )
+    if left := ", ".join(sorted(analysis.unsupported_ops())):
+        logger.warning("Not counted, because there is no rule for them: %s", left)
     return macs
 
 
@@ -164,11 +158,8 @@ def tokens_of_hdm(model: DeMo) -> int:
     if model.sdtps and model.sdtps_feeds_hdm:
         # the last is the extra token
         return 1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1
-    return 1 + (
-        model.slimming.counts(model.backbone.num_patches)[-1]
-        if model.slimming
-        else model.backbone.num_patches
-    )
+    patches = model.backbone.num_patches
+    return 1 + (model.slimming.counts(patches)[-1] if model.slimming else patches)
 
 
 def reference_hdm_macs(width: int, tokens: int) -> int:

@@ -82,9 +82,8 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
     """
     warnings = []
     known = {sample.identity for sample in splits["train"]}
-    if shared := sorted(
-        known & {sample.identity for sample in (*splits["query"], *splits["gallery"])}
-    ):
+    tested = {sample.identity for sample in (*splits["query"], *splits["gallery"])}
+    if shared := sorted(known & tested):
         warnings.append(
             f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
             "not those of unseen ones; leave them out of one, or renumber them if they are others."
