@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -68,8 +69,8 @@ def rollout(
         check_class_attention(block, "The method is rollout", "choose gradcam")
     context, outputs = _encode(model, images, cameras, missing)
     prefix, first = backbone.vit.num_prefix_tokens, outputs[0]
-    images_count, length = first.values.shape[:2]
-    product = torch.eye(length, device=first.values.device).repeat(images_count, 1, 1)
+    rows, length = first.values.shape[:2]
+    product = torch.eye(length, device=first.values.device).repeat(rows, 1, 1)
     for index, tokens in enumerate(outputs):
         product = _carry_rows(product, outputs[max(0, index - 1)], tokens, backbone)
         rope = backbone.block_arguments(tokens)(index).get("rope")
@@ -77,7 +78,7 @@ def rollout(
         product = (attention @ product + product) / 2
     positions = first.grid_positions(backbone.num_patches)
     values = product[:, 0, prefix : prefix + positions.shape[1]]
-    return _on_grid(values, positions, outputs[-1], context, backbone)
+    return _on_grid(values, positions, outputs[-1], context)
 
 
 def grad_cam(
@@ -101,7 +102,7 @@ def grad_cam(
     patches = slice(prefix, prefix + positions.shape[1])
     weights = gradient[:, patches].mean(dim=1, keepdim=True)
     relevance = (last.values[:, patches] * weights).sum(dim=-1).relu()
-    return _on_grid(relevance.detach(), positions, last, context, backbone)
+    return _on_grid(relevance.detach(), positions, last, context)
 
 
 def similarity_to(
@@ -159,16 +160,11 @@ def _carry_rows(
     return torch.cat([product[:, :prefix], kept, product[:, prefix + old.shape[1] :], extra], dim=1)
 
 
-def _on_grid(
-    values: torch.Tensor,
-    positions: torch.Tensor,
-    last: Tokens,
-    context: Context,
-    backbone: Backbone,
-) -> Maps:
+def _on_grid(values: torch.Tensor, positions: torch.Tensor, last: Tokens, context: Context) -> Maps:
     """Values (M·B, n) of the patches at `positions`, by modality on the grid, 0 where the `last` tokens have no patch."""
-    zeros = values.new_zeros(values.shape[0], backbone.num_patches)
-    kept = zeros.scatter(1, last.grid_positions(backbone.num_patches), 1.0)
+    patches = prod(context.grid)
+    zeros = values.new_zeros(len(values), patches)
+    kept = zeros.scatter(1, last.grid_positions(patches), 1.0)
     whole = zeros.scatter(1, positions, values) * kept
     grids = (each.unflatten(1, context.grid).cpu() for each in (whole, kept > 0))
     return Maps(*(split_rows(grid, list(context.tokens)) for grid in grids))

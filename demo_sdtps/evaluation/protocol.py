@@ -26,8 +26,6 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
 
-NO_LABELS = "these images have no labels, which DATASETS.NAMES Folder and CSV read and tools/search.py does not need"
-
 
 @dataclass
 class TestData:
@@ -67,10 +65,12 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
         cameras_of[sample.identity].add(getattr(sample, key))
     matched = sum(1 for sample in query if cameras_of[sample.identity] - {getattr(sample, key)})
     if not matched:
+        advice = "check the test split"
+        if not reader_of(cfg).labelled:
+            advice = "these images have no labels, which DATASETS.NAMES Folder and CSV read and tools/search.py does not need"
         raise UserError(
             f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
-            f"identity with another {key}), so nothing can be scored; "
-            f"{'check the test split' if reader_of(cfg).labelled else NO_LABELS}."
+            f"identity with another {key}), so nothing can be scored; {advice}."
         )
     return matched
 

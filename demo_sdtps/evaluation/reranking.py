@@ -88,24 +88,14 @@ def k_reciprocal(
     itself, then the others by distance, ties by index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result,
     memory grows with N · k1 and the size of the neighbourhoods.
 
-    Raises `ValueError` for k1 or k2 below 1, lambda_value outside [0, 1], no queries, no gallery or widths that differ.
+    Raises `ValueError` for k1 or k2 below 1 or lambda_value outside [0, 1].
     """
     if k1 < 1 or k2 < 1 or not 0 <= lambda_value <= 1:
         raise ValueError(
             f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1."
         )
-    shapes = tuple(query_features.shape), tuple(gallery_features.shape)
-    if (
-        not len(shapes[0]) == len(shapes[1]) == 2
-        or shapes[0][1] != shapes[1][1]
-        or 0 in shapes[0] + shapes[1]
-    ):
-        raise ValueError(
-            f"Features must be (Q, D) and (G, D) and not empty, but they are {shapes[0]} and {shapes[1]}."
-        )
-    distances = Distances(
-        torch.cat([F.normalize(side.float(), dim=1) for side in (query_features, gallery_features)])
-    )
+    sides = (query_features, gallery_features)
+    distances = Distances(torch.cat([F.normalize(side.float(), dim=1) for side in sides]))
     nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
     wide, narrow = (_reciprocal(nearest[:, : count + 1]) for count in (k1, round(k1 / 2)))
     weights = _compress(_weights(distances, farthest, wide, narrow))

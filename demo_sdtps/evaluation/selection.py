@@ -42,25 +42,20 @@ Numbers = dict[tuple[str, str], list[torch.Tensor]]
 class Quality:
     """The result of `measure_selection`, all shares in [0, 1].
 
-    `cases` is that of SDTPS, empty without it: by case and present modality "base_rate", the share of the patches in the
-    foreground; "kept", that of the kept patches; "recall", the share of the patches of the foreground that are kept; and the
-    average precision of every detector: the score and its parts (`Score.parts`), without those of missing modalities.
-    `stages` has the same of "stage 1", "stage 2", … of slimming. Base rate and average precision are among the patches that
-    reach a stage or SDTPS, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
-    and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.
-
-    `random_order` is the expected average precision of a random order of the grid's patches. `mean_global_cosine` is the mean
-    cosine of the global features of two images, by modality: near 1 a global feature hardly depends on its image. `left_out` of
-    the `images` have no patch in the foreground and are not in recall and average precisions.
+    Measures are "base_rate", the share of the patches in the foreground; "kept", that of the kept patches; "recall", the share
+    of the foreground's patches that are kept; and the average precision of every detector: the score and its parts
+    (`Score.parts`), without those of missing modalities. Base rate and average precision are among the patches that reach a
+    stage or SDTPS, recall is among all patches of the grid. A measure that no image has is left out.
     """
 
-    cases: dict[str, Measures]
-    random_order: float
+    cases: dict[str, Measures]  # of SDTPS by case, empty without it
+    random_order: float  # expected average precision of a random order of the grid's patches
+    # of the global features of two images, by modality: near 1 a global feature hardly depends on its image
     mean_global_cosine: dict[str, float]
     images: int
-    left_out: int
-    stages: dict[str, dict[str, Measures]]
-    lights: dict[str, dict[str, Measures]]
+    left_out: int  # images without a patch in the foreground, which are not in recall and average precisions
+    stages: dict[str, dict[str, Measures]]  # of slimming: "stage 1", "stage 2", …, by case
+    lights: dict[str, dict[str, Measures]]  # of complete triplets: {"day": {"stage 1": measures}}
 
     @property
     def choices(self) -> dict[str, dict[str, Measures]]:

@@ -66,10 +66,8 @@ def analyse(
     nearest = analysis.nearest_samples(distances, query, gallery, torch.tensor(listed), NEAREST)
     shown = spread(len(data.samples), points)
     shown_features = normalise(cfg, chosen[shown]).numpy()
-    embeddings = {
-        METHODS[method]: embed(shown_features, method, cfg.SOLVER.SEED)
-        for method in progress(("pca", "tsne"), "features in two dimensions", unit="method")
-    }
+    methods = progress(("pca", "tsne"), "features in two dimensions", unit="method")
+    embeddings = {METHODS[name]: embed(shown_features, name, cfg.SOLVER.SEED) for name in methods}
     return Analysis(
         records,
         scores,

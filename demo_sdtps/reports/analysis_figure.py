@@ -94,7 +94,7 @@ def _draw_distances(axis: plt.Axes, analysis: Analysis) -> None:
     kinds = ((positives, "matches", MATCH), (negatives, "other identities", WRONG))
     for counts, name, colour in kinds:
         total = counts.sum()
-        style = {"fill": True, "alpha": 0.5, "color": colour, "label": f"{total:,} {name}"}
-        axis.stairs(100 * counts / max(1, total), edges, **style)
+        shares, text = 100 * counts / max(1, total), f"{total:,} {name}"
+        axis.stairs(shares, edges, fill=True, alpha=0.5, color=colour, label=text)
     axis.set(title="distances of queries to the gallery", xlabel="distance", ylabel="%")
     axis.legend()

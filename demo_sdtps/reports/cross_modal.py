@@ -15,9 +15,8 @@ def report_cross_modal(
 ) -> None:
     """Print the matrices as tables, and write them to the files that are given."""
     if json:
-        about = {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN}
-        about |= {"distance": cfg.TEST.CROSS_MODAL_DISTANCE}
-        write_json(json, {**about, "cross_modal": result})
+        how = {"return_pattern": cfg.TEST.RETURN_PATTERN, "distance": cfg.TEST.CROSS_MODAL_DISTANCE}
+        write_json(json, {"caption": caption, **how, "cross_modal": result})
     if image:
         draw_cross_modal(result, f"{caption}\n{cross_modal_caption(cfg)}", image)
     print_lines(caption, *cross_modal_tables(cfg, result), *filter(None, (image,)))

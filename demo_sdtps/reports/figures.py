@@ -43,7 +43,7 @@ plt.rcParams.update(
 BLANK = 245  # grey value in place of a missing image
 MARKERS = "osD^vP*X<>ph"
 HALO = [withStroke(linewidth=2, foreground="white")]  # around text over points and images
-CENTRED = {"ha": "center", "va": "center"}  # text at its place
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # text at its place
 OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it
 
 

@@ -180,13 +180,10 @@ def omission_notes(data: TestData, analysis: Analysis, images: int, samples: int
 
 def sample_labels(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     """What the page says of a sample; cameras from 1, as file names have them."""
-    where = {"scene": sample.scene} if exclude_key(cfg) == "scene" else {}
-    return {
-        "identity": sample.identity,
-        "camera": sample.camera + 1,
-        **where,
-        "name": Path(sample.files[0]).name,
-    }
+    labels = {"identity": sample.identity, "camera": sample.camera + 1}
+    if exclude_key(cfg) == "scene":
+        labels["scene"] = sample.scene
+    return {**labels, "name": Path(sample.files[0]).name}
 
 
 def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[str, object]:

@@ -80,11 +80,12 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     first = CurvePoint("", [], [], 1.0, *measure(cfg, dense, data))
     print_lines(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]))
     add(first)
-    for case in progress(cases, "evaluating", unit="setting"):
-        model = slim_model(cfg, *case)
+    for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
+        model = slim_model(cfg, score, blocks, keep)
         macs = count_macs(cfg, model)
         operations = (macs["backbone"] + macs["slimming"]) / whole
-        add(CurvePoint(*case, operations, *measure(cfg, model, data), own=case == trained))
+        is_own = (score, blocks, keep) == trained
+        add(CurvePoint(score, blocks, keep, operations, *measure(cfg, model, data), is_own))
     if arguments.output:
         draw(points, caption, cfg, arguments.output)
     for path in filter(None, (arguments.json, arguments.output)):

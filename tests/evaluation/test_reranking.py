@@ -252,20 +252,3 @@ def test_settings_out_of_range_are_refused(wrong):
         ValueError, match=r"k1 .* k2 .* at least 1, lambda_value .* between 0 and 1"
     ):
         k_reciprocal(*clustered(14), **wrong)
-
-
-@pytest.mark.parametrize(
-    ("query", "gallery"),
-    [
-        ((5, 4), (9, 3)),
-        ((0, 4), (9, 4)),
-        ((5, 4), (0, 4)),
-        ((5, 0), (9, 0)),
-        ((4,), (9, 4)),
-        ((5, 4), (4,)),
-        ((5, 4, 1), (9, 4, 1)),
-    ],
-)
-def test_features_that_do_not_fit_are_refused(query, gallery):
-    with pytest.raises(ValueError, match=r"Features must be \(Q, D\) and \(G, D\)"):
-        k_reciprocal(torch.ones(query), torch.ones(gallery))
