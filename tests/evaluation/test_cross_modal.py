@@ -35,7 +35,7 @@ PRESENT = {
     "RNT": {"RGB", "NI", "TI"},
 }
 OWN = [("RGB",), ("NI",), ("TI",)]
-FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+FUSION = "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
 WIDTH = 5
 
 
@@ -87,10 +87,10 @@ def test_distances_against_the_slow_version(how, sources):
 @pytest.mark.parametrize(
     "opts",
     [
-        ("MODEL.USE_SDTPS", "False"),
-        ("MODEL.USE_SDTPS", "False", "MODEL.DIRECT", "0", *FUSION),
-        ("MODEL.SDTPS_BETA", "0.0"),
-        ("MODEL.SDTPS_BETA", "0.0", "MODEL.HDM", "True"),
+        "MODEL.USE_SDTPS False",
+        f"MODEL.USE_SDTPS False MODEL.DIRECT 0 {FUSION}",
+        "MODEL.SDTPS_BETA 0.0",
+        "MODEL.SDTPS_BETA 0.0 MODEL.HDM True",
     ],
     ids=["baseline", "HDM, ATMoE", "SDTPS", "SDTPS, HDM"],
 )
@@ -99,7 +99,7 @@ def test_distances_against_the_slow_version(how, sources):
 def test_the_columns_of_a_modality(changed, opts):
     """Another image of a modality changes the columns that are made from it alone: of ATMoE's also the lengths of the others,
     each head's by its weight, but not their directions. With a beta of 0 no modality guides another in SDTPS."""
-    model = tiny_model(*opts).eval()
+    model = tiny_model(*opts.split()).eval()
     heads, seen = (4, partial(F.normalize, dim=-1)) if model.atmoe else (1, torch.clone)
     images, cameras = random_images(1)
     others = images | {changed: random_images(2)[0][changed]}
@@ -121,7 +121,7 @@ def test_the_columns_of_a_modality(changed, opts):
 @pytest.fixture(scope="module")
 def words(tiny_root, tmp_path_factory):
     """The command line of an untrained model with SDTPS, HDM and ATMoE."""
-    words = cli_args_for(tiny_root, *FUSION)
+    words = cli_args_for(tiny_root, *FUSION.split())
     path = weights_file(
         tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:])
     )
@@ -132,24 +132,16 @@ def words(tiny_root, tmp_path_factory):
 def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
     """Equal sets as TEST.MISS all has them, to the last bit; unequal ones by the slow versions of distance and ranking."""
     words = [*words, "TEST.RETURN_PATTERN", pattern, "TEST.CROSS_MODAL_DISTANCE", how]
-    code, stdout, stderr = command(
-        test_net.main,
-        *words,
-        "--cross_modal",
-        "--json",
-        tmp_path / "x.json",
-        "--output",
-        tmp_path / "x.png",
-    )
+    outputs = ("--json", tmp_path / "x.json", "--output", tmp_path / "x.png")
+    code, stdout, stderr = command(test_net.main, *words, "--cross_modal", *outputs)
     assert code == 0, stderr
     written = json.loads((tmp_path / "x.json").read_text())
     assert (written["distance"], written["return_pattern"]) == (how, pattern)
     actual = written["cross_modal"]
     assert (tmp_path / "x.png").stat().st_size > 10_000 and "x.png" in stdout
 
-    assert (
-        command(test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json")[0] == 0
-    )
+    more = ("TEST.MISS", "all", "--json", tmp_path / "all.json")
+    assert command(test_net.main, *words, *more)[0] == 0
     table = cases_of(tmp_path / "all.json")
     for measure, rows in actual.items():
         assert {SETS[name]: rows[name][name] for name in SETS} == {

@@ -1,5 +1,7 @@
 """Distances between unequal sets of modalities (docs/method.md), one number at a time."""
 
+from tests.reference.reranking import normalised
+
 
 def distance(query, gallery, sources, query_set, gallery_set, how):
     """Features are lists of parts, lists of numbers, made from the modalities in `sources`: → a number, or None."""
@@ -20,11 +22,6 @@ def distance(query, gallery, sources, query_set, gallery_set, how):
             vectors[0].extend(one)
             vectors[1].extend(other)
     return squared(*map(normalised, vectors)) if vectors[0] else None
-
-
-def normalised(vector):
-    length = sum(number * number for number in vector) ** 0.5
-    return [number / length for number in vector]
 
 
 def squared(one, other):
