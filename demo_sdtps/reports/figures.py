@@ -86,9 +86,7 @@ def hide_ticks(axis: plt.Axes) -> None:
     axis.spines[:].set_visible(False)
 
 
-def draw_matrix(
-    axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str = ""
-) -> None:
+def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str) -> None:
     """A heat map of shares (n, n) in percent: queries in rows, the gallery in columns; `unknown` is written for NaN."""
     axis.imshow(shares, vmin=0, vmax=1, cmap=SHARES, aspect="auto")
     axis.set_facecolor(EMPTY)  # of NaN
@@ -152,14 +150,12 @@ def name_points(
         text.set_in_layout(False)  # which would move the axis under the labels
 
 
-def apart(
-    centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray, side: float = 10.0
-) -> np.ndarray:
-    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square of `side` at
+def apart(centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square of side 10 at
     `fixed` (m, 2)."""
     order = len(fixed) + centres[:, 1].argsort(kind="stable")
     centres = np.concatenate([fixed, centres])
-    sizes = np.concatenate([np.full_like(fixed, side), sizes])
+    sizes = np.concatenate([np.full_like(fixed, 10), sizes])
     done = np.arange(len(centres)) < len(fixed)
     for place in order:
         while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():
