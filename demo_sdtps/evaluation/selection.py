@@ -158,7 +158,7 @@ def choices(
         for modality in present:
             parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
             scores = {"score": selections[modality].score}
-            scores |= {name: part for name, part in parts.items() if name not in missing}
+            scores |= {name: values for name, values in parts.items() if name not in missing}
             positions, kept = context.positions_of(modality), selections[modality].mask > 0
             choices_of[SDTPS_NAME][modality] = Choice(positions, kept, scores)
     for by_modality in choices_of.values():

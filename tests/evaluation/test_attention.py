@@ -78,9 +78,9 @@ def steps_of(model, images, cameras):
 def test_rollout_is_the_product_of_the_blocks_attention(name):
     model, (images, cameras) = model_and_triplets(name)
     actual = rollout(model, images, cameras)
-    for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
+    for place, (triplet, camera) in enumerate(reference.one_by_one(images, cameras)):
         with torch.no_grad():
-            _, steps, _ = steps_of(model, own, camera)
+            _, steps, _ = steps_of(model, triplet, camera)
             for modality in MODALITIES:
                 expected = reference.rollout(model, steps[modality], PATCHES)
                 kept = steps[modality][-1][1]
@@ -97,8 +97,8 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
     features = torch.randn(2, extract_patterns(model, images, cameras)[0][3].shape[1])
     actual = grad_cam(model, images, cameras, similarity_to(model, features, 3, "before"))
     is_there = False
-    for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
-        context, steps, last = steps_of(model, own, camera)
+    for place, (triplet, camera) in enumerate(reference.one_by_one(images, cameras)):
+        context, steps, last = steps_of(model, triplet, camera)
         feature = return_patterns(model, context, "before")[3][0]
         feature, other = feature.double(), features[place].double()
         cosine = (feature @ other) / (feature.norm() * other.norm())
@@ -118,7 +118,7 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
 def test_a_missing_modality_is_an_image_of_zeros():
     model, (images, cameras) = model_and_triplets("slimming")
     blank = images | {"NI": torch.zeros_like(images["NI"])}
-    one, other = (rollout(model, seen, cameras, frozenset({"NI"})) for seen in (images, blank))
+    one, other = (rollout(model, pixels, cameras, frozenset({"NI"})) for pixels in (images, blank))
     assert all(torch.equal(one.values[modality], other.values[modality]) for modality in MODALITIES)
     assert not torch.equal(one.values["NI"], rollout(model, images, cameras).values["NI"])
 
@@ -171,8 +171,8 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
             dim=1,
         )
         query, key, _ = (
-            F.linear(part, weight, bias)
-            for part, weight, bias in zip(
+            F.linear(values, weight, bias)
+            for values, weight, bias in zip(
                 (hdm.query[6].expand(2, 1, -1), tokens, tokens),
                 hdm.in_proj_weight[6].chunk(3),
                 hdm.in_proj_bias[6].chunk(3),

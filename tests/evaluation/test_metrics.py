@@ -95,11 +95,11 @@ def test_given_distances_are_ranked_as_they_are(scenes):
     case = random_case(7)
     distance = torch.randn(40, 120, generator=generator(70))
     places = (case[4] % 3, case[5] % 3) if scenes else case[4:]
-    given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
+    keywords = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
     expected = ranking.evaluate_distances(
         distance.tolist(), *(side.tolist() for side in (*case[2:4], *places)), max_rank=9
     )
-    assert_same(evaluate_distances(distance, *case[2:], **given, max_rank=9), *expected)
+    assert_same(evaluate_distances(distance, *case[2:], **keywords, max_rank=9), *expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)

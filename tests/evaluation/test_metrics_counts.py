@@ -27,9 +27,9 @@ def test_large_galleries_against_whole_matrices(seed, gallery, identities, nearn
     noise = torch.rand(25, gallery, generator=generator(seed), dtype=torch.double)
     distance = noise - nearness * (case[2][:, None] == case[3])
     places = (case[4] % 2, case[5] % 2) if scenes else case[4:]
-    given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
+    keywords = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
     assert_same(
-        evaluate_distances(distance, *case[2:], **given),
+        evaluate_distances(distance, *case[2:], **keywords),
         *by_whole_matrices(distance, case[2:4], places),
     )
 

@@ -19,10 +19,10 @@ def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ran
     again (`undecided`)."""
     draws = generator(seed)
     centres = torch.randn(identities, dim, generator=draws)
-    own = torch.randint(identities, (queries + gallery,), generator=draws)
-    features = centres[own] + spread * torch.randn(queries + gallery, dim, generator=draws)
+    identity = torch.randint(identities, (queries + gallery,), generator=draws)
+    features = centres[identity] + spread * torch.randn(queries + gallery, dim, generator=draws)
     while (again := undecided(features, ranks)).any():
-        features[again] = centres[own[again]] + spread * torch.randn(
+        features[again] = centres[identity[again]] + spread * torch.randn(
             int(again.sum()), dim, generator=draws
         )
     return features[:queries], features[queries:]

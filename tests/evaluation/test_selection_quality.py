@@ -324,8 +324,8 @@ def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):
     cfg, model, samples = model_and_samples(words)
     grids = tokens.patch_grids(cfg, model, samples)
     masks = {
-        title: {modality: both[:, 0] for modality, both in own.items()}
-        for title, own in grids.items()
+        title: {modality: both[:, 0] for modality, both in by_modality.items()}
+        for title, by_modality in grids.items()
     }
     assert {
         title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks

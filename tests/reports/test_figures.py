@@ -79,8 +79,8 @@ def lab(colour, vision):
 @pytest.mark.parametrize("group", GROUPS)
 def test_colours_differ_for_every_reader(group, vision):
     """By 15 in CIELAB; 2 is just noticeable."""
-    seen = [lab(colour, VISION[vision]) for colour in GROUPS[group]]
-    assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 15
+    colours = [lab(colour, VISION[vision]) for colour in GROUPS[group]]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(colours, 2)) > 15
 
 
 def test_colours_are_in_one_file():

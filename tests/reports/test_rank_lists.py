@@ -116,14 +116,14 @@ def first_hits(cfg, features, data, nearer=0.0):
     distance, nearer = squared_distances(features), nearer * distance_rounding(features)
     actual = []
     for query in data.query.tolist():
-        own = data.samples[query]
-        others = [
-            (distance[query, index].item(), data.samples[index]) for index in data.gallery.tolist()
-        ]
+        query_sample = data.samples[query]
+        gallery = [data.samples[index] for index in data.gallery.tolist()]
+        is_match = [sample.identity == query_sample.identity for sample in gallery]
+        others = zip(distance[query, data.gallery].tolist(), is_match, gallery, strict=True)
         order = sorted(
-            (value - nearer * (sample.identity == own.identity), sample.identity == own.identity)
-            for value, sample in others
-            if (sample.identity, sample.camera) != (own.identity, own.camera)
+            (value - nearer * is_match, is_match)
+            for value, is_match, sample in others
+            if not is_match or sample.camera != query_sample.camera
         )
         actual.append(1 + [hit for _, hit in order].index(True))
     return actual
