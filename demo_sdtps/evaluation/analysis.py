@@ -10,13 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.metrics import (
-    DistanceRows,
-    average_precisions,
-    chunks,
-    junk_mask,
-    match_ranks,
-)
+from demo_sdtps.evaluation.metrics import DistanceRows, average_precisions, chunks, match_ranks
 
 
 class Labels(NamedTuple):
@@ -25,6 +19,9 @@ class Labels(NamedTuple):
     identity: torch.Tensor
     camera: torch.Tensor
     key: torch.Tensor
+
+    def of(self, samples: slice | torch.Tensor) -> "Labels":
+        return Labels(*(values[samples] for values in self))
 
 
 class QueryScores(NamedTuple):
@@ -71,7 +68,12 @@ class Histogram(NamedTuple):
 
 def score_queries(distances: DistanceRows, query: Labels, gallery: Labels) -> QueryScores:
     """Average precision and first match of each query."""
-    rank, matches = _ranks_of_matches(distances, query, gallery)
+    rank, matches = match_ranks(
+        distances,
+        (len(query.identity), len(gallery.identity)),
+        (query.identity, gallery.identity),
+        (query.key, gallery.key),
+    )
     first = np.zeros(len(matches), np.int64)
     first[matches > 0] = rank[(matches.cumsum() - matches)[matches > 0]]
     return QueryScores(average_precisions(rank, matches), first)
@@ -81,27 +83,16 @@ def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> Ca
     """mAP by camera of the query and camera of the gallery."""
     cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
     average = np.full((len(query.identity), len(cameras)), np.nan)
-    columns = {
-        place: (gallery.camera == camera).nonzero().squeeze(1)
-        for place, camera in enumerate(cameras)
-    }
     for queries in chunks(len(query.identity), len(gallery.identity)):
-        rows, labels_of_rows = distances(queries), Labels(*(labels[queries] for labels in query))
-        for place, columns_of_camera in columns.items():
-            if len(columns_of_camera):
-                ranks = _ranks_of_matches(
-                    rows[:, columns_of_camera].__getitem__,
-                    labels_of_rows,
-                    Labels(*(labels[columns_of_camera] for labels in gallery)),
-                )
-                average[queries, place] = average_precisions(*ranks)
-    matrix = np.array(
-        [
-            [_mean_or_none(average[query.camera.numpy() == camera, place]) for place in columns]
-            for camera in cameras
-        ]
-    )
-    return CameraMatrix(cameras, matrix)
+        rows = distances(queries)
+        for place, camera in enumerate(cameras):
+            columns = (gallery.camera == camera).nonzero().squeeze(1)
+            scores = score_queries(
+                rows[:, columns].__getitem__, query.of(queries), gallery.of(columns)
+            )
+            average[queries, place] = scores.average_precision
+    of_cameras = [average[query.camera.numpy() == camera].T for camera in cameras]
+    return CameraMatrix(cameras, np.array([list(map(_mean, columns)) for columns in of_cameras]))
 
 
 def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> list[IdentityScore]:
@@ -110,7 +101,7 @@ def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> l
     for label in identity.unique().tolist():
         precisions = average_precision[identity.numpy() == label]
         if count := int((~np.isnan(precisions)).sum()):
-            rows.append(IdentityScore(label, _mean_or_none(precisions), count))
+            rows.append(IdentityScore(label, _mean(precisions), count))
     return sorted(rows, key=lambda score: (score.mAP, score.identity))
 
 
@@ -128,17 +119,11 @@ def nearest_samples(
     blocks = []
     for indices in chunks(len(chosen), len(gallery.identity)):
         rows = chosen[indices]
-        same = query.identity[rows, None] == gallery.identity
-        excluded = junk_mask(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
-        distance = distances(rows).masked_fill(excluded, torch.inf).numpy()
-        order = np.lexsort((same.numpy(), distance), axis=1)[:, :count]
-        blocks.append(
-            [
-                order,
-                np.take_along_axis(distance, order, 1),
-                np.take_along_axis(same.numpy(), order, 1),
-            ]
-        )
+        is_match, is_other = _kinds(query.of(rows), gallery)
+        distance = distances(rows).masked_fill(~(is_match | is_other), torch.inf).numpy()
+        order = np.lexsort((~is_other.numpy(), distance), axis=1)[:, :count]
+        listed = (np.take_along_axis(each, order, 1) for each in (distance, ~is_other.numpy()))
+        blocks.append([order, *listed])
     return Nearest(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
@@ -146,39 +131,27 @@ def distance_histogram(
     distances: DistanceRows, query: Labels, gallery: Labels, bins: int = 60
 ) -> Histogram:
     """Equal bins from 0 to the largest distance that counts; negative distances, which rounding makes, count as 0."""
-    largest = max(
-        float(rows[positive | negative].max(initial=0))
-        for rows, positive, negative in _kinds(distances, query, gallery)
-    )
+
+    def by_kind() -> Iterator[list[np.ndarray]]:
+        """The distances to matches and to other identities, of some queries at a time."""
+        for rows in chunks(len(query.identity), len(gallery.identity)):
+            distance = distances(rows).clamp(min=0)
+            yield [distance[kind].numpy() for kind in _kinds(query.of(rows), gallery)]
+
+    largest = max(float(values.max(initial=0)) for kinds in by_kind() for values in kinds)
     limits, counts = (0.0, largest or 1.0), np.zeros((2, bins), np.int64)
-    for rows, *kinds in _kinds(distances, query, gallery):
-        for place, wanted in enumerate(kinds):
-            counts[place] += np.histogram(rows[wanted], bins, limits)[0]
+    for kinds in by_kind():
+        counts += [np.histogram(values, bins, limits)[0] for values in kinds]
     return Histogram(np.linspace(*limits, bins + 1), *counts)
 
 
-def _kinds(
-    distances: DistanceRows, query: Labels, gallery: Labels
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """By part of the queries: distances (q, G), at least 0, which of them are to matches, and which to other identities."""
-    for rows in chunks(len(query.identity), len(gallery.identity)):
-        same = query.identity[rows, None] == gallery.identity
-        excluded = junk_mask(query.identity[rows], gallery.identity, query.key[rows], gallery.key)
-        yield distances(rows).clamp(min=0).numpy(), (same & ~excluded).numpy(), (~same).numpy()
+def _kinds(query: Labels, gallery: Labels) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which gallery samples are matches of each query, and which are of other identities: (Q, G) bool each."""
+    is_same = query.identity[:, None] == gallery.identity
+    return is_same & (query.key[:, None] != gallery.key), ~is_same
 
 
-def _ranks_of_matches(
-    distances: DistanceRows, query: Labels, gallery: Labels
-) -> tuple[np.ndarray, np.ndarray]:
-    return match_ranks(
-        distances,
-        (len(query.identity), len(gallery.identity)),
-        (query.identity, gallery.identity),
-        (query.key, gallery.key),
-    )
-
-
-def _mean_or_none(values: np.ndarray) -> float:
+def _mean(values: np.ndarray) -> float:
     """Mean without NaN; NaN of none."""
     values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else float("nan")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -68,22 +69,16 @@ def rollout(
         check_class_attention(block, "The method is rollout", "choose gradcam")
     context, outputs = _encode(model, images, cameras, missing)
     prefix, first = backbone.vit.num_prefix_tokens, outputs[0]
-    product = torch.eye(first.values.shape[1], device=first.values.device).repeat(
-        first.values.shape[0], 1, 1
-    )
+    rows, length = first.values.shape[:2]
+    product = torch.eye(length, device=first.values.device).repeat(rows, 1, 1)
     for index, tokens in enumerate(outputs):
         product = _carry_rows(product, outputs[max(0, index - 1)], tokens, backbone)
         rope = backbone.block_arguments(tokens)(index).get("rope")
-        seen_by = attention_weights(backbone.vit.blocks[index], tokens, rope=rope).mean(dim=1)
-        product = (seen_by @ product + product) / 2
+        attention = attention_weights(backbone.vit.blocks[index], tokens, rope=rope).mean(dim=1)
+        product = (attention @ product + product) / 2
     positions = first.grid_positions(backbone.num_patches)
-    return _on_grid(
-        product[:, 0, prefix : prefix + positions.shape[1]],
-        positions,
-        outputs[-1],
-        context,
-        backbone,
-    )
+    values = product[:, 0, prefix : prefix + positions.shape[1]]
+    return _on_grid(values, positions, outputs[-1], context)
 
 
 def grad_cam(
@@ -101,16 +96,13 @@ def grad_cam(
     """
     backbone = model.backbone
     context, outputs = _encode(model, images, cameras, missing)
-    values = outputs[-1].values
-    gradient = torch.autograd.grad(target(context).sum(), values)[0]
-    positions, prefix = (
-        outputs[-1].grid_positions(backbone.num_patches),
-        backbone.vit.num_prefix_tokens,
-    )
+    last, prefix = outputs[-1], backbone.vit.num_prefix_tokens
+    gradient = torch.autograd.grad(target(context).sum(), last.values)[0]
+    positions = last.grid_positions(backbone.num_patches)
     patches = slice(prefix, prefix + positions.shape[1])
     weights = gradient[:, patches].mean(dim=1, keepdim=True)
-    relevance = (values[:, patches] * weights).sum(dim=-1).relu()
-    return _on_grid(relevance.detach(), positions, outputs[-1], context, backbone)
+    relevance = (last.values[:, patches] * weights).sum(dim=-1).relu()
+    return _on_grid(relevance.detach(), positions, last, context)
 
 
 def similarity_to(
@@ -141,14 +133,15 @@ def _encode(
     model: DeMo, images: ByModality, cameras: torch.Tensor, missing: frozenset[str]
 ) -> tuple[Context, list[Tokens]]:
     """Encoded triplets with their gradients, and the input of every block."""
-    seen_images = {
+    inputs = {
         name: torch.zeros_like(image) if name in missing else image
         for name, image in images.items()
     }
-    # A frozen backbone has gradients by the images; with gradients the batch is not parted.
-    seen_images |= {name: seen_images[name].detach().requires_grad_() for name in model.modalities}
+    for name in model.modalities:
+        # A frozen backbone has gradients by the images; with gradients the batch is not parted.
+        inputs[name] = inputs[name].detach().requires_grad_()
     with record_blocks(model.backbone) as outputs, torch.enable_grad():
-        context = model.forward_features(seen_images, cameras).context
+        context = model.forward_features(inputs, cameras).context
     check_finite("The tokens of the images", context.tokens.values())
     return context, outputs
 
@@ -167,21 +160,11 @@ def _carry_rows(
     return torch.cat([product[:, :prefix], kept, product[:, prefix + old.shape[1] :], extra], dim=1)
 
 
-def _on_grid(
-    values: torch.Tensor,
-    positions: torch.Tensor,
-    last: Tokens,
-    context: Context,
-    backbone: Backbone,
-) -> Maps:
+def _on_grid(values: torch.Tensor, positions: torch.Tensor, last: Tokens, context: Context) -> Maps:
     """Values (M·B, n) of the patches at `positions`, by modality on the grid, 0 where the `last` tokens have no patch."""
-    kept = values.new_zeros(values.shape[0], backbone.num_patches).scatter(
-        1, last.grid_positions(backbone.num_patches), 1.0
-    )
-    whole = torch.zeros_like(kept).scatter(1, positions, values) * kept
-    return Maps(
-        *(
-            split_rows(part.unflatten(1, context.grid).cpu(), list(context.tokens))
-            for part in (whole, kept > 0)
-        )
-    )
+    patches = prod(context.grid)
+    zeros = values.new_zeros(len(values), patches)
+    kept = zeros.scatter(1, last.grid_positions(patches), 1.0)
+    whole = zeros.scatter(1, positions, values) * kept
+    grids = (each.unflatten(1, context.grid).cpu() for each in (whole, kept > 0))
+    return Maps(*(split_rows(grid, list(context.tokens)) for grid in grids))

@@ -40,11 +40,10 @@ def load_model_and_data(
     result = read_splits(cfg, splits)
     check_equal(result, "samples")
     cameras = 1 + max(sample.camera for samples in result.values() for sample in samples)
-    if model.backbone.camera_embedding is not None and cameras > len(
-        model.backbone.camera_embedding
-    ):
+    embedding = model.backbone.camera_embedding
+    if embedding is not None and cameras > len(embedding):
         raise UserError(
-            f"The weights {checkpoint.path} know {len(model.backbone.camera_embedding)} cameras, but "
+            f"The weights {checkpoint.path} know {len(embedding)} cameras, but "
             f"{cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has {cameras}; use weights trained on this data."
         )
     model = model.eval().to(device)

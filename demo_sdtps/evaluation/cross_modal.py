@@ -1,7 +1,7 @@
 """Any modality against any: the sets of modalities of the query against those of the gallery (docs/method.md)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 
 import torch
@@ -39,24 +39,20 @@ def set_distances(
     that are "shared", as all modalities that they are made from are present on both sides, None where none is; or the mean over
     the "pairs" of a part that is present in the query and one in the gallery.
     """
-    own_columns, other = (
+    places, other_places = (
         [place for place, source in enumerate(sources) if how == "all" or source <= side]
         for side in present
     )
     if how == "pairs":
-        return reduce(
-            torch.add,
-            [
-                squared_distances(scale(query[:, one]), scale(gallery[:, two]))
-                for one, two in product(own_columns, other)
-            ],
-        ) / (len(own_columns) * len(other))
-    shared = [place for place in own_columns if place in other]
-    return (
-        squared_distances(*(scale(side[:, shared].flatten(1)) for side in (query, gallery)))
-        if shared
-        else None
-    )
+        pairs = [
+            squared_distances(scale(query[:, one]), scale(gallery[:, other]))
+            for one, other in product(places, other_places)
+        ]
+        return reduce(torch.add, pairs) / len(pairs)
+    shared = [place for place in places if place in other_places]
+    if not shared:
+        return None
+    return squared_distances(*(scale(side[:, shared].flatten(1)) for side in (query, gallery)))
 
 
 def evaluate_cross_modal(cfg: CfgNode, model: DeMo, data: TestData) -> CrossModal:
@@ -80,24 +76,18 @@ def rank_sets(
     matrices: dict[str, dict[str, dict[str, float | None]]] = {
         name: {one: {} for one in sets} for name in ("mAP", "Rank-1")
     }
-    for query_set, other in product(sets, repeat=2):
-        cases = [sets[query_set], sets[other]]
-        how = "all" if query_set == other else cfg.TEST.CROSS_MODAL_DISTANCE
+    for one, other in product(sets, repeat=2):
+        how = "all" if one == other else cfg.TEST.CROSS_MODAL_DISTANCE
         pattern = 1 if how == "pairs" else cfg.TEST.RETURN_PATTERN
         sources = model.layout.sources[pattern]
         query, gallery = (
-            features[case][pattern][side].to(device).unflatten(1, (len(sources), -1))
-            for case, side in zip(cases, (data.query, data.gallery), strict=True)
+            features[sets[name]][pattern][side].to(device).unflatten(1, (len(sources), -1))
+            for name, side in ((one, data.query), (other, data.gallery))
         )
-        distances = set_distances(
-            query,
-            gallery,
-            [frozenset(model.modalities) - CASES[case] for case in cases],
-            sources,
-            how,
-            lambda feature: normalise(cfg, feature),
-        )
-        ranking = None if distances is None else rank_distances(cfg, distances, data)
-        matrices["mAP"][query_set][other] = ranking.mAP if ranking else None
-        matrices["Rank-1"][query_set][other] = ranking.rank(1) if ranking else None
+        present = [frozenset(model.modalities) - CASES[sets[name]] for name in (one, other)]
+        scale = partial(normalise, cfg)
+        distances = set_distances(query, gallery, present, sources, how, scale)
+        ranking = None if distances is None else rank_distances(cfg, distances.__getitem__, data)
+        matrices["mAP"][one][other] = ranking.mAP if ranking else None
+        matrices["Rank-1"][one][other] = ranking.rank(1) if ranking else None
     return matrices

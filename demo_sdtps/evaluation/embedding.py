@@ -37,10 +37,9 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
             from umap import UMAP
 
             # A seed and several threads exclude each other.
-            method_of = UMAP(
-                n_neighbors=min(NEIGHBOURS, len(features) - 1), random_state=seed, n_jobs=1
-            )
-            return np.ascontiguousarray(method_of.fit_transform(features), np.float32)
+            neighbours = min(NEIGHBOURS, len(features) - 1)
+            reducer = UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1)
+            return np.ascontiguousarray(reducer.fit_transform(features), np.float32)
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

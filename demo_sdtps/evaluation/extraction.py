@@ -46,15 +46,12 @@ def extract_features(
     start = 0
 
     def feature_blocks() -> Iterator[list[torch.Tensor]]:
-        for images, _, cameras in progress(
-            batches(loader), "extracting features", len(loader), unit="batch"
-        ):
+        shown = progress(batches(loader), "extracting features", len(loader), unit="batch")
+        for images, _, cameras in shown:
             images = {modality: to_device(image, device) for modality, image in images.items()}
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
-            yield [
-                patterns[3]
-                for patterns in extract_patterns(model, images, cameras, cases, cfg.TEST.NECK_FEAT)
-            ]
+            patterns = extract_patterns(model, images, cameras, cases, cfg.TEST.NECK_FEAT)
+            yield [of_case[3] for of_case in patterns]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
         for blocks in on_cpu(feature_blocks()):

@@ -65,13 +65,13 @@ def evaluate_ranking(
     """
     query, gallery = query_features.float(), gallery_features.float()
     lengths = squared_lengths(gallery)
-    return _evaluate(
+    ranks = match_ranks(
         lambda rows: distances_of(query[rows], gallery, lengths),
         (len(query), len(gallery)),
-        (query_ids, gallery_ids, query_cams, gallery_cams),
-        (query_scenes, gallery_scenes),
-        max_rank,
+        (query_ids, gallery_ids),
+        _scenes_or_cameras(query_cams, gallery_cams, query_scenes, gallery_scenes),
     )
+    return ranking_of(*ranks, max_rank)
 
 
 def evaluate_distances(
@@ -85,38 +85,23 @@ def evaluate_distances(
     gallery_scenes: torch.Tensor | None = None,
     max_rank: int = 50,
 ) -> Ranking:
-    """`evaluate_ranking` by given distances (Q, G), such as re-ranked ones.
-
-    Also raises `ValueError` for distances of other than two dimensions.
-    """
-    if distance.ndim != 2:
-        raise ValueError(
-            f"Distances must be (queries, gallery), but they are {tuple(distance.shape)}."
-        )
-    return _evaluate(
-        lambda rows: distance[rows],
-        distance.shape,
-        (query_ids, gallery_ids, query_cams, gallery_cams),
-        (query_scenes, gallery_scenes),
-        max_rank,
-    )
+    """`evaluate_ranking` by given distances (Q, G), such as re-ranked ones."""
+    keys = _scenes_or_cameras(query_cams, gallery_cams, query_scenes, gallery_scenes)
+    ranks = match_ranks(distance.__getitem__, distance.shape, (query_ids, gallery_ids), keys)
+    return ranking_of(*ranks, max_rank)
 
 
-@torch.no_grad()
-def _evaluate(
-    distances: DistanceRows,
-    shape: Sequence[int],
-    labels: tuple[torch.Tensor, ...],
-    scenes: tuple[torch.Tensor | None, ...],
-    max_rank: int,
-) -> Ranking:
-    """`shape` is (Q, G); labels: identities of query and gallery, then their cameras."""
-    if (scenes[0] is None) != (scenes[1] is None):
+def _scenes_or_cameras(
+    query_cams: torch.Tensor,
+    gallery_cams: torch.Tensor,
+    query_scenes: torch.Tensor | None,
+    gallery_scenes: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if query_scenes is None and gallery_scenes is None:
+        return query_cams, gallery_cams
+    if query_scenes is None or gallery_scenes is None:
         raise ValueError("Give scenes for both query and gallery, or for neither.")
-    return ranking_of(
-        *match_ranks(distances, shape, labels[:2], labels[2:] if scenes[0] is None else scenes),
-        max_rank,
-    )
+    return query_scenes, gallery_scenes
 
 
 def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ranking:
@@ -146,7 +131,7 @@ def match_ranks(
     own_samples = own_samples_of(shape, ids, keys)
     rank_parts, match_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for rows in chunks(queries, gallery) if gallery else ():
+        for rows in chunks(queries, gallery):
             row, own_rows, match = own_samples(rows)
             match_parts.append(np.bincount(row[match], minlength=len(range(queries)[rows])))
             rank_parts.append(_match_ranks(distances(rows), row, own_rows, match, pool))
@@ -226,16 +211,6 @@ def distances_of(
     )
 
 
-def junk_mask(
-    query_ids: torch.Tensor,
-    gallery_ids: torch.Tensor,
-    query_keys: torch.Tensor,
-    gallery_keys: torch.Tensor,
-) -> torch.Tensor:
-    """The gallery samples excluded for each query, (Q, G) bool: same identity and same camera or scene."""
-    return (query_ids[:, None] == gallery_ids) & (query_keys[:, None] == gallery_keys)
-
-
 def chunks(queries: int, gallery: int) -> Iterator[slice]:
     """Rows of a matrix (queries, gallery) in parts of `CHUNK_ELEMENTS`."""
     size = max(1, CHUNK_ELEMENTS // max(1, gallery))
@@ -297,21 +272,15 @@ def counts_within(
 
     def count(queries: range) -> None:
         for query in queries:
-            bounds_of_query = limits[bounds[query] : bounds[query + 1]]
-            if len(bounds_of_query):
+            of_query = slice(bounds[query], bounds[query + 1])
+            if matches[query]:
                 # few where features are good, so that sorting is cheap
-                near = distance[query][distance[query] <= bounds_of_query[-1]]
+                near = distance[query][distance[query] <= limits[of_query][-1]]
                 near.sort()
-                within[bounds[query] : bounds[query + 1]] = near.searchsorted(
-                    bounds_of_query, "right"
-                )
+                within[of_query] = near.searchsorted(limits[of_query], "right")
 
     # One task per thread: starting a task costs as much as a query.
     size = max(1, -(-len(distance) // torch.get_num_threads()))
-    list(
-        pool.map(
-            count,
-            (range(len(distance))[start : start + size] for start in range(0, len(distance), size)),
-        )
-    )
+    starts = range(0, len(distance), size)
+    list(pool.map(count, (range(len(distance))[start : start + size] for start in starts)))
     return within

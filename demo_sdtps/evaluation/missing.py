@@ -58,16 +58,17 @@ def encode_cases(
         whole = model.forward_features(present, cameras).context
         zeros = _encode_zeros(model, zeroed, cam_label) if absent else whole
         return [EncodedTriplets(_mix(whole, zeros, case)) for case in cases]
-    stem = model.forward_stem(present, cameras)
-    zero_stem = _zero_stem(model, zeroed, cam_label) if absent else stem
-    return [
-        model.forward_stages(
-            {name: (zero_stem if name in case else stem)[name] for name in images_of(images)},
-            images
-            | {name: _zeros(image, len(image)) for name, image in zeroed.items() if name in case},
-        )
-        for case in cases
-    ]
+    stem = zero_stem = model.forward_stem(present, cameras)
+    if absent:
+        zeros_of, zero_cameras, camera_of = _one_per_camera(zeroed, cam_label)
+        rows = model.forward_stem(zeros_of, zero_cameras)
+        zero_stem = {name: values[camera_of] for name, values in rows.items()}
+    encoded = []
+    for case in cases:
+        tokens = {name: (zero_stem if name in case else stem)[name] for name in images_of(images)}
+        blank = {name: _zeros(images[name], len(images[name])) for name in zeroed if name in case}
+        encoded.append(model.forward_stages(tokens, images | blank))
+    return encoded
 
 
 def _encode_zeros(model: DeMo, images: ByModality, cam_label: torch.Tensor) -> Context:
@@ -78,12 +79,6 @@ def _encode_zeros(model: DeMo, images: ByModality, cam_label: torch.Tensor) -> C
         for field in ENCODED
     }
     return replace(context, **rows)
-
-
-def _zero_stem(model: DeMo, images: ByModality, cam_label: torch.Tensor) -> ByModality:
-    zeros, cameras, camera_of = _one_per_camera(images, cam_label)
-    stem = model.forward_stem(zeros, cameras)
-    return {modality: rows[camera_of] for modality, rows in stem.items()}
 
 
 def _one_per_camera(

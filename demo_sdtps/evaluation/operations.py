@@ -39,22 +39,17 @@ PER_ELEMENT = (
     "sum",
 )
 FREE = (
-    "__and__",
     "__or__",
     "all",
     "aminmax",
     "any",
     "argsort",
     "avg_pool2d",
-    "bitwise_not",
     "expand_as",
     "flip",
-    "full_like",
-    "gt",
     "index_copy",
     "kthvalue",
     "le",
-    "masked_fill",
     "ones_like",
     "pad",
     "rand",
@@ -117,21 +112,15 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
     analysis.set_op_handle("aten::cdist", distance_macs)
-    analysis.set_op_handle(
-        **{
-            f"aten::{name}{in_place}": elementwise_flop_counter(0, 3 if name == "silu" else 1)
-            for name in PER_ELEMENT
-            for in_place in ("", "_")
-        }
-    )
+    for name in PER_ELEMENT:
+        rule = elementwise_flop_counter(0, 3 if name == "silu" else 1)
+        analysis.set_op_handle(**{f"aten::{name}": rule, f"aten::{name}_": rule})
     analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
     # evaluation does not call the heads
     analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)
     macs = analysis.by_module()
-    if left := analysis.unsupported_ops():
-        logger.warning(
-            "Not counted, because there is no rule for them: %s", ", ".join(sorted(left))
-        )
+    if left := ", ".join(sorted(analysis.unsupported_ops())):
+        logger.warning("Not counted, because there is no rule for them: %s", left)
     return macs
 
 
@@ -139,22 +128,16 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
     """Lines of the parameters and GMACs of every part; of HDM's reference formulation too."""
     parameters, macs = count_parameters(model), count_macs(cfg, model)
     total = sum(parameters.values())
-    rows = [
-        *(
-            (MODULE_NAMES.get(module_name, module_name), count, macs[module_name])
-            for module_name, count in parameters.items()
-        ),
-        ("total", total, macs[""]),
-    ]
-    lines = [
-        f"{'module_name':24}{'parameters':>14}{'GMACs':>10}",
-        *(f"{name:24}{count:14,}{operations / 1e9:10.4f}" for name, count, operations in rows),
-    ]
+    lines = [f"{'module_name':24}{'parameters':>14}{'GMACs':>10}"]
+    for name, count in {**parameters, "total": total}.items():
+        giga = macs["" if name == "total" else name] / 1e9
+        lines.append(f"{MODULE_NAMES.get(name, name):24}{count:14,}{giga:10.4f}")
     if model.hdm:
         plain = reference_hdm_macs(model.backbone.width, tokens_of_hdm(model))
+        whole = macs[""] - macs["hdm"] + plain
         lines += [
             f"{'reference formulation: HDM':38}{plain / 1e9:10.4f}",
-            f"{'reference formulation: total':24}{total:14,}{(macs[''] - macs['hdm'] + plain) / 1e9:10.4f}",
+            f"{'reference formulation: total':24}{total:14,}{whole / 1e9:10.4f}",
         ]
     return lines
 
@@ -164,11 +147,8 @@ def tokens_of_hdm(model: DeMo) -> int:
     if model.sdtps and model.sdtps_feeds_hdm:
         # the last is the extra token
         return 1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1
-    return 1 + (
-        model.slimming.counts(model.backbone.num_patches)[-1]
-        if model.slimming
-        else model.backbone.num_patches
-    )
+    patches = model.backbone.num_patches
+    return 1 + (model.slimming.counts(patches)[-1] if model.slimming else patches)
 
 
 def reference_hdm_macs(width: int, tokens: int) -> int:

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +16,15 @@ from demo_sdtps.evaluation.extraction import cases_of, extract_features
 from demo_sdtps.evaluation.metrics import (
     DistanceRows,
     Ranking,
-    evaluate_distances,
-    evaluate_ranking,
-    squared_distances,
+    distances_of,
+    match_ranks,
+    ranking_of,
+    squared_lengths,
 )
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
-
-NO_LABELS = "these images have no labels, which DATASETS.NAMES Folder and CSV read and tools/search.py does not need"
 
 
 @dataclass
@@ -67,10 +65,12 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
         cameras_of[sample.identity].add(getattr(sample, key))
     matched = sum(1 for sample in query if cameras_of[sample.identity] - {getattr(sample, key)})
     if not matched:
+        advice = "check the test split"
+        if not reader_of(cfg).labelled:
+            advice = "these images have no labels, which DATASETS.NAMES Folder and CSV read and tools/search.py does not need"
         raise UserError(
             f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
-            f"identity with another {key}), so nothing can be scored; "
-            f"{'check the test split' if reader_of(cfg).labelled else NO_LABELS}."
+            f"identity with another {key}), so nothing can be scored; {advice}."
         )
     return matched
 
@@ -82,9 +82,8 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
     """
     warnings = []
     known = {sample.identity for sample in splits["train"]}
-    if shared := sorted(
-        known & {sample.identity for sample in (*splits["query"], *splits["gallery"])}
-    ):
+    tested = {sample.identity for sample in (*splits["query"], *splits["gallery"])}
+    if shared := sorted(known & tested):
         warnings.append(
             f"WARNING: {len(shared)} identities are in training and test, the first {shared[0]}, so the figures are "
             "not those of unseen ones; leave them out of one, or renumber them if they are others."
@@ -129,25 +128,28 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
 
 def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
     """Score features (samples, D) of the test data, re-ranked where TEST.RE_RANKING is yes."""
-    query, gallery = _query_and_gallery(cfg, features, data)
-    if cfg.TEST.RE_RANKING == "yes":
-        return rank_distances(cfg, k_reciprocal(query, gallery), data)
-    labels, scenes = _labels(cfg, data)
-    return evaluate_ranking(query, gallery, *labels, **scenes)
+    return rank_distances(cfg, distance_rows(cfg, features, data), data)
 
 
-def rank_distances(cfg: CfgNode, distances: torch.Tensor, data: TestData) -> Ranking:
-    """Score distances (queries, gallery) of the test data."""
-    labels, scenes = _labels(cfg, data)
-    return evaluate_distances(distances, *labels, **scenes)
+def rank_distances(cfg: CfgNode, distances: DistanceRows, data: TestData) -> Ranking:
+    """Score distances of the queries of the test data to its gallery."""
+    sides = (data.query, data.gallery)
+    ids, keys = (
+        [data.labels(name, side) for side in sides] for name in ("identity", exclude_key(cfg))
+    )
+    return ranking_of(*match_ranks(distances, tuple(map(len, sides)), ids, keys))
 
 
 def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> DistanceRows:
     """Distances, as they are ranked, by features (samples, D)."""
-    query, gallery = _query_and_gallery(cfg, features, data)
+    # Indexing copies the features, and a second copy of a large gallery would take gigabytes.
+    query, gallery = (
+        normalise(cfg, features[side], in_place=True) for side in (data.query, data.gallery)
+    )
     if cfg.TEST.RE_RANKING == "yes":  # depends on all queries
         return k_reciprocal(query, gallery).__getitem__
-    return lambda chosen: squared_distances(query[chosen], gallery)
+    lengths = squared_lengths(gallery)
+    return lambda rows: distances_of(query[rows], gallery, lengths)
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:
@@ -157,18 +159,3 @@ def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> t
         if cfg.TEST.FEAT_NORM == "yes"
         else features
     )
-
-
-def _labels(cfg: CfgNode, data: TestData) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Identities and cameras of both sides, and their scenes where the protocol excludes by them, as rankings take them."""
-    sides = {"query": data.query, "gallery": data.gallery}
-    scenes = {f"{name}_scenes": data.labels("scene", side) for name, side in sides.items()}
-    return (
-        [data.labels(name, side) for name in ("identity", "camera") for side in sides.values()],
-        scenes if exclude_key(cfg) == "scene" else {},
-    )
-
-
-def _query_and_gallery(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[torch.Tensor]:
-    """Normalised features of both sides. Indexing copies them, and a second copy of a large gallery would take gigabytes."""
-    return [normalise(cfg, features[side], in_place=True) for side in (data.query, data.gallery)]

@@ -42,23 +42,21 @@ class Distances:
     def __init__(self, features: torch.Tensor) -> None:
         self.distinct, self.index = features.unique(dim=0, return_inverse=True)
         if len(self.distinct) == len(features):
-            self.distinct, self.index = (
-                features,
-                torch.arange(len(features), device=features.device),
-            )
+            self.distinct = features
+            self.index = torch.arange(len(features), device=features.device)
         self.kept = self._keep_rows() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
         are_distinct = len(self.distinct) == len(self.index)
         if self.kept is not None and are_distinct:
             return self.kept[rows]
-        neighbours = self.index[rows]
+        places = self.index[rows]
         distance = (
-            self._between(self.distinct[neighbours], self.distinct)
+            self._between(self.distinct[places], self.distinct)
             if self.kept is None
-            else self.kept[neighbours]
+            else self.kept[places]
         )
-        distance.scatter_(1, neighbours[:, None], 0)
+        distance.scatter_(1, places[:, None], 0)
         return distance if are_distinct else distance.index_select(1, self.index)
 
     def _keep_rows(self) -> torch.Tensor:
@@ -90,24 +88,14 @@ def k_reciprocal(
     itself, then the others by distance, ties by index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result,
     memory grows with N · k1 and the size of the neighbourhoods.
 
-    Raises `ValueError` for k1 or k2 below 1, lambda_value outside [0, 1], no queries, no gallery or widths that differ.
+    Raises `ValueError` for k1 or k2 below 1 or lambda_value outside [0, 1].
     """
     if k1 < 1 or k2 < 1 or not 0 <= lambda_value <= 1:
         raise ValueError(
             f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1."
         )
-    shapes = tuple(query_features.shape), tuple(gallery_features.shape)
-    if (
-        not len(shapes[0]) == len(shapes[1]) == 2
-        or shapes[0][1] != shapes[1][1]
-        or 0 in shapes[0] + shapes[1]
-    ):
-        raise ValueError(
-            f"Features must be (Q, D) and (G, D) and not empty, but they are {shapes[0]} and {shapes[1]}."
-        )
-    distances = Distances(
-        torch.cat([F.normalize(side.float(), dim=1) for side in (query_features, gallery_features)])
-    )
+    sides = (query_features, gallery_features)
+    distances = Distances(torch.cat([F.normalize(side.float(), dim=1) for side in sides]))
     nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
     wide, narrow = (_reciprocal(nearest[:, : count + 1]) for count in (k1, round(k1 / 2)))
     weights = _compress(_weights(distances, farthest, wide, narrow))
@@ -126,19 +114,17 @@ def k_reciprocal(
 def _neighbours(distances: Distances, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices of the `count` nearest of every sample (N, count), itself first, and its largest distance (N, 1)."""
     indices = torch.arange(len(distances.index), device=distances.index.device)
+    blocks = _row_blocks(torch.full_like(indices, len(indices)))
     nearest, farthest = [], []
-    for rows in progress(
-        _row_blocks(torch.full_like(indices, len(indices))), "re-ranking: neighbours", unit="block"
-    ):
+    for rows in progress(blocks, "re-ranking: neighbours", unit="block"):
         distance = distances[rows]
         farthest.append(distance.amax(1, keepdim=True))
         distance = distance.scatter(1, indices[rows, None], -1)
         # topk breaks ties arbitrarily. The bits of floats ≥ 0, read as integers, are ordered as the floats are (those of -1
         # are negative); with the index in the lower bits the order of the keys is that of (distance, index).
         keys = distance.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(indices)
-        nearest.append(
-            keys.topk(min(count, len(indices)), largest=False).values.bitwise_and_(0xFFFFFFFF)
-        )
+        smallest = keys.topk(min(count, len(indices)), largest=False).values
+        nearest.append(smallest.bitwise_and_(0xFFFFFFFF))
     # Equal features have distance 0, by which nothing can be divided.
     return torch.cat(nearest), torch.cat(farthest).clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -147,16 +133,12 @@ def _reciprocal(nearest: torch.Tensor) -> torch.Tensor:
     """k-reciprocal sets: the neighbours (N, k) of each sample that have it among theirs; N reindices the others."""
     indices = torch.arange(len(nearest), dtype=torch.int32, device=nearest.device)
     short = nearest.int()  # read k times
-    return torch.cat(
-        [
-            nearest[rows].masked_fill(
-                (short[nearest[rows]] != indices[rows, None, None]).all(2), len(indices)
-            )
-            for rows in _row_blocks(
-                torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long)
-            )
-        ]
-    )
+    sizes = torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long)
+    sets = []
+    for rows in _row_blocks(sizes):
+        is_absent = (short[nearest[rows]] != indices[rows, None, None]).all(2)
+        sets.append(nearest[rows].masked_fill(is_absent, len(indices)))
+    return torch.cat(sets)
 
 
 def _weights(
@@ -170,15 +152,12 @@ def _weights(
     # index N, the placeholder, has an empty set
     narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)
     sizes = (narrow < samples).sum(1, dtype=torch.int32)
-    elements = torch.full(
-        (samples,), max(samples, wide.shape[1] * narrow.shape[1]), device=wide.device
-    )
-    for rows in progress(_row_blocks(elements), "re-ranking: neighbourhoods", unit="block"):
+    elements = max(samples, wide.shape[1] * narrow.shape[1])
+    blocks = _row_blocks(torch.full_like(wide[:, 0], elements))
+    for rows in progress(blocks, "re-ranking: neighbourhoods", unit="block"):
         members = wide[rows]
-        inside = torch.zeros(
-            len(members), samples + 1, dtype=torch.bool, device=wide.device
-        ).scatter_(1, members, True)
-        inside[:, samples] = False
+        inside = torch.zeros(len(members), samples + 1, dtype=torch.bool, device=wide.device)
+        inside.scatter_(1, members, True)[:, samples] = False
         theirs = narrow[members]  # (rows, K, H)
         shared = inside.gather(1, theirs.flatten(1)).view_as(theirs).sum(2, dtype=torch.int32)
         taken = 3 * shared > 2 * sizes[members]
@@ -207,19 +186,15 @@ def _overlaps(weights: SparseRows, queries: int) -> torch.Tensor:
     indices = torch.arange(len(weights.start) - 1, device=weights.start.device)
     gallery = _columns(weights, indices[queries:])
     total = weights.value.new_zeros(queries, len(indices) - queries)
-    meetings = _group_starts(gallery.start.diff()[weights.column])[
-        weights.start[: queries + 1]
-    ].diff()
+    starts = _group_starts(gallery.start.diff()[weights.column])
+    meetings = starts[weights.start[: queries + 1]].diff()
     # Memory-bound passes over the meetings: small blocks stay in the processor's cache.
     for rows in progress(_row_blocks(meetings, share=8), "re-ranking: Jaccard", unit="block"):
         counts, column, weight = _rows_of(weights, indices[:queries][rows])
         met, other, other_weight = _rows_of(gallery, column)
         row = (indices[: len(counts)] * total.shape[1]).repeat_interleave(counts)
-        total[rows].view(-1).scatter_add_(
-            0,
-            row.repeat_interleave(met) + other,
-            torch.minimum(weight.repeat_interleave(met), other_weight),
-        )
+        smaller = torch.minimum(weight.repeat_interleave(met), other_weight)
+        total[rows].view(-1).scatter_add_(0, row.repeat_interleave(met) + other, smaller)
     return total
 
 
@@ -247,9 +222,8 @@ def _columns(matrix: SparseRows, rows: torch.Tensor) -> SparseRows:
     counts, column, value = _rows_of(matrix, rows)
     row = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
     order = column.argsort(stable=True)
-    return SparseRows(
-        _group_starts(column.bincount(minlength=len(matrix.start) - 1)), row[order], value[order]
-    )
+    sizes = column.bincount(minlength=len(matrix.start) - 1)
+    return SparseRows(_group_starts(sizes), row[order], value[order])
 
 
 def _rows_of(

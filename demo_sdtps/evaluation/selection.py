@@ -1,7 +1,7 @@
 """How well SDTPS and slimming find a known foreground, such as the synthetic pedestrians' (docs/method.md), and its tables."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -34,31 +34,28 @@ SDTPS_NAME = "SDTPS"
 COMPLETE = next(iter(CASES))
 
 Measures = dict[str, dict[str, float]]  # measures by their name, by modality
+# by modality and measure a number for each image, in batches
+Numbers = dict[tuple[str, str], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Quality:
     """The result of `measure_selection`, all shares in [0, 1].
 
-    `cases` is that of SDTPS, empty without it: by case and present modality "base_rate", the share of the patches in the
-    foreground; "kept", that of the kept patches; "recall", the share of the patches of the foreground that are kept; and the
-    average precision of every detector: the score and its parts (`Score.parts`), without those of missing modalities.
-    `stages` has the same of "stage 1", "stage 2", … of slimming. Base rate and average precision are among the patches that
-    reach a stage or SDTPS, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
-    and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.
-
-    `random_order` is the expected average precision of a random order of the grid's patches. `mean_global_cosine` is the mean
-    cosine of the global features of two images, by modality: near 1 a global feature hardly depends on its image. `left_out` of
-    the `images` have no patch in the foreground and are not in recall and average precisions.
+    Measures are "base_rate", the share of the patches in the foreground; "kept", that of the kept patches; "recall", the share
+    of the foreground's patches that are kept; and the average precision of every detector: the score and its parts
+    (`Score.parts`), without those of missing modalities. Base rate and average precision are among the patches that reach a
+    stage or SDTPS, recall is among all patches of the grid. A measure that no image has is left out.
     """
 
-    cases: dict[str, Measures]
-    random_order: float
+    cases: dict[str, Measures]  # of SDTPS by case, empty without it
+    random_order: float  # expected average precision of a random order of the grid's patches
+    # of the global features of two images, by modality: near 1 a global feature hardly depends on its image
     mean_global_cosine: dict[str, float]
     images: int
-    left_out: int
-    stages: dict[str, dict[str, Measures]]
-    lights: dict[str, dict[str, Measures]]
+    left_out: int  # images without a patch in the foreground, which are not in recall and average precisions
+    stages: dict[str, dict[str, Measures]]  # of slimming: "stage 1", "stage 2", …, by case
+    lights: dict[str, dict[str, Measures]]  # of complete triplets: {"day": {"stage 1": measures}}
 
     @property
     def choices(self) -> dict[str, dict[str, Measures]]:
@@ -85,41 +82,28 @@ def measure_selection(
     `illuminations` are "day", "night" or "" for each image.
     """
     device, cases = next(model.parameters()).device, cases_of(model.modalities)
-    # one number per image
-    numbers: dict[tuple[str, str, str, str], list[torch.Tensor]] = defaultdict(list)
+    numbers: dict[tuple[str, str], Numbers] = defaultdict(lambda: defaultdict(list))
     sums: dict[str, torch.Tensor] = {}
-    seen_batches = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
-    for (images, _, cameras), relevant in zip(
-        seen_batches, foreground.split(loader.batch_size or 1), strict=True
-    ):
-        images = {
-            modality: image.to(device, non_blocking=True) for modality, image in images.items()
-        }
-        cameras, relevant = cameras.to(device), relevant.to(device)
-        encodings = encode_cases(model, images, cameras, list(cases.values()))
+    parts = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
+    masks = foreground.to(device).split(loader.batch_size or 1)
+    for (images, _, cameras), relevant in zip(parts, masks, strict=True):
+        images = {name: image.to(device, non_blocking=True) for name, image in images.items()}
+        encodings = encode_cases(model, images, cameras.to(device), list(cases.values()))
         for (case, missing), encoded in zip(cases.items(), encodings, strict=True):
             if case == COMPLETE:
                 for modality, vectors in encoded.context.global_feats.items():
-                    sums[modality] = sums.get(modality, 0) + F.normalize(
-                        vectors.double(), dim=1
-                    ).sum(dim=0)
+                    total = F.normalize(vectors.double(), dim=1).sum(dim=0)
+                    sums[modality] = sums.get(modality, 0) + total
             for name, by_modality in choices(model, encoded, missing).items():
                 for modality, choice in by_modality.items():
                     for measure, values in measures(choice, relevant).items():
-                        numbers[name, case, modality, measure].append(values.cpu())
-    whole = {key: torch.cat(blocks) for key, blocks in numbers.items()}
-    rates = {
-        name: {case: _rows(whole, name, case) for case in cases}
-        for name in dict.fromkeys(name for name, *_ in whole)
-    }
-    shown = {
-        name: torch.tensor([one == name for one in illuminations])
-        for name in sorted(set(illuminations) - {""})
-    }
-    by_light = {
-        illumination: {name: _rows(whole, name, COMPLETE, those) for name in rates}
-        for illumination, those in shown.items()
-    }
+                        numbers[name, case][modality, measure].append(values.cpu())
+    names = dict.fromkeys(name for name, _ in numbers)
+    rates = {name: {case: _means(numbers[name, case]) for case in cases} for name in names}
+    by_light = {}
+    for illumination in sorted(set(illuminations) - {""}):
+        those = torch.tensor([one == illumination for one in illuminations])
+        by_light[illumination] = {name: _means(numbers[name, COMPLETE], those) for name in names}
     count = len(foreground)
     # The mean over all ordered pairs of two different images.
     cosines = {
@@ -158,32 +142,28 @@ def choices(
     parts of a score that are named after `missing` modalities.
     """
     context = encoded.context
-    check_features(
-        "The network's features", [*context.tokens.values(), *context.global_feats.values()]
-    )
+    features = [*context.tokens.values(), *context.global_feats.values()]
+    check_features("The network's features", features)
     choices_of: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in model.modalities if modality not in missing]
     for number, stage in enumerate(encoded.stages, start=1):
-        check_finite("The scores of the patches", (stage.score[modality] for modality in present))
-        choices_of[f"stage {number}"] = {
-            modality: Choice(
-                stage.scored[modality],
-                stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
-                {"score": stage.score[modality]},
-            )
-            for modality in present
-        }
+        choices_of[f"stage {number}"] = {}
+        for modality in present:
+            positions = stage.scored[modality]
+            kept = stage.mask(modality, prod(context.grid)).gather(1, positions) > 0
+            choice = Choice(positions, kept, {"score": stage.score[modality]})
+            choices_of[f"stage {number}"][modality] = choice
     if model.sdtps:
         selections, choices_of[SDTPS_NAME] = model.sdtps(context), {}
         for modality in present:
-            split = model.sdtps.parts(context.tokens[modality], context.of(modality))
-            scores = {"score": selections[modality].score} | {
-                name: member for name, member in split.items() if name not in missing
-            }
-            check_finite("The scores of the patches", scores.values())
-            choices_of[SDTPS_NAME][modality] = Choice(
-                context.positions_of(modality), selections[modality].mask > 0, scores
-            )
+            parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
+            scores = {"score": selections[modality].score}
+            scores |= {name: values for name, values in parts.items() if name not in missing}
+            positions, kept = context.positions_of(modality), selections[modality].mask > 0
+            choices_of[SDTPS_NAME][modality] = Choice(positions, kept, scores)
+    for by_modality in choices_of.values():
+        for choice in by_modality.values():
+            check_finite("The scores of the patches", choice.scores.values())
     return choices_of
 
 
@@ -199,19 +179,13 @@ def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor
     }
 
 
-def _rows(
-    numbers: dict[tuple[str, str, str, str], torch.Tensor],
-    name: str,
-    case: str,
-    images: torch.Tensor | slice = slice(None),
-) -> Measures:
-    """Means over `images` of the numbers of a stage or SDTPS, by modality and measure, without NaN."""
-    rows: Measures = {
-        modality: {} for whose, when, modality, _ in numbers if (whose, when) == (name, case)
-    }
-    for (whose, when, modality, measure), values in numbers.items():
-        if (whose, when) == (name, case) and not values[images].isnan().all():
-            rows[modality][measure] = values[images].nanmean().item()
+def _means(numbers: Numbers, images: torch.Tensor | slice = slice(None)) -> Measures:
+    """Means over `images` by modality and measure, without NaN."""
+    rows: Measures = {modality: {} for modality, _ in numbers}
+    for (modality, measure), blocks in numbers.items():
+        values = torch.cat(blocks)[images]
+        if not values.isnan().all():
+            rows[modality][measure] = values.nanmean().item()
     return rows
 
 
@@ -257,32 +231,26 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
         return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5
 
     with ThreadPoolExecutor() as pool:
-        masks = pool.map(on_person, paths)
-        masks_of = torch.stack(list(progress(masks, "reading masks", len(paths), unit="mask")))
-    if not masks_of.any():
+        masks = progress(pool.map(on_person, paths), "reading masks", len(paths), unit="mask")
+        are_on_person = torch.stack(list(masks))
+    if not are_on_person.any():
         raise UserError(
             f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "
             "find; check the masks, or use smaller patches."
         )
-    return masks_of
+    return are_on_person
 
 
 def caption(cfg: CfgNode, quality: Quality, split: str) -> str:
-    left_out = (
-        f", {quality.left_out} of them without a patch on the person and not in AP or recall"
-        if quality.left_out
-        else ""
-    )
-    guide = (
-        ""
-        if cfg.MODEL.SDTPS_GUIDE_MISSING
-        else ", global features of missing modalities do not guide"
-    )
-    where = (
-        "; after the first stage, base rate and AP are among the patches that are left"
-        if len(quality.choices) > 1
-        else ""
-    )
+    left_out = guide = where = ""
+    if quality.left_out:
+        left_out = (
+            f", {quality.left_out} of them without a patch on the person and not in AP or recall"
+        )
+    if not cfg.MODEL.SDTPS_GUIDE_MISSING:
+        guide = ", global features of missing modalities do not guide"
+    if len(quality.choices) > 1:
+        where = "; after the first stage, base rate and AP are among the patches that are left"
     return (
         f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {quality.images} {split} triplets{left_out}, "
         f"{cfg.TEST.WEIGHT}{guide}, in percent{where}; a random order has AP {100 * quality.random_order:.1f}"
@@ -294,36 +262,24 @@ def as_tables(quality: Quality) -> list[str]:
     lines = []
     for name, cases in quality.choices.items():
         groups = {case_name(case): rows for case, rows in cases.items()}
-        groups |= {
-            f"nothing, {illumination}": rate[name] for illumination, rate in quality.lights.items()
-        }
+        groups |= {f"nothing, {light}": rates[name] for light, rates in quality.lights.items()}
         lines += [*([f"{name}:"] if quality.stages else []), as_table(groups)]
-    cosines = ", ".join(
-        f"{modality} {value:.3f}" for modality, value in quality.mean_global_cosine.items()
-    )
-    return [*lines, f"mean cosine of the globals of two different images: {cosines}"]
+    cosines = [f"{name} {value:.3f}" for name, value in quality.mean_global_cosine.items()]
+    return [*lines, f"mean cosine of the globals of two different images: {', '.join(cosines)}"]
 
 
 def as_table(groups: dict[str, Measures]) -> str:
     """One row per group and present modality, in percent."""
-    columns = {name: name.replace("_", " ") for name in SHARES} | {
-        name: f"AP {name}"
-        for rows in groups.values()
-        for row in rows.values()
-        for name in row
-        if name not in SHARES
-    }
-    lines = [
-        "missing".ljust(CASE_WIDTH)
-        + "patches of"
-        + "".join(column.rjust(11) for column in columns.values())
-    ]
+    measured = [name for rows in groups.values() for row in rows.values() for name in row]
+    columns = {name: name.replace("_", " ") for name in SHARES}
+    columns |= {name: f"AP {name}" for name in measured if name not in SHARES}
+
+    def line(title: str, modality: str, cells: Iterable[str]) -> str:
+        return f"{title:{CASE_WIDTH}}{modality:10}" + "".join(f"{cell:>11}" for cell in cells)
+
+    lines = [line("missing", "patches of", columns.values())]
     for title, rows in groups.items():
         for index, (modality, row) in enumerate(rows.items()):
             cells = (f"{100 * row[name]:.1f}" if name in row else "–" for name in columns)
-            lines.append(
-                (title if index == 0 else "").ljust(CASE_WIDTH)
-                + modality.ljust(len("patches of"))
-                + "".join(cell.rjust(11) for cell in cells)
-            )
+            lines.append(line("" if index else title, modality, cells))
     return "\n".join(lines)

@@ -50,14 +50,12 @@ def reid_table(record: Record, untrained: Record | None = None) -> str:
         PATTERN_NAMES[int(pattern)]: {name: 100 * value for name, value in row.items()}
         for pattern, row in record.items()
     }
-    lines = percent_table(rows, "return pattern").splitlines()
-    if untrained:
-        column = [
-            "mAP untrained",
-            *(f"{100 * untrained[pattern]['mAP']:.1f}" for pattern in record),
-        ]
-        lines = [line + cell.rjust(NAME_WIDTH) for line, cell in zip(lines, column, strict=True)]
-    return "\n".join(lines)
+    table = percent_table(rows, "return pattern")
+    if not untrained:
+        return table
+    column = ["mAP untrained", *(f"{100 * untrained[pattern]['mAP']:.1f}" for pattern in record)]
+    lines = zip(table.splitlines(), column, strict=True)
+    return "\n".join(line + cell.rjust(NAME_WIDTH) for line, cell in lines)
 
 
 def missing_table(records: Mapping[str, Record]) -> str:
@@ -65,9 +63,9 @@ def missing_table(records: Mapping[str, Record]) -> str:
     lines: list[str] = []
     for name, record in missing_rows(records).items():
         header, *rows = reid_table(record).splitlines()
-        lines += [] if lines else ["missing".ljust(CASE_WIDTH) + header]
+        lines += [] if lines else [f"{'missing':{CASE_WIDTH}}{header}"]
         lines += [
-            label.ljust(CASE_WIDTH) + row for label, row in zip([name, "", ""], rows, strict=True)
+            f"{label:{CASE_WIDTH}}{row}" for label, row in zip((name, "", ""), rows, strict=True)
         ]
     return "\n".join(lines)
 
@@ -84,10 +82,8 @@ def missing_rows(records: Mapping[str, Record]) -> dict[str, Record]:
         }
         for pattern, row in incomplete[0].items()
     }
-    return {
-        **{case_name(case): record for case, record in records.items()},
-        f"mean of the {COUNTS[len(incomplete)]}": mean,
-    }
+    by_name = {case_name(case): record for case, record in records.items()}
+    return by_name | {f"mean of the {COUNTS[len(incomplete)]}": mean}
 
 
 def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
@@ -104,9 +100,8 @@ def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
 
 def cross_modal_caption(cfg: CfgNode) -> str:
     """One line on what the matrices of sets of modalities show."""
-    how = cfg.TEST.CROSS_MODAL_DISTANCE + (
-        " of the original features" if cfg.TEST.CROSS_MODAL_DISTANCE == "pairs" else ""
-    )
+    how = cfg.TEST.CROSS_MODAL_DISTANCE
+    how += " of the original features" if how == "pairs" else ""
     return (
         "modalities of the query (rows) and of the gallery (columns), unequal sets by TEST.CROSS_MODAL_DISTANCE "
         f"{how}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
@@ -126,26 +121,22 @@ def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = 
 
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
-    queries = f"{len(data.query)} queries" + (
-        "" if data.matched == len(data.query) else f", {data.matched} with a match"
-    )
+    queries = f"{len(data.query)} queries"
+    queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
     return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
 
 
 def options(cfg: CfgNode) -> str:
     """The options of TEST that are not at their defaults, each after a comma."""
     missing = frozenset() if cfg.TEST.MISS == "all" else missing_modalities(cfg.TEST.MISS)
-    return "".join(
-        f", {text}"
-        for text, is_on in (
-            (f"without {' and '.join(_in_order(missing))}", missing),
-            ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
-            (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"),
-            ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
-            ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no"),
-        )
-        if is_on
+    notes = (
+        (f"without {' and '.join(_in_order(missing))}", missing),
+        ("re-ranked", cfg.TEST.RE_RANKING == "yes"),
+        (f"TEST.AMP {cfg.TEST.AMP}", cfg.TEST.AMP != "off"),
+        ("features after the neck", cfg.TEST.NECK_FEAT == "after"),
+        ("features not normalised", cfg.TEST.FEAT_NORM == "no" and cfg.TEST.RE_RANKING == "no"),
     )
+    return "".join(f", {text}" for text, is_on in notes if is_on)
 
 
 def distance_name(cfg: CfgNode) -> str:

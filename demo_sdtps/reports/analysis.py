@@ -55,27 +55,19 @@ def analyse(
     cfg: CfgNode, data: TestData, features: Features, queries: int, points: int
 ) -> Analysis:
     """With rank lists of at most `queries`, and at most `points` samples in two dimensions."""
-    records = {
-        case: reid_record(
-            {pattern: rank_features(cfg, feature, data) for pattern, feature in patterns.items()}
-        )
-        for case, patterns in features.items()
-    }
+    records = {case: rank_patterns(cfg, of_case, data) for case, of_case in features.items()}
     chosen = features[analysis_case(cfg)][cfg.TEST.RETURN_PATTERN]
     distances, query, gallery = rank_rows(cfg, chosen, data)
     scores = analysis.score_queries(distances, query, gallery)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, queries)).tolist()
     others = sorted({*range(len(data.query))} - {*worst})
-    listed = sorted(
-        [*worst, *(others[place] for place in spread(len(others), queries - len(worst)))]
-    )
+    chosen_others = [others[place] for place in spread(len(others), queries - len(worst))]
+    listed = sorted(worst + chosen_others)
     nearest = analysis.nearest_samples(distances, query, gallery, torch.tensor(listed), NEAREST)
     shown = spread(len(data.samples), points)
     shown_features = normalise(cfg, chosen[shown]).numpy()
-    embeddings = {
-        METHODS[method]: embed(shown_features, method, cfg.SOLVER.SEED)
-        for method in progress(("pca", "tsne"), "features in two dimensions", unit="method")
-    }
+    methods = progress(("pca", "tsne"), "features in two dimensions", unit="method")
+    embeddings = {METHODS[name]: embed(shown_features, name, cfg.SOLVER.SEED) for name in methods}
     return Analysis(
         records,
         scores,
@@ -89,14 +81,20 @@ def analyse(
     )
 
 
+def rank_patterns(
+    cfg: CfgNode, features: Mapping[int, torch.Tensor], data: TestData
+) -> dict[str, dict[str, float]]:
+    """The record of features (samples, D) by return pattern."""
+    return reid_record({name: rank_features(cfg, each, data) for name, each in features.items()})
+
+
 def rank_rows(
     cfg: CfgNode, features: torch.Tensor, data: TestData
 ) -> tuple[DistanceRows, analysis.Labels, analysis.Labels]:
     """The first arguments of the functions of evaluation/analysis.py, by features (samples, D)."""
+    names = ("identity", "camera", exclude_key(cfg))
     query, gallery = (
-        analysis.Labels(
-            *(data.labels(name, side) for name in ("identity", "camera", exclude_key(cfg)))
-        )
+        analysis.Labels(*(data.labels(name, side) for name in names))
         for side in (data.query, data.gallery)
     )
     return distance_rows(cfg, features, data), query, gallery
@@ -104,44 +102,30 @@ def rank_rows(
 
 def rank_lists(data: TestData, nearest: analysis.Nearest) -> list[list[tuple[int, float, bool]]]:
     """The lists of `Analysis`, one per row of `nearest`; a short gallery has fewer samples."""
-    samples = data.gallery.numpy()[nearest.sample]
-    return [
-        [hit for hit in zip(*row, strict=True) if hit[1] < np.inf]
-        for row in zip(
-            samples.tolist(), nearest.distance.tolist(), nearest.is_match.tolist(), strict=True
-        )
-    ]
+    columns = nearest._replace(sample=data.gallery.numpy()[nearest.sample])
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [[hit for hit in zip(*row, strict=True) if hit[1] < np.inf] for row in rows]
 
 
 def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]:
     """`result` as plain lists, dicts and numbers (docs/getting_started.md)."""
+    scores = [values.tolist() for values in result.scores]
     return {
         "weight": cfg.TEST.WEIGHT,
         "return_pattern": cfg.TEST.RETURN_PATTERN,
         "missing": analysis_case(cfg),
         "options": options(cfg).removeprefix(", "),
         "cases": result.records,
-        "samples": [
-            {
-                "paths": sample.paths,
-                "identity": sample.identity,
-                "camera": sample.camera,
-                "scene": sample.scene,
-            }
-            for sample in data.samples
-        ],
+        "samples": [vars(sample) for sample in data.samples],
         "queries": [
             {"sample": sample, "average_precision": finite_or_none(value), "first_match": rank}
-            for sample, value, rank in zip(
-                data.query.tolist(), *(values.tolist() for values in result.scores), strict=True
-            )
+            for sample, value, rank in zip(data.query.tolist(), *scores, strict=True)
         ],
         "rank_lists": [
             {
                 "query": query,
                 "nearest": [
-                    dict(zip(("sample", "distance", "is_match"), one, strict=True))
-                    for one in nearest
+                    dict(zip(analysis.Nearest._fields, hit, strict=True)) for hit in nearest
                 ],
             }
             for query, nearest in result.rank_lists.items()
@@ -149,12 +133,13 @@ def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]
         "worst_queries": result.worst,
         "camera_matrix": {"cameras": result.cameras.cameras, "mAP": camera_rows(result)},
         "identities": [score._asdict() for score in result.identities],
-        "distances": {name: values.tolist() for name, values in result.distances._asdict().items()},
-        "scatter": {
-            "samples": result.points,
-            **{name: places.tolist() for name, places in result.embeddings.items()},
-        },
+        "distances": as_lists(result.distances._asdict()),
+        "scatter": {"samples": result.points, **as_lists(result.embeddings)},
     }
+
+
+def as_lists(arrays: Mapping[str, np.ndarray]) -> dict[str, list]:
+    return {name: values.tolist() for name, values in arrays.items()}
 
 
 def camera_rows(result: Analysis) -> list[list[float | None]]:

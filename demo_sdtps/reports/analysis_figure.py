@@ -29,29 +29,13 @@ def draw_analysis(cfg: CfgNode, analysis: Analysis, data: TestData, title: str, 
     columns = WORST * (1 + NEAREST)
     width, height = room(cfg, 1)
     rows = 13.5, 1.2 + len(cfg.MODEL.MODALITIES) * height / width * WIDTH / columns
-    figure = plt.figure(figsize=(WIDTH, sum(rows)), layout="constrained")
+    figure = plt.figure(figsize=(WIDTH, sum(rows)))
     above, below = figure.subfigures(2, 1, height_ratios=rows)  # type: ignore[misc]  # an array of two
     axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
     _draw_records(axes["missing"], analysis)
-    draw_matrix(
-        axes["cameras"],
-        analysis.cameras.mAP,
-        [str(camera + 1) for camera in analysis.cameras.cameras],
-        unknown="no pair",
-    )
-    axes["cameras"].set(
-        title="mAP by camera, %", xlabel="camera of the gallery", ylabel="camera of the query"
-    )
+    _draw_cameras(axes["cameras"], analysis)
     _draw_distances(axes["distances"], analysis)
-    scores = [100 * score.mAP for score in analysis.identities]
-    axes["identities"].bar(np.arange(len(scores)), scores, color=PLAIN)
-    # Names of many identities would cover each other.
-    names = [str(score.identity) for score in analysis.identities] if len(scores) <= 60 else []
-    axes["identities"].set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
-    axes["identities"].set(
-        title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100)
-    )
-    axes["identities"].margins(x=0.01)
+    _draw_identities(axes["identities"], analysis)
     identities = data.labels("identity", torch.tensor(analysis.points)).numpy()
     for method, places in analysis.embeddings.items():
         draw_points(axes[method], places, identities)
@@ -60,15 +44,10 @@ def draw_analysis(cfg: CfgNode, analysis: Analysis, data: TestData, title: str, 
         f"the worst queries by average precision (AP) and their {NEAREST} nearest: ✓ match, ✗ another identity"
     )
     for query, panel in zip(analysis.worst, below.subfigures(1, WORST), strict=False):
-        precision, first = (scores[query] for scores in analysis.scores)
-        draw_list(
-            cfg,
-            panel.subplots(1, 1 + NEAREST),
-            data,
-            int(data.query[query]),
-            f"query: AP {100 * precision:.1f} %\nfirst hit at rank {first}",
-            analysis.rank_lists[query],
-        )
+        precision, first = (values[query] for values in analysis.scores)
+        text = f"query: AP {100 * precision:.1f} %\nfirst hit at rank {first}"
+        row, sample = panel.subplots(1, 1 + NEAREST), int(data.query[query])
+        draw_list(cfg, row, data, sample, text, analysis.rank_lists[query])
     figure.suptitle(title)
     for method, places in analysis.embeddings.items():
         name_groups(axes[method], places, identities)
@@ -79,42 +58,43 @@ def _draw_records(axis: plt.Axes, analysis: Analysis) -> None:
     """mAP of every return pattern in every case of missing modalities."""
     for number, (pattern, name) in enumerate(PATTERN_NAMES.items()):
         values = [100 * record[str(pattern)]["mAP"] for record in analysis.records.values()]
-        bars = axis.bar(
-            np.arange(len(values)) + 0.27 * (number - 1),
-            values,
-            0.25,
-            label=name,
-            color=PATTERNS[pattern],
-        )
+        places = np.arange(len(values)) + 0.27 * (number - 1)
+        bars = axis.bar(places, values, 0.25, label=name, color=PATTERNS[pattern])
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
     cases = [
         " and ".join(name for name in MODALITIES if name in CASES[case]) or "nothing"
         for case in analysis.records
     ]
     axis.set_xticks(np.arange(len(cases)), cases)
-    axis.set(
-        title="mAP by missing modalities and return pattern",
-        xlabel="missing",
-        ylabel="%",
-        ylim=(0, 100),
-    )
+    axis.set_title("mAP by missing modalities and return pattern")
+    axis.set(xlabel="missing", ylabel="%", ylim=(0, 100))
     axis.legend()
+
+
+def _draw_cameras(axis: plt.Axes, analysis: Analysis) -> None:
+    names = [str(camera + 1) for camera in analysis.cameras.cameras]
+    draw_matrix(axis, analysis.cameras.mAP, names, unknown="no pair")
+    axis.set_title("mAP by camera, %")
+    axis.set(xlabel="camera of the gallery", ylabel="camera of the query")
+
+
+def _draw_identities(axis: plt.Axes, analysis: Analysis) -> None:
+    scores = analysis.identities
+    axis.bar(np.arange(len(scores)), [100 * score.mAP for score in scores], color=PLAIN)
+    # Names of many identities would cover each other.
+    names = [str(score.identity) for score in scores] if len(scores) <= 60 else []
+    axis.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
+    axis.set(title="mAP of each identity", xlabel="identity", ylabel="%", ylim=(0, 100))
+    axis.margins(x=0.01)
 
 
 def _draw_distances(axis: plt.Axes, analysis: Analysis) -> None:
     """Shares in percent, since there are far more negatives."""
-    edges, *counts = analysis.distances
-    for values, name, colour in zip(
-        counts, ("matches", "other identities"), (MATCH, WRONG), strict=True
-    ):
-        total = values.sum()
-        axis.stairs(
-            100 * values / max(1, total),
-            edges,
-            fill=True,
-            alpha=0.5,
-            color=colour,
-            label=f"{total:,} {name}",
-        )
+    edges, positives, negatives = analysis.distances
+    kinds = ((positives, "matches", MATCH), (negatives, "other identities", WRONG))
+    for counts, name, colour in kinds:
+        total = counts.sum()
+        shares, text = 100 * counts / max(1, total), f"{total:,} {name}"
+        axis.stairs(shares, edges, fill=True, alpha=0.5, color=colour, label=text)
     axis.set(title="distances of queries to the gallery", xlabel="distance", ylabel="%")
     axis.legend()

@@ -30,9 +30,8 @@ FRAME = '<iframe title="hits" srcdoc="{}" style="width: 100%; height: 60vh; bord
 def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index of --gallery up to date, and serve until Ctrl-C."""
     prepare_evaluation(cfg, WEIGHT_EXAMPLE)
-    check_extra(
-        "tools/app.py", "app", {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}
-    )
+    packages = {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}
+    check_extra("tools/app.py", "app", packages)
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,10 +52,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         if not any(paths):
             return "", None
         files = dict(zip(modalities, paths, strict=True))
-        query = Triplet(
-            Path(next(filter(None, paths))).stem,
-            tuple(files.get(modality) for modality in MODALITIES),
-        )
+        name = Path(next(filter(None, paths))).stem
+        query = Triplet(name, tuple(map(files.get, MODALITIES)))
         try:
             hits = search(arguments, cfg, [query], reid)
             assert hits
@@ -105,9 +102,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         enable_monitoring=False,
         allowed_paths=[str(arguments.gallery.absolute())],
     )
-    print_lines(
-        *omissions(begun.broken), f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
-    )
+    ready = f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
+    print_lines(*omissions(begun.broken), ready)
     blocks.block_thread()
 
 
@@ -120,8 +116,7 @@ def kept_patches(reid: Extractor, query: Triplet) -> Image.Image | None:
     """The picture of tools/draw_tokens.py of a triplet; None for a model that keeps all patches."""
     if not reid.model.slimming and not reid.model.sdtps:
         return None
+    sample = Sample(query.paths, UNKNOWN, UNKNOWN)
     with TemporaryDirectory() as folder:
-        sample = Sample(query.paths, UNKNOWN, UNKNOWN)
-        return Image.open(
-            draw_tokens([(reid.cfg, reid.model)], [sample], Path(folder, "kept.png"))
-        ).convert("RGB")
+        path = draw_tokens([(reid.cfg, reid.model)], [sample], Path(folder, "kept.png"))
+        return Image.open(path).convert("RGB")

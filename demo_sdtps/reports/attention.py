@@ -1,6 +1,6 @@
 """Maps of attention over images, with the shares and gates of the fusion."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.reports.figures import (
     BLANK,
+    CENTRED,
     HALO,
     heat_bar,
     heat_map,
@@ -70,43 +71,32 @@ def attention_maps(
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
     loader = DataLoader(dataset, 1, collate_fn=collate)
-    features = (
-        [] if method == "rollout" else class_features(cfg, model, matches).to(device).split(1)
-    )
+    features = [] if method == "rollout" else class_features(cfg, model, matches).split(1)
+    triplets = progress(batches(loader), METHODS[method], len(loader), unit="triplet")
     results = []
-    for number, (pixels, _, cameras) in enumerate(
-        progress(batches(loader), METHODS[method], len(loader), unit="triplet")
-    ):
-        inputs = (
-            {modality: image.to(device) for modality, image in pixels.items()},
-            cameras.to(device),
-        )
+    for number, (pixels, _, cameras) in enumerate(triplets):
+        pixels = {modality: image.to(device) for modality, image in pixels.items()}
+        cameras = cameras.to(device)
         if method == "rollout":
-            maps = rollout(model, *inputs, missing)
+            maps = rollout(model, pixels, cameras, missing)
         else:
-            target = similarity_to(
-                model, features[number], cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT
-            )
-            maps = grad_cam(model, *inputs, target, missing)
+            feature = features[number].to(device)
+            target = similarity_to(model, feature, cfg.TEST.RETURN_PATTERN, cfg.TEST.NECK_FEAT)
+            maps = grad_cam(model, pixels, cameras, target, missing)
         with torch.no_grad():
-            (encoded,) = encode_cases(model, *inputs, [missing])
+            (encoded,) = encode_cases(model, pixels, cameras, [missing])
         results.append((maps, fusion_weights(model, encoded.context)))
     return results
 
 
 def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:
     """Mean of the normalised features of each group of samples, (groups, D)."""
-    distinct = {
-        sample: number
-        for number, sample in enumerate(
-            dict.fromkeys(sample for group in groups for sample in group)
-        )
-    }
-    (features,) = extract_features(cfg, model, test_loader(cfg, list(distinct)))
+    distinct = list(dict.fromkeys(sample for group in groups for sample in group))
+    place = {sample: number for number, sample in enumerate(distinct)}
+    (features,) = extract_features(cfg, model, test_loader(cfg, distinct))
     normalised = F.normalize(features[cfg.TEST.RETURN_PATTERN], dim=1)
-    return torch.stack(
-        [normalised[[distinct[sample] for sample in group]].mean(dim=0) for group in groups]
-    )
+    means = [normalised[[place[sample] for sample in group]].mean(dim=0) for group in groups]
+    return torch.stack(means)
 
 
 def draw_attention(
@@ -121,65 +111,38 @@ def draw_attention(
     bars = sum(weights is not None for weights in results[0][1])
     width, height = room(cfg, 2.4)
     widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
-    size = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
+    inches = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
     figure, axes = plt.subplots(
-        len(samples),
-        len(widths),
-        figsize=size,
-        squeeze=False,
-        width_ratios=widths,
-        layout="constrained",
+        len(samples), len(widths), figsize=inches, squeeze=False, width_ratios=widths
     )
-    largest = max(
-        (float(weights.gates.max()) for _, weights in results if weights.gates is not None),
-        default=1.0,
-    )
-    for row, (sample, (maps, weights)) in enumerate(zip(samples, results, strict=True)):
-        scales = scales_of(
-            {
-                modality: values
-                for modality, values in maps.values.items()
-                if modality not in missing
-            },
-            method,
-        )
+    gates = [weights.gates.max() for _, weights in results if weights.gates is not None]
+    largest = float(max(gates, default=1.0))
+    for row, sample, (maps, weights) in zip(axes, samples, results, strict=True):
+        scales = scales_of({m: maps.values[m] for m in names if m not in missing}, method)
         for column, (modality, image) in enumerate(zip(names, images(cfg, sample), strict=True)):
-            is_missing = modality in missing or modality not in sample.modalities
-            panels = (
-                [np.full_like(image, BLANK)] * 2
-                if is_missing
-                else [
-                    image,
-                    heat_map(
-                        image,
-                        maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan),
-                        (0, scales[modality]),
-                    ),
-                ]
-            )
-            for axis, panel in zip(axes[row, 2 * column :], panels, strict=False):
-                axis.imshow(panel)
-                hide_ticks(axis)
-            if row == 0:
-                axes[0, 2 * column].set_title(
-                    f"{modality} (missing)" if modality in missing else modality, fontsize=10
-                )
-        axes[row, 0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
+            if modality in missing or modality not in sample.modalities:
+                image = heat = np.full_like(image, BLANK)
+            else:
+                kept = maps.kept[modality][0] > 0
+                values = maps.values[modality][0].where(kept, torch.nan)
+                heat = heat_map(image, values, (0, scales[modality]))
+            row[2 * column].imshow(image)
+            row[2 * column + 1].imshow(heat)
+        for axis in row[: 2 * len(names)]:
+            hide_ticks(axis)
+        row[0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
         if weights.hdm:
-            shares = {
-                subset: {name: float(share) for name, share in map_of_subset.items()}
-                for subset, map_of_subset in weights.hdm.items()
-            }
-            draw_shares(axes[row, 2 * len(names)], shares, row == 0)
+            draw_shares(row[2 * len(names)], weights.hdm)
         if weights.hdm and weights.gates is not None:
-            draw_gates(
-                axes[row, -1], weights.gates[0].cpu(), weights.hdm.values(), largest, row == 0
-            )
-    what = METHODS[method] + (
-        f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)"
-        if method != "rollout"
-        else ""
-    )
+            draw_gates(row[-1], weights.gates[0].cpu(), weights.hdm, largest)
+    for axis, modality in zip(axes[0, ::2], names, strict=False):
+        axis.set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
+    titles = ["HDM: share of each modality", "ATMoE: gates (dots: heads)"]
+    for axis, title in zip(axes[0, 2 * len(names) :], titles, strict=False):
+        axis.set_title(title, fontsize=8)
+    what = METHODS[method]
+    if method != "rollout":
+        what += f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)"
     dropped = "; not coloured: dropped by slimming" if cfg.MODEL.SLIM_BLOCKS else ""
     heat_bar(figure, axes, f"{SCALES[method]}{dropped}", "none")
     figure.suptitle(f"{what}{options(cfg)}")
@@ -189,41 +152,25 @@ def draw_attention(
 def scales_of(values: ByModality, method: str) -> dict[str, float]:
     """The value that is drawn as the most, given values (1, rows, columns): each image's own in rollout, the triplet's in
     Grad-CAM, where the images have one target."""
-    scales = {
-        modality: max(float(values_of.max()), 1e-12) for modality, values_of in values.items()
-    }
+    scales = {modality: max(float(each.max()), 1e-12) for modality, each in values.items()}
     return scales if method == "rollout" else dict.fromkeys(scales, max(scales.values()))
 
 
-def draw_shares(axis: plt.Axes, shares: dict[str, dict[str, float]], first: bool) -> None:
-    """Horizontal bars of HDM's subsets, parted by the share of the attention on each modality."""
+def draw_shares(axis: plt.Axes, shares: Mapping[str, ByModality]) -> None:
+    """Horizontal bars of HDM's subsets, parted by the share (1,) of the attention on each modality."""
     for place, by_modality in enumerate(shares.values()):
         start = 0.0
         for modality, share in by_modality.items():
-            axis.barh(place, share, left=start, color=MODALITY[modality])
+            axis.barh(place, float(share), left=start, color=MODALITY[modality])
+            start += float(share)
             if len(by_modality) == 1:  # in place of a legend
-                axis.text(
-                    0.5, place, modality, fontsize=7, ha="center", va="center", path_effects=HALO
-                )
-            start += share
-    axis.set(
-        yticks=range(len(shares)),
-        yticklabels=map(" + ".join, shares.values()),
-        xlim=(0, 1),
-        xticks=[0, 0.5, 1],
-    )
-    axis.invert_yaxis()
-    axis.tick_params(labelsize=6)
-    if first:
-        axis.set_title("HDM: share of each modality", fontsize=8)
+                axis.text(0.5, place, modality, fontsize=7, path_effects=HALO, **CENTRED)
+    axis.set(xlim=(0, 1), xticks=[0, 0.5, 1])
+    name_subsets(axis, shares)
 
 
 def draw_gates(
-    axis: plt.Axes,
-    gates: torch.Tensor,
-    subsets: Iterable[Iterable[str]],
-    largest: float,
-    first: bool,
+    axis: plt.Axes, gates: torch.Tensor, subsets: Mapping[str, ByModality], largest: float
 ) -> None:
     """Horizontal bars of ATMoE's gates (heads, subsets), the mean over the heads, a dot for each head, and a line at equal
     gates."""
@@ -232,8 +179,12 @@ def draw_gates(
     for gate in gates:
         axis.plot(gate.numpy(), places, ".", color=TEXT, markersize=3)
     axis.axvline(1 / len(places), color=TEXT, linewidth=0.5, linestyle=":")
-    axis.set(yticks=places, yticklabels=map(" + ".join, subsets), xlim=(0, 1.05 * largest))
+    axis.set(xlim=(0, 1.05 * largest))
+    name_subsets(axis, subsets)
+
+
+def name_subsets(axis: plt.Axes, subsets: Mapping[str, ByModality]) -> None:
+    """Name the horizontal bars by the modalities of HDM's subsets, the first at the top."""
+    axis.set(yticks=range(len(subsets)), yticklabels=map(" + ".join, subsets.values()))
     axis.invert_yaxis()
     axis.tick_params(labelsize=6)
-    if first:
-        axis.set_title("ATMoE: gates (dots: heads)", fontsize=8)

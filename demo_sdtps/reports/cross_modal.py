@@ -15,15 +15,8 @@ def report_cross_modal(
 ) -> None:
     """Print the matrices as tables, and write them to the files that are given."""
     if json:
-        write_json(
-            json,
-            {
-                "caption": caption,
-                "return_pattern": cfg.TEST.RETURN_PATTERN,
-                "distance": cfg.TEST.CROSS_MODAL_DISTANCE,
-                "cross_modal": result,
-            },
-        )
+        how = {"return_pattern": cfg.TEST.RETURN_PATTERN, "distance": cfg.TEST.CROSS_MODAL_DISTANCE}
+        write_json(json, {"caption": caption, **how, "cross_modal": result})
     if image:
         draw_cross_modal(result, f"{caption}\n{cross_modal_caption(cfg)}", image)
     print_lines(caption, *cross_modal_tables(cfg, result), *filter(None, (image,)))
@@ -33,17 +26,11 @@ def draw_cross_modal(result: CrossModal, title: str, path: Path) -> Path:
     """A heat map for each measure."""
     from demo_sdtps.reports.figures import draw_matrix, np, plt, save
 
-    figure, axes = plt.subplots(
-        1, len(result), figsize=(5.5 * len(result), 5.5), layout="constrained"
-    )
+    figure, axes = plt.subplots(1, len(result), figsize=(5.5 * len(result), 5.5))
     for axis, (measure, rows) in zip(axes, result.items(), strict=True):
-        draw_matrix(
-            axis, np.array([list(row.values()) for row in rows.values()], float), list(rows), "-"
-        )
-        axis.set(
-            title=f"{measure}, %",
-            xlabel="modalities of the gallery",
-            ylabel="modalities of the query",
-        )
+        shares = np.array([list(row.values()) for row in rows.values()], float)
+        draw_matrix(axis, shares, list(rows), "-")
+        axis.set_title(f"{measure}, %")
+        axis.set(xlabel="modalities of the gallery", ylabel="modalities of the query")
     figure.suptitle(title, fontsize=9)
     return save(figure, path)

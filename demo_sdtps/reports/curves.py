@@ -32,18 +32,14 @@ def run_config(run: Path, example: str) -> StoredText:
 
 def draw_curves(records: list[dict], path: Path) -> Path:
     """Loss and accuracy on the left, mAP and Rank-1 per return pattern on the right."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
     trained = [record for record in records if "loss" in record]
-    left.plot([r["epoch"] for r in trained], [r["loss"] for r in trained], color=TEXT, marker=".")
+    epochs = [record["epoch"] for record in trained]
+    left.plot(epochs, [record["loss"] for record in trained], color=TEXT, marker=".")
     left.set(xlabel="epoch", ylabel="training loss (black)", title="training")
     accuracy = left.twinx()
-    accuracy.plot(
-        [r["epoch"] for r in trained],
-        [100 * r["accuracy"] for r in trained],
-        "--",
-        color=PLAIN,
-        marker=".",
-    )
+    accuracies = [100 * record["accuracy"] for record in trained]
+    accuracy.plot(epochs, accuracies, "--", color=PLAIN, marker=".")
     accuracy.set_ylabel("training accuracy (%, dashed)", color=PLAIN)
     accuracy.set_ylim(0, 100)
     accuracy.grid(False)
@@ -53,14 +49,8 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     for pattern, colour in PATTERNS.items():
         for name, style in (("mAP", "-"), ("Rank-1", ":")):
             values = [100 * record["patterns"][str(pattern)][name] for record in tested]
-            right.plot(
-                epochs,
-                values,
-                style,
-                color=colour,
-                marker=".",
-                label=f"{name}, {PATTERN_NAMES[pattern]}",
-            )
+            text = f"{name}, {PATTERN_NAMES[pattern]}"
+            right.plot(epochs, values, style, color=colour, marker=".", label=text)
     right.set(xlabel="epoch", ylabel="%", ylim=(0, 100), title="test split, by return pattern")
     right.legend(fontsize=8)
     return save(figure, path)

@@ -55,28 +55,25 @@ def check_captions(cfg: CfgNode, decode: bool) -> Findings:
     seps_evaluation.check_folds(splits["test"], cfg.TEST.FOLDS)
     if decode:
         verify(path for split in splits.values() for path in split.paths)
-    counts = {
-        name: {
-            "images": len(split.paths),
-            "captions": len(split.captions),
-            "long": len(split.long_captions or ()),
-        }
-        for name, split in splits.items()
-    }
+    counts = {}
+    for name, split in splits.items():
+        texts = {"captions": len(split.captions), "long": len(split.long_captions or ())}
+        counts[name] = {"images": len(split.paths), **texts}
     return Findings(counts, warnings=tuple(seps_evaluation.caption_warnings(splits)))
 
 
 def count_table(findings: Findings) -> list[str]:
     """A row of counts for each split, and below it one of the expected counts, where there are any."""
     names = list(next(iter(findings.counts.values())))
-    lines = ["".ljust(SPLIT) + "".join(name.rjust(NUMBER) for name in names)]
+    rows = [("", names)]
     for split, counts in findings.counts.items():
-        lines.append(split.ljust(SPLIT) + "".join(f"{counts[name]:{NUMBER},}" for name in names))
+        rows.append((split, [f"{counts[name]:,}" for name in names]))
         if expected := findings.expected.get(split):
-            cells = (f"{expected[name]:,}" if name in expected else "" for name in names)
-            lines.append(
-                ("  expected".ljust(SPLIT) + "".join(cell.rjust(NUMBER) for cell in cells)).rstrip()
-            )
-    return (
-        lines if findings.expected else [*lines, "expected counts: not known here (docs/data.md)"]
-    )
+            cells = [f"{expected[name]:,}" if name in expected else "" for name in names]
+            rows.append(("  expected", cells))
+    lines = [
+        f"{title:{SPLIT}}{''.join(cell.rjust(NUMBER) for cell in cells)}".rstrip()
+        for title, cells in rows
+    ]
+    note = [] if findings.expected else ["expected counts: not known here (docs/data.md)"]
+    return lines + note

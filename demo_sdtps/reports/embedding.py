@@ -11,25 +11,22 @@ from demo_sdtps.evaluation.embedding import METHODS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 
-LABEL_AXES = ("identity", "camera")
 MOST_IN_LEGEND, MOST_NAMED = 12, 60
 
 
 def draw_embedding(
     cfg: CfgNode, points: np.ndarray, samples: Sequence[Sample], method: str, path: Path
 ) -> Path:
-    """A panel of the points (n, 2) of the samples for each of LABELS, by which they are coloured; samples without labels by the
+    """A panel of the points (n, 2) of the samples, coloured by identity, and one by camera; or, without labels, one by the
     modalities that they have."""
     labels = {
-        label: np.array([getattr(sample, label) for sample in samples])
-        + (label == "camera")  # from 1, as in file names
-        for label in LABEL_AXES
+        "identity": np.array([sample.identity for sample in samples]),
+        "camera": np.array([sample.camera + 1 for sample in samples]),  # as in file names
     }
     if samples[0].identity == UNKNOWN:
         labels = {"modalities": np.array(["+".join(sample.modalities) for sample in samples])}
-    figure, axes = plt.subplots(
-        1, len(labels), figsize=(7.5 * len(labels), 6), layout="constrained", squeeze=False
-    )
+    inches = (7.5 * len(labels), 6)
+    figure, axes = plt.subplots(1, len(labels), figsize=inches, squeeze=False)
     for axis, (label, values) in zip(axes[0], labels.items(), strict=True):
         draw_points(axis, points, values)
         distinct = np.unique(values)
@@ -49,11 +46,8 @@ def draw_embedding(
 def draw_points(axis: plt.Axes, points: np.ndarray, values: np.ndarray) -> None:
     """The points (n, 2) with a colour and marker for each of the values (n,)."""
     for place, value in enumerate(np.unique(values)):
-        axis.scatter(
-            *points[values == value].T,
-            label=str(value),
-            **kind(place) | {"s": 16, "linewidths": 0, "alpha": 0.8},
-        )
+        style = {**kind(place), "s": 16, "linewidths": 0, "alpha": 0.8, "label": str(value)}
+        axis.scatter(*points[values == value].T, **style)
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(True)
 

@@ -34,6 +34,7 @@ plt.rcParams.update(
         "font.size": 10,
         "axes.titlesize": 11,
         "figure.titlesize": 12,
+        "figure.constrained_layout.use": True,
         "savefig.dpi": 110,
         "pdf.fonttype": 42,
         "svg.hashsalt": "demo_sdtps",
@@ -42,18 +43,19 @@ plt.rcParams.update(
 BLANK = 245  # grey value in place of a missing image
 MARKERS = "osD^vP*X<>ph"
 HALO = [withStroke(linewidth=2, foreground="white")]  # around text over points and images
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # text at its place
 OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it
 
 
 def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
     """The images of MODEL.MODALITIES at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent one."""
     placeholder = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
-    return [
+    triplet = decode_triplet(sample.paths, cfg.MODEL.MODALITIES)
+    sized = [
         resize(placeholder if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)
-        .permute(1, 2, 0)
-        .numpy()
-        for image in decode_triplet(sample.paths, cfg.MODEL.MODALITIES)
+        for image in triplet
     ]
+    return [image.permute(1, 2, 0).numpy() for image in sized]
 
 
 def label(cfg: CfgNode, sample: Sample) -> str:
@@ -61,9 +63,8 @@ def label(cfg: CfgNode, sample: Sample) -> str:
     labels."""
     if sample.identity == UNKNOWN:
         return Path(sample.files[0]).name
-    where = (
-        f"scene {sample.scene}" if exclude_key(cfg) == "scene" else f"camera {sample.camera + 1}"
-    )
+    by_scene = exclude_key(cfg) == "scene"
+    where = f"scene {sample.scene}" if by_scene else f"camera {sample.camera + 1}"
     return f"id {sample.identity}, {where}"
 
 
@@ -75,11 +76,9 @@ def room(cfg: CfgNode, side: float) -> tuple[float, float]:
 
 def spread(total: int, count: int) -> list[int]:
     """`count` indices spread evenly over `total`, away from both ends; all indices where `count` is not smaller."""
-    return (
-        list(range(total))
-        if count >= total
-        else [index * total // (count + 1) for index in range(1, count + 1)]
-    )
+    if count >= total:
+        return list(range(total))
+    return [index * total // (count + 1) for index in range(1, count + 1)]
 
 
 def hide_ticks(axis: plt.Axes) -> None:
@@ -87,24 +86,15 @@ def hide_ticks(axis: plt.Axes) -> None:
     axis.spines[:].set_visible(False)
 
 
-def draw_matrix(
-    axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str = ""
-) -> None:
+def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str) -> None:
     """A heat map of shares (n, n) in percent: queries in rows, the gallery in columns; `unknown` is written for NaN."""
     axis.imshow(shares, vmin=0, vmax=1, cmap=SHARES, aspect="auto")
     axis.set_facecolor(EMPTY)  # of NaN
     axis.grid(False)
     for (row, column), value in np.ndenumerate(shares):
+        text = unknown if np.isnan(value) else f"{100 * value:.0f}"
         colour = "white" if value > 0.6 else "black"
-        axis.text(
-            column,
-            row,
-            unknown if np.isnan(value) else f"{100 * value:.0f}",
-            ha="center",
-            va="center",
-            fontsize=8,
-            color=colour,
-        )
+        axis.text(column, row, text, fontsize=8, color=colour, **CENTRED)
     axis.set_xticks(np.arange(len(names)), names)
     axis.set_yticks(np.arange(len(names)), names)
 
@@ -118,24 +108,17 @@ def heat_map(
     image: np.ndarray, values: torch.Tensor, limits: tuple[float, float] | None = None
 ) -> np.ndarray:
     """The image (H, W, 3), grey, with the colours of values (rows, columns) in `limits`, by default their own; NaN: without."""
-    large = np.ma.masked_invalid(
-        F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy()
-    )
+    large = F.interpolate(values.float()[None, None], image.shape[:2])[0, 0].numpy()
+    scaled = plt.Normalize(*limits or (None, None))(np.ma.masked_invalid(large))
     grey = GREY * image.mean(axis=2, keepdims=True) / 255
-    colours = plt.get_cmap(HEAT)(plt.Normalize(*limits or (None, None))(large))[..., :3]
-    return grey + OPACITY * ~np.ma.getmaskarray(large)[..., None] * (colours - grey)
+    colours = plt.get_cmap(HEAT)(scaled)[..., :3]
+    return grey + OPACITY * ~np.isnan(large)[..., None] * (colours - grey)
 
 
 def heat_bar(figure: plt.Figure, axes: np.ndarray, meaning: str, least: str = "lowest") -> None:
     """The colour bar of `heat_map`, below the axes."""
-    bar = figure.colorbar(
-        plt.cm.ScalarMappable(cmap=HEAT),
-        ax=axes,
-        location="bottom",
-        aspect=40,
-        pad=0.01,
-        shrink=0.4,
-    )
+    colours = plt.cm.ScalarMappable(cmap=HEAT)
+    bar = figure.colorbar(colours, ax=axes, location="bottom", aspect=40, pad=0.01, shrink=0.4)
     bar.set_ticks([0, 1], labels=[least, "highest"])
     bar.set_label(meaning)
 
@@ -145,45 +128,34 @@ def name_points(
 ) -> None:
     """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move up where they would cover each
     other, with lines to their points. To be called when all else is drawn."""
+    line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
+    style: dict[str, Any] = {"fontsize": 7, "path_effects": HALO, "arrowprops": line, **CENTRED}
     texts = [
-        axis.annotate(
-            name,
-            point,
-            point,
-            fontsize=7,
-            ha="center",
-            va="center",
-            path_effects=HALO,
-            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4},
-        )
+        axis.annotate(name, point, point, **style)
         for name, point in zip(names, points, strict=True)
     ]
     axis.figure.canvas.figure.draw_without_rendering()
     sizes = np.array([plt.Text.get_window_extent(text).size for text in texts])
-    fixed = starts = axis.transData.transform(points)
+    starts = axis.transData.transform(points)
+    fixed = starts[:0]
     if gap is not None:  # to the right, where there is room, and above the curve through the points
-        fits = starts[:, 0] + gap + sizes[:, 0] < axis.bbox.x1
-        starts = starts + np.stack(
-            [np.where(fits, 1, -1) * (gap + sizes[:, 0]) / 2, np.full(len(sizes), gap)], axis=1
-        )
-    else:
-        fixed = fixed[:0]
+        fixed = starts
+        widths = gap + sizes[:, 0]
+        fits = starts[:, 0] + widths < axis.bbox.x1
+        beside = np.where(fits, widths, -widths) / 2
+        starts = starts + np.stack([beside, np.full(len(sizes), gap)], axis=1)
     for text, start, place in zip(texts, starts, apart(starts, sizes, fixed), strict=True):
         text.set_position(tuple(axis.transData.inverted().transform(place)))
         text.arrow_patch.set_visible(place[1] - start[1] > 8)  # type: ignore[union-attr]  # it has one
         text.set_in_layout(False)  # which would move the axis under the labels
 
 
-def apart(
-    centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray, side: float = 10.0
-) -> np.ndarray:
-    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square of `side` at
+def apart(centres: np.ndarray, sizes: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """Boxes of `centres` and `sizes` (n, 2), moved up, the lowest first, until none covers another, nor a square of side 10 at
     `fixed` (m, 2)."""
     order = len(fixed) + centres[:, 1].argsort(kind="stable")
-    centres, sizes = (
-        np.concatenate([fixed, centres]),
-        np.concatenate([np.full_like(fixed, side), sizes]),
-    )
+    centres = np.concatenate([fixed, centres])
+    sizes = np.concatenate([np.full_like(fixed, 10), sizes])
     done = np.arange(len(centres)) < len(fixed)
     for place in order:
         while (abs(centres - centres[place]) < (sizes + sizes[place]) / 2).all(axis=1)[done].any():

@@ -40,20 +40,16 @@ def draw_ranks(
     chosen = data.query[shown]
     distances, query, gallery = rank_rows(cfg, features, data)
     nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
-    first = analysis.score_queries(
-        lambda rows: distances(shown[rows]),
-        analysis.Labels(*(labels[shown] for labels in query)),
-        gallery,
-    ).first_match.tolist()
+    scores = analysis.score_queries(lambda rows: distances(shown[rows]), query.of(shown), gallery)
     columns = 1 + min(BEST, len(data.gallery))
     width, height = room(cfg, 1.8)
     size = (0.2 + width) * columns, (0.2 + len(cfg.MODEL.MODALITIES) * height) * len(chosen)
-    figure, axes = plt.subplots(
-        len(chosen), columns, figsize=size, squeeze=False, layout="constrained"
-    )
-    for row, query, hits, rank in zip(axes, chosen.tolist(), nearest, first, strict=True):
-        late = f"\nfirst hit at rank {rank}" if rank > len(hits) else ""
-        draw_list(cfg, row, data, query, f"query{late}", hits)
+    figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False)
+    for row, sample, hits, first in zip(
+        axes, chosen.tolist(), nearest, scores.first_match, strict=True
+    ):
+        late = f"\nfirst hit at rank {first}" if first > len(hits) else ""
+        draw_list(cfg, row, data, sample, f"query{late}", hits)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     order = ", ".join(cfg.MODEL.MODALITIES)
     figure.suptitle(
@@ -72,14 +68,10 @@ def draw_list(
     nearest: Sequence[tuple[int, float, bool]],
 ) -> None:
     """A row of axes: the query, a sample, with its title, then the `nearest`: (sample, distance, whether it is a match)."""
-    cells = [(query, title, TEXT)] + [
-        (
-            index,
-            f"{place} {'✓' if is_match else '✗'} d = {distance:.3g}",
-            MATCH if is_match else WRONG,
-        )
-        for place, (index, distance, is_match) in enumerate(nearest, start=1)
-    ]
+    cells = [(query, title, TEXT)]
+    for place, (index, distance, is_match) in enumerate(nearest, start=1):
+        mark, colour = ("✓", MATCH) if is_match else ("✗", WRONG)
+        cells.append((index, f"{place} {mark} d = {distance:.3g}", colour))
     for axis in axes:  # of which a short gallery leaves some empty
         hide_ticks(axis)
     for axis, (index, text, colour) in zip(axes, cells, strict=False):

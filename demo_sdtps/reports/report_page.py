@@ -1,5 +1,6 @@
 """The page of tools/report.py --html: one file with everything in it, which makes no request."""
 
+import argparse
 import base64
 import io
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from demo_sdtps.reports.analysis import (
     NEAREST,
     Analysis,
     analysis_case,
+    as_lists,
     camera_rows,
     finite_or_none,
 )
@@ -57,32 +59,33 @@ SECTIONS = {
     "ranks": "Rank lists",
     "settings": "Configuration",
 }
-# of a thumbnail: the longer side of each image in pixels, and JPEG's quality
-SIDE, QUALITY = (128, 80)
+SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, JPEG's quality
 
 
 def write_page(
-    path: Path,
+    arguments: argparse.Namespace,
     cfg: CfgNode,
     model: DeMo,
     data: TestData,
     analysis: Analysis,
-    records: list[dict[str, Any]],
+    runs: Mapping[str, list[dict[str, Any]]],
     untrained: Record | None,
     cross_modal: CrossModal,
-    thumbnails: int,
-    others: Mapping[str, list[dict[str, Any]]] | None = None,
-) -> Path:
-    """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `records` are the run's,
-    `untrained` is the record of the model before training, `cross_modal` the result of `rank_sets`, `others` are the
-    records of further runs by OUTPUT_DIR."""
+) -> None:
+    """Write the page of an analysed evaluation to --html, with the images of at most --thumbnails triplets. `runs` are the
+    records of the run, and of those that it is compared with, by OUTPUT_DIR, `untrained` is the record of the model before
+    training, `cross_modal` the result of `rank_sets`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    runs = {cfg.OUTPUT_DIR: records, **(others or {})}
-    wanted = page_samples(data, analysis)
-    samples = [data.samples[index] for index in wanted]
-    kept = token_images(cfg, model, samples[:thumbnails]) if model.sdtps or model.slimming else None
+    indices = page_samples(data, analysis)
+    samples = [data.samples[index] for index in indices]
+    shown = samples[: arguments.thumbnails]
+    sections = dict(SECTIONS)
+    if len(runs) == 1:
+        del sections["comparison"]
+    kept = token_images(cfg, model, shown) if model.sdtps or model.slimming else None
+    cameras = [camera + 1 for camera in analysis.cameras.cameras]
     content = {
         "modalities": cfg.MODEL.MODALITIES,
         "stacked": stack_images(cfg),
@@ -91,8 +94,8 @@ def write_page(
         "runs": [{"name": name, "records": run_records} for name, run_records in runs.items()],
         "patterns": list(PATTERN_NAMES.values()),
         "samples": [sample_labels(cfg, sample) for sample in samples],
-        "thumbnails": make_thumbnails(cfg, samples[:thumbnails]),
-        **results(data, analysis, {index: place for place, index in enumerate(wanted)}),
+        "thumbnails": make_thumbnails(cfg, shown),
+        **results(data, analysis, {index: place for place, index in enumerate(indices)}),
     }
     templates = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -106,8 +109,8 @@ def write_page(
         title=Path(cfg.OUTPUT_DIR).resolve().name,
         caption=reid_caption(cfg, data),
         runs={name: evaluated(run_records)[-1]["patterns"] for name, run_records in runs.items()},
-        differing=differing(list(runs)) if others else {},
-        sections={name: text for name, text in SECTIONS.items() if others or name != "comparison"},
+        differing=differing(list(runs)) if len(runs) > 1 else {},
+        sections=sections,
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()},
         pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=MEASURES,
@@ -117,16 +120,13 @@ def write_page(
         missing=missing_rows(analysis.records),
         matched=data.matched,
         failures=int((analysis.scores.first_match > 1).sum()),
-        left_out=omission_notes(data, analysis, len(samples), thumbnails),
+        left_out=omission_notes(data, analysis, len(shown), len(samples)),
         cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
         cross_modal={
             measure: {name: row.values() for name, row in rows.items()}
             for measure, rows in cross_modal.items()
         },
-        cameras={
-            camera + 1: row
-            for camera, row in zip(analysis.cameras.cameras, camera_rows(analysis), strict=True)
-        },
+        cameras=dict(zip(cameras, camera_rows(analysis), strict=True)),
         key=exclude_key(cfg),
         identities=analysis.identities,
         distance=distance_name(cfg),
@@ -137,9 +137,8 @@ def write_page(
         style=source("report.css"),
         scripts=[get_plotlyjs(), *map(source, SCRIPTS)],
     )
-    with atomic_write(path) as temporary:
+    with atomic_write(arguments.html) as temporary:
         temporary.write_text(page, encoding="utf-8")
-    return path
 
 
 def differing(runs: Sequence[str]) -> dict[str, list[object]]:
@@ -165,34 +164,26 @@ def page_samples(data: TestData, analysis: Analysis) -> list[int]:
     return list(dict.fromkeys([*data.query[queries].tolist(), *nearest, *analysis.points]))
 
 
-def omission_notes(data: TestData, analysis: Analysis, samples: int, thumbnails: int) -> list[str]:
+def omission_notes(data: TestData, analysis: Analysis, images: int, samples: int) -> list[str]:
     """What the page leaves out, as sentences."""
-    bounds = (
-        (len(analysis.rank_lists), len(data.query), "queries have a rank list", "--queries"),
-        (len(analysis.points), len(data.samples), "samples are in the scatter plot", "--points"),
-        (
-            min(samples, thumbnails),
-            samples,
-            "triplets of the page are shown with their images",
-            "--thumbnails",
-        ),
-    )
+    bounds = {
+        "queries have a rank list (--queries)": (len(analysis.rank_lists), len(data.query)),
+        "samples are in the scatter plot (--points)": (len(analysis.points), len(data.samples)),
+        "triplets of the page are shown with their images (--thumbnails)": (images, samples),
+    }
     return [
-        f"{shown:,} of {total:,} {what} ({flag})."
-        for shown, total, what, flag in bounds
+        f"{shown:,} of {total:,} {what}."
+        for what, (shown, total) in bounds.items()
         if shown < total
     ]
 
 
 def sample_labels(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     """What the page says of a sample; cameras from 1, as file names have them."""
-    where = {"scene": sample.scene} if exclude_key(cfg) == "scene" else {}
-    return {
-        "identity": sample.identity,
-        "camera": sample.camera + 1,
-        **where,
-        "name": Path(sample.files[0]).name,
-    }
+    labels = {"identity": sample.identity, "camera": sample.camera + 1}
+    if exclude_key(cfg) == "scene":
+        labels["scene"] = sample.scene
+    return {**labels, "name": Path(sample.files[0]).name}
 
 
 def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[str, object]:
@@ -203,9 +194,7 @@ def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[s
             "sample": place[int(data.query[query])],
             "ap": finite_or_none(average[query]),
             "first": first[query],
-            "nearest": [
-                (place[sample], distance, is_match) for sample, distance, is_match in nearest
-            ],
+            "nearest": [(place[sample], *about) for sample, *about in nearest],
         }
         for query, nearest in analysis.rank_lists.items()
     ]
@@ -214,12 +203,10 @@ def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[s
         "queries": queries,
         "worst": [order[query] for query in analysis.worst],
         "identities": [score._asdict() for score in analysis.identities],
-        "distances": {
-            name: values.tolist() for name, values in analysis.distances._asdict().items()
-        },
+        "distances": as_lists(analysis.distances._asdict()),
         "scatter": {
             "samples": [place[point] for point in analysis.points],
-            "places": {name: places.tolist() for name, places in analysis.embeddings.items()},
+            "places": as_lists(analysis.embeddings),
         },
     }
 
@@ -242,35 +229,26 @@ def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
         return base64.b64encode(file.getvalue()).decode()
 
     with ThreadPoolExecutor() as pool:
-        return list(
-            progress(pool.map(encode, samples), "making thumbnails", len(samples), unit="triplet")
-        )
+        encoded = pool.map(encode, samples)
+        return list(progress(encoded, "making thumbnails", len(samples), unit="triplet"))
 
 
 def token_images(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
     """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
     and in base64."""
-    size = cfg.TEST.IMS_PER_BATCH
+    size, (rows, columns) = cfg.TEST.IMS_PER_BATCH, model.backbone.grid_size
     bits: dict[str, list[str]] = {}
-    said = ""
+    text = ""
     for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
-        grids = patch_grids(cfg, model, samples[start : start + size])
-        said = said or description(cfg, model, grids)
+        batch = samples[start : start + size]
+        grids = patch_grids(cfg, model, batch)
+        text = text or description(cfg, model, grids)
         for name, by_modality in grids.items():
-            # of a missing modality
-            nothing = np.zeros(
-                (len(samples[start : start + size]), *model.backbone.grid_size), bool
-            )
-            stack = np.stack(
-                [
-                    by_modality[modality][:, 0].numpy() > 0 if modality in by_modality else nothing
-                    for modality in cfg.MODEL.MODALITIES
-                ],
-                axis=1,
-            )
-            packed = np.packbits(stack.reshape(len(stack), -1), axis=1)
-            bits.setdefault(name, []).extend(
-                base64.b64encode(row.tobytes()).decode() for row in packed
-            )
-    rows, columns = model.backbone.grid_size
-    return {"rows": rows, "columns": columns, "bits": bits, "description": said}
+            kept = np.zeros((len(batch), len(cfg.MODEL.MODALITIES), rows * columns), bool)
+            for place, modality in enumerate(cfg.MODEL.MODALITIES):
+                if modality in by_modality:  # nothing is kept of a missing one
+                    kept[:, place] = by_modality[modality][:, 0].flatten(1) > 0
+            packed = np.packbits(kept.reshape(len(batch), -1), axis=1)
+            encoded = [base64.b64encode(row.tobytes()).decode() for row in packed]
+            bits.setdefault(name, []).extend(encoded)
+    return {"rows": rows, "columns": columns, "bits": bits, "description": text}

@@ -25,21 +25,14 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 def benchmark_table(rows: Sequence[Row]) -> str:
     """The rows as a table, without the columns of targets where there are none."""
     width = 6 if any(row.target for row in rows) else 4
-    cells = [
-        (
-            row.what,
-            _with_unit(row.reference, row.unit),
-            _with_unit(row.ours, row.unit),
-            "" if row.ratio is None else f"{_digits(row.ratio)}×",
-            row.target,
-            {None: "", True: "yes", False: "no"}[row.met],
-        )
-        for row in rows
-    ]
-    return markdown_table(
-        ("what", "reference", "ours", "times better", "target", "met")[:width],
-        [line[:width] for line in cells],
-    )
+    lines = [("what", "reference", "ours", "times better", "target", "met")]
+    for row in rows:
+        times = (_with_unit(row.reference, row.unit), _with_unit(row.ours, row.unit))
+        better = "" if row.ratio is None else f"{_digits(row.ratio)}×"
+        met = {None: "", True: "yes", False: "no"}[row.met]
+        lines.append((row.what, *times, better, row.target, met))
+    headers, *cells = (line[:width] for line in lines)
+    return markdown_table(headers, cells)
 
 
 def _with_unit(value: float | None, unit: str) -> str:
@@ -57,18 +50,12 @@ def _digits(value: float) -> str:
 
 def headline(record: dict) -> str:
     """Command, machine and versions of a record."""
-    versions, what = record["versions"], record["machine"]
-    half = "with" if what["bfloat16"] else "without"
-    where = (
-        f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions"
-        if what["device"] == "cpu"
-        else what["name"]
-    )
-    return (
-        f"`{record['command']}` on {where}, {what['threads']} threads; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-        + "."
-    )
+    what, where = record["machine"], record["machine"]["name"]
+    if what["device"] == "cpu":
+        half = "with" if what["bfloat16"] else "without"
+        where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions"
+    versions = [f"{name} {version}" for name, version in record["versions"].items() if version]
+    return f"`{record['command']}` on {where}, {what['threads']} threads; {', '.join(versions)}."
 
 
 def as_report(record: dict) -> str:

@@ -37,9 +37,8 @@ def show(arguments: argparse.Namespace, result: Found) -> None:
     lines: list[str] = []
     with ExitStack() as stack:
         if arguments.output:
-            page, shown = page_of(
-                result, f"{arguments.gallery}", partial(link, folder=arguments.output.parent)
-            )
+            from_page = partial(link, folder=arguments.output.parent)
+            page, shown = page_of(result, str(arguments.gallery), from_page)
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
@@ -63,20 +62,12 @@ def hits_table(result: Found) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
-        lines += [
-            "",
-            query.file,
-            *(
-                f"{rank:6}  {distance:8.4f}  {hit.file}"
-                for rank, (hit, distance) in enumerate(hits, start=1)
-            ),
-        ]
-    left = len(result.queries) - PRINTED
-    return (
-        [*lines, "", f"… queries left out: {left}; --csv and --output write all"]
-        if left > 0
-        else lines
-    )
+        lines += ["", query.file]
+        for rank, (hit, distance) in enumerate(hits, start=1):
+            lines.append(f"{rank:6}  {distance:8.4f}  {hit.file}")
+    if (left := len(result.queries) - PRINTED) > 0:
+        lines += ["", f"… queries left out: {left}; --csv and --output write all"]
+    return lines
 
 
 def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[str, str]:
@@ -84,16 +75,11 @@ def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[st
     rows: list[list[tuple[str, Triplet]]] = []
     size, longest = 0, max(map(len, result.hits))
     most = min(MOST_HITS, longest)
-    for query, hits in progress(
-        list(zip(result.queries, result.hits, strict=True)), "drawing", unit="query"
-    ):
-        row = [
-            ("query", query),
-            *(
-                (f"{rank}: d = {distance:.4f}", hit)
-                for rank, (hit, distance) in enumerate(hits[:most], start=1)
-            ),
-        ]
+    pairs = list(zip(result.queries, result.hits, strict=True))
+    for query, hits in progress(pairs, "drawing", unit="query"):
+        row = [("query", query)]
+        for rank, (hit, distance) in enumerate(hits[:most], start=1):
+            row.append((f"{rank}: d = {distance:.4f}", hit))
         size += sum(len(thumbnail(path)) for _, triplet in row for path in triplet.paths if path)
         if rows and size > THUMBNAIL_BYTES:
             break
@@ -107,15 +93,9 @@ def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[st
         if any(triplet.paths[place] for row in rows for _, triplet in row)
     ]
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
-    return template.render(
-        rows=rows,
-        gallery=gallery,
-        shown=shown,
-        distance=result.distance,
-        modalities=modalities,
-        thumbnail=thumbnail,
-        link=link,
-    ), shown
+    about = {"gallery": gallery, "shown": shown, "distance": result.distance}
+    page = template.render(about, rows=rows, modalities=modalities, thumbnail=thumbnail, link=link)
+    return page, shown
 
 
 def link(path: str, folder: Path) -> str:

@@ -62,50 +62,30 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
     trained = (cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS), list(cfg.MODEL.SLIM_KEEP))
     cases: list[tuple[str, list[int], list[float]]] = [trained] if cfg.MODEL.SLIM_BLOCKS else []
-    cases += [
-        case
-        for score in arguments.scores
-        for setting in chosen
-        if (case := (score, *setting)) != trained
-    ]
+    others = [(score, *setting) for score in arguments.scores for setting in chosen]
+    cases += [case for case in others if case != trained]
     # a score that the checkpoint has no weights of is refused before anything is evaluated
     for case in cases:
         slim_model(cfg, *case)
+    about = {"caption": caption, "return_pattern": cfg.TEST.RETURN_PATTERN}
     points: list[CurvePoint] = []
 
     def add(point: CurvePoint) -> None:
         """Each point is kept and printed as it comes: many take hours."""
         points.append(point)
         if arguments.json:
-            write_json(
-                arguments.json,
-                {
-                    "caption": caption,
-                    "return_pattern": cfg.TEST.RETURN_PATTERN,
-                    "points": [point._asdict() for point in points],
-                },
-            )
-        heads = (
-            (caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]))
-            if len(points) == 1
-            else ()
-        )
-        print_lines(*heads, row(point))
+            write_json(arguments.json, {**about, "points": [each._asdict() for each in points]})
+        print_lines(row(point))
 
-    add(CurvePoint("", [], [], 1.0, *measure(cfg, dense, data)))
+    first = CurvePoint("", [], [], 1.0, *measure(cfg, dense, data))
+    print_lines(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]))
+    add(first)
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
         model = slim_model(cfg, score, blocks, keep)
-        operations = count_macs(cfg, model)
-        add(
-            CurvePoint(
-                score,
-                blocks,
-                keep,
-                (operations["backbone"] + operations["slimming"]) / whole,
-                *measure(cfg, model, data),
-                own=(score, blocks, keep) == trained,
-            )
-        )
+        macs = count_macs(cfg, model)
+        operations = (macs["backbone"] + macs["slimming"]) / whole
+        is_own = (score, blocks, keep) == trained
+        add(CurvePoint(score, blocks, keep, operations, *measure(cfg, model, data), is_own))
     if arguments.output:
         draw(points, caption, cfg, arguments.output)
     for path in filter(None, (arguments.json, arguments.output)):
@@ -122,12 +102,8 @@ def settings(
     ]
     if blocks is None and keep is None:
         return [(blocks_of, list(shares[: len(blocks_of)])) for blocks_of, shares in default]
-    chosen = blocks or [blocks_of for blocks_of, _ in default[::2]]
-    return [
-        (blocks_of, [value] * len(blocks_of))
-        for blocks_of in chosen
-        for value in keep or (0.65, 0.5)
-    ]
+    chosen, shares = blocks or [blocks_of for blocks_of, _ in default[::2]], keep or (0.65, 0.5)
+    return [(blocks_of, [value] * len(blocks_of)) for blocks_of in chosen for value in shares]
 
 
 def slim_model(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
@@ -150,46 +126,34 @@ def measure(cfg: CfgNode, model: DeMo, data: TestData) -> tuple[float, float]:
 def row(point: CurvePoint) -> str:
     """A line of the table, under HEADER."""
     blocks, keep = (",".join(map(str, values)) or "–" for values in (point.blocks, point.keep))
-    return (
-        f"{point.score or 'dense':18}{blocks:>10}{keep:>12}"
-        f"{100 * point.operations:11.1f}%{100 * point.mAP:8.1f}{100 * point.rank1:8.1f}{'  ' + AS_TRAINED if point.own else ''}"
-    )
+    operations, mean, rank1 = (100 * share for share in (point.operations, point.mAP, point.rank1))
+    line = f"{point.score or 'dense':18}{blocks:>10}{keep:>12}{operations:11.1f}%{mean:8.1f}{rank1:8.1f}"
+    return f"{line}  {AS_TRAINED}" if point.own else line
 
 
 def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -> Path:
     """mAP over the share of the operations, a curve for each score."""
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    dense, *others = points
-    for place, score in enumerate(dict.fromkeys(point.score for point in others if not point.own)):
-        curve = sorted(
-            (100 * point.operations, 100 * point.mAP)
-            for point in (dense, *others)
-            if point.score in ("", score)
-        )
-        axes.plot(*zip(*curve, strict=True), label=score, **kind(place))
-    axes.axhline(100 * dense.mAP, color=PLAIN, linestyle="--", linewidth=1, label="dense")
-    for trained_point in (point for point in others if point.own):
-        axes.plot(
-            100 * trained_point.operations,
-            100 * trained_point.mAP,
-            "*",
-            color=TEXT,
-            markersize=14,
-            label=f"{trained_point.score}, {AS_TRAINED}",
-        )
-    axes.set(
-        xlabel="operations of the backbone against the dense model, %",
-        ylabel=f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %",
-    )
+    figure, axes = plt.subplots(figsize=(9, 5.5))
+    places = [(100 * point.operations, 100 * point.mAP) for point in points]
+    of_points = list(zip(points, places, strict=True))
+    scores = list(dict.fromkeys(point.score for point in points[1:] if not point.own))
+    for number, score in enumerate(scores):
+        curve = sorted(place for point, place in of_points if point.score in ("", score))
+        axes.plot(*zip(*curve, strict=True), label=score, **kind(number))
+    axes.axhline(places[0][1], color=PLAIN, linestyle="--", linewidth=1, label="dense")
+    for point, place in of_points:
+        if point.own:
+            text = f"{point.score}, {AS_TRAINED}"
+            axes.plot(*place, "*", color=TEXT, markersize=14, label=text)
+    axes.set_xlabel("operations of the backbone against the dense model, %")
+    axes.set_ylabel(f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %")
     axes.set_title(caption, fontsize=8)
     axes.legend()
-    # whose settings the others share
-    first = next((point.score for point in others if not point.own), "")
-    named = [point for point in others if point.own or point.score == first]
-    name_points(
-        axes,
-        np.array([(100 * point.operations, 100 * point.mAP) for point in named]),
-        [f"{point.keep} after {point.blocks}" for point in named],
-        gap=12,
-    )
+    # the others share the settings of the first
+    named = {
+        place: f"{point.keep} after {point.blocks}"
+        for point, place in of_points
+        if point.own or point.score in scores[:1]
+    }
+    name_points(axes, np.array(list(named)), list(named.values()), gap=12)
     return save(figure, path)

@@ -1,7 +1,6 @@
 """The patches that slimming and SDTPS keep, over their images."""
 
 from collections.abc import Sequence
-from itertools import count as count_from
 from math import prod
 from pathlib import Path
 
@@ -44,39 +43,30 @@ def draw_tokens(
     """A row per triplet: its images, and for every stage of slimming and for SDTPS the score of the patches over an image, and
     the image with the dropped patches covered; a set that the modalities share once, over the mean of the images. Of several
     models the last stage alone."""
-    (cfg, model), *others = models
     chosen = token_samples(samples, count)
-    grids = patch_grids(cfg, model, chosen)
-    what = description(cfg, model, grids)
-    if others:
-        layers = [grids, *(patch_grids(*one, chosen) for one in others)]
-        names = [
-            blocks_of.MODEL.SLIM_SCORE.rpartition(":")[2] if one.slimming else "SDTPS"
-            for blocks_of, one in models
-        ]
-        grids = {
-            f"{number} {name}": list(blocks_of.values())[-1]
-            for number, name, blocks_of in zip(count_from(1), names, layers, strict=False)
-        }
-        what = "What the last stage of each of the models keeps"
+    layers = [patch_grids(*each, chosen) for each in models]
+    cfg, model = models[0]
+    if len(models) == 1:
+        grids, what = layers[0], description(cfg, model, layers[0])
+    else:
+        grids, what = {}, "What the last stage of each of the models keeps"
+        for number, ((model_cfg, each), of_model) in enumerate(zip(models, layers, strict=True), 1):
+            name = model_cfg.MODEL.SLIM_SCORE.rpartition(":")[2] if each.slimming else "SDTPS"
+            grids[f"{number} {name}"] = list(of_model.values())[-1]
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     width, height = room(cfg, 2.1)
     inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1
-    figure, axes = plt.subplots(
-        len(chosen), len(rows[0]), figsize=inches, squeeze=False, layout="constrained"
-    )
-    for sample, row, blocks_of in zip(chosen, axes, rows, strict=True):
-        for axis, panel in zip(row, blocks_of.values(), strict=True):
+    figure, axes = plt.subplots(len(chosen), len(rows[0]), figsize=inches, squeeze=False)
+    for sample, row, panels_of_row in zip(chosen, axes, rows, strict=True):
+        for axis, panel in zip(row, panels_of_row.values(), strict=True):
             axis.imshow(panel)
             hide_ticks(axis)
-        row[0].set_ylabel(
-            "\n".join([*label(cfg, sample).split(", "), illumination(sample)]).strip(), fontsize=8
-        )
+        lines = [*label(cfg, sample).split(", "), illumination(sample)]
+        row[0].set_ylabel("\n".join(lines).strip(), fontsize=8)
     for axis, title in zip(axes[0], rows[0], strict=True):
         axis.set_title(title, fontsize=9)
-    heat_bar(
-        figure, axes, "score of a patch among those of its image; not coloured: dropped before"
-    )
+    meaning = "score of a patch among those of its image; not coloured: dropped before"
+    heat_bar(figure, axes, meaning)
     figure.suptitle(what + options(cfg))
     return save(figure, path)
 
@@ -87,10 +77,8 @@ def token_samples(samples: list[Sample], count: int) -> list[Sample]:
     day = sorted({*range(len(samples))} - {*night})
     dark = spread(len(night), count // 2 if day else count)
     bright = spread(len(day), count - len(dark))
-    return [
-        samples[place]
-        for place in sorted([*(night[one] for one in dark), *(day[one] for one in bright)])
-    ]
+    places = [night[place] for place in dark] + [day[place] for place in bright]
+    return [samples[place] for place in sorted(places)]
 
 
 def panels(
@@ -98,20 +86,17 @@ def panels(
 ) -> dict[str, np.ndarray]:
     """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
     image_of = dict(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True))
+    present = [image for modality, image in image_of.items() if modality in sample.modalities]
+    image_of[SHARED] = np.mean(present, axis=0).astype(np.uint8)
     layers: dict[str, np.ndarray] = {}
-    mean = np.mean(
-        [image for modality, image in image_of.items() if modality in sample.modalities], axis=0
-    ).astype(np.uint8)
-    for modality, image in {**image_of, SHARED: mean}.items():
-        layers |= {modality: image} if modality in image_of else {}
+    for modality, image in image_of.items():
+        if modality != SHARED:
+            layers[modality] = image
         for title, by_modality in grids.items():
-            grids_of = (
-                {SHARED: next(iter(by_modality.values()))}
-                if is_shared(by_modality)
-                else by_modality
-            )
-            if modality in grids_of:
-                kept, score = grids_of[modality][row]
+            if is_shared(by_modality):
+                by_modality = {SHARED: next(iter(by_modality.values()))}
+            if modality in by_modality:
+                kept, score = by_modality[modality][row]
                 layers[f"{title}:\nscore, {modality}"] = heat_map(image, score)
                 layers[f"{title}:\nkept, {modality}"] = cover_patches(image, kept)
     return layers
@@ -131,20 +116,17 @@ def cover_patches(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
 
 def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
     """What keeps patches, and how many of them at each of the `patch_grids`."""
-    by = (
-        [f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})"]
-        if model.slimming
-        else []
-    )
-    by += [type(model.sdtps).__name__] if model.sdtps else []
-    counts = [
-        {int(kept) for both in grid.values() for kept in both[:, 0].sum(dim=(1, 2))}
-        for grid in grids.values()
-    ]
-    numbers = (
-        f"{min(kept)}" if len(kept) == 1 else f"{min(kept)} to {max(kept)}" for kept in counts
-    )
-    return f"{' and '.join(by)}: {', '.join(numbers)} of {model.backbone.num_patches} patches per modality are kept"
+    by = []
+    if model.slimming:
+        by.append(f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})")
+    if model.sdtps:
+        by.append(type(model.sdtps).__name__)
+    counts = []
+    for by_modality in grids.values():
+        kept = torch.stack(list(by_modality.values()))[:, :, 0].sum(dim=(2, 3)).int()
+        ends = dict.fromkeys([int(kept.min()), int(kept.max())])
+        counts.append(" to ".join(map(str, ends)))
+    return f"{' and '.join(by)}: {', '.join(counts)} of {model.backbone.num_patches} patches per modality are kept"
 
 
 def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
@@ -161,11 +143,8 @@ def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, B
     def on_grid(choice: Choice) -> torch.Tensor:
         values = torch.stack([choice.kept.float(), choice.scores["score"].float()], dim=1)
         whole = values.new_tensor([[0], [torch.nan]]).repeat(len(values), 1, prod(grid))
-        return (
-            whole.scatter_(2, choice.positions[:, None].expand_as(values), values)
-            .view(-1, 2, *grid)
-            .cpu()
-        )
+        whole.scatter_(2, choice.positions[:, None].expand_as(values), values)
+        return whole.view(-1, 2, *grid).cpu()
 
     return {
         title: {modality: on_grid(choice) for modality, choice in by_modality.items()}

@@ -55,7 +55,7 @@ def main() -> None:
     share = macs / count_macs(cfg, model)[""]
 
     for name, (background, colour) in COLOURS.items():
-        figure = plt.figure(figsize=(13, 4.1), facecolor=background)
+        figure = plt.figure(figsize=(13, 4.1), facecolor=background, layout="none")
         canvas = figure.add_axes((0, 0, 1, 1))
         canvas.set(xlim=(0, 13), ylim=(0, 4.1))
         canvas.axis("off")

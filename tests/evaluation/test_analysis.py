@@ -30,12 +30,12 @@ class Case:
             analysis.Labels(*side) for side in zip(self.ids, self.cameras, self.keys, strict=True)
         ]
         self.lists = [
-            [part.tolist() for part in pair] for pair in (self.ids, self.cameras, self.keys)
+            [values.tolist() for values in pair] for pair in (self.ids, self.cameras, self.keys)
         ]
         self.rankings = plain.rankings(self.distance.tolist(), self.lists[0], self.lists[2])
 
-    def rows(self, part):
-        return self.distance[part]
+    def rows(self, queries):
+        return self.distance[queries]
 
 
 @pytest.fixture(
@@ -75,19 +75,20 @@ def test_cameras(case):
 def test_identities(case):
     averages = analysis.score_queries(case.rows, *case.sides).average_precision
     actual = analysis.score_identities(averages, case.ids[0])
-    wanted = plain.identity_scores(
+    expected = plain.identity_scores(
         [plain.average_precision(one) for one in case.rankings], case.lists[0][0]
     )
-    assert [(pytest.approx(score.mAP), score.identity, score.queries) for score in actual] == wanted
+    rows = [(pytest.approx(score.mAP), score.identity, score.queries) for score in actual]
+    assert rows == expected
     assert [score.mAP for score in actual] == sorted(score.mAP for score in actual)
 
 
 def test_worst_queries(case):
     averages = analysis.score_queries(case.rows, *case.sides).average_precision
-    wanted = sorted((value, query) for query, value in enumerate(averages) if not np.isnan(value))
+    expected = sorted((value, query) for query, value in enumerate(averages) if not np.isnan(value))
     for count in (1, 5, len(averages) + 1):
         assert analysis.worst_queries(averages, count).tolist() == [
-            query for _, query in wanted[:count]
+            query for _, query in expected[:count]
         ]
 
 
@@ -95,7 +96,7 @@ def test_nearest(case):
     chosen = torch.randperm(30, generator=generator(3))[:12]
     actual = analysis.nearest_samples(case.rows, *case.sides, chosen, 10)
     for row, query in enumerate(chosen.tolist()):
-        listed = zip(*(part[row].tolist() for part in actual), strict=True)
+        listed = zip(*(column[row].tolist() for column in actual), strict=True)
         assert [
             (distance, is_match, sample) for sample, distance, is_match in listed
         ] == case.rankings[query][:10]
@@ -109,10 +110,10 @@ def test_distances(case):
     inside = Case(2)
     inside.distance = inside.distance + 1 / 77
     actual = analysis.distance_histogram(inside.rows, *inside.sides, bins=13)
-    wanted = plain.histogram(
+    expected = plain.histogram(
         inside.distance.tolist(), inside.lists[0], inside.lists[2], actual.edges.tolist()
     )
-    assert [actual.positives.tolist(), actual.negatives.tolist()] == wanted
+    assert [actual.positives.tolist(), actual.negatives.tolist()] == expected
 
 
 def test_distances_that_are_all_zero(case):

@@ -19,52 +19,25 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.reports.attention import matches_of
 from tests.reference import attention as reference
 
-FUSED = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
-SLIM = (
-    "MODEL.USE_SDTPS",
-    "False",
-    *FUSED,
-    "INPUT.JOINT_AUGMENTATION",
-    "True",
-    "MODEL.SLIM_KEEP",
-    "[0.5, 0.5]",
-)
+FUSED = "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
+SLIM = f"MODEL.USE_SDTPS False {FUSED} INPUT.JOINT_AUGMENTATION True MODEL.SLIM_KEEP [0.5,0.5]"
+APART = "MODEL.SLIM_SHARED False"
 MODELS = {
-    "whole": ("MODEL.USE_SDTPS", "False"),
+    "whole": "MODEL.USE_SDTPS False",
     "selector and fusion": FUSED,
-    "slimming": (*SLIM, "MODEL.SLIM_BLOCKS", "[1, 3]"),
-    "slimming the input, each modality apart": (
-        *SLIM,
-        "MODEL.SLIM_BLOCKS",
-        "[0, 2]",
-        "MODEL.SLIM_SHARED",
-        "False",
-    ),
-    "slimming without extra tokens": (
-        *SLIM,
-        "MODEL.SLIM_BLOCKS",
-        "[2, 5]",
-        "MODEL.SLIM_MERGE",
-        "False",
-    ),
-    "merging": (
-        *SLIM,
-        "MODEL.SLIM_BLOCKS",
-        "[1, 3]",
-        "MODEL.SLIM_SCORE",
-        "studies.baselines:ToMe",
-        "MODEL.SLIM_SHARED",
-        "False",
-    ),
+    "slimming": f"{SLIM} MODEL.SLIM_BLOCKS [1,3]",
+    "slimming the input, each modality apart": f"{SLIM} MODEL.SLIM_BLOCKS [0,2] {APART}",
+    "slimming without extra tokens": f"{SLIM} MODEL.SLIM_BLOCKS [2,5] MODEL.SLIM_MERGE False",
+    "merging": f"{SLIM} MODEL.SLIM_BLOCKS [1,3] {APART} MODEL.SLIM_SCORE studies.baselines:ToMe",
 }
 GRID = (8, 4)
 SCORE = (PATCHES, WIDTH, WIDTH)
 """Lengths of the sums in a score, which is computed in float32: mean, norm, cosine."""
 
 
-def made(name):
+def model_and_triplets(name):
     """A model in float64, and images whose patches it chooses clearly: alone as in a batch."""
-    model = tiny_model(*MODELS[name], seed=1).eval().double()
+    model = tiny_model(*MODELS[name].split(), seed=1).eval().double()
     for seed in count(2):
         images, cameras = random_images(seed=seed, batch=2)
         images = {modality: image.double() for modality, image in images.items()}
@@ -92,53 +65,40 @@ def steps_of(model, images, cameras):
     for number, modality in enumerate(MODALITIES):
         actual[modality] = []
         for index, (values, bias) in enumerate(inputs):
-            stages = sum(block <= index for block in blocks)
-            places = (
-                encoded.stages[stages - 1].kept[modality][0].tolist()
-                if stages
-                else list(range(PATCHES))
-            )
-            sizes = (
-                torch.ones(values.shape[1], dtype=values.dtype)
-                if bias is None
-                else bias[number, 0, 0].exp()
-            )
+            places, sizes = list(range(PATCHES)), torch.ones_like(values[0, :, 0])
+            if stages := sum(block <= index for block in blocks):
+                places = encoded.stages[stages - 1].kept[modality][0].tolist()
+            if bias is not None:
+                sizes = bias[number, 0, 0].exp()
             actual[modality].append((values[number], places, sizes))
     return encoded.context, actual, inputs[-1][0]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rollout_is_the_product_of_the_blocks_attention(name):
-    model, (images, cameras) = made(name)
+    model, (images, cameras) = model_and_triplets(name)
     actual = rollout(model, images, cameras)
-    for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
+    for place, (triplet, camera) in enumerate(reference.one_by_one(images, cameras)):
         with torch.no_grad():
-            _, steps, _ = steps_of(model, own, camera)
+            _, steps, _ = steps_of(model, triplet, camera)
             for modality in MODALITIES:
                 expected = reference.rollout(model, steps[modality], PATCHES)
+                kept = steps[modality][-1][1]
                 # Of each block logits, softmax, the mean of the heads and a product.
-                assert_close(
-                    actual.values[modality][place].flatten(),
-                    expected,
-                    *6 * (WIDTH, PATCHES, 2, PATCHES),
-                )
-                assert (
-                    actual.kept[modality][place].flatten().nonzero().flatten().tolist()
-                    == steps[modality][-1][1]
-                )
-                assert expected.count_nonzero() == len(steps[modality][-1][1])
+                lengths = 6 * (WIDTH, PATCHES, 2, PATCHES)
+                assert_close(actual.values[modality][place].flatten(), expected, *lengths)
+                assert actual.kept[modality][place].flatten().nonzero()[:, 0].tolist() == kept
+                assert expected.count_nonzero() == len(kept)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
-    model, (images, cameras) = made(name)
+    model, (images, cameras) = model_and_triplets(name)
     features = torch.randn(2, extract_patterns(model, images, cameras)[0][3].shape[1])
-    actual, is_there = (
-        grad_cam(model, images, cameras, similarity_to(model, features, 3, "before")),
-        False,
-    )
-    for place, (own, camera) in enumerate(reference.one_by_one(images, cameras)):
-        context, steps, last = steps_of(model, own, camera)
+    actual = grad_cam(model, images, cameras, similarity_to(model, features, 3, "before"))
+    is_there = False
+    for place, (triplet, camera) in enumerate(reference.one_by_one(images, cameras)):
+        context, steps, last = steps_of(model, triplet, camera)
         feature = return_patterns(model, context, "before")[3][0]
         feature, other = feature.double(), features[place].double()
         cosine = (feature @ other) / (feature.norm() * other.norm())
@@ -148,21 +108,17 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
             expected = reference.grad_cam(tokens.detach(), gradient[number], places, 1, PATCHES)
             largest = float(tokens.detach().abs().max() * gradient[number].abs().max())
             # What a selector and the cosine compute in float32, and its gradient.
-            assert_close(
-                actual.values[modality][place].flatten(),
-                expected,
-                *2 * (*SCORE, 3 * WIDTH),
-                WIDTH,
-                scale=largest,
-            )
+            lengths = (*2 * (*SCORE, 3 * WIDTH), WIDTH)
+            values = actual.values[modality][place].flatten()
+            assert_close(values, expected, *lengths, scale=largest)
             is_there |= bool(expected.max() > 0)
     assert is_there
 
 
 def test_a_missing_modality_is_an_image_of_zeros():
-    model, (images, cameras) = made("slimming")
+    model, (images, cameras) = model_and_triplets("slimming")
     blank = images | {"NI": torch.zeros_like(images["NI"])}
-    one, other = (rollout(model, seen, cameras, frozenset({"NI"})) for seen in (images, blank))
+    one, other = (rollout(model, pixels, cameras, frozenset({"NI"})) for pixels in (images, blank))
     assert all(torch.equal(one.values[modality], other.values[modality]) for modality in MODALITIES)
     assert not torch.equal(one.values["NI"], rollout(model, images, cameras).values["NI"])
 
@@ -171,33 +127,22 @@ def test_a_missing_modality_is_an_image_of_zeros():
 def test_every_backbone_is_looked_into(name):
     """Two blocks of each; without slimming the class token's row of a rollout is what is left of 1 by class token and
     registers."""
-    patch, side = 14, 28
-    sizes = [
-        part
-        for key in ("INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST")
-        for part in (key, f"[{2 * side}, {side}]")
-    ]
-    cfg = load_cfg(
-        None, ["MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", f"[{patch}, {patch}]", *sizes]
-    )
+    words = "MODEL.STRIDE_SIZE [14,14] INPUT.SIZE_TRAIN [56,28] INPUT.SIZE_TEST [56,28]"
+    cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, *words.split()])
     torch.manual_seed(seeded())
     model = make_model(cfg, 5, CAMERAS).eval()
     model.backbone.vit.blocks = model.backbone.vit.blocks[:2]
-    images, cameras = random_images(seed=3, batch=1, size=(2 * side, side))
+    images, cameras = random_images(seed=3, batch=1, size=(56, 28))
     actual = rollout(model, images, cameras)
     for values in actual.values.values():
-        assert (
-            values.shape == (1, 2 * side // patch, side // patch)
-            and 0 < values.sum() < 1
-            and (values > 0).all()
-        )
+        assert values.shape == (1, 4, 2) and 0 < values.sum() < 1 and (values > 0).all()
     features = torch.randn(1, 3 * model.backbone.width)
     heat = grad_cam(model, images, cameras, similarity_to(model, features, 1, "before"))
     assert all(values.isfinite().all() and values.min() >= 0 for values in heat.values.values())
 
 
 def test_weights_of_the_fusion():
-    model, (images, cameras) = made("selector and fusion")
+    model, (images, cameras) = model_and_triplets("selector and fusion")
     with torch.no_grad():
         context = model.forward_features(images, cameras).context
     weights = fusion_weights(model, context)
@@ -208,13 +153,13 @@ def test_weights_of_the_fusion():
         assert_close(sum(shares.values()), torch.ones(2), 3 * PATCHES, 3 * PATCHES)
     assert weights.gates.shape == (2, 4, 7)
     assert_close(weights.gates.sum(dim=-1), torch.ones(2, 4), 7, 7)
-    whole, _ = made("whole")
+    whole, _ = model_and_triplets("whole")
     assert fusion_weights(whole, context) == (None, None)
 
 
 def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
     """Of torch's own attention with the weights of one subset."""
-    model, (images, cameras) = made("slimming")
+    model, (images, cameras) = model_and_triplets("slimming")
     with torch.no_grad():
         context = model.forward_features(images, cameras).context
         actual, hdm = fusion_weights(model, context).hdm["rnt"], model.hdm
@@ -226,8 +171,8 @@ def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
             dim=1,
         )
         query, key, _ = (
-            F.linear(part, weight, bias)
-            for part, weight, bias in zip(
+            F.linear(values, weight, bias)
+            for values, weight, bias in zip(
                 (hdm.query[6].expand(2, 1, -1), tokens, tokens),
                 hdm.in_proj_weight[6].chunk(3),
                 hdm.in_proj_bias[6].chunk(3),

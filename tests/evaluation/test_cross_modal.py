@@ -35,7 +35,7 @@ PRESENT = {
     "RNT": {"RGB", "NI", "TI"},
 }
 OWN = [("RGB",), ("NI",), ("TI",)]
-FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
+FUSION = "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
 WIDTH = 5
 
 
@@ -52,13 +52,13 @@ def test_the_sets_are_named_by_what_is_present():
 def test_distances_against_the_slow_version(how, sources):
     """In all 49 cells, of which 12 share nothing; what is not used may be anything, as a missing modality's columns."""
     draws, undefined = generator(len(sources)), 0
-    for own, other in product(PRESENT.values(), repeat=2):
+    for query_set, gallery_set in product(PRESENT.values(), repeat=2):
         query, gallery = (
             torch.randn(count, len(sources), WIDTH, generator=draws) for count in (3, 4)
         )
         find = partial(
             set_distances,
-            present=(own, other),
+            present=(query_set, gallery_set),
             sources=[frozenset(names) for names in sources],
             how=how,
             scale=partial(F.normalize, dim=1),
@@ -66,18 +66,18 @@ def test_distances_against_the_slow_version(how, sources):
         actual = find(query, gallery)
         expected = [
             [
-                plain.distance(one, two, sources, own, other, how)
+                plain.distance(one, two, sources, query_set, gallery_set, how)
                 for two in gallery.double().tolist()
             ]
             for one in query.double().tolist()
         ]
         if actual is None:
             undefined += 1
-            assert expected == [[None] * 4] * 3 and not own & other
+            assert expected == [[None] * 4] * 3 and not query_set & gallery_set
             continue
         assert_close(actual, expected, *2 * (len(sources) * WIDTH,), 9, scale=4)
         for place, names in enumerate(sources):
-            for side, present in ((query, own), (gallery, other)):
+            for side, present in ((query, query_set), (gallery, gallery_set)):
                 if how != "all" and not present.issuperset(names):
                     side[:, place] = torch.randn(side[:, place].shape, generator=draws)
         assert how == "all" or torch.equal(find(query, gallery), actual)
@@ -87,10 +87,10 @@ def test_distances_against_the_slow_version(how, sources):
 @pytest.mark.parametrize(
     "opts",
     [
-        ("MODEL.USE_SDTPS", "False"),
-        ("MODEL.USE_SDTPS", "False", "MODEL.DIRECT", "0", *FUSION),
-        ("MODEL.SDTPS_BETA", "0.0"),
-        ("MODEL.SDTPS_BETA", "0.0", "MODEL.HDM", "True"),
+        "MODEL.USE_SDTPS False",
+        f"MODEL.USE_SDTPS False MODEL.DIRECT 0 {FUSION}",
+        "MODEL.SDTPS_BETA 0.0",
+        "MODEL.SDTPS_BETA 0.0 MODEL.HDM True",
     ],
     ids=["baseline", "HDM, ATMoE", "SDTPS", "SDTPS, HDM"],
 )
@@ -99,8 +99,8 @@ def test_distances_against_the_slow_version(how, sources):
 def test_the_columns_of_a_modality(changed, opts):
     """Another image of a modality changes the columns that are made from it alone: of ATMoE's also the lengths of the others,
     each head's by its weight, but not their directions. With a beta of 0 no modality guides another in SDTPS."""
-    model = tiny_model(*opts).eval()
-    heads, seen = (4, partial(F.normalize, dim=-1)) if model.atmoe else (1, torch.clone)
+    model = tiny_model(*opts.split()).eval()
+    heads, view = (4, partial(F.normalize, dim=-1)) if model.atmoe else (1, torch.clone)
     images, cameras = random_images(1)
     others = images | {changed: random_images(2)[0][changed]}
     before, after = (
@@ -111,7 +111,7 @@ def test_the_columns_of_a_modality(changed, opts):
             actual[pattern].unflatten(1, (len(sources), heads, -1)) for actual in (before, after)
         ]
         for place, names in enumerate(sources):
-            one, two = (seen(part[:, place]) for part in parts)
+            one, two = (view(columns[:, place]) for columns in parts)
             is_same = (one - two).abs().max() <= tolerance(*MODEL, *MODEL) * max(
                 1, float(one.abs().max())
             )
@@ -121,7 +121,7 @@ def test_the_columns_of_a_modality(changed, opts):
 @pytest.fixture(scope="module")
 def words(tiny_root, tmp_path_factory):
     """The command line of an untrained model with SDTPS, HDM and ATMoE."""
-    words = cli_args_for(tiny_root, *FUSION)
+    words = cli_args_for(tiny_root, *FUSION.split())
     path = weights_file(
         tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:])
     )
@@ -132,24 +132,16 @@ def words(tiny_root, tmp_path_factory):
 def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
     """Equal sets as TEST.MISS all has them, to the last bit; unequal ones by the slow versions of distance and ranking."""
     words = [*words, "TEST.RETURN_PATTERN", pattern, "TEST.CROSS_MODAL_DISTANCE", how]
-    code, stdout, stderr = command(
-        test_net.main,
-        *words,
-        "--cross_modal",
-        "--json",
-        tmp_path / "x.json",
-        "--output",
-        tmp_path / "x.png",
-    )
+    outputs = ("--json", tmp_path / "x.json", "--output", tmp_path / "x.png")
+    code, stdout, stderr = command(test_net.main, *words, "--cross_modal", *outputs)
     assert code == 0, stderr
     written = json.loads((tmp_path / "x.json").read_text())
     assert (written["distance"], written["return_pattern"]) == (how, pattern)
     actual = written["cross_modal"]
     assert (tmp_path / "x.png").stat().st_size > 10_000 and "x.png" in stdout
 
-    assert (
-        command(test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json")[0] == 0
-    )
+    more = ("TEST.MISS", "all", "--json", tmp_path / "all.json")
+    assert command(test_net.main, *words, *more)[0] == 0
     table = cases_of(tmp_path / "all.json")
     for measure, rows in actual.items():
         assert {SETS[name]: rows[name][name] for name in SETS} == {
@@ -170,14 +162,14 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
         for name in ("identity", "camera")
         for side in (data.query, data.gallery)
     ]
-    for own, other in (("R", "NT"), ("RT", "T"), ("RNT", "RN")):
+    for query_set, gallery_set in (("R", "NT"), ("RT", "T"), ("RNT", "RN")):
         query, gallery = (
             features[SETS[name]][used][side].double().unflatten(1, (len(sources), -1)).tolist()
-            for name, side in ((own, data.query), (other, data.gallery))
+            for name, side in ((query_set, data.query), (gallery_set, data.gallery))
         )
         distances = [
             [
-                plain.distance(one, two, sources, PRESENT[own], PRESENT[other], how)
+                plain.distance(one, two, sources, PRESENT[query_set], PRESENT[gallery_set], how)
                 for two in gallery
             ]
             for one in query
@@ -186,7 +178,7 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
             None if distances[0][0] is None else ranking.evaluate_distances(distances, *labels)[1]
         )
         # one exchange, of 6
-        assert actual["mAP"][own][other] == (
+        assert actual["mAP"][query_set][gallery_set] == (
             expected and pytest.approx(expected, abs=1 / len(query) / 12)
         )
 

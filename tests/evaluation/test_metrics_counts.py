@@ -1,14 +1,10 @@
 """Ranks without sorting the gallery: large galleries, ties, pieces and types, against whole matrices and plain loops."""
 
-from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
 import pytest
 import torch
-from numeric import generator, numpy_generator
+from numeric import generator
 from ranking_cases import assert_same, random_case
 
-from demo_sdtps.evaluation import metrics
 from demo_sdtps.evaluation.metrics import evaluate_distances
 from tests.reference import demo_ranking, ranking
 
@@ -31,9 +27,9 @@ def test_large_galleries_against_whole_matrices(seed, gallery, identities, nearn
     noise = torch.rand(25, gallery, generator=generator(seed), dtype=torch.double)
     distance = noise - nearness * (case[2][:, None] == case[3])
     places = (case[4] % 2, case[5] % 2) if scenes else case[4:]
-    given = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
+    keywords = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
     assert_same(
-        evaluate_distances(distance, *case[2:], **given),
+        evaluate_distances(distance, *case[2:], **keywords),
         *by_whole_matrices(distance, case[2:4], places),
     )
 
@@ -53,26 +49,6 @@ def test_matches_rank_behind_others_as_far(seed, levels):
     again = evaluate_distances(distance[:, order], case[2], case[3][order], case[4], case[5][order])
     assert again.mAP == actual.mAP
     assert torch.equal(again.cmc, actual.cmc)
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("levels", [2, 9, 1000])
-def test_counts_of_several_threads(seed, levels):
-    """Ties, queries without a match, near and far matches."""
-    draws = numpy_generator(seed + levels)
-    distance = draws.integers(0, levels, (40, 120)).astype(np.float32)
-    matches = draws.integers(0, 6, 40) * draws.integers(0, 2, 40)
-    limits = [
-        np.sort(draws.integers(0, levels // (1 + query % 9) + 1, count))
-        for query, count in enumerate(matches)
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        actual = metrics.counts_within(
-            distance, np.concatenate(limits).astype(np.float32), matches, pool
-        )
-    assert actual.tolist() == [
-        (row <= limit).sum() for row, own in zip(distance, limits, strict=True) for limit in own
-    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32])

@@ -22,6 +22,7 @@ from demo_sdtps.modeling.sdtps import STATE_NAMES
 from demo_sdtps.modeling.slimming.stage import remaining_patches
 from demo_sdtps.reports import tokens
 from tests.reference import selection as reference
+from tests.reference.analysis import mean
 
 CASES = ("nothing", *MISSING_CASES)
 PATCH = 4
@@ -114,31 +115,23 @@ def slow_measures(cfg, model, samples):
             {m: image * (m not in missing) for m, image in images.items()}, cameras
         ).context
         actual[case] = {
-            modality: slow_row(
-                cfg,
-                model,
-                context.tokens[modality],
-                context.global_feats,
-                modality,
-                missing,
-                relevant,
-            )
+            modality: slow_row(cfg, model, context, modality, missing, relevant)
             for modality in MODALITIES
             if modality not in missing
         }
     return actual
 
 
-def slow_row(cfg, model, patches, global_feats, modality, missing, relevant):
-    """One modality in one case: patches (images, N, C), globals (images, C) by modality, relevant [[N booleans]]."""
+def slow_row(cfg, model, context, modality, missing, relevant):
+    """One modality in one case; relevant [[N booleans]]."""
     module = getattr(model.sdtps, f"{STATE_NAMES[MODALITIES.index(modality)]}_sparse")
     weights = {name: value.double().numpy() for name, value in module.state_dict().items()}
     row = {}
     for place, here in enumerate(relevant):
         parts = reference.detectors(
             weights,
-            patches[place].double().numpy(),
-            {m: guide[place].double().numpy() for m, guide in global_feats.items()},
+            context.tokens[modality][place].double().numpy(),
+            {m: guide[place].double().numpy() for m, guide in context.global_feats.items()},
             modality,
             missing,
             cfg.MODEL.SDTPS_BETA,
@@ -171,45 +164,23 @@ def near(row, images, keep):
     }
 
 
-def mean(values):
-    values = [value for value in values if value is not None]
-    return sum(values) / len(values)
+SIZE = "INPUT.SIZE_TRAIN [40,20] INPUT.SIZE_TEST [40,20]"
+OPTS = {
+    "odd batches": "TEST.IMS_PER_BATCH 3",
+    "overlapping patches, not guided by what is missing": "MODEL.STRIDE_SIZE [3,2] MODEL.SDTPS_GUIDE_MISSING False",
+    "other size and share": f"{SIZE} MODEL.SDTPS_SPARSE_RATIO 0.3 MODEL.SDTPS_BETA 0.4",
+}
 
 
-@pytest.mark.parametrize(
-    "opts",
-    [
-        ("TEST.IMS_PER_BATCH", "3"),
-        ("MODEL.STRIDE_SIZE", "[3,2]", "MODEL.SDTPS_GUIDE_MISSING", "False"),
-        (
-            "INPUT.SIZE_TRAIN",
-            "[40,20]",
-            "INPUT.SIZE_TEST",
-            "[40,20]",
-            "MODEL.SDTPS_SPARSE_RATIO",
-            "0.3",
-            "MODEL.SDTPS_BETA",
-            "0.4",
-        ),
-    ],
-    ids=[
-        "odd batches",
-        "overlapping patches, not guided by what is missing",
-        "other size and share",
-    ],
-)
+@pytest.mark.parametrize("opts", OPTS.values(), ids=OPTS)
 def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command, opts):
-    words = cli_args_for(few, *opts)
+    words = cli_args_for(few, *opts.split())
     words += ["--weight", save_weights(words, tmp_path / "weights.pth")]
     actual, _ = measured(command, words)
     cfg, model, samples = model_and_samples(words)
     expected = slow_measures(cfg, model, samples)
-    assert (actual["images"], actual["left_out"], actual["split"], actual["weight"]) == (
-        8,
-        0,
-        "query",
-        str(words[-1]),
-    )
+    about = [actual[name] for name in ("images", "left_out", "split", "weight")]
+    assert about == [8, 0, "query", str(words[-1])]
     assert list(actual["cases"]) == list(expected) == list(CASES)
     for case, by_modality in expected.items():
         assert (
@@ -265,11 +236,8 @@ LIGHTS = {"0": "day", "1": "night"}
 
 def slim_words(root, folder, *opts):
     words = cli_args_for(root, *SLIM, *opts, config=BASELINE)
-    return [
-        *words,
-        "--weight",
-        str(weights_file(folder / "weights.pth", load_cfg(BASELINE, words[2:]))),
-    ]
+    path = weights_file(folder / "weights.pth", load_cfg(BASELINE, words[2:]))
+    return [*words, "--weight", str(path)]
 
 
 def slow_stage(places, scores, kept, relevant):
@@ -298,15 +266,9 @@ def slow_stages(cfg, model, samples, case):
         for number, stage in enumerate(encoded.stages):
             for modality in MODALITIES:
                 if modality not in missing:
-                    actual.setdefault((number, modality), []).append(
-                        slow_stage(
-                            *(
-                                part[modality][0].tolist()
-                                for part in (stage.scored, stage.score, stage.kept)
-                            ),
-                            relevant,
-                        )
-                    )
+                    each = (stage.scored, stage.score, stage.kept)
+                    row = slow_stage(*(values[modality][0].tolist() for values in each), relevant)
+                    actual.setdefault((number, modality), []).append(row)
     return actual
 
 
@@ -330,11 +292,8 @@ def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, sh
             (number, modality) for number, rows in enumerate(by_stage) for modality in rows
         ]
         for (number, modality), rows in slow.items():
-            assert by_stage[number][modality] == near(means(rows), len(samples), counts[number]), (
-                number,
-                case,
-                modality,
-            )
+            expected = near(means(rows), len(samples), counts[number])
+            assert by_stage[number][modality] == expected, (number, case, modality)
             for light in LIGHTS.values() if case == "nothing" else ():
                 those = [row for row, one in zip(rows, lights, strict=True) if one == light]
                 by_light = actual["lights"][light][f"stage {number + 1}"][modality]
@@ -360,23 +319,13 @@ def test_sdtps_behind_slimming_is_measured_among_what_is_left(few, tmp_path, com
 @pytest.mark.parametrize("score", ["distinctness", "saliency"])
 def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):
     """32 patches, of which the stages keep 16 and 8, and SDTPS 4 of these."""
-    words = slim_words(
-        few,
-        tmp_path,
-        "MODEL.USE_SDTPS",
-        "True",
-        "MODEL.SDTPS_SPARSE_RATIO",
-        "0.5",
-        "MODEL.SLIM_SCORE",
-        score,
-        "INPUT.JOINT_AUGMENTATION",
-        "True",
-    )
+    opts = f"MODEL.USE_SDTPS True MODEL.SDTPS_SPARSE_RATIO 0.5 MODEL.SLIM_SCORE {score}"
+    words = slim_words(few, tmp_path, *opts.split(), "INPUT.JOINT_AUGMENTATION", "True")
     cfg, model, samples = model_and_samples(words)
     grids = tokens.patch_grids(cfg, model, samples)
     masks = {
-        title: {modality: both[:, 0] for modality, both in own.items()}
-        for title, own in grids.items()
+        title: {modality: both[:, 0] for modality, both in by_modality.items()}
+        for title, by_modality in grids.items()
     }
     assert {
         title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks

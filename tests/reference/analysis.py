@@ -51,12 +51,13 @@ def camera_matrix(distances, ids, cameras, keys):
     for camera in every:
         matrix.append([])
         for other in every:
-            entries = rankings(distances, ids, keys, [own == other for own in cameras[1]])
+            kept = [gallery_camera == other for gallery_camera in cameras[1]]
+            entries = rankings(distances, ids, keys, kept)
             matrix[-1].append(
                 mean(
                     average_precision(one)
-                    for one, own in zip(entries, cameras[0], strict=True)
-                    if own == camera
+                    for one, query_camera in zip(entries, cameras[0], strict=True)
+                    if query_camera == camera
                 )
             )
     return every, matrix
@@ -65,13 +66,13 @@ def camera_matrix(distances, ids, cameras, keys):
 def identity_scores(averages, identities):
     entries = []
     for identity in set(identities):
-        own = [
+        of_identity = [
             value
             for value, other in zip(averages, identities, strict=True)
             if other == identity and value is not None
         ]
-        if own:
-            entries.append((mean(own), identity, len(own)))
+        if of_identity:
+            entries.append((mean(of_identity), identity, len(of_identity)))
     return sorted(entries)
 
 

@@ -1,30 +1,27 @@
 """Distances between unequal sets of modalities (docs/method.md), one number at a time."""
 
+from tests.reference.reranking import normalised
+
 
 def distance(query, gallery, sources, query_set, gallery_set, how):
     """Features are lists of parts, lists of numbers, made from the modalities in `sources`: → a number, or None."""
     if how == "pairs":
         precisions = [
             squared(normalised(one), normalised(other))
-            for one, own in zip(query, sources, strict=True)
-            if all(modality in query_set for modality in own)
-            for other, own in zip(gallery, sources, strict=True)
-            if all(modality in gallery_set for modality in own)
+            for one, source in zip(query, sources, strict=True)
+            if all(modality in query_set for modality in source)
+            for other, source in zip(gallery, sources, strict=True)
+            if all(modality in gallery_set for modality in source)
         ]
         return sum(precisions) / len(precisions)
     vectors = ([], [])
-    for one, other, own in zip(query, gallery, sources, strict=True):
+    for one, other, source in zip(query, gallery, sources, strict=True):
         if how == "all" or all(
-            modality in query_set and modality in gallery_set for modality in own
+            modality in query_set and modality in gallery_set for modality in source
         ):
             vectors[0].extend(one)
             vectors[1].extend(other)
     return squared(*map(normalised, vectors)) if vectors[0] else None
-
-
-def normalised(vector):
-    length = sum(number * number for number in vector) ** 0.5
-    return [number / length for number in vector]
 
 
 def squared(one, other):

@@ -28,10 +28,8 @@ def evaluate_distances(
     return np.mean(curves, axis=0), np.mean(average_precisions)
 
 
-def k_reciprocal(
-    query_features, gallery_features, k1=50, k2=15, lambda_value=0.3, dtype=np.float16
-):
-    """L2-normalised features (Q, D) and (G, D) float32 → (Q, G); weights in `dtype`, in DeMo float16 (docs/method.md)."""
+def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.3):
+    """L2-normalised features (Q, D) and (G, D) float32 → (Q, G); weights in float16 (docs/method.md)."""
     queries = len(query_features)
     features = np.concatenate([query_features, gallery_features])
     samples = len(features)
@@ -40,7 +38,7 @@ def k_reciprocal(
     distance = (distance / distance.max(1, keepdims=True)).astype(np.float32)
     order = np.argsort(distance, axis=1).astype(np.int32)
 
-    weights = np.zeros((samples, samples), dtype)
+    weights = np.zeros((samples, samples), np.float16)
     for sample in range(samples):
         original = _reciprocal(order, sample, k1)
         expanded = original
@@ -58,9 +56,9 @@ def k_reciprocal(
         weights = means
 
     having = [np.flatnonzero(weights[:, column]) for column in range(samples)]
-    jaccard = np.zeros((queries, samples), dtype)
+    jaccard = np.zeros((queries, samples), np.float16)
     for query in range(queries):
-        shared = np.zeros(samples, dtype)
+        shared = np.zeros(samples, np.float16)
         for column in np.flatnonzero(weights[query]):
             others = having[column]
             shared[others] += np.minimum(weights[query, column], weights[others, column])

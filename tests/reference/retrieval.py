@@ -8,8 +8,10 @@ def retrieval(similarity, image_of):
         for image, row in enumerate(similarity)
     ]
     images_found = [
-        _first_match([(row[caption], image == own) for image, row in enumerate(similarity)])
-        for caption, own in enumerate(image_of)
+        _first_match(
+            [(row[caption], image == image_of_caption) for image, row in enumerate(similarity)]
+        )
+        for caption, image_of_caption in enumerate(image_of)
     ]
     measures = {}
     for way, places in (("i2t", captions_found), ("t2i", images_found)):
@@ -32,7 +34,7 @@ def five_fold(similarity, image_of, folds):
                 [image_of[caption] - fold * size for caption in captions],
             )
         )
-    return {name: sum(part[name] for part in parts) / folds for name in parts[0]}
+    return {name: sum(measures[name] for measures in parts) / folds for name in parts[0]}
 
 
 def _first_match(candidates):

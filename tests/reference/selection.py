@@ -65,8 +65,8 @@ def detectors(weights, patches, global_feats, modality, missing, beta, guide_mis
         for place in range(len(patches))
     ]
     score = [
-        (1 - 2 * beta) * own + beta * guidance
-        for own, guidance in zip(parts["MLP"], guided, strict=True)
+        (1 - 2 * beta) * predicted + beta * guidance
+        for predicted, guidance in zip(parts["MLP"], guided, strict=True)
     ]
     return {"score": score} | parts
 

@@ -35,34 +35,17 @@ def drawn(command, monkeypatch, tiny_root, tmp_path):
     weights = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
 
     def call(*words):
-        own = cli_args_for(
-            tiny_root,
-            "--weight",
-            weights,
-            "--queries",
-            "1",
-            "--overwrite",
-            "--output",
-            tmp_path / "ranks.png",
-            *words,
-        )
-        code, _, stderr = command(draw_ranks.main, *own)
+        picture = ("--weight", weights, "--queries", "1", "--output", tmp_path / "ranks.png")
+        code, _, stderr = command(draw_ranks.main, *cli_args_for(tiny_root, *picture, *words))
         assert code == 0, stderr
         query, *gallery = [axis.get_title() for axis in figures[-1].axes]
         assert re.fullmatch(r"query(\nfirst hit at rank \d\d)?\nid \d+, camera \d", query)
         assert (tmp_path / "ranks.png").stat().st_size > 0
-        cells = [
-            re.fullmatch(r"(\d+) [✓✗] d = (\S+)\nid \d+, camera \d", cell).groups()
-            for cell in gallery
-        ]
+        cell = re.compile(r"(\d+) [✓✗] d = (\S+)\nid \d+, camera \d")
+        cells = [cell.fullmatch(title).groups() for title in gallery]
         assert [int(place) for place, _ in cells] == list(range(1, 11))
-        cfg = load_cfg(
-            CONFIG,
-            [
-                *cli_args_for(tiny_root, "TEST.WEIGHT", weights)[2:],
-                *(w for w in words if w[:2] != "--"),
-            ],
-        )
+        keys = [word for word in words if not word.startswith("--")]
+        cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "TEST.WEIGHT", weights, *keys)[2:])
         return figures[-1].get_suptitle(), [float(distance) for _, distance in cells], cfg
 
     return call
@@ -86,33 +69,33 @@ def expected(cfg, pattern):
 
 
 @pytest.mark.parametrize(
-    ("words", "pattern", "said"),
+    ("words", "pattern", "text"),
     [
         (
-            ["TEST.RETURN_PATTERN=1"],
-            1,
-            "return pattern 1 (original); d: squared Euclidean distance of L2-normalised features",
+            "TEST.RETURN_PATTERN=1",
+            "1 (original)",
+            "squared Euclidean distance of L2-normalised features",
         ),
         (
-            ["--return_pattern=2", "TEST.RETURN_PATTERN=1", "TEST.FEAT_NORM=no"],
-            2,
-            "return pattern 2 (enhanced); d: squared Euclidean distance of features, features not normalised",
+            "--return_pattern=2 TEST.RETURN_PATTERN=1 TEST.FEAT_NORM=no",
+            "2 (enhanced)",
+            "squared Euclidean distance of features, features not normalised",
         ),
         (
-            ["--return_pattern=1", "TEST.RE_RANKING=yes"],
-            1,
-            "return pattern 1 (original); d: k-reciprocal distance, re-ranked",
+            "--return_pattern=1 TEST.RE_RANKING=yes",
+            "1 (original)",
+            "k-reciprocal distance, re-ranked",
         ),
     ],
     ids=["by key", "by flag", "re-ranked"],
 )
-def test_title_and_distances(drawn, words, pattern, said):
-    title, distances, cfg = drawn(*words)
-    assert title.splitlines()[1] == said
-    wanted, allowed = expected(cfg, pattern)
+def test_title_and_distances(drawn, words, pattern, text):
+    title, distances, cfg = drawn(*words.split())
+    assert title.splitlines()[1] == f"return pattern {pattern}; d: {text}"
+    nearest, allowed = expected(cfg, int(pattern[0]))
     half_a_digit = 5e-3  # of the three that are printed
-    for actual, one in zip(distances, wanted, strict=True):
-        assert abs(actual - one) <= half_a_digit * one + allowed
+    for actual, distance in zip(distances, nearest, strict=True):
+        assert abs(actual - distance) <= half_a_digit * distance + allowed
     assert distances == sorted(distances) and distances[0] < distances[-1]
 
 
@@ -133,14 +116,14 @@ def first_hits(cfg, features, data, nearer=0.0):
     distance, nearer = squared_distances(features), nearer * distance_rounding(features)
     actual = []
     for query in data.query.tolist():
-        own = data.samples[query]
-        others = [
-            (distance[query, index].item(), data.samples[index]) for index in data.gallery.tolist()
-        ]
+        query_sample = data.samples[query]
+        gallery = [data.samples[index] for index in data.gallery.tolist()]
+        is_match = [sample.identity == query_sample.identity for sample in gallery]
+        others = zip(distance[query, data.gallery].tolist(), is_match, gallery, strict=True)
         order = sorted(
-            (value - nearer * (sample.identity == own.identity), sample.identity == own.identity)
-            for value, sample in others
-            if (sample.identity, sample.camera) != (own.identity, own.camera)
+            (value - nearer * is_match, is_match)
+            for value, is_match, sample in others
+            if not is_match or sample.camera != query_sample.camera
         )
         actual.append(1 + [hit for _, hit in order].index(True))
     return actual
@@ -176,17 +159,16 @@ def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
         ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path)
     )
     numbers = ranks.failures(*ranked)
-    words = cli_args_for(
-        cfg.DATASETS.ROOT_DIR,
+    words = (
         "--weight",
         cfg.TEST.WEIGHT,
         "--output",
-        tmp_path / "ranks.png",
+        tmp_path / "x.png",
         "--failures",
         "--queries",
-        "1",
+        1,
     )
-    assert command(draw_ranks.main, *words)[0] == 0
+    assert command(draw_ranks.main, *cli_args_for(cfg.DATASETS.ROOT_DIR, *words))[0] == 0
     title = label(cfg, data.samples[int(data.query[numbers[0]])])
     # whatever is rounded
     best, worst = (first_hits(*ranked, nearer)[numbers[0]] for nearer in (2, -2))

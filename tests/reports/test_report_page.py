@@ -34,7 +34,7 @@ QUERIES, LISTED, POINTS = 32, 25, 30
 
 
 def make_run(folder, root, *opts, config=CONFIG):
-    """A finished run of a model as it is made → the folder."""
+    """A finished run of an untrained model → the folder."""
     cfg = load_cfg(
         config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts]
     )
@@ -47,7 +47,7 @@ def make_run(folder, root, *opts, config=CONFIG):
 
 
 @pytest.fixture(scope="module")
-def made(tiny_root, tmp_path_factory):
+def analysed_run(tiny_root, tmp_path_factory):
     """A page of a model with slimming and SDTPS, bounded, and the numbers of tools/analyse.py: → (file, numbers, cfg).
 
     The names of the run, of a folder on the way to the data and of an image are hostile.
@@ -88,8 +88,8 @@ def driver():
 
 
 @pytest.fixture
-def page(driver, made):
-    page = Page(driver, made[0])
+def page(driver, analysed_run):
+    page = Page(driver, analysed_run[0])
     yield page
     assert page.errors() == []
 
@@ -110,10 +110,10 @@ def between(value, least, most):
     return least - 1e-12 <= value <= most + 1e-12
 
 
-def test_the_numbers_are_those_of_plain_loops(made):
+def test_the_numbers_are_those_of_plain_loops(analysed_run):
     """Roundings may exchange samples that are all but equally near: numbers lie between those where matches are nearer, and
     farther, by what roundings change."""
-    _, numbers, cfg = made
+    _, numbers, cfg = analysed_run
     model, splits = load_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     features = normalise(cfg, extract_features(cfg, model, data.loader)[0][cfg.TEST.RETURN_PATTERN])
@@ -140,9 +140,9 @@ def test_the_numbers_are_those_of_plain_loops(made):
     assert averages[numbers["worst_queries"][0]] == min(averages)
     rankings = plain.rankings(exact.tolist(), ids, cameras)
     for rank_list in numbers["rank_lists"]:
-        wanted = [distance for distance, *_ in rankings[rank_list["query"]][:10]]
+        nearest = [distance for distance, *_ in rankings[rank_list["query"]][:10]]
         assert [one["distance"] for one in rank_list["nearest"]] == pytest.approx(
-            wanted, abs=rounding
+            nearest, abs=rounding
         )
         assert all(
             one["is_match"] == (ids[1][one["sample"]] == ids[0][rank_list["query"]])
@@ -171,9 +171,9 @@ def test_the_numbers_are_those_of_plain_loops(made):
             )
 
 
-def test_the_page_in_a_browser(page, made):
+def test_the_page_in_a_browser(page, analysed_run):
     """It needs no other file, shows names as they are, the numbers of the cases and cameras, and kept patches."""
-    file, numbers, cfg = made
+    file, numbers, cfg = analysed_run
     assert (
         page.run(
             "return performance.getEntriesByType('resource').map((one) => one.name.slice(0, 5))"
@@ -223,9 +223,9 @@ def test_the_page_in_a_browser(page, made):
         ).flatten().tolist() and 0 < kept.sum() < kept.numel()
 
 
-def test_the_filters_of_the_rank_lists(page, made):
-    rows = lists_of(made[1])
-    assert page.shown() == lists_of(made[1], 1) and len(rows) == LISTED
+def test_the_filters_of_the_rank_lists(page, analysed_run):
+    rows = lists_of(analysed_run[1])
+    assert page.shown() == lists_of(analysed_run[1], 1) and len(rows) == LISTED
     page.choose("#sort", "order of the split")
     page.click("#failures")
     failures = [row for row in rows if row[3] > 1]
@@ -254,9 +254,9 @@ def test_a_click_enlarges_a_triplet(page):
         assert page.run("return document.querySelectorAll('#large[open]').length") == 0
 
 
-def test_runs_are_compared(driver, made, tmp_path, command):
+def test_runs_are_compared(driver, analysed_run, tmp_path, command):
     """Beside each other, with differences to the first, and with the keys in which they differ."""
-    file, _, cfg = made
+    file, _, cfg = analysed_run
     other = make_run(tmp_path / "other", cfg.DATASETS.ROOT_DIR, "SOLVER.SEED", "7")
     better = {"mAP": 0.625, "Rank-1": 0.25, "Rank-5": 0.75, "Rank-10": 1.0}
     last = EPOCH | {"epoch": 2, "patterns": EPOCH["patterns"] | {"1": better}}
