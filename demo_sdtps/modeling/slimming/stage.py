@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +23,7 @@ from demo_sdtps.modeling.class_attention import (
     keys,
 )
 from demo_sdtps.modeling.sdtps import gather_tokens, select
+from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
 from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens, is_missing, split_rows
 from demo_sdtps.runtime.errors import UserError
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from demo_sdtps.modeling.backbones.base import Backbone
-
-SETTING_NAMES = ("blocks", "keep", "score")
 
 
 @dataclass(frozen=True)
@@ -121,29 +119,25 @@ class Slimming(nn.Module):
         scorer, tokens, block = self.stage_scores[number], inputs.tokens, inputs.block
         positions = tokens.grid_positions(math.prod(context.grid))
         patches = slice(inputs.prefix, inputs.prefix + positions.shape[1])
-        split, metric, attention, sizes = partial(split_rows, names=inputs.names), {}, {}, {}
+        rows = {
+            "tokens": tokens.values[:, patches],
+            "class_tokens": tokens.values[:, 0],
+            "positions": positions,
+        }
         if scorer.needs_attention:
-            weights = attention_weights(block, tokens, CLASS_TOKEN, inputs.rope).squeeze(2)
-            attention = split(weights[..., patches])
+            weights = attention_weights(block, tokens, CLASS_TOKEN, inputs.rope)
+            rows["attention"] = weights.squeeze(2)[..., patches]
         if scorer.needs_keys:
-            metric = split(keys(block, tokens.values).mean(dim=1)[:, patches])
+            rows["keys"] = keys(block, tokens.values).mean(dim=1)[:, patches]
         if scorer.needs_sizes:
             ones = torch.ones_like(positions, dtype=torch.float32)
-            sizes = split(ones if tokens.sizes is None else tokens.sizes[:, patches])
-        by_name = split(positions)
-        shares = {
-            name: share.gather(1, by_name[name]) for name, share in context.foreground.items()
+            rows["sizes"] = ones if tokens.sizes is None else tokens.sizes[:, patches]
+        split: Any = {field: split_rows(part, inputs.names) for field, part in rows.items()}
+        foreground = {
+            name: share.gather(1, split["positions"][name])
+            for name, share in context.foreground.items()
         }
-        return replace(
-            context,
-            tokens=split(tokens.values[:, patches]),
-            keys=metric,
-            attention=attention,
-            class_tokens=split(tokens.values[:, 0]),
-            positions=by_name,
-            foreground=shares,
-            sizes=sizes,
-        )
+        return replace(context, foreground=foreground, **split)
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
@@ -164,15 +158,13 @@ class Slimming(nn.Module):
             return tokens
         kept, decision = select(score, keep)
         kept = kept.sort(dim=1).values  # in the order of the grid
-        length = tokens.values.shape[1]
-        first = torch.arange(inputs.prefix, device=kept.device)
-        last = torch.arange(length - tokens.extra, length, device=kept.device)
-        ends = (rows.expand(kept.shape[0], -1) for rows in (first, last))
-        index = torch.cat([next(ends), kept + inputs.prefix, next(ends)], dim=1)
+        batch, length = tokens.values.shape[:2]
+        rows = torch.arange(length, device=kept.device).expand(batch, -1)
+        ends = rows[:, : inputs.prefix], rows[:, length - tokens.extra :]
+        index = torch.cat([ends[0], kept + inputs.prefix, ends[1]], dim=1)
         sizes = None if tokens.sizes is None else tokens.sizes.gather(1, index)
-        remaining = Tokens(
-            gather_tokens(tokens.values, index), positions.gather(1, kept), sizes, tokens.extra
-        )
+        values, positions = gather_tokens(tokens.values, index), positions.gather(1, kept)
+        remaining = Tokens(values, positions, sizes, tokens.extra)
         if not self.merge:
             return remaining
         return self.stage_scores[number].merge(tokens, remaining, score, decision, context)
@@ -180,43 +172,29 @@ class Slimming(nn.Module):
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
-    from demo_sdtps.modeling.slimming.scores import make_score
-
-    model, width = cfg.MODEL, backbone.vit.embed_dim
-    scores = [
-        make_score(model.SLIM_SCORE, cfg, width, backbone.grid_size, model.MODALITIES)
-        for _ in model.SLIM_BLOCKS
-    ]
-    slimming = Slimming(
-        model.SLIM_BLOCKS, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED
-    )
-    names = tuple(f"MODEL.SLIM_{name.upper()}" for name in SETTING_NAMES)
-    check_stages(
-        slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, names, model.SLIM_SCORE
-    )
-    remaining_patches(backbone.num_patches, model.SLIM_KEEP, names[1])
+    model, width, grid = cfg.MODEL, backbone.vit.embed_dim, backbone.grid_size
+    name, stages, keep = model.SLIM_SCORE, model.SLIM_BLOCKS, model.SLIM_KEEP
+    scores = [make_score(name, cfg, width, grid, model.MODALITIES) for _ in stages]
+    slimming = Slimming(stages, keep, scores, model.SLIM_MERGE, model.SLIM_SHARED)
+    keys = "MODEL.SLIM_BLOCKS", "MODEL.SLIM_SCORE"
+    check_stages(slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, keys)
+    remaining_patches(backbone.num_patches, keep, "MODEL.SLIM_KEEP")
     return slimming
 
 
 def check_stages(
-    slimming: Slimming,
-    blocks: Sequence[nn.Module],
-    what: str,
-    names: Sequence[str] = SETTING_NAMES,
-    score: str = "",
+    slimming: Slimming, blocks: Sequence[nn.Module], what: str, names: Sequence[str]
 ) -> None:
     """Refuse stages after blocks that `what` does not have, and a score of the class token's attention where the blocks'
-    attention is not known. `names` are those of the settings in the sentences."""
+    attention is not known. `names` are those of the settings of blocks and score."""
     if not all(0 <= block < len(blocks) for block in slimming.blocks):
         raise UserError(
-            f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks, so "
-            f"patches can be dropped after blocks 0 (the input) to {len(blocks) - 1}; choose among these."
+            f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks; choose among 0 (its "
+            f"input) to {len(blocks) - 1}."
         )
     for block, scorer in zip(slimming.blocks, slimming.stage_scores, strict=True):
         if scorer.needs_attention or scorer.needs_keys:
-            check_class_attention(
-                blocks[block], f"{names[2]} is {score or type(scorer).__name__!r}"
-            )
+            check_class_attention(blocks[block], f"{names[1]} is {type(scorer).__name__!r}")
 
 
 def slim_backbone(
@@ -312,12 +290,12 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
 def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
     """The chunks of a batch as one; evaluation has no loss."""
 
-    def join(records: Sequence[object], name: str) -> ByModality:
-        rows: list[ByModality] = [getattr(record, name) for record in records]
+    def join(*rows: ByModality) -> ByModality:
         return {modality: torch.cat([row[modality] for row in rows]) for modality in rows[0]}
 
-    stages = tuple(
-        StageRecord(*(join(records, field.name) for field in fields(StageRecord)))
-        for records in zip(*(chunk.stages for chunk in outputs), strict=True)
+    tokens, class_tokens = map(join, *((chunk.tokens, chunk.class_tokens) for chunk in outputs))
+    stages = (
+        StageRecord(*map(join, *((stage.scored, stage.score, stage.kept) for stage in parts)))
+        for parts in zip(*(chunk.stages for chunk in outputs), strict=True)
     )
-    return BackboneOutput(join(outputs, "tokens"), join(outputs, "class_tokens"), stages, None)
+    return BackboneOutput(tokens, class_tokens, tuple(stages), None)

@@ -28,9 +28,6 @@ class Saliency(Score):
             for modality in context.tokens
         }
 
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return self.scores(context)[context.modality]
-
 
 @torch.no_grad()
 def saliency(context: Context) -> ByModality:
