@@ -42,7 +42,7 @@ class Quality:
 
     `cases` is that of SDTPS, empty without it: by case and present modality "base_rate", the share of the patches in the
     foreground; "kept", that of the kept patches; "recall", the share of the patches of the foreground that are kept; and the
-    average precision of every detector: the score and its parts (`Score.parts`), without those of missing modalities.
+    average precision of every detector: the score and its parts (`SDTPS.parts`), without those of missing modalities.
     `stages` has the same of "stage 1", "stage 2", … of slimming. Base rate and average precision are among the patches that
     reach a stage or SDTPS, recall is among all patches of the grid. `lights` has the rows of complete triplets by day
     and by night: {"day": {"stage 1": rows}}. A measure that no image has is left out.

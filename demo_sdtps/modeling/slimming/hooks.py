@@ -26,29 +26,29 @@ from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.stage import BlockInput, patch_shares
 from demo_sdtps.modeling.slimming.streams import ForwardPass, Stream, StreamSlimming
 from demo_sdtps.modeling.slimming.tokens import PER_POSITION, Tokens, scatter_tokens, split_rows
-from demo_sdtps.modeling.slimming.towers import Layout, Tower
+from demo_sdtps.modeling.slimming.towers import Tower
 from demo_sdtps.runtime.errors import UserError
 
 STEM = -1  # in place of the index of a block: the patch convolution
 
 
 class Slim(StreamSlimming):
-    """The stages that a model gets as its module `slimming`, and the hooks on its towers of these layouts, which are methods,
-    so that `copy.deepcopy` copies them with the model; `settings` are those of `StreamSlimming`."""
+    """The stages that a model gets as its module `slimming`, and the hooks on its towers, which are methods, so that
+    `copy.deepcopy` copies them with the model; `settings` are those of `StreamSlimming`."""
 
-    def __init__(self, layouts: Sequence[Layout], *settings: Any, **named_settings: Any):
+    def __init__(self, towers: Sequence[Tower], *settings: Any, **named_settings: Any):
         super().__init__(*settings, **named_settings)
-        self.layouts = tuple(layouts)
+        self.towers = tuple(towers)
         self.handles: list[Any] = []
         self.state = State()
 
-    def attach(self, model: nn.Module, towers: Sequence[Tower]) -> None:
+    def attach(self, model: nn.Module) -> None:
         """Become a model's module `slimming`, and add the hooks to the model and its towers."""
         model.add_module("slimming", self)
         add = self.handles.append
         add(model.register_forward_pre_hook(self.begin, with_kwargs=True))
         add(model.register_forward_hook(self.end, always_call=True))
-        for number, tower in enumerate(towers):
+        for number, tower in enumerate(self.towers):
             add(tower.patches.register_forward_hook(partial(self.embed, number)))
             for index, block in enumerate(tower.blocks[self.blocks[0] :], self.blocks[0]):
                 hook = partial(self.before, number, index)
@@ -93,78 +93,70 @@ class Slim(StreamSlimming):
             now = self.state.thread.now = ForwardPass(self, False, {}, None, self.state.losses)
         slimming, size, stride = now.slimming, convolution.kernel_size, convolution.stride
         names = slimming.names_of(now, images)
-        absent = () if slimming.training else self.missing
-        is_absent = images.new_ones(len(images) // len(names), 1, dtype=torch.bool)
+        all_absent = images.new_ones(len(images) // len(names), 1, dtype=torch.bool)
+        missing = {name: all_absent for name in names if name in slimming.absent}
         shares = _foreground_shares(now.foreground, images, size, stride)
+        foreground = {} if shares is None else split_rows(shares, names)
         # A traced graph (torch.jit) has tensors for numbers.
-        rows, columns = map(int, patches.shape[-2:])
-        context = Context(
-            {},
-            {},
-            (rows, columns),
-            missing={name: is_absent for name in names if name in absent},
-            foreground={} if shares is None else split_rows(shares, names),
-            images=split_rows(images, names),
-            patch_size=size,
-            patch_stride=stride,
-        )
+        grid = int(patches.shape[-2]), int(patches.shape[-1])
+        known = Context({}, {}, grid, missing=missing, patch_size=size, patch_stride=stride)
+        context = replace(known, images=split_rows(images, names), foreground=foreground)
         # Pseudo-masks are made here, as nothing else keeps the images for the backward pass.
-        known = replace(context, foreground=slimming.foreground(context), images={})
+        known = replace(known, foreground=slimming.foreground(context))
         stream = Stream(slimming, names, lambda: images, known, self.blocks[0])
         now.streams[tower].append(stream)
-        stream.record = replace(stream, images=ref(images), stages=[], grids=[])
+        stream.record = replace(stream, images=ref(images), grids=[])
         self.state.add(tower, STEM, images, stream.record)
 
     @torch._dynamo.disable
     def before(
-        self, tower: int, index: int, block: nn.Module, args: tuple, kwargs: dict
+        self, number: int, index: int, block: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
         """The input of block `index` of a tower, without the tokens that the stages so far drop."""
-        layout, name = self.layouts[tower], "" if args else next(iter(kwargs))
+        tower, name = self.towers[number], "" if args else next(iter(kwargs))
         values = kwargs[name] if name else args[0]
-        stream = self.state.thread.stream = self._stream(tower, index, values)
+        stream = self.state.thread.stream = self._stream(number, index, values)
         if stream is None:
             return None
-        number = bisect_left(self.blocks, index)  # of stages before
-        tokens = stream.stages[number - 1].tokens if number else Tokens(values, extra=layout.suffix)
+        stage = bisect_left(self.blocks, index)  # the number of those before
+        tokens = stream.stages[stage - 1] if stage else Tokens(values, extra=tower.suffix)
         if index in self.blocks:
             rope = kwargs.get("rope")
             if rope is not None and tokens.positions is not None:
                 rope = PER_POSITION["rope"](rope, tokens, 0)
-            rows = tokens.with_values(layout.swap(values))
-            prefix = _prefix_of(rows, stream, layout, block)
+            rows = tokens.with_values(tower.swap(values))
+            prefix = _prefix_of(rows, stream, tower, block)
             block_input = BlockInput(rows, stream.names, block, prefix, rope)
             now = self.state.thread.now if stream.record else None
-            values = layout.swap(stream.slimming.run_stage(number, stream, now, block_input))
-            tokens = stream.stages[number].tokens
+            values = tower.swap(stream.slimming.run_stage(stage, stream, now, block_input))
+            tokens = stream.stages[stage]
         if tokens.positions is None:
             return None
-        kwargs = {
-            key: PER_POSITION[key](value, tokens, layout.suffix)
-            if key in PER_POSITION and value is not None
-            else value
+        kwargs = kwargs | {
+            key: PER_POSITION[key](value, tokens, tower.suffix)
             for key, value in kwargs.items()
+            if key in PER_POSITION and value is not None
         }
-        return (args, {**kwargs, name: values}) if name else ((values, *args[1:]), kwargs)
+        return (args, kwargs | {name: values}) if name else ((values, *args[1:]), kwargs)
 
     @torch._dynamo.disable
-    def after(self, tower: int, block: nn.Module, args: tuple, output: Any) -> Any:
+    def after(self, number: int, block: nn.Module, args: tuple, output: Any) -> Any:
         """The output of the last block of a tower, without extra tokens or with the whole grid."""
-        thread, layout = self.state.thread, self.layouts[tower]
+        thread, tower = self.state.thread, self.towers[number]
         stream, thread.stream = thread.stream, None
         if thread.now and not thread.now.is_whole and not any(thread.now.streams.values()):
             thread.now = None
-        tokens = stream.stages[-1].tokens if stream else None
+        tokens = stream.stages[-1] if stream else None
         if stream is None or tokens is None or tokens.positions is None:
             return None
-        values = layout.swap(output[0] if isinstance(output, tuple) else output)
+        values = tower.swap(output[0] if isinstance(output, tuple) else output)
         end = values.shape[1] - tokens.extra
         start = end - tokens.positions.shape[1]
         patches = values[:, start:end]
         if self.restore:
             patches = scatter_tokens(stream.grids[-1].to(patches.dtype), tokens.positions, patches)
-        suffix = values[:, end : end + layout.suffix]
-        values = layout.swap(torch.cat([values[:, :start], patches, suffix], dim=1))
+        suffix = values[:, end : end + tower.suffix]
+        values = tower.swap(torch.cat([values[:, :start], patches, suffix], dim=1))
         return (values, *output[1:]) if isinstance(output, tuple) else values
 
     def _stream(self, tower: int, index: int, values: torch.Tensor) -> Stream | None:
@@ -176,7 +168,7 @@ class Slim(StreamSlimming):
         if stream is None or stream.record is None:
             return None
         stream.next_block += 1
-        if stream.next_block == self.layouts[tower].depth:
+        if stream.next_block == len(self.towers[tower].blocks):
             streams.remove(stream)
         self.state.add(tower, index, values, stream.record)
         return stream
@@ -186,7 +178,7 @@ class Slim(StreamSlimming):
         thread, record = self.state.thread, self.state.get(tower, index, values)
         place = tower, torch._C._current_graph_task_id()
         if record:
-            again = replace(record, stages=list(record.stages), grids=list(record.grids))
+            again = replace(record, grids=list(record.grids))
             if index == STEM:
                 again.images = lambda: values
             thread.recomputed = place, again
@@ -205,15 +197,15 @@ def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
     return images
 
 
-def _prefix_of(tokens: Tokens, stream: Stream, layout: Layout, block: nn.Module) -> int:
+def _prefix_of(tokens: Tokens, stream: Stream, tower: Tower, block: nn.Module) -> int:
     """The number of tokens before the patches at the input of a block."""
     length, grid = tokens.values.shape[1], prod(stream.known.grid)
     patches = grid if tokens.positions is None else tokens.positions.shape[1]
     prefix = int(length) - tokens.extra - int(patches)
-    if prefix < 0 or (layout.prefix is not None and prefix != layout.prefix):
+    if prefix < 0 or (tower.prefix is not None and prefix != tower.prefix):
         raise UserError(
             f"{type(block).__name__} gets {length} tokens where the grid has {patches} patches, but "
-            f"prefix={layout.prefix} and suffix={layout.suffix} were expected around them; correct these numbers."
+            f"prefix={tower.prefix} and suffix={tower.suffix} were expected around them; correct these numbers."
         )
     return prefix
 

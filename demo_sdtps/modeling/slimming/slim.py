@@ -57,9 +57,7 @@ def slim(
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None)
         for module in model.modules()
     ):
-        raise UserError(
-            f"{kind} is compiled, so that hooks come too late; slim first, compile then."
-        )
+        raise UserError(f"{kind} is compiled already; slim the model, then compile it.")
     if shared not in (True, False, FIRST):
         raise UserError(f"shared is {shared!r}; it must be True, False or {FIRST!r}.")
     if not (
@@ -78,7 +76,7 @@ def slim(
     owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)
     if hasattr(model, "slimming") or any(isinstance(owner, Slim) for owner in owners):
         raise UserError(
-            f"{kind} is slimmed already, or a part of it; call demo_sdtps.unslim(model) before."
+            f"{kind} is slimmed already, or a part of it; call demo_sdtps.unslim before."
         )
     scores = _scores(score, len(blocks), towers[0].patches.out_channels)
     settings = {"merge": merge, "restore": restore, "follow": shared}
@@ -96,7 +94,7 @@ def attach_to(
 ) -> Slim:
     """Add slimming with these scores to the towers of a model; `settings` are those of `Slim`."""
     kind = type(model).__name__
-    slimming = Slim([tower.layout for tower in towers], blocks, keep, scores, **settings)
+    slimming = Slim(towers, blocks, keep, scores, **settings)
     for tower in towers:
         what = f"{kind}{tower.path and '.' + tower.path}"
         check_stages(slimming, tower.blocks, what, ("blocks", "score"))
@@ -104,16 +102,14 @@ def attach_to(
         name = type(scorer).__name__
         if scorer.needs_sizes:
             raise UserError(
-                f"score is {name}, whose merged tokens weigh more in attention (needs_sizes), as only "
-                "MODEL.SLIM_SCORE of this project's model can; choose another score."
+                f"score is {name}, whose merged tokens weigh more (needs_sizes), in this project's model alone; choose another."
             )
         if scorer.needs_attention and not all(tower.has_class for tower in towers):
             raise UserError(
-                f"score is {name}, which reads the attention of the class token, but {kind} has none; choose another "
-                "score, such as saliency."
+                f"score is {name}, which reads attention of a class token, but {kind} has none; choose another."
             )
     slimming.to(towers[0].patches.weight).train(model.training)
-    slimming.attach(model, towers)
+    slimming.attach(model)
     return slimming
 
 

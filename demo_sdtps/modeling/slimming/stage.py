@@ -1,8 +1,7 @@
 """Slimming is token pruning: it drops patches between the blocks of the backbone, by a score, and merges them (docs/method.md).
 
-The modalities are stacked along the batch dimension, so that a stage is one gather, whatever it keeps. The numbers of tokens
-depend on the settings alone. `Slimming` is free of its host: this project's model calls it in `slim_backbone`, any other
-Vision Transformer through hooks (slim.py).
+The modalities are stacked along the batch dimension, so that a stage is one gather. The numbers of tokens depend on the
+settings alone. This project's model calls `Slimming` in `slim_backbone`, any other Vision Transformer by hooks (slim.py).
 """
 
 from __future__ import annotations
@@ -55,15 +54,6 @@ class BlockInput:
     rope: torch.Tensor | None = None  # rotary embedding that the block is given
 
 
-@dataclass(frozen=True)
-class StageOutput:
-    """What one stage makes of the tokens between two blocks."""
-
-    tokens: Tokens
-    stage: StageRecord
-    loss: torch.Tensor | None  # a scalar with its weight; None where the score has none
-
-
 class Slimming(nn.Module):
     """Stages after `blocks` of the backbone, 0 for its input, that keep the shares `keep` of the remaining patches, each by a
     score of its own. With `merge` the dropped patches are merged; with `shared` the modalities of a triplet keep the same."""
@@ -78,11 +68,7 @@ class Slimming(nn.Module):
     ):
         super().__init__()
         self.blocks, self.keep, self.merge, self.shared = tuple(blocks), tuple(keep), merge, shared
-        self.scores = nn.ModuleList(scores)
-
-    @property
-    def stage_scores(self) -> list[Score]:
-        return list(self.scores)  # type: ignore[arg-type]  # a ModuleList does not know the type of its modules
+        self.scores: Any = nn.ModuleList(scores)  # which does not know the type of its modules
 
     def counts(self, patches: int) -> tuple[int, ...]:
         """Patches of a grid of `patches` that each stage leaves."""
@@ -90,33 +76,30 @@ class Slimming(nn.Module):
 
     def foreground(self, context: Context) -> ByModality:
         """The masks (B, N) of what the host knows of the images, or pseudo-masks of a score that makes some; {} for none."""
-        masks = (scorer.pseudo_masks(context, self.shared) for scorer in self.stage_scores)
+        masks = (scorer.pseudo_masks(context, self.shared) for scorer in self.scores)
         return context.foreground or next(filter(None, masks), {})
 
     def forward(
-        self,
-        number: int,
-        inputs: BlockInput,
-        host_context: Context,
-        score: torch.Tensor | None = None,
-    ) -> StageOutput:
-        """Stage `number` on the input of the block after it.
+        self, number: int, inputs: BlockInput, known: Context, score: torch.Tensor | None = None
+    ) -> tuple[Tokens, StageRecord, torch.Tensor | None]:
+        """Stage `number` on the input of the block after it → the remaining tokens, what the stage kept, and the loss of its
+        score, a scalar with its weight, None where it has none.
 
-        `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `score` (B, n) is used
-        in place of the stage's score.
+        `known` has what the host knows of the images; its foreground (B, N) is of the whole grid. `score` (B, n) is used in
+        place of the stage's score.
         """
-        context, loss = self._context(number, inputs, host_context), None
+        context, loss = self._context(number, inputs, known), None
         if score is None:
             scores, loss = self._scores(number, context)
             score = torch.cat(list(scores.values()))
         remaining = self._drop(number, inputs, score, context)
-        kept = remaining.grid_positions(math.prod(host_context.grid))
+        kept = remaining.grid_positions(math.prod(known.grid))
         by_name = (split_rows(rows, inputs.names) for rows in (score, kept))
-        return StageOutput(remaining, StageRecord(context.positions, *by_name), loss)
+        return remaining, StageRecord(context.positions, *by_name), loss
 
     def _context(self, number: int, inputs: BlockInput, context: Context) -> Context:
         """What the score of a stage reads."""
-        scorer, tokens, block = self.stage_scores[number], inputs.tokens, inputs.block
+        scorer, tokens, block = self.scores[number], inputs.tokens, inputs.block
         positions = tokens.grid_positions(math.prod(context.grid))
         patches = slice(inputs.prefix, inputs.prefix + positions.shape[1])
         rows = {
@@ -141,7 +124,7 @@ class Slimming(nn.Module):
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
-        scorer = self.stage_scores[number]
+        scorer = self.scores[number]
         scores = scorer(context)
         loss = scorer.loss(scores, context)
         if not scorer.keeps_own and self.shared:
@@ -167,7 +150,7 @@ class Slimming(nn.Module):
         remaining = Tokens(values, positions, sizes, tokens.extra)
         if not self.merge:
             return remaining
-        return self.stage_scores[number].merge(tokens, remaining, score, decision, context)
+        return self.scores[number].merge(tokens, remaining, score, decision, context)
 
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
@@ -192,7 +175,7 @@ def check_stages(
             f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks; choose among 0 (its "
             f"input) to {len(blocks) - 1}."
         )
-    for block, scorer in zip(slimming.blocks, slimming.stage_scores, strict=True):
+    for block, scorer in zip(slimming.blocks, slimming.scores, strict=True):
         if scorer.needs_attention or scorer.needs_keys:
             check_class_attention(blocks[block], f"{names[1]} is {type(scorer).__name__!r}")
 
@@ -204,56 +187,45 @@ def slim_backbone(
     images: Mapping[str, torch.Tensor] | None = None,
     foreground: torch.Tensor | None = None,
 ) -> BackboneOutput:
-    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all,
-    slimmed.
+    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all.
 
-    `images` tell which are missing and do not affect what is kept; they and `foreground` (B, N), share of each patch in the
-    foreground mask, are for the scores that read them.
+    `images` tell which are missing; they and `foreground` (B, N), share of each patch in the foreground mask, are for the
+    scores that read them.
     """
-    names, extras = tuple(stem), dict(images or {})
-    rows = [*stem.values(), *extras.values(), *([] if foreground is None else [foreground])]
+    images, count, outputs = images or {}, len(stem), []
+    rows = [*stem.values(), *images.values(), *([] if foreground is None else [foreground])]
     size, stride = backbone.patch_windows
-    outputs = []
+    known = Context({}, {}, backbone.grid_size, patch_size=size, patch_stride=stride)
     with backbone.ready(rows[0].device):
-        for chunk in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
-            extra_tokens = dict(zip(extras, chunk[len(names) :], strict=False))
-            context = Context(
-                {},
-                {},
-                backbone.grid_size,
-                missing=is_missing(extra_tokens),
-                images=extra_tokens,
-                patch_size=size,
-                patch_stride=stride,
-                foreground={} if foreground is None else dict.fromkeys(names, chunk[-1]),
-            )
-            outputs.append(_run(slimming, backbone, torch.cat(chunk[: len(names)]), names, context))
+        for chunk in zip(*backbone.chunks(*rows, images_each=count), strict=True):
+            stem_rows = dict(zip(stem, chunk, strict=False))
+            image_rows = dict(zip(images, chunk[count:], strict=False))
+            masks = {} if foreground is None else dict.fromkeys(stem, chunk[-1])
+            missing = is_missing(image_rows)
+            context = replace(known, images=image_rows, missing=missing, foreground=masks)
+            outputs.append(_run(slimming, backbone, stem_rows, context))
     return outputs[0] if len(outputs) == 1 else _join(outputs)
 
 
 def _run(
-    slimming: Slimming,
-    backbone: Backbone,
-    stem: torch.Tensor,
-    names: Sequence[str],
-    context: Context,
+    slimming: Slimming, backbone: Backbone, stem: ByModality, context: Context
 ) -> BackboneOutput:
     context = replace(context, foreground=slimming.foreground(context))
-    prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
+    names, tokens, stages, losses = tuple(stem), Tokens(torch.cat(list(stem.values()))), [], []
+    prefix, dtype = backbone.vit.num_prefix_tokens, tokens.values.dtype
     stops = (*slimming.blocks[1:], len(backbone.vit.blocks))
     for number, (start, stop) in enumerate(zip(slimming.blocks, stops, strict=True)):
         rope = backbone.block_arguments(tokens)(start).get("rope")
         inputs = BlockInput(tokens, names, backbone.vit.blocks[start], prefix, rope)
-        output = slimming(number, inputs, context)
-        stages.append(output.stage)
-        losses += [] if output.loss is None else [output.loss]
-        tokens = backbone.run_blocks(output.tokens, start, stop)
+        tokens, stage, loss = slimming(number, inputs, context)
+        stages.append(stage)
+        losses += [] if loss is None else [loss]
+        tokens = backbone.run_blocks(tokens, start, stop)
     values = backbone.finish(tokens.values[:, : prefix + slimming.counts(backbone.num_patches)[-1]])
-    values = values.to(stem.dtype) if backbone.precision else values
+    values = values.to(dtype) if backbone.precision else values
+    patches, class_tokens = (split_rows(part, names) for part in (values[:, prefix:], values[:, 0]))
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return BackboneOutput(
-        split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss
-    )
+    return BackboneOutput(patches, class_tokens, tuple(stages), loss)
 
 
 def sum_of_present(scores: ByModality, missing: ByModality) -> torch.Tensor:

@@ -21,18 +21,9 @@ UNNAMED = ("image",)
 FIRST = "first"
 
 
-@dataclass(frozen=True)
-class KeptTokens:
-    """What a stage keeps in one stream."""
-
-    tokens: Tokens  # after the stage, without their channels
-    score: torch.Tensor  # (B, n)
-    is_shared: bool  # whether the score is not that of these images alone
-
-
 @dataclass(eq=False)
 class ForwardPass:
-    """One forward of a model in one thread, or of a tower where a method of the model was called (not `is_whole`)."""
+    """One forward of a model in one thread, or of a tower alone where a method of the model was called (not `is_whole`)."""
 
     slimming: StreamSlimming  # of a replica of nn.DataParallel its own
     is_whole: bool
@@ -53,7 +44,9 @@ class Stream:
     images: Callable[[], torch.Tensor | None]  # (B, 3, H, W); of a record a weak reference
     known: Context  # what a score reads of the images, without them
     next_block: int
-    stages: list[KeptTokens] = field(default_factory=list)
+    stages: list[Tokens] = field(default_factory=list)  # after each stage, without their channels
+    # (B, n) of each stage, without a graph; None: of weights that learn, which compute it again.
+    scores: list[torch.Tensor | None] = field(default_factory=list)
     grids: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage, to restore
     record: Stream | None = None  # the same without a graph; of a stream computed again None
 
@@ -87,15 +80,19 @@ class StreamSlimming(Slimming):
         self.restore, self.follow = restore, follow
         self.names, self.is_stacked, self.missing = tuple(names), is_stacked, missing
 
+    @property
+    def absent(self) -> frozenset[str]:
+        """The modalities that have no vote now."""
+        return frozenset() if self.training else self.missing
+
     def names_of(self, now: ForwardPass, images: torch.Tensor) -> tuple[str, ...]:
         """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
         if len(self.names) == 1:
             return self.names
         if self.is_stacked:
-            present = tuple(name for name in self.names if name not in self.missing)
+            present = tuple(name for name in self.names if name not in self.absent)
             batch = len(next(iter(now.inputs.values()), images))
-            is_part = len(images) == len(present) * batch and not self.training
-            return present if is_part else self.names
+            return present if len(images) == len(present) * batch else self.names
         # A second image of a modality has its name with a number.
         known = [
             name
@@ -118,29 +115,22 @@ class StreamSlimming(Slimming):
             grid = inputs.tokens.patches(positions.shape[1])
             grid = scatter_tokens(stream.grids[-1], positions, grid) if number else grid.clone()
             stream.grids[number:] = [grid]
-        if now is not None:
-            score = self._shared_score(number, stream, now, positions)
-            is_shared = score is not None
-        else:
-            score, is_shared = stream.stages[number].score, stream.stages[number].is_shared
-            weights = self.stage_scores[number].parameters()
-            if not is_shared and any(weight.requires_grad for weight in weights):
-                # Computed again, so that autograd finds its tensors and dropout its random numbers.
-                score = None
-        output = self(number, inputs, stream.context(), score)
-        score = torch.cat(list(output.stage.score.values()))
-        # Not a view, which would keep the graph, and by it what the record waits for to go.
-        places = output.tokens.with_values(torch.empty_like(output.tokens.values[:0]))
-        kept = KeptTokens(places, score, is_shared)
-        stream.stages[number : number + 1] = [kept]
+        score = self._shared_score(number, stream, now, positions) if now else stream.scores[number]
+        weights = self.scores[number].parameters()
+        learns = score is None and any(weight.requires_grad for weight in weights)
+        tokens, kept, loss = self(number, inputs, stream.context(), score)
         if now is not None and stream.record is not None:
-            now.losses += [] if output.loss is None else [output.loss]
-            if self.follow == FIRST and stream.names[0] not in stream.known.missing:
+            now.losses += [] if loss is None else [loss]
+            score = torch.cat(list(kept.score.values()))
+            if self.follow == FIRST and stream.names[0] not in self.absent:
                 now.shared_scores.setdefault((number, stream.known.grid), score)
-            stream.record.stages.append(replace(kept, score=_without_graph(score)))
+            # Not a view, which would keep the graph, and by it what the record waits for to go.
+            stream.stages.append(tokens.with_values(torch.empty_like(tokens.values[:0])))
+            # Weights that learn are run again, so that autograd finds their tensors and dropout its random numbers.
+            stream.scores.append(None if learns else _without_graph(score))
             if self.restore and torch.is_grad_enabled():
                 stream.record.grids.append(_without_graph(grid))
-        return output.tokens.values
+        return tokens.values
 
     def _shared_score(
         self, number: int, stream: Stream, now: ForwardPass, positions: torch.Tensor
@@ -157,7 +147,7 @@ class StreamSlimming(Slimming):
 
     def _summed_score(self, number: int, stream: Stream, now: ForwardPass) -> torch.Tensor | None:
         """The sum (B, N) of a score of images alone over those inputs of the model that are alike, None for a single one."""
-        scorer, context, images = self.stage_scores[number], stream.known, stream.images()
+        scorer, context, images = self.scores[number], stream.known, stream.images()
         if not (self.follow and scorer.of_images) or self.is_stacked or images is None:
             return None
         alike = {
@@ -167,7 +157,7 @@ class StreamSlimming(Slimming):
         }
         if len({len(image) for image in alike.values()}) > 1:
             alike = {name: image for name, image in alike.items() if len(image) == len(images)}
-        voters = {name: image for name, image in alike.items() if name not in context.missing}
+        voters = {name: image for name, image in alike.items() if name not in self.absent}
         if len(alike) < 2 or not voters:
             return None
         key = (number, context.grid, context.patch_size, context.patch_stride, *voters)

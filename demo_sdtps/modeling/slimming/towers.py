@@ -13,28 +13,20 @@ from demo_sdtps.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the tokens of a Vision Transformer stand at the input of its blocks: prefix tokens, patches, suffix tokens."""
-
-    depth: int
-    tokens_first: bool = False  # (L, B, C) in place of (B, L, C)
-    prefix: int | None = None  # tokens before the patches; None: those that the others leave
-    suffix: int = 0
-
-    def swap(self, values: torch.Tensor) -> torch.Tensor:
-        """Tokens as the blocks see them → (B, L, C), and back."""
-        return values.transpose(0, 1) if self.tokens_first else values
-
-
-@dataclass(frozen=True)
 class Tower:
-    """A Vision Transformer in a module."""
+    """A Vision Transformer in a module. The tokens at the input of its blocks are prefix tokens, patches, suffix tokens."""
 
     path: str  # from the module
     blocks: list[nn.Module]
     patches: nn.Conv2d
-    layout: Layout
+    tokens_first: bool  # (L, B, C) in place of (B, L, C)
+    prefix: int | None  # tokens before the patches; None: those that the others leave
+    suffix: int
     has_class: bool
+
+    def swap(self, values: torch.Tensor) -> torch.Tensor:
+        """Tokens as the blocks see them → (B, L, C), and back."""
+        return values.transpose(0, 1) if self.tokens_first else values
 
 
 CLASSES = {
@@ -55,13 +47,10 @@ open_clip are known by their parts."""
 CLIP_PATHS = ("transformer.resblocks", "conv1")
 BEFORE_5 = {"layers": "encoder.layer"}  # of transformers
 KNOWN = "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2"
-CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
+CLASS_TOKENS = {"cls_token", "class_token", "class_embedding"}
 
-REFUSED = {
-    "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit": "attends in windows",
-    "Beit|BeiT|RelPos": "adds a fixed bias for every pair of positions",
-}
-"""What another architecture, by a part of the name of its class, does, so that no patch can be left out."""
+REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos"
+"""Parts of the names of classes that attend in windows, or with a fixed bias for every pair of positions."""
 
 
 def find_towers(
@@ -81,11 +70,16 @@ def find_towers(
             if (parts := _blocks_and_stem(module))
         ]
     if blocks_at or not places:
-        _check_architecture(model.get_submodule(places[0][0]) if places else model)
+        owner = model.get_submodule(places[0][0]) if places else model
+        kinds = (type(module).__name__ for module in owner.modules())
+        if kind := next((kind for kind in kinds if re.search(REFUSED, kind)), None):
+            raise UserError(
+                f"{kind} attends in windows or with fixed biases, so that no patch can be left out; choose another "
+                f"backbone: slimming knows {KNOWN}."
+            )
     if not places:
         raise UserError(
-            f"{type(model).__name__} has no Vision Transformer that slimming knows ({KNOWN}); name the blocks of "
-            "another one by blocks_at."
+            f"{type(model).__name__} has no Vision Transformer that slimming knows ({KNOWN}); name the blocks by blocks_at."
         )
     return [_tower(model, place, prefix, suffix) for place in places]
 
@@ -105,9 +99,9 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
     if prefix is None:  # timm's
         prefix = getattr(owner, "num_prefix_tokens", None)
     # nn.MultiheadAttention, and open_clip's own attention.
-    first = [getattr(module, "batch_first", None) for module in inner[0].modules()]
-    layout = Layout(len(inner), False in first, prefix, suffix)
-    return Tower(path, inner, patches, layout, bool(names & set(CLASS_TOKENS)))
+    tokens_first = False in [getattr(part, "batch_first", None) for part in inner[0].modules()]
+    has_class = bool(names & CLASS_TOKENS)
+    return Tower(path, inner, patches, tokens_first, prefix, suffix, has_class)
 
 
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
@@ -140,20 +134,8 @@ def _blocks_at(model: nn.Module, path: str) -> Place:
             if isinstance(module, nn.Conv2d) and module not in set(blocks.modules()):
                 return owner, blocks, module
     raise UserError(
-        f"blocks_at is {path!r}, but {kind} has no nn.Conv2d beside these blocks that makes the patches; slimming "
-        "needs one."
+        f"blocks_at is {path!r}, but {kind} has no nn.Conv2d beside these blocks; slimming needs one, for the patches."
     )
-
-
-def _check_architecture(model: nn.Module) -> None:
-    """Refuse a model with a part to which slimming does not fit."""
-    for module in model.modules():
-        for kind, reason in REFUSED.items():
-            if re.search(kind, type(module).__name__):
-                raise UserError(
-                    f"{type(module).__name__} {reason}, so that no patch can be left out; choose another backbone: "
-                    f"slimming knows {KNOWN}."
-                )
 
 
 def _is_list(blocks: nn.Module | None) -> TypeGuard[nn.Module]:

@@ -69,7 +69,7 @@ def test_restored_places_hold_their_tokens_as_they_were_when_dropped():
         )
     images = case.draw(3)
     output = case.call(model, images)
-    first, second = (step.stage.kept["image"].tolist() for step in (steps[0][0], steps[1][0]))
+    first, second = (step.kept["image"].tolist() for step in (steps[0][0], steps[1][0]))
     for row in range(3):
         for place in range(PATCHES):
             if place not in first[row]:

@@ -70,8 +70,7 @@ class Context:
 class Selection:
     """What SDTPS makes of the N patches of one modality."""
 
-    # (B, S, C): replace the patches; their mean is the feature of SDTPS, and HDM attends to them
-    tokens: torch.Tensor
+    tokens: torch.Tensor  # (B, S, C): replace the patches in the feature of SDTPS and in HDM
     mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
     score: torch.Tensor  # (B, N): the patches with the highest are kept
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
@@ -116,10 +115,6 @@ class Score(nn.Module):
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
         raise NotImplementedError
-
-    def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """Terms of the score, (B, N) by name, which the analysis of the selection measures as detectors of their own."""
-        return {}
 
     def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
         """Masks (B, N) of the whole grid, made of the images, for a forward in training that is given none; {} for none."""

@@ -43,7 +43,8 @@ class GuidedScore(Score):
         return guided_score(predicted, guidance, weights, self.beta)
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """ "MLP", and by modality the guidance of its global feature."""
+        """Terms of the score (B, N), which the analysis of the selection measures as detectors: "MLP", and by modality the
+        guidance of its global feature."""
         guides = [MODALITIES[i] for i in guide_order(MODALITIES.index(context.modality))]
         guidance = dict(zip(guides, self._guided(tokens, context)[0], strict=True))
         predicted = predict(self.mlp(context.modality), tokens)
@@ -73,9 +74,7 @@ class SDTPSScore(GuidedScore):
         **settings: Any,
     ):
         super().__init__(width, grid, **settings)
-        self.score_predictor = nn.ModuleDict(
-            {modality: score_mlp(width) for modality in modalities}
-        )
+        self.score_predictor = nn.ModuleDict({name: score_mlp(width) for name in modalities})
 
     def mlp(self, modality: str) -> nn.Module:
         return self.score_predictor[modality]
@@ -93,17 +92,15 @@ class SDTPS(GuidedScore):
         grid: tuple[int, int],
         patches: int,
         guide_missing: bool,
-        beta: float,
         modalities: Sequence[str] = MODALITIES,
         **settings: Any,
     ):
-        super().__init__(width, grid, beta=beta)
+        super().__init__(width, grid, beta=settings["beta"])
         self.guide_missing = guide_missing
-        sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
+        sdtps = MultiModalSDTPS(width, patches, **settings)
         for modality, name in zip(MODALITIES, STATE_NAMES, strict=True):
             for part in (f"{name}_sparse", f"{name}_aggr") if modality in modalities else ():
                 self.add_module(part, sdtps.get_submodule(part))
-        self.patches, self.keep = patches, sdtps.keep
 
     def mlp(self, modality: str) -> nn.Module:
         return self.part(modality, "sparse").score_predictor
