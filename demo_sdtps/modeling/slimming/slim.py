@@ -76,7 +76,7 @@ def slim(
     owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)
     if hasattr(model, "slimming") or any(isinstance(owner, Slim) for owner in owners):
         raise UserError(
-            f"{kind} is slimmed already, or a part of it; call demo_sdtps.unslim before."
+            f"{kind} or a part of it is slimmed already; call demo_sdtps.unslim before."
         )
     scores = _scores(score, len(blocks), towers[0].patches.out_channels)
     settings = {"merge": merge, "restore": restore, "follow": shared}

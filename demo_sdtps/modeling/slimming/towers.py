@@ -106,13 +106,10 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
 
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Blocks and patch convolution of a Vision Transformer that is known; in place of several convolutions what has them."""
-    names = [
-        f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(module).__mro__
-    ]
-    for blocks_path, stem_path in (
-        *(CLASSES[name] for name in names if name in CLASSES),
-        CLIP_PATHS,
-    ):
+    bases = type(module).__mro__
+    names = [f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in bases]
+    paths = [CLASSES[name] for name in names if name in CLASSES]
+    for blocks_path, stem_path in [*paths, CLIP_PATHS]:
         blocks = _at(module, blocks_path) or _at(module, BEFORE_5.get(blocks_path, ""))
         stem, around = _at(module, stem_path), _at(module, stem_path.partition(".")[0])
         if _is_list(blocks) and stem is not None and around is not None:

@@ -117,7 +117,7 @@ def test_a_score_without_attention_needs_no_class_token():
 
 def test_a_model_that_is_slimmed():
     model = demo_sdtps.slim(timm_model("test_vit"), (1,), (0.5,))
-    again = "VisionTransformer is slimmed already, or a part of it; call demo_sdtps.unslim before."
+    again = "VisionTransformer or a part of it is slimmed already; call demo_sdtps.unslim before."
     refused(model, again)
     refused(nn.Sequential(model), again.replace("VisionTransformer", "Sequential"))
     refused(copy.deepcopy(model), again)
