@@ -47,10 +47,7 @@ class EViT(Score):
     ) -> Tokens:
         with torch.autocast(score.device.type, enabled=False):
             weights = (score * (decision <= 0)).unsqueeze(1)
-            extra = (weights @ tokens.patches(score.shape[1]).float()).to(slimmed.values.dtype)
-        return replace(
-            slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1
-        )
+            return slimmed.with_extra(weights @ tokens.patches(score.shape[1]).float())
 
 
 class ToMe(Score):
@@ -147,6 +144,3 @@ class Editor(Score):
             by_attention = ranks(mean_attention(attention))
             scores[modality] = -torch.minimum(2 * by_attention, 2 * by_energy + 1).float()
         return scores
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return self.scores(context)[context.modality]

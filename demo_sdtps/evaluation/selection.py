@@ -44,7 +44,7 @@ class Quality:
 
     Measures are "base_rate", the share of the patches in the foreground; "kept", that of the kept patches; "recall", the share
     of the foreground's patches that are kept; and the average precision of every detector: the score and its parts
-    (`Score.parts`), without those of missing modalities. Base rate and average precision are among the patches that reach a
+    (`SDTPS.parts`), without those of missing modalities. Base rate and average precision are among the patches that reach a
     stage or SDTPS, recall is among all patches of the grid. A measure that no image has is left out.
     """
 

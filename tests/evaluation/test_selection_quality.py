@@ -190,7 +190,9 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
         )
         for modality, row in by_modality.items():
             assert row.keys() == {"base_rate", "kept", "recall", "score", "MLP", *by_modality}
-            assert actual["cases"][case][modality] == near(row, len(samples), model.sdtps.keep), (
+            assert actual["cases"][case][modality] == near(
+                row, len(samples), model.sdtps.part(modality, "sparse").keep
+            ), (
                 case,
                 modality,
             )

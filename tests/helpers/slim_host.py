@@ -19,25 +19,17 @@ class Block(nn.Module):
     def __init__(self, is_tuple=False, dropout=0.0):
         super().__init__()
         self.norm, self.is_tuple, self.dropout = nn.LayerNorm(WIDTH), is_tuple, nn.Dropout(dropout)
-        self.attn, self.out, self.mlp = (
-            nn.Linear(WIDTH, 3 * WIDTH),
-            nn.Linear(WIDTH, WIDTH),
-            nn.Linear(WIDTH, WIDTH),
-        )
+        self.attn, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, use_mask=None, attn_mask=None):
         if use_mask is not None:
             share = use_mask.flatten(1)
-            attn_mask = F.pad(share, (x.shape[1] - share.shape[1], 0), value=1.0).log()[
-                :, None, None
-            ]
-        query, key, value = (
-            self.attn(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        )
-        seen = (
-            F.scaled_dot_product_attention(query, key, value, attn_mask).transpose(1, 2).flatten(2)
-        )
-        x = x + self.out(seen)
+            share = F.pad(share, (x.shape[1] - share.shape[1], 0), value=1.0)
+            attn_mask = share.log()[:, None, None]
+        heads = self.attn(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        rows = F.scaled_dot_product_attention(*heads, attn_mask).transpose(1, 2).flatten(2)
+        x = x + self.out(rows)
         x = x + self.dropout(torch.tanh(self.mlp(x)))
         return (x, "more") if self.is_tuple else x
 
@@ -48,10 +40,8 @@ class Tower(nn.Module):
     def __init__(self, suffix=0, is_tuple=False, recompute="", reentrant=False, dropout=0.0):
         super().__init__()
         self.stem = nn.Conv2d(3, WIDTH, SIDE, SIDE)
-        self.class_token, self.tail = (
-            nn.Parameter(torch.randn(1, 1, WIDTH)),
-            nn.Parameter(torch.randn(1, suffix, WIDTH)),
-        )
+        self.class_token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.tail = nn.Parameter(torch.randn(1, suffix, WIDTH))
         self.position = nn.Parameter(torch.randn(1, ROWS * COLUMNS, WIDTH))
         self.blocks = nn.ModuleList(Block(is_tuple, dropout) for _ in range(DEPTH))
         self.recompute, self.checkpoint = recompute, partial(checkpoint, use_reentrant=reentrant)
@@ -70,20 +60,15 @@ class Tower(nn.Module):
         x = self.embed(images)
         if self.recompute == "segments":
             return self.sequential(list(self.blocks), 2, x)
+        step = partial(self.checkpoint, self.step) if self.recompute == "blocks" else self.step
         for index in range(DEPTH):
-            x = (
-                self.checkpoint(self.step, index, x, **masks)
-                if self.recompute == "blocks"
-                else self.step(index, x, **masks)
-            )
+            x = step(index, x, **masks)
         return x
 
     def forward(self, images, **masks):
-        return (
-            self.checkpoint(self.encode, images)
-            if self.recompute == "whole"
-            else self.encode(images, **masks)
-        )
+        if self.recompute == "whole":
+            return self.checkpoint(self.encode, images)
+        return self.encode(images, **masks)
 
 
 class Host(nn.Module):
@@ -114,30 +99,19 @@ class Segmenter(nn.Module):
         self.tower, self.head = Tower(**settings), nn.Conv2d(WIDTH, 2, 3, padding=1)
 
     def forward(self, images):
-        grid = (
-            self.tower(images)[:, 1 : 1 + ROWS * COLUMNS]
-            .transpose(1, 2)
-            .unflatten(2, (ROWS, COLUMNS))
-        )
-        return self.head(grid)
+        patches = self.tower(images)[:, 1 : 1 + ROWS * COLUMNS].transpose(1, 2)
+        return self.head(patches.unflatten(2, (ROWS, COLUMNS)))
 
 
 def case_of(build, call=lambda model, images: model(images), **settings):
     """`settings` are those of slim."""
-    return Case(
-        build,
-        "blocks" if getattr(build, "func", build) is Tower else "tower.blocks",
-        patch=SIDE,
-        grid=(ROWS, COLUMNS),
-        call=call,
-        settings=settings,
-    )
+    path = "blocks" if getattr(build, "func", build) is Tower else "tower.blocks"
+    return Case(build, path, patch=SIDE, grid=(ROWS, COLUMNS), call=call, settings=settings)
 
 
 def host_case(way="image by image", shared=True, **settings):
-    return case_of(
-        partial(Host, way, **settings), call_host, blocks_at="tower.blocks", shared=shared
-    )
+    build = partial(Host, way, **settings)
+    return case_of(build, call_host, blocks_at="tower.blocks", shared=shared)
 
 
 def call_host(model, images):

@@ -1,6 +1,7 @@
 """Tiny Vision Transformers of every library with random weights, and a host of three images, for the tests of slimming."""
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -177,22 +178,22 @@ def slim_both(case, blocks, keep, score="saliency", **settings):
 
 
 def record(model):
-    """The steps of the stages of the forwards to come, by the number of the stage, in the order of the calls."""
+    """What the stages of the forwards to come keep, by the number of the stage, in the order of the calls."""
     steps = defaultdict(list)
-    model.slimming.register_forward_hook(lambda module, args, step: steps[args[0]].append(step))
+    model.slimming.register_forward_hook(lambda module, args, step: steps[args[0]].append(step[1]))
     return steps
 
 
-def saliency(images, case):
-    """Slow score of `reference.slim.run`: the sum over those images of a forward, `images(call)`, that keep one set."""
+def saliency(voters, case):
+    """Slow score of `reference.run`: the sum over those images of a forward, `voters(call)`, that keep one set."""
     size = (case.patch, case.patch)
 
-    def score(call, row, index, layer, image):
+    def score(call, row, index, layer, images):
         scores = [
             patch_scores.saliency(each[row % len(each)].detach(), case.grid, size, size)
-            for each in images(call)
+            for each in voters(call)
         ]
-        return [float(sum(values[place] for values in scores)) for place in image.patches]
+        return [float(sum(values[place] for values in scores)) for place in images[row].patches]
 
     return score
 
@@ -202,91 +203,87 @@ def by_saliency(case):
     return lambda model, images: saliency(lambda call: [images], case)
 
 
-def distinctness(call, row, index, layer, image):
-    return [
-        float(value)
-        for value in patch_scores.distinctness([patch.detach() for patch in image.patches.values()])
-    ]
+def distinctness(call, row, index, layer, images):
+    patches = [patch.detach() for patch in images[row].patches.values()]
+    return list(map(float, patch_scores.distinctness(patches)))
 
 
-def attention(call, row, index, layer, image):
+def attention(call, row, index, layer, images):
     """What the block itself computes, in its plain form."""
 
     def all_weights(part, args, kwargs):
         return args, kwargs | {"need_weights": True, "average_attn_weights": False}
 
-    block, seen, handles = layer.args[0], [], []
+    block, outputs, handles = layer.args[0], [], []
     for part in block.modules():
         if isinstance(part, nn.MultiheadAttention):
             handles.append(part.register_forward_pre_hook(all_weights, with_kwargs=True))
         elif hasattr(part, "fused_attn"):  # timm's
             part.fused_attn = False
-            handles.append(
-                part.attn_drop.register_forward_pre_hook(
-                    lambda _, args: seen.append((None, args[0]))
-                )
-            )
+            hook = part.attn_drop.register_forward_pre_hook
+            handles.append(hook(lambda _, args: outputs.append((None, args[0]))))
         elif hasattr(part, "config"):  # transformers'
             part.config._attn_implementation = "eager"
-        handles.append(part.register_forward_hook(lambda _, args, output: seen.append(output)))
+        handles.append(part.register_forward_hook(lambda _, args, output: outputs.append(output)))
     with torch.no_grad():
-        layer(torch.stack(image.tokens)[None], image)
+        layer(images[row])
     for handle in handles:
         handle.remove()
     (weights,) = {
         id(output[1]): output[1]
-        for output in seen
+        for output in outputs
         if isinstance(output, tuple) and output[1] is not None
     }.values()
-    first = len(image.prefix)
+    first, image = len(images[row].prefix), images[row]
+    of_patches = weights[0, :, 0, first : first + len(image.patches)]
+    return list(map(float, patch_scores.mean_attention(of_patches)))
+
+
+def supervised(slimming, names=("image",)):
+    """Slow score by the weights of a slimmed model, which encodes as many rows of each modality."""
+
+    def score(call, row, index, layer, images):
+        heads = slimming.scores[slimming.blocks.index(index)].heads
+        head = heads[names[row * len(names) // len(images)]]
+        return [head(patch).squeeze() for patch in images[row].patches.values()]
+
+    return score
+
+
+def cross_entropy(logits, shares):
+    """Terms of the binary cross-entropy of logits (n,) and shares of the foreground (n,)."""
     return [
-        float(value)
-        for value in patch_scores.mean_attention(
-            weights[0, :, 0, first : first + len(image.patches)]
-        )
+        -share * math.log(p) - (1 - share) * math.log(1 - p)
+        for logit, share in zip(logits.tolist(), shares.tolist(), strict=True)
+        for p in (1 / (1 + math.exp(-logit)),)
     ]
 
 
-def supervised(model):
-    """Slow score by the weights of a slimmed model."""
-
-    def score(call, row, index, layer, image):
-        stage = model.slimming.blocks.index(index)
-        return [
-            model.slimming.scores[stage].heads["image"](patch).squeeze()
-            for patch in image.patches.values()
-        ]
-
-    return score
+def nudge(kept, scores, place):
+    """What `reference.run` adds to a score, so that of scores that are equal but for roundings it takes those `kept`."""
+    return tolerance(*PATH) * float(scores.detach().abs().max()) * (place in kept)
 
 
 def slow(
     case, dense, images, steps, blocks, keep, score, merge=True, restore=False, suffix=0, **settings
 ):
-    """The output of the slow version; of scores that are equal but for roundings it takes those that `steps` kept."""
+    """The output of the slow version."""
 
-    def nudge(call, row, index, place):
-        stage = steps[blocks.index(index)][call].stage
+    def bump(call, row, index, place):
+        stage = steps[blocks.index(index)][call]
         (kept,), (scores,) = stage.kept.values(), stage.score.values()
-        return tolerance(*PATH) * float(scores[row].detach().abs().max()) * (place in kept[row])
+        return nudge(kept[row], scores[row], place)
 
     stages = {index: (share, score) for index, share in zip(blocks, keep, strict=True)}
+    forward, first = partial(case.call, images=images), case.tokens_first
     return reference.run(
-        dense,
-        case.blocks,
-        partial(case.call, images=images),
-        stages,
-        case.prefix,
-        suffix,
-        case.tokens_first,
-        merge,
-        restore,
-        nudge,
+        dense, case.blocks, forward, stages, case.prefix, suffix, first, merge, restore, bump
     )
 
 
 def compare(case, score, blocks, keep, slow_score, images=None, **settings):
-    """Values and gradients of `slim` beside those of the slow version, whose score is `slow_score(model)`."""
+    """Values and gradients of `slim` beside those of the slow version, whose score is `slow_score(model)`; → whether any
+    gradient reaches the weights of the score."""
     settings = case.settings | settings
     dense, model, steps = slim_both(case, blocks, keep, score, **settings)
     images = (case.draw() if images is None else images).requires_grad_()
@@ -294,27 +291,19 @@ def compare(case, score, blocks, keep, slow_score, images=None, **settings):
     expected = slow(case, dense, images, steps, blocks, keep, slow_score(model, images), **settings)
     assert_close(actual, expected, *PATH)
     added = {f"slimming.{name}": parameter for name, parameter in model.slimming.named_parameters()}
-    ours, theirs = (
-        gradients_of(output, named | added | {"images": images})
-        for output, named in (
-            (actual, dict(model.named_parameters())),
-            (expected, dict(dense.named_parameters())),
-        )
+    more = added | {"images": images}
+    ours = gradients_of(actual, dict(model.named_parameters()) | more)
+    assert_gradients_equal(
+        ours, gradients_of(expected, dict(dense.named_parameters()) | more), (*PATH, *PATH)
     )
-    assert_gradients_equal(ours, theirs, (*PATH, *PATH))
     return any(ours[name] is not None and ours[name].abs().max() > 0 for name in added)
 
 
 def gradients_of(output, named):
     """By name, of a random sum of an output."""
     probe = torch.randn(output.shape, generator=generator(7), dtype=output.dtype)
-    return dict(
-        zip(
-            named,
-            torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True),
-            strict=True,
-        )
-    )
+    gradients = torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True)
+    return dict(zip(named, gradients, strict=True))
 
 
 def hooks_of(model):

@@ -3,7 +3,6 @@
 torchrun --nproc_per_node=2 tests/helpers/two_slim_processes.py OUTPUT
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -21,10 +20,8 @@ BATCH, STEPS = 4, 3
 def main() -> None:
     dist.init_process_group("gloo")
     try:
-        torch.save(
-            train(dist.get_rank(), dist.get_world_size()),
-            Path(sys.argv[1]) / f"{os.environ['RANK']}.pth",
-        )
+        weights = train(dist.get_rank(), dist.get_world_size())
+        torch.save(weights, Path(sys.argv[1]) / f"{dist.get_rank()}.pth")
     finally:
         dist.destroy_process_group()
 
@@ -34,15 +31,11 @@ def train(rank: int, world: int) -> dict:
     case = CASES["timm"]
     model = demo_sdtps.slim(case.model(), (1, 2), (0.6, 0.5), "supervised").train()
     network = DistributedDataParallel(model) if world > 1 else model
-    optimizer, (height, width) = (
-        torch.optim.SGD(model.parameters(), lr=1e-3),
-        case.draw(1).shape[2:],
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for number in range(STEPS):
-        images = case.draw(BATCH, number).chunk(world)[rank]
-        masks = torch.rand(
-            BATCH, 1, height, width, generator=generator(number), dtype=images.dtype
-        ).chunk(world)[rank]
+        images = case.draw(BATCH, number)
+        masks = torch.rand(images[:, :1].shape, generator=generator(number), dtype=images.dtype)
+        images, masks = (part.chunk(world)[rank] for part in (images, masks))
         output = network(images, foreground=masks)
         optimizer.zero_grad()
         (output.square().mean() + demo_sdtps.slim_loss(model)).backward()

@@ -107,7 +107,7 @@ def leaves(output):
 def watch(model):
     """[(modalities, positions that they keep (B, K))] of every stage of the next forwards, in the order of the calls."""
     seen = []
-    model.slimming.register_forward_hook(lambda module, given, step: seen.append(step.stage.kept))
+    model.slimming.register_forward_hook(lambda module, given, step: seen.append(step[1].kept))
     return seen
 
 

@@ -1,35 +1,34 @@
-"""Slimming of any Vision Transformer, one image and one token at a time (docs/slim.md)."""
+"""Slimming of a Vision Transformer, one image and one token at a time (docs/method.md, Slimming; docs/slim.md)."""
 
+import math
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from tests.reference.slimming import Image, dropped, like
 
+@dataclass
+class Image:
+    """Tokens of one image between two blocks, each (C,)."""
 
-def slimmed(layers, tokens, prefix, suffix, stages, merge, restore, nudge):
-    """Tokens (L, C) of one image before the first block → after the last. `layers[i](rows, image)` is block i on (1, L, C);
-    `stages` {index: (share, score)}, `score(image)` one number for each patch; `nudge(index, place)` is added where the best
-    are chosen."""
-    stop = len(tokens) - suffix
-    image, end = (
-        Image(list(tokens[:prefix]), dict(enumerate(tokens[prefix:stop])), []),
-        list(tokens[stop:]),
-    )
-    grid = {}
-    for index, layer in enumerate(layers):
-        if index in stages:
-            share, score = stages[index]
-            grid |= image.patches
-            scores = dict(zip(image.patches, score(image), strict=True))
-            image = dropped(image, scores, share, merge, partial(nudge, index))
-        rows = list(layer(torch.stack([*image.tokens, *end])[None], image)[0])
-        stop = len(rows) - suffix
-        image, end = like(image, rows[:stop]), rows[stop:]
-    return torch.stack(
-        [*image.prefix, *((grid | image.patches) if restore else image.patches).values(), *end]
-    )
+    prefix: list  # class token, registers
+    patches: dict  # by place on the grid, ascending
+    extras: list  # of the stages before
+    suffix: list
+
+    @property
+    def tokens(self):
+        return [*self.prefix, *self.patches.values(), *self.extras, *self.suffix]
+
+    def with_tokens(self, tokens):
+        rest = iter(tokens)
+        return Image(
+            [next(rest) for _ in self.prefix],
+            {place: next(rest) for place in self.patches},
+            [next(rest) for _ in self.extras],
+            list(rest),
+        )
 
 
 def run(
@@ -42,35 +41,52 @@ def run(
     tokens_first=False,
     merge=True,
     restore=False,
-    nudge=None,
+    nudge=lambda call, row, index, place: 0.0,
+    weigh=None,
 ):
-    """`forward(model)` of a dense model, where `slimmed` tokens take the place of those behind the last block at `path`.
+    """`forward(model)` of a dense model, where slimmed tokens take the place of those behind the last block at `path`.
 
-    `stages` {index: (share, score)}, `score(call, row, index, layer, image)` one number for each patch of image `row` in the
-    `call`-th call of the blocks, before block `index`, which is `layer`; so is `nudge(call, row, index, place)`.
+    `stages` {index: (share, score)}, `score(call, row, index, layer, images)` one number for each patch of `images[row]` in the
+    `call`-th call of the blocks, before block `index`, which is `layer`. `nudge`s are added where the best are chosen: they
+    decide between scores that are equal but for roundings. `weigh` makes of scores the weights of dropped patches.
     """
-    blocks, seen = list(model.get_submodule(path)), defaultdict(list)
+    blocks, calls = list(model.get_submodule(path)), defaultdict(list)
     swap = (lambda rows: rows.transpose(0, 1)) if tokens_first else (lambda rows: rows)
 
     def note(block, args, kwargs):
-        seen[block].append((args, kwargs))
+        calls[block].append((args, kwargs))
 
     def exchange(last, args, output):
-        call = len(seen[last]) - 1
-        inputs = swap(seen[blocks[0]][call][0][0])
-        outputs = []
-        for row, tokens in enumerate(inputs):
+        call = len(calls[last]) - 1
+        inputs = swap(calls[blocks[0]][call][0][0])
+        stop = inputs.shape[1] - suffix
+        images = [
+            Image(list(row[:prefix]), dict(enumerate(row[prefix:stop])), [], list(row[stop:]))
+            for row in inputs
+        ]
+        grids = [{} for _ in images]
+        for index, block in enumerate(blocks):
             layers = [
-                partial(layer, block, *seen[block][call], row, len(inputs), prefix, suffix, swap)
-                for block in blocks
+                partial(layer, block, *calls[block][call], row, len(images), swap)
+                for row in range(len(images))
             ]
-            own = {
-                index: (share, partial(score, call, row, index, layers[index]))
-                for index, (share, score) in stages.items()
-            }
-            bump = partial(nudge, call, row) if nudge else lambda index, place: 0.0
-            outputs.append(slimmed(layers, tokens, prefix, suffix, own, merge, restore, bump))
-        rows = swap(torch.stack(outputs))
+            if index in stages:
+                share, score = stages[index]
+                scores = [score(call, row, index, each, images) for row, each in enumerate(layers)]
+                grids = [grid | image.patches for grid, image in zip(grids, images, strict=True)]
+                images = [
+                    dropped(
+                        image, scores[row], share, merge, partial(nudge, call, row, index), weigh
+                    )
+                    for row, image in enumerate(images)
+                ]
+            images = [each(image) for each, image in zip(layers, images, strict=True)]
+        if restore:
+            for grid, image in zip(grids, images, strict=True):
+                image.patches = grid | image.patches
+        for image in images:
+            image.extras = []
+        rows = swap(torch.stack([torch.stack(image.tokens) for image in images]))
         return (rows, *output[1:]) if isinstance(output, tuple) else rows
 
     handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
@@ -81,23 +97,47 @@ def run(
     return output
 
 
-def layer(block, args, kwargs, row, batch, prefix, suffix, swap, rows, image):
-    """A block on the tokens (1, L, C) of one image, with the arguments that it had in the dense model cut to these."""
-    kwargs = dict(kwargs)
+def dropped(image, scores, share, merge, nudge, weigh):
+    """The best patches, and the sum of the others with the weights that `weigh`, or a softmax, makes of their scores."""
+    by_place = dict(zip(image.patches, scores, strict=True))
+    keep = math.ceil(share * len(by_place) - 1e-6)
+    ranked = sorted(
+        by_place, key=lambda place: -float(torch.as_tensor(by_place[place]).detach()) - nudge(place)
+    )
+    best, others = sorted(ranked[:keep]), ranked[keep:]
+    extras = list(image.extras)
+    if merge and others:
+        weights = (weigh or softmax)([by_place[place] for place in others])
+        extras.append(
+            sum(w * image.patches[place] for w, place in zip(weights, others, strict=True))
+        )
+    return Image(
+        image.prefix, {place: image.patches[place] for place in best}, extras, image.suffix
+    )
+
+
+def softmax(scores):
+    """The softmax of a list of scores."""
+    most = max(float(torch.as_tensor(score).detach()) for score in scores)
+    weights = [torch.exp(torch.as_tensor(score - most)) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+def layer(block, args, kwargs, row, batch, swap, image):
+    """A block on the tokens of one image, with the arguments that it had in the dense model cut to these."""
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
     places, extras = list(image.patches), len(image.extras)
-    if kwargs.get("rope") is not None:
+    if "rope" in kwargs:
         kwargs["rope"] = rope_of(kwargs["rope"], places, extras)
-    if kwargs.get("use_mask") is not None:
+    if "use_mask" in kwargs:
         mask = kwargs["use_mask"][row].flatten()
         kwargs["use_mask"] = torch.stack(
             [*(mask[place] for place in places), *extras * [torch.ones_like(mask[0])]]
         )[None]
-    if kwargs.get("attn_mask") is not None:
-        kwargs["attn_mask"] = mask_of(
-            kwargs["attn_mask"], row, batch, prefix, places, extras, suffix
-        )
-    output = block.forward(swap(rows), *args[1:], **kwargs)
-    return swap(output[0] if isinstance(output, tuple) else output)
+    if "attn_mask" in kwargs:
+        kwargs["attn_mask"] = mask_of(kwargs["attn_mask"], row, batch, image)
+    output = block.forward(swap(torch.stack(image.tokens)[None]), *args[1:], **kwargs)
+    return image.with_tokens(swap(output[0] if isinstance(output, tuple) else output)[0])
 
 
 def rope_of(rope, places, extras):
@@ -107,21 +147,22 @@ def rope_of(rope, places, extras):
     return torch.stack([*(rope[..., place, :] for place in places), *extras * [still]], dim=-2)
 
 
-def mask_of(mask, row, batch, prefix, places, extras, suffix):
+def mask_of(mask, row, batch, image):
     """A mask (L, L) or (B or 1, heads or 1, L, L) between all tokens, for these; extra tokens see and are seen."""
     mask = mask if mask.ndim == 2 else mask[row if len(mask) == batch else 0]
-    length = mask.shape[-1]
+    length, prefix = mask.shape[-1], len(image.prefix)
     index = [
         *range(prefix),
-        *(prefix + place for place in places),
-        *extras * [None],
-        *range(length - suffix, length),
+        *(prefix + place for place in image.patches),
+        *len(image.extras) * [None],
+        *range(length - len(image.suffix), length),
     ]
-    seen = torch.full_like(mask[..., 0, 0], mask.dtype == torch.bool)
+    visible = torch.full_like(mask[..., 0, 0], mask.dtype == torch.bool)
     cut = torch.stack(
         [
             torch.stack(
-                [seen if None in (query, key) else mask[..., query, key] for key in index], dim=-1
+                [visible if None in (query, key) else mask[..., query, key] for key in index],
+                dim=-1,
             )
             for query in index
         ],

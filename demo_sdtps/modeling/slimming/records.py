@@ -1,59 +1,54 @@
-"""What the hooks of a model remember: its streams (streams.py) by the inputs of the blocks.
+"""What the hooks of a model remember: the forward under way in each thread, and streams (streams.py) by the inputs of blocks.
 
-By them a block that the backward pass computes again (gradient checkpointing) drops the same. What a forward keeps belongs to
-its thread, as replicas of nn.DataParallel run in threads.
+By these a block that the backward pass computes again (gradient checkpointing) drops the same patches.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from demo_sdtps.modeling.slimming.streams import Stream
+from demo_sdtps.modeling.slimming.streams import ForwardPass, Stream
 from demo_sdtps.runtime.errors import UserError
 
 
+class Thread(threading.local):
+    """What belongs to a thread, as replicas of nn.DataParallel run in threads."""
+
+    now: ForwardPass | None = None  # the forward under way
+    stream: Stream | None = None  # of the block that runs
+    # The stream that the backward pass computes again, and where: tower and graph.
+    recomputed: tuple[tuple[int, int] | None, Stream | None] = None, None
+
+
 class State:
-    """What a `Slim` remembers: the losses of the last forward, and streams by the inputs of the blocks; of each thread the
-    forward under way (`now`), the stream of the block that runs, and the one that the backward pass computes again."""
+    """What a `Slim` remembers; a copy of the model begins anew."""
 
     def __init__(self) -> None:
-        self.thread = threading.local()
-        self.losses: list[torch.Tensor] = []
-        self.records: dict[tuple, tuple[StorageWeakRef, Stream]] = {}
+        self.thread = Thread()
+        self.losses: list[torch.Tensor] = []  # of the last forward
+        self.records: dict[tuple[int, int, StorageWeakRef, int], Stream] = {}
 
-    def add(self, place: tuple, tensor: torch.Tensor, stream: Stream) -> None:
-        storage = StorageWeakRef(tensor.untyped_storage())
-        key = *place, storage.cdata, tensor.storage_offset()
-        self.records[key] = storage, stream
+    def __reduce__(self) -> tuple:
+        return State, ()
 
-    def get(self, place: tuple, tensor: torch.Tensor) -> Stream | None:
-        key = *place, StorageWeakRef(tensor.untyped_storage()).cdata, tensor.storage_offset()
-        return self.records[key][1] if key in self.records else None
+    def add(self, tower: int, block: int, inputs: torch.Tensor, stream: Stream) -> None:
+        """Remember the stream whose tokens, or images, are the input of a block while that input exists."""
+        self.records[_key(tower, block, inputs)] = stream
+
+    def get(self, tower: int, block: int, inputs: torch.Tensor) -> Stream | None:
+        return self.records.get(_key(tower, block, inputs))
 
     def forget(self) -> None:
-        """Drop the records of tensors that are gone."""
-        for key in [key for key, (storage, _) in list(self.records.items()) if storage.expired()]:
+        """Drop the records of inputs that are gone."""
+        for key in [key for key in list(self.records) if key[2].expired()]:
             self.records.pop(key, None)
 
 
-def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """The images (B, C, H, W) of floating point in nested arguments, by their innermost names."""
-    if isinstance(inputs, torch.Tensor):
-        return {name: inputs} if inputs.ndim == 4 and inputs.is_floating_point() else {}
-    if isinstance(inputs, (list, tuple)):
-        inputs = {f"{name}{number}": value for number, value in enumerate(inputs)}
-    if not isinstance(inputs, Mapping):
-        return {}
-    return {
-        key: image
-        for input_name, value in inputs.items()
-        for key, image in images_in(value, str(input_name)).items()
-    }
+def _key(tower: int, block: int, inputs: torch.Tensor) -> tuple[int, int, StorageWeakRef, int]:
+    return tower, block, StorageWeakRef(inputs.untyped_storage()), int(inputs.storage_offset())
 
 
 def is_backward() -> bool:

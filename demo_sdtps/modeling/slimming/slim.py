@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from demo_sdtps.modeling.slimming import scores as registry
-from demo_sdtps.modeling.slimming.hooks import Slim, attach
+from demo_sdtps.modeling.slimming.hooks import Slim
+from demo_sdtps.modeling.slimming.scores import SCORES
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.streams import FIRST, UNNAMED
@@ -50,50 +50,37 @@ def slim(
 
     A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library.
     """
+    kind = type(model).__name__
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise UserError(
-            f"{type(model).__name__} wraps a model already; slim the model, then wrap it."
-        )
+        raise UserError(f"{kind} wraps a model already; slim the model, then wrap it.")
     if any(
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None)
         for module in model.modules()
     ):
-        raise UserError(
-            f"{type(model).__name__} is compiled, so that hooks come too late; slim first, compile then."
-        )
+        raise UserError(f"{kind} is compiled already; slim the model, then compile it.")
     if shared not in (True, False, FIRST):
         raise UserError(f"shared is {shared!r}; it must be True, False or {FIRST!r}.")
     if not (
-        isinstance(blocks, Sequence) and isinstance(keep, Sequence) and 0 < len(blocks) == len(keep)
-    ) or list(blocks) != sorted(set(blocks)):
-        raise UserError(
-            f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share for each, such "
-            "as (0, 4) and (0.5, 0.5)."
-        )
-    if not all(0 < share <= 1 for share in keep):
-        raise UserError(f"keep is {keep}, but each share must be above 0 and at most 1.")
-    towers = find_towers(model, blocks_at, prefix, suffix)
-    hooks = [
-        getattr(hook, "func", None)
-        for tower in towers
-        for hook in tower.patches._forward_hooks.values()
-    ]
-    if hasattr(model, "slimming") or any(
-        isinstance(getattr(hook, "__self__", None), Slim) for hook in hooks
+        isinstance(blocks, Sequence)
+        and isinstance(keep, Sequence)
+        and 0 < len(blocks) == len(keep)
+        and list(blocks) == sorted(set(blocks))
+        and all(0 < share <= 1 for share in keep)
     ):
         raise UserError(
-            f"{type(model).__name__} is slimmed already, or a part of it; call demo_sdtps.unslim(model) before."
+            f"blocks is {blocks} and keep {keep}, but there must be increasing blocks and one share in (0, 1] for "
+            "each, such as (0, 4) and (0.5, 0.5)."
         )
-    attach_to(
-        model,
-        towers,
-        blocks,
-        keep,
-        _scores(score, len(blocks), towers[0]),
-        merge=merge,
-        restore=restore,
-        follow=shared,
-    )
+    towers = find_towers(model, blocks_at, prefix, suffix)
+    hooks = (hook for tower in towers for hook in tower.patches._forward_hooks.values())
+    owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)
+    if hasattr(model, "slimming") or any(isinstance(owner, Slim) for owner in owners):
+        raise UserError(
+            f"{kind} or a part of it is slimmed already; call demo_sdtps.unslim before."
+        )
+    scores = _scores(score, len(blocks), towers[0].patches.out_channels)
+    settings = {"merge": merge, "restore": restore, "follow": shared}
+    attach_to(model, towers, blocks, keep, scores, **settings)
     return model
 
 
@@ -106,26 +93,23 @@ def attach_to(
     **settings: Any,
 ) -> Slim:
     """Add slimming with these scores to the towers of a model; `settings` are those of `Slim`."""
-    slimming = Slim([tower.layout for tower in towers], blocks, keep, scores, **settings)
+    kind = type(model).__name__
+    slimming = Slim(towers, blocks, keep, scores, **settings)
     for tower in towers:
-        check_stages(
-            slimming, tower.blocks, f"{type(model).__name__}{tower.path and '.' + tower.path}"
-        )
+        what = f"{kind}{tower.path and '.' + tower.path}"
+        check_stages(slimming, tower.blocks, what, ("blocks", "score"))
     for scorer in scores:
         name = type(scorer).__name__
         if scorer.needs_sizes:
             raise UserError(
-                f"score is {name}, whose merged tokens weigh more in attention (needs_sizes), which other blocks "
-                "than this project's do not know; choose another score, or use MODEL.SLIM_SCORE of this project's "
-                "model."
+                f"score is {name}, whose merged tokens weigh more (needs_sizes), in this project's model alone; choose another."
             )
         if scorer.needs_attention and not all(tower.has_class for tower in towers):
             raise UserError(
-                f"score is {name}, which reads the attention of the class token, but {type(model).__name__} has no "
-                "class token; choose another score, such as saliency."
+                f"score is {name}, which reads attention of a class token, but {kind} has none; choose another."
             )
     slimming.to(towers[0].patches.weight).train(model.training)
-    attach(model, slimming, towers)
+    slimming.attach(model)
     return slimming
 
 
@@ -159,32 +143,29 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
 
 def slimming_of(model: nn.Module) -> Slim:
     """The slimming of a model, or of the one that it wraps."""
-    hook = next((module for module in model.modules() if isinstance(module, Slim)), None)
-    if hook is None:
-        raise UserError(
-            f"{type(model).__name__} is not slimmed; call demo_sdtps.slim(model) before."
-        )
-    return hook
+    for module in model.modules():
+        if isinstance(module, Slim):
+            return module
+    raise UserError(f"{type(model).__name__} is not slimmed; call demo_sdtps.slim(model) before.")
 
 
-def _scores(score: str | Score | Sequence[str | Score], count: int, tower: Tower) -> list[Score]:
-    """A score for each of `count` stages."""
+def _scores(score: str | Score | Sequence[str | Score], count: int, width: int) -> list[Score]:
+    """A score for each of `count` stages, of tokens of `width` channels."""
     each = (
-        list(score)
+        score
         if isinstance(score, (list, tuple))
         else [score, *(deepcopy(score) for _ in range(count - 1))]
     )
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
-    for name in each:
-        if not isinstance(name, Score) and name not in IMAGE_SCORES:
+    scores = []
+    for one in each:
+        if one in IMAGE_SCORES:
+            one = SCORES[one](width, (0, 0), modalities=UNNAMED)
+        elif not isinstance(one, Score):
             raise UserError(
-                f"score is {name!r}, but it must be {' or '.join(map(repr, IMAGE_SCORES))}, or a Score"
-                f"{nearest_name(name, IMAGE_SCORES)}."
+                f"score is {one!r}, but it must be {' or '.join(map(repr, IMAGE_SCORES))}, or a Score"
+                f"{nearest_name(one, IMAGE_SCORES)}."
             )
-    return [
-        one
-        if isinstance(one, Score)
-        else registry.SCORES[str(one)](tower.patches.out_channels, (0, 0), modalities=UNNAMED)
-        for one in each
-    ]
+        scores.append(one)
+    return scores

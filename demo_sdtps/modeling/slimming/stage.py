@@ -1,17 +1,15 @@
 """Slimming is token pruning: it drops patches between the blocks of the backbone, by a score, and merges them (docs/method.md).
 
-The modalities are stacked along the batch dimension, so that a stage is one gather, whatever it keeps. The numbers of tokens
-depend on the settings alone. `Slimming` is free of its host: this project's model calls it in `slim_backbone`, any other
-Vision Transformer through hooks (slim.py).
+The modalities are stacked along the batch dimension, so that a stage is one gather. The numbers of tokens depend on the
+settings alone. This project's model calls `Slimming` in `slim_backbone`, any other Vision Transformer by hooks (slim.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +22,7 @@ from demo_sdtps.modeling.class_attention import (
     keys,
 )
 from demo_sdtps.modeling.sdtps import gather_tokens, select
+from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
 from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens, is_missing, split_rows
 from demo_sdtps.runtime.errors import UserError
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from demo_sdtps.modeling.backbones.base import Backbone
-
-SETTING_NAMES = ("blocks", "keep", "score")
 
 
 @dataclass(frozen=True)
@@ -57,15 +54,6 @@ class BlockInput:
     rope: torch.Tensor | None = None  # rotary embedding that the block is given
 
 
-@dataclass(frozen=True)
-class StageOutput:
-    """What one stage makes of the tokens between two blocks."""
-
-    tokens: Tokens
-    stage: StageRecord
-    loss: torch.Tensor | None  # a scalar with its weight; None where the score has none
-
-
 class Slimming(nn.Module):
     """Stages after `blocks` of the backbone, 0 for its input, that keep the shares `keep` of the remaining patches, each by a
     score of its own. With `merge` the dropped patches are merged; with `shared` the modalities of a triplet keep the same."""
@@ -80,11 +68,7 @@ class Slimming(nn.Module):
     ):
         super().__init__()
         self.blocks, self.keep, self.merge, self.shared = tuple(blocks), tuple(keep), merge, shared
-        self.scores = nn.ModuleList(scores)
-
-    @property
-    def stage_scores(self) -> list[Score]:
-        return list(self.scores)  # type: ignore[arg-type]  # a ModuleList does not know the type of its modules
+        self.scores: Any = nn.ModuleList(scores)  # which does not know the type of its modules
 
     def counts(self, patches: int) -> tuple[int, ...]:
         """Patches of a grid of `patches` that each stage leaves."""
@@ -92,62 +76,55 @@ class Slimming(nn.Module):
 
     def foreground(self, context: Context) -> ByModality:
         """The masks (B, N) of what the host knows of the images, or pseudo-masks of a score that makes some; {} for none."""
-        masks = (scorer.pseudo_masks(context, self.shared) for scorer in self.stage_scores)
+        masks = (scorer.pseudo_masks(context, self.shared) for scorer in self.scores)
         return context.foreground or next(filter(None, masks), {})
 
     def forward(
-        self,
-        number: int,
-        inputs: BlockInput,
-        host_context: Context,
-        score: torch.Tensor | None = None,
-    ) -> StageOutput:
-        """Stage `number` on the input of the block after it.
+        self, number: int, inputs: BlockInput, known: Context, score: torch.Tensor | None = None
+    ) -> tuple[Tokens, StageRecord, torch.Tensor | None]:
+        """Stage `number` on the input of the block after it → the remaining tokens, what the stage kept, and the loss of its
+        score, a scalar with its weight, None where it has none.
 
-        `host_context` has what the host knows of the images; its foreground (B, N) is of the whole grid. `score` (B, n) is used
-        in place of the stage's score.
+        `known` has what the host knows of the images; its foreground (B, N) is of the whole grid. `score` (B, n) is used in
+        place of the stage's score.
         """
-        context, loss = self._context(number, inputs, host_context), None
+        context, loss = self._context(number, inputs, known), None
         if score is None:
             scores, loss = self._scores(number, context)
             score = torch.cat(list(scores.values()))
         remaining = self._drop(number, inputs, score, context)
-        kept = remaining.grid_positions(math.prod(host_context.grid))
+        kept = remaining.grid_positions(math.prod(known.grid))
         by_name = (split_rows(rows, inputs.names) for rows in (score, kept))
-        return StageOutput(remaining, StageRecord(context.positions, *by_name), loss)
+        return remaining, StageRecord(context.positions, *by_name), loss
 
     def _context(self, number: int, inputs: BlockInput, context: Context) -> Context:
         """What the score of a stage reads."""
-        scorer, tokens, block = self.stage_scores[number], inputs.tokens, inputs.block
+        scorer, tokens, block = self.scores[number], inputs.tokens, inputs.block
         positions = tokens.grid_positions(math.prod(context.grid))
         patches = slice(inputs.prefix, inputs.prefix + positions.shape[1])
-        split, metric, attention, sizes = partial(split_rows, names=inputs.names), {}, {}, {}
+        rows = {
+            "tokens": tokens.values[:, patches],
+            "class_tokens": tokens.values[:, 0],
+            "positions": positions,
+        }
         if scorer.needs_attention:
-            weights = attention_weights(block, tokens, CLASS_TOKEN, inputs.rope).squeeze(2)
-            attention = split(weights[..., patches])
+            weights = attention_weights(block, tokens, CLASS_TOKEN, inputs.rope)
+            rows["attention"] = weights.squeeze(2)[..., patches]
         if scorer.needs_keys:
-            metric = split(keys(block, tokens.values).mean(dim=1)[:, patches])
+            rows["keys"] = keys(block, tokens.values).mean(dim=1)[:, patches]
         if scorer.needs_sizes:
             ones = torch.ones_like(positions, dtype=torch.float32)
-            sizes = split(ones if tokens.sizes is None else tokens.sizes[:, patches])
-        by_name = split(positions)
-        shares = {
-            name: share.gather(1, by_name[name]) for name, share in context.foreground.items()
+            rows["sizes"] = ones if tokens.sizes is None else tokens.sizes[:, patches]
+        split: Any = {field: split_rows(part, inputs.names) for field, part in rows.items()}
+        foreground = {
+            name: share.gather(1, split["positions"][name])
+            for name, share in context.foreground.items()
         }
-        return replace(
-            context,
-            tokens=split(tokens.values[:, patches]),
-            keys=metric,
-            attention=attention,
-            class_tokens=split(tokens.values[:, 0]),
-            positions=by_name,
-            foreground=shares,
-            sizes=sizes,
-        )
+        return replace(context, foreground=foreground, **split)
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
         """Scores (B, n) by modality, and their loss. Missing modalities do not affect shared ones."""
-        scorer = self.stage_scores[number]
+        scorer = self.scores[number]
         scores = scorer(context)
         loss = scorer.loss(scores, context)
         if not scorer.keeps_own and self.shared:
@@ -164,59 +141,43 @@ class Slimming(nn.Module):
             return tokens
         kept, decision = select(score, keep)
         kept = kept.sort(dim=1).values  # in the order of the grid
-        length = tokens.values.shape[1]
-        first = torch.arange(inputs.prefix, device=kept.device)
-        last = torch.arange(length - tokens.extra, length, device=kept.device)
-        ends = (rows.expand(kept.shape[0], -1) for rows in (first, last))
-        index = torch.cat([next(ends), kept + inputs.prefix, next(ends)], dim=1)
+        batch, length = tokens.values.shape[:2]
+        rows = torch.arange(length, device=kept.device).expand(batch, -1)
+        ends = rows[:, : inputs.prefix], rows[:, length - tokens.extra :]
+        index = torch.cat([ends[0], kept + inputs.prefix, ends[1]], dim=1)
         sizes = None if tokens.sizes is None else tokens.sizes.gather(1, index)
-        remaining = Tokens(
-            gather_tokens(tokens.values, index), positions.gather(1, kept), sizes, tokens.extra
-        )
+        values, positions = gather_tokens(tokens.values, index), positions.gather(1, kept)
+        remaining = Tokens(values, positions, sizes, tokens.extra)
         if not self.merge:
             return remaining
-        return self.stage_scores[number].merge(tokens, remaining, score, decision, context)
+        return self.scores[number].merge(tokens, remaining, score, decision, context)
 
 
 def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
-    from demo_sdtps.modeling.slimming.scores import make_score
-
-    model, width = cfg.MODEL, backbone.vit.embed_dim
-    scores = [
-        make_score(model.SLIM_SCORE, cfg, width, backbone.grid_size, model.MODALITIES)
-        for _ in model.SLIM_BLOCKS
-    ]
-    slimming = Slimming(
-        model.SLIM_BLOCKS, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED
-    )
-    names = tuple(f"MODEL.SLIM_{name.upper()}" for name in SETTING_NAMES)
-    check_stages(
-        slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, names, model.SLIM_SCORE
-    )
-    remaining_patches(backbone.num_patches, model.SLIM_KEEP, names[1])
+    model, width, grid = cfg.MODEL, backbone.vit.embed_dim, backbone.grid_size
+    name, stages, keep = model.SLIM_SCORE, model.SLIM_BLOCKS, model.SLIM_KEEP
+    scores = [make_score(name, cfg, width, grid, model.MODALITIES) for _ in stages]
+    slimming = Slimming(stages, keep, scores, model.SLIM_MERGE, model.SLIM_SHARED)
+    keys = "MODEL.SLIM_BLOCKS", "MODEL.SLIM_SCORE"
+    check_stages(slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, keys)
+    remaining_patches(backbone.num_patches, keep, "MODEL.SLIM_KEEP")
     return slimming
 
 
 def check_stages(
-    slimming: Slimming,
-    blocks: Sequence[nn.Module],
-    what: str,
-    names: Sequence[str] = SETTING_NAMES,
-    score: str = "",
+    slimming: Slimming, blocks: Sequence[nn.Module], what: str, names: Sequence[str]
 ) -> None:
     """Refuse stages after blocks that `what` does not have, and a score of the class token's attention where the blocks'
-    attention is not known. `names` are those of the settings in the sentences."""
+    attention is not known. `names` are those of the settings of blocks and score."""
     if not all(0 <= block < len(blocks) for block in slimming.blocks):
         raise UserError(
-            f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks, so "
-            f"patches can be dropped after blocks 0 (the input) to {len(blocks) - 1}; choose among these."
+            f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks; choose among 0 (its "
+            f"input) to {len(blocks) - 1}."
         )
-    for block, scorer in zip(slimming.blocks, slimming.stage_scores, strict=True):
+    for block, scorer in zip(slimming.blocks, slimming.scores, strict=True):
         if scorer.needs_attention or scorer.needs_keys:
-            check_class_attention(
-                blocks[block], f"{names[2]} is {score or type(scorer).__name__!r}"
-            )
+            check_class_attention(blocks[block], f"{names[1]} is {type(scorer).__name__!r}")
 
 
 def slim_backbone(
@@ -226,56 +187,45 @@ def slim_backbone(
     images: Mapping[str, torch.Tensor] | None = None,
     foreground: torch.Tensor | None = None,
 ) -> BackboneOutput:
-    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all,
-    slimmed.
+    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all.
 
-    `images` tell which are missing and do not affect what is kept; they and `foreground` (B, N), share of each patch in the
-    foreground mask, are for the scores that read them.
+    `images` tell which are missing; they and `foreground` (B, N), share of each patch in the foreground mask, are for the
+    scores that read them.
     """
-    names, extras = tuple(stem), dict(images or {})
-    rows = [*stem.values(), *extras.values(), *([] if foreground is None else [foreground])]
+    images, count, outputs = images or {}, len(stem), []
+    rows = [*stem.values(), *images.values(), *([] if foreground is None else [foreground])]
     size, stride = backbone.patch_windows
-    outputs = []
+    known = Context({}, {}, backbone.grid_size, patch_size=size, patch_stride=stride)
     with backbone.ready(rows[0].device):
-        for chunk in zip(*backbone.chunks(*rows, images_each=len(names)), strict=True):
-            extra_tokens = dict(zip(extras, chunk[len(names) :], strict=False))
-            context = Context(
-                {},
-                {},
-                backbone.grid_size,
-                missing=is_missing(extra_tokens),
-                images=extra_tokens,
-                patch_size=size,
-                patch_stride=stride,
-                foreground={} if foreground is None else dict.fromkeys(names, chunk[-1]),
-            )
-            outputs.append(_run(slimming, backbone, torch.cat(chunk[: len(names)]), names, context))
+        for chunk in zip(*backbone.chunks(*rows, images_each=count), strict=True):
+            stem_rows = dict(zip(stem, chunk, strict=False))
+            image_rows = dict(zip(images, chunk[count:], strict=False))
+            masks = {} if foreground is None else dict.fromkeys(stem, chunk[-1])
+            missing = is_missing(image_rows)
+            context = replace(known, images=image_rows, missing=missing, foreground=masks)
+            outputs.append(_run(slimming, backbone, stem_rows, context))
     return outputs[0] if len(outputs) == 1 else _join(outputs)
 
 
 def _run(
-    slimming: Slimming,
-    backbone: Backbone,
-    stem: torch.Tensor,
-    names: Sequence[str],
-    context: Context,
+    slimming: Slimming, backbone: Backbone, stem: ByModality, context: Context
 ) -> BackboneOutput:
     context = replace(context, foreground=slimming.foreground(context))
-    prefix, tokens, stages, losses = backbone.vit.num_prefix_tokens, Tokens(stem), [], []
+    names, tokens, stages, losses = tuple(stem), Tokens(torch.cat(list(stem.values()))), [], []
+    prefix, dtype = backbone.vit.num_prefix_tokens, tokens.values.dtype
     stops = (*slimming.blocks[1:], len(backbone.vit.blocks))
     for number, (start, stop) in enumerate(zip(slimming.blocks, stops, strict=True)):
         rope = backbone.block_arguments(tokens)(start).get("rope")
         inputs = BlockInput(tokens, names, backbone.vit.blocks[start], prefix, rope)
-        output = slimming(number, inputs, context)
-        stages.append(output.stage)
-        losses += [] if output.loss is None else [output.loss]
-        tokens = backbone.run_blocks(output.tokens, start, stop)
+        tokens, stage, loss = slimming(number, inputs, context)
+        stages.append(stage)
+        losses += [] if loss is None else [loss]
+        tokens = backbone.run_blocks(tokens, start, stop)
     values = backbone.finish(tokens.values[:, : prefix + slimming.counts(backbone.num_patches)[-1]])
-    values = values.to(stem.dtype) if backbone.precision else values
+    values = values.to(dtype) if backbone.precision else values
+    patches, class_tokens = (split_rows(part, names) for part in (values[:, prefix:], values[:, 0]))
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return BackboneOutput(
-        split_rows(values[:, prefix:], names), split_rows(values[:, 0], names), tuple(stages), loss
-    )
+    return BackboneOutput(patches, class_tokens, tuple(stages), loss)
 
 
 def sum_of_present(scores: ByModality, missing: ByModality) -> torch.Tensor:
@@ -312,12 +262,12 @@ def remaining_patches(patches: int, shares: Sequence[float], name: str = "keep")
 def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
     """The chunks of a batch as one; evaluation has no loss."""
 
-    def join(records: Sequence[object], name: str) -> ByModality:
-        rows: list[ByModality] = [getattr(record, name) for record in records]
+    def join(*rows: ByModality) -> ByModality:
         return {modality: torch.cat([row[modality] for row in rows]) for modality in rows[0]}
 
-    stages = tuple(
-        StageRecord(*(join(records, field.name) for field in fields(StageRecord)))
-        for records in zip(*(chunk.stages for chunk in outputs), strict=True)
+    tokens, class_tokens = map(join, *((chunk.tokens, chunk.class_tokens) for chunk in outputs))
+    stages = (
+        StageRecord(*map(join, *((stage.scored, stage.score, stage.kept) for stage in parts)))
+        for parts in zip(*(chunk.stages for chunk in outputs), strict=True)
     )
-    return BackboneOutput(join(outputs, "tokens"), join(outputs, "class_tokens"), stages, None)
+    return BackboneOutput(tokens, class_tokens, tuple(stages), None)

@@ -5,6 +5,7 @@ The images of one forward keep patches together, or each stream keeps its own.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -20,64 +21,39 @@ UNNAMED = ("image",)
 FIRST = "first"
 
 
-@dataclass(frozen=True)
-class KeptTokens:
-    """What a stage keeps in one stream."""
+@dataclass(eq=False)
+class ForwardPass:
+    """One forward of a model in one thread, or of a tower alone where a method of the model was called (not `is_whole`)."""
 
-    tokens: Tokens  # after the stage, without their channels
-    score: torch.Tensor  # (B, n)
-    is_shared: bool  # whether the score is not that of these images alone
+    slimming: StreamSlimming  # of a replica of nn.DataParallel its own
+    is_whole: bool
+    inputs: Mapping[str, torch.Tensor]  # images by the names of the arguments
+    foreground: torch.Tensor | None
+    losses: list[torch.Tensor]
+    streams: dict[int, list[Stream]] = field(default_factory=lambda: defaultdict(list))  # by tower
+    modalities: list[str] = field(default_factory=list)  # of the streams so far
+    shared_scores: dict[tuple, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Stream:
     """The way of images through the blocks of a tower."""
 
-    slimming: StreamSlimming  # of a replica of nn.DataParallel its own
-    images: Callable[[], torch.Tensor | None]  # (B, 3, H, W); of a record a weak reference
-    grid: tuple[int, int]
-    size: tuple[int, ...]  # of a patch, in pixels
-    stride: tuple[int, ...]
+    slimming: StreamSlimming
     names: tuple[str, ...]  # modalities of the rows
-    missing: frozenset[str]
-    foreground: torch.Tensor | None  # (B, N)
+    images: Callable[[], torch.Tensor | None]  # (B, 3, H, W); of a record a weak reference
+    known: Context  # what a score reads of the images, without them
     next_block: int
-    stages: list[KeptTokens] = field(default_factory=list)
+    stages: list[Tokens] = field(default_factory=list)  # after each stage, without their channels
+    # (B, n) of each stage, without a graph; None: of weights that learn, which compute it again.
+    scores: list[torch.Tensor | None] = field(default_factory=list)
     grids: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage, to restore
     record: Stream | None = None  # the same without a graph; of a stream computed again None
 
     def context(self) -> Context:
         """What a score reads of the images."""
         images = self.images()
-        rows = {} if images is None else split_rows(images, self.names)
-        return Context(
-            {},
-            {},
-            self.grid,
-            missing={
-                name: torch.ones(len(image), 1, dtype=torch.bool, device=image.device)
-                for name, image in rows.items()
-                if name in self.missing
-            },
-            images=rows,
-            foreground={} if self.foreground is None else split_rows(self.foreground, self.names),
-            patch_size=self.size,
-            patch_stride=self.stride,
-        )
-
-
-@dataclass(eq=False)
-class ForwardPass:
-    """One forward of a model in one thread, begun by a module that is `level` modules below the model."""
-
-    slimming: StreamSlimming
-    level: float
-    inputs: Mapping[str, torch.Tensor]
-    foreground: torch.Tensor | None
-    streams: list[list[Stream]]  # by tower
-    modalities: list[str] = field(default_factory=list)  # of the streams so far
-    shared_scores: dict[tuple, torch.Tensor] = field(default_factory=dict)
-    losses: list[torch.Tensor] = field(default_factory=list)
+        return replace(self.known, images={} if images is None else split_rows(images, self.names))
 
 
 class StreamSlimming(Slimming):
@@ -104,15 +80,19 @@ class StreamSlimming(Slimming):
         self.restore, self.follow = restore, follow
         self.names, self.is_stacked, self.missing = tuple(names), is_stacked, missing
 
+    @property
+    def absent(self) -> frozenset[str]:
+        """The modalities that have no vote now."""
+        return frozenset() if self.training else self.missing
+
     def names_of(self, now: ForwardPass, images: torch.Tensor) -> tuple[str, ...]:
         """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
         if len(self.names) == 1:
             return self.names
         if self.is_stacked:
-            present = tuple(name for name in self.names if name not in self.missing)
+            present = tuple(name for name in self.names if name not in self.absent)
             batch = len(next(iter(now.inputs.values()), images))
-            is_part = len(images) == len(present) * batch and not self.training
-            return present if is_part else self.names
+            return present if len(images) == len(present) * batch else self.names
         # A second image of a modality has its name with a number.
         known = [
             name
@@ -128,48 +108,48 @@ class StreamSlimming(Slimming):
     def run_stage(
         self, number: int, stream: Stream, now: ForwardPass | None, inputs: BlockInput
     ) -> torch.Tensor:
-        """Stage `number` on the tokens of a stream → the remaining values. A stream computed again keeps what it kept."""
-        positions = inputs.tokens.grid_positions(prod(stream.grid))
+        """Stage `number` on the tokens of a stream → the remaining values. Where the backward pass computes it again, `now` is
+        None, and the stream keeps what it kept."""
+        positions = inputs.tokens.grid_positions(prod(stream.known.grid))
         if self.restore:
-            patches = inputs.tokens.patches(positions.shape[1])
-            grid = (
-                scatter_tokens(stream.grids[number - 1], positions, patches)
-                if number
-                else patches.clone()
-            )
-            stream.grids[number : number + 1] = [grid]
-        if stream.record is not None:
-            score = self._shared_score(number, stream, now, positions)
-            is_shared = score is not None
-        else:
-            score, is_shared = stream.stages[number].score, stream.stages[number].is_shared
-            weights = self.stage_scores[number].parameters()
-            if not is_shared and any(weight.requires_grad for weight in weights):
-                # Computed again, so that autograd finds its tensors and dropout its random numbers.
-                score = None
-        output = self(number, inputs, stream.context(), score)
-        score = torch.cat(list(output.stage.score.values()))
-        # Not a view, which would keep the graph, and by it what the record waits for to go.
-        places = replace(output.tokens, values=torch.empty_like(output.tokens.values[:0]))
-        kept = KeptTokens(places, score, is_shared)
-        stream.stages[number : number + 1] = [kept]
+            grid = inputs.tokens.patches(positions.shape[1])
+            grid = scatter_tokens(stream.grids[-1], positions, grid) if number else grid.clone()
+            stream.grids[number:] = [grid]
+        score = self._shared_score(number, stream, now, positions) if now else stream.scores[number]
+        weights = self.scores[number].parameters()
+        learns = score is None and any(weight.requires_grad for weight in weights)
+        tokens, kept, loss = self(number, inputs, stream.context(), score)
         if now is not None and stream.record is not None:
-            now.losses += [] if output.loss is None else [output.loss]
-            if self.follow == FIRST and stream.names[0] not in stream.missing:
-                now.shared_scores.setdefault((number, stream.grid), score)
-            stream.record.stages.append(replace(kept, score=_without_graph(score)))
+            now.losses += [] if loss is None else [loss]
+            score = torch.cat(list(kept.score.values()))
+            if self.follow == FIRST and stream.names[0] not in self.absent:
+                now.shared_scores.setdefault((number, stream.known.grid), score)
+            # Not a view, which would keep the graph, and by it what the record waits for to go.
+            stream.stages.append(tokens.with_values(torch.empty_like(tokens.values[:0])))
+            # Weights that learn are run again, so that autograd finds their tensors and dropout its random numbers.
+            stream.scores.append(None if learns else _without_graph(score))
             if self.restore and torch.is_grad_enabled():
                 stream.record.grids.append(_without_graph(grid))
-        return output.tokens.values
+        return tokens.values
 
     def _shared_score(
-        self, number: int, stream: Stream, now: ForwardPass | None, positions: torch.Tensor
+        self, number: int, stream: Stream, now: ForwardPass, positions: torch.Tensor
     ) -> torch.Tensor | None:
         """The score (B, n) of a stage that the streams of a forward share, None where each has its own."""
-        scorer, images = self.stage_scores[number], stream.images()
-        if now is None or images is None:
+        if self.follow == FIRST:
+            score = now.shared_scores.get((number, stream.known.grid))
+        else:
+            score = self._summed_score(number, stream, now)
+        if score is None or len(positions) % len(score):
             return None
-        key: tuple = (number, stream.grid)
+        score = score.repeat(len(positions) // len(score), 1)
+        return score if self.follow == FIRST else score.gather(1, positions)
+
+    def _summed_score(self, number: int, stream: Stream, now: ForwardPass) -> torch.Tensor | None:
+        """The sum (B, N) of a score of images alone over those inputs of the model that are alike, None for a single one."""
+        scorer, context, images = self.scores[number], stream.known, stream.images()
+        if not (self.follow and scorer.of_images) or self.is_stacked or images is None:
+            return None
         alike = {
             name: image
             for name, image in now.inputs.items()
@@ -177,23 +157,18 @@ class StreamSlimming(Slimming):
         }
         if len({len(image) for image in alike.values()}) > 1:
             alike = {name: image for name, image in alike.items() if len(image) == len(images)}
-        voters = {name: image for name, image in alike.items() if name not in stream.missing}
-        is_summed = self.follow is True and scorer.of_images and not self.is_stacked
-        if is_summed and len(alike) > 1 and voters:
-            key = (number, stream.grid, stream.size, stream.stride, *voters)
-            if key not in now.shared_scores:
-                no_channels = {
-                    name: image.new_empty(len(image), prod(stream.grid), 0)
-                    for name, image in voters.items()
-                }
-                context = replace(stream.context(), tokens=no_channels, images=voters, missing={})
-                scores = scorer.scores(context)
-                now.shared_scores[key] = torch.stack(list(scores.values())).sum(dim=0)
-        score = now.shared_scores.get(key)
-        if score is None or len(images) % len(score):
+        voters = {name: image for name, image in alike.items() if name not in self.absent}
+        if len(alike) < 2 or not voters:
             return None
-        score = score.repeat(len(images) // len(score), 1)
-        return score if self.follow == FIRST else score.gather(1, positions)
+        key = (number, context.grid, context.patch_size, context.patch_stride, *voters)
+        if key not in now.shared_scores:
+            tokens = {  # without channels
+                name: image.new_empty(len(image), prod(context.grid), 0)
+                for name, image in voters.items()
+            }
+            scores = scorer.scores(replace(context, tokens=tokens, images=voters, missing={}))
+            now.shared_scores[key] = torch.stack(list(scores.values())).sum(dim=0)
+        return now.shared_scores[key]
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:

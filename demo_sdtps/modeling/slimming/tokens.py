@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +30,10 @@ class Tokens:
     after the patches, and the extra tokens of slimming."""
 
     values: torch.Tensor  # (B, P + n + E, C)
-    positions: torch.Tensor | None = (
-        None  # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
-    )
-    sizes: torch.Tensor | None = (
-        None  # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
-    )
+    # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
+    positions: torch.Tensor | None = None
+    # (B, P + n + E) patches merged into each token, its weight in attention; None: all 1
+    sizes: torch.Tensor | None = None
     extra: int = 0  # E
 
     def patches(self, count: int) -> torch.Tensor:
@@ -50,7 +48,12 @@ class Tokens:
         return torch.arange(patches, device=self.values.device).repeat(self.values.shape[0], 1)
 
     def with_values(self, values: torch.Tensor) -> Tokens:
-        return Tokens(values, self.positions, self.sizes, self.extra)
+        return replace(self, values=values)
+
+    def with_extra(self, token: torch.Tensor) -> Tokens:
+        """One more token (B, 1, C) after the others."""
+        values = torch.cat([self.values, token.to(self.values.dtype)], dim=1)
+        return replace(self, values=values, extra=self.extra + 1)
 
 
 def scatter_tokens(
@@ -67,12 +70,10 @@ def rotary(rope: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
     positions = tokens.positions
     assert positions is not None
     rope = rope.reshape(*[1] * (4 - rope.ndim), *rope.shape).expand(positions.shape[0], -1, -1, -1)
-    chosen = rope.gather(
-        2, positions[:, None, :, None].expand(-1, rope.shape[1], -1, rope.shape[3])
-    )
+    index = positions[:, None, :, None].expand(-1, rope.shape[1], -1, rope.shape[3])
     extra = rope.new_zeros(*rope.shape[:2], tokens.extra, rope.shape[3])
     extra[..., rope.shape[3] // 2 :] = 1
-    return torch.cat([chosen, extra], dim=2)
+    return torch.cat([rope.gather(2, index), extra], dim=2)
 
 
 def patch_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
@@ -90,10 +91,8 @@ def attention_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch
     batch, prefix = positions.shape[0], tokens.values.shape[1] - positions.shape[1] - tokens.extra
     rows = torch.arange(length + 1, device=positions.device).expand(batch, -1)
     # Row `length`, of the extra tokens, is appended below.
-    extra = rows[:, length:].expand(-1, tokens.extra - suffix)
-    index = torch.cat(
-        [rows[:, :prefix], positions + prefix, rows[:, length - suffix : length], extra], dim=1
-    )
+    ends = rows[:, length - suffix : length], rows[:, length:].expand(-1, tokens.extra - suffix)
+    index = torch.cat([rows[:, :prefix], positions + prefix, *ends], dim=1)
     mask = mask.reshape(*[1] * (4 - mask.ndim), *mask.shape).expand(batch, -1, -1, -1)
     for dim in (2, 3):
         if mask.shape[dim] == length:

@@ -4,64 +4,53 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeGuard
 
+import torch
 from torch import nn
 
 from demo_sdtps.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the tokens of a Vision Transformer stand at the input of its blocks: prefix tokens, patches, suffix tokens."""
-
-    depth: int
-    tokens_first: bool = False  # (L, B, C) in place of (B, L, C)
-    prefix: int | None = None  # tokens before the patches; None: those that the others leave
-    suffix: int = 0
-
-
-@dataclass(frozen=True)
 class Tower:
-    """A Vision Transformer in a module."""
+    """A Vision Transformer in a module. The tokens at the input of its blocks are prefix tokens, patches, suffix tokens."""
 
     path: str  # from the module
     blocks: list[nn.Module]
     patches: nn.Conv2d
-    layout: Layout
+    tokens_first: bool  # (L, B, C) in place of (B, L, C)
+    prefix: int | None  # tokens before the patches; None: those that the others leave
+    suffix: int
     has_class: bool
+
+    def swap(self, values: torch.Tensor) -> torch.Tensor:
+        """Tokens as the blocks see them → (B, L, C), and back."""
+        return values.transpose(0, 1) if self.tokens_first else values
 
 
 CLASSES = {
-    "timm.models.vision_transformer.VisionTransformer": ("blocks", "patch_embed.proj"),
-    "timm.models.eva.Eva": ("blocks", "patch_embed.proj"),
-    "torchvision.models.vision_transformer.VisionTransformer": ("encoder.layers", "conv_proj"),
-    **{
-        f"transformers.models.{name}": (blocks, f"embeddings.{patches}")
-        for name, blocks, patches in (
-            ("vit.modeling_vit.ViTModel", "layers", "patch_embeddings.projection"),
-            ("clip.modeling_clip.CLIPVisionModel", "encoder.layers", "patch_embedding"),
-            ("clip.modeling_clip.CLIPVisionTransformer", "encoder.layers", "patch_embedding"),
-            ("dinov2.modeling_dinov2.Dinov2Model", "encoder.layer", "patch_embeddings.projection"),
-            (
-                "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel",
-                "encoder.layer",
-                "patch_embeddings.projection",
-            ),
-        )
-    },
+    "timm.VisionTransformer": ("blocks", "patch_embed.proj"),
+    "timm.Eva": ("blocks", "patch_embed.proj"),
+    "torchvision.VisionTransformer": ("encoder.layers", "conv_proj"),
+    "transformers.ViTModel": ("layers", "embeddings.patch_embeddings.projection"),
+    "transformers.CLIPVisionModel": ("encoder.layers", "embeddings.patch_embedding"),
+    "transformers.CLIPVisionTransformer": ("encoder.layers", "embeddings.patch_embedding"),
+    "transformers.Dinov2Model": ("encoder.layer", "embeddings.patch_embeddings.projection"),
+    "transformers.Dinov2WithRegistersModel": (
+        "encoder.layer",
+        "embeddings.patch_embeddings.projection",
+    ),
 }
-"""Paths of the blocks and of the patch convolution by class. OpenAI's CLIP, of which there are many copies, is known by its
-parts, and so is open_clip."""
+"""Paths of the blocks and of the patch convolution by library and class. OpenAI's CLIP, of which there are many copies, and
+open_clip are known by their parts."""
 CLIP_PATHS = ("transformer.resblocks", "conv1")
 BEFORE_5 = {"layers": "encoder.layer"}  # of transformers
 KNOWN = "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2"
-CLASS_TOKENS = ("cls_token", "class_token", "class_embedding")
+CLASS_TOKENS = {"cls_token", "class_token", "class_embedding"}
 
-REFUSED = {
-    "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit": "attends in windows",
-    "Beit|BeiT|RelPos": "adds a fixed bias for every pair of positions",
-}
-"""What another architecture, by a part of the name of its class, does, so that no patch can be left out."""
+REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos"
+"""Parts of the names of classes that attend in windows, or with a fixed bias for every pair of positions."""
 
 
 def find_towers(
@@ -80,97 +69,74 @@ def find_towers(
             for path, module in model.named_modules()
             if (parts := _blocks_and_stem(module))
         ]
-    if (blocks_at or not places) and (
-        reason := _refusal(model.get_submodule(places[0][0]) if places else model)
-    ):
-        raise UserError(
-            f"{reason}, so that no patch can be left out; choose another backbone: slimming knows {KNOWN}."
-        )
+    if blocks_at or not places:
+        owner = model.get_submodule(places[0][0]) if places else model
+        kinds = (type(module).__name__ for module in owner.modules())
+        if kind := next((kind for kind in kinds if re.search(REFUSED, kind)), None):
+            raise UserError(
+                f"{kind} attends in windows or with fixed biases, so that no patch can be left out; choose another "
+                f"backbone: slimming knows {KNOWN}."
+            )
     if not places:
         raise UserError(
-            f"{type(model).__name__} has no Vision Transformer that slimming knows ({KNOWN}); name the blocks of "
-            "another one by blocks_at."
+            f"{type(model).__name__} has no Vision Transformer that slimming knows ({KNOWN}); name the blocks by blocks_at."
         )
-    return [
-        _tower(model, place, blocks, patches, prefix, suffix) for place, blocks, patches in places
-    ]
+    return [_tower(model, place, prefix, suffix) for place in places]
 
 
-def _tower(
-    model: nn.Module,
-    path: str,
-    blocks: nn.Module,
-    patches: nn.Module,
-    prefix: int | None,
-    suffix: int,
-) -> Tower:
-    what = f"{type(model).__name__}{path and '.' + path}"
+Place = tuple[str, nn.Module, nn.Module]  # path of a tower, its blocks, what makes its patches
+
+
+def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> Tower:
+    path, blocks, patches = place
     if not isinstance(patches, nn.Conv2d):
         raise UserError(
-            f"{what} makes its patches by {type(patches).__name__}, but slimming needs one convolution, whose "
-            "output is the grid of patches; choose a backbone without a convolutional stem."
+            f"{type(model).__name__}{path and '.' + path} makes its patches by {type(patches).__name__}, but "
+            "slimming needs one convolution; choose a backbone without a convolutional stem."
         )
-    inner = list(blocks.children())
-    names = [name for name, _ in model.get_submodule(path).named_parameters()]
+    owner, inner = model.get_submodule(path), list(blocks.children())
+    names = {name.rpartition(".")[2] for name, _ in owner.named_parameters()}
     if prefix is None:  # timm's
-        prefix = getattr(model.get_submodule(path), "num_prefix_tokens", None)
-    has_class = any(name.rpartition(".")[2] in CLASS_TOKENS for name in names)
+        prefix = getattr(owner, "num_prefix_tokens", None)
     # nn.MultiheadAttention, and open_clip's own attention.
-    first = [getattr(module, "batch_first", None) for module in inner[0].modules()]
-    layout = Layout(len(inner), False in first, prefix, suffix)
-    return Tower(path, inner, patches, layout, has_class)
+    tokens_first = False in [getattr(part, "batch_first", None) for part in inner[0].modules()]
+    has_class = bool(names & CLASS_TOKENS)
+    return Tower(path, inner, patches, tokens_first, prefix, suffix, has_class)
 
 
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-    """Blocks and patch convolution of a Vision Transformer that is known."""
-    names = [f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__]
-    for blocks, patches in (*(CLASSES[name] for name in names if name in CLASSES), CLIP_PATHS):
-        inner = _at(module, blocks) or _at(module, BEFORE_5.get(blocks, ""))
-        stem, around = _at(module, patches), _at(module, patches.partition(".")[0])
-        if isinstance(inner, (nn.Sequential, nn.ModuleList)) and len(inner) and stem is not None:
-            convolutions = [
-                layer for layer in (around or stem).modules() if isinstance(layer, nn.Conv2d)
-            ]
-            is_one = len(convolutions) == 1 and convolutions[0] is stem
-            return inner, stem if is_one else around or stem
+    """Blocks and patch convolution of a Vision Transformer that is known; in place of several convolutions what has them."""
+    bases = type(module).__mro__
+    names = [f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in bases]
+    paths = [CLASSES[name] for name in names if name in CLASSES]
+    for blocks_path, stem_path in [*paths, CLIP_PATHS]:
+        blocks = _at(module, blocks_path) or _at(module, BEFORE_5.get(blocks_path, ""))
+        stem, around = _at(module, stem_path), _at(module, stem_path.partition(".")[0])
+        if _is_list(blocks) and stem is not None and around is not None:
+            convolutions = [part for part in around.modules() if isinstance(part, nn.Conv2d)]
+            return blocks, stem if convolutions == [stem] else around
     return None
 
 
-def _blocks_at(model: nn.Module, blocks_at: str) -> tuple[str, nn.Module, nn.Module]:
-    blocks = _at(model, blocks_at)
-    if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or not len(blocks):
+def _blocks_at(model: nn.Module, path: str) -> Place:
+    blocks, kind, owner = _at(model, path), type(model).__name__, path
+    if not _is_list(blocks):
         raise UserError(
-            f"blocks_at is {blocks_at!r}, but {type(model).__name__} has no list of blocks there; give the path of "
-            "an nn.Sequential or nn.ModuleList."
+            f"blocks_at is {path!r}, but {kind} has no list of blocks there; give the path of an nn.Sequential or "
+            "nn.ModuleList."
         )
-    owner = blocks_at
     while owner:
         owner = owner.rpartition(".")[0]
-        candidates = [
-            module
-            for module in model.get_submodule(owner).modules()
-            if isinstance(module, nn.Conv2d)
-            and all(module is not other for other in blocks.modules())
-        ]
-        if candidates:
-            return owner, blocks, candidates[0]
+        for module in model.get_submodule(owner).modules():
+            if isinstance(module, nn.Conv2d) and module not in set(blocks.modules()):
+                return owner, blocks, module
     raise UserError(
-        f"blocks_at is {blocks_at!r}, but {type(model).__name__} has no nn.Conv2d beside these blocks, whose "
-        "output is the grid of patches; slimming needs one."
+        f"blocks_at is {path!r}, but {kind} has no nn.Conv2d beside these blocks; slimming needs one, for the patches."
     )
 
 
-def _refusal(model: nn.Module) -> str:
-    """The class of a part of a model to which slimming does not fit, and why; '' for none."""
-    return next(
-        (
-            f"{type(module).__name__} {reason}"
-            for module in model.modules()
-            for kind, reason in REFUSED.items()
-            if re.search(kind, type(module).__name__)
-        ),
-        "",
-    )
+def _is_list(blocks: nn.Module | None) -> TypeGuard[nn.Module]:
+    return isinstance(blocks, (nn.Sequential, nn.ModuleList)) and len(blocks) > 0
 
 
 def _at(module: nn.Module, path: str) -> nn.Module | None:

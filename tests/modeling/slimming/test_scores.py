@@ -37,18 +37,9 @@ def run(tiny_root, tmp_path_factory):
     (folder / "contrast.py").write_text(EXAMPLE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        words = cli_args_for(
-            tiny_root,
-            *SLIM,
-            "contrast:Contrast",
-            "SOLVER.MAX_EPOCHS",
-            "1",
-            "SOLVER.WARMUP_ITERS",
-            "0",
-            "SOLVER.EVAL_UNTRAINED",
-            "True",
-            config=BASELINE,
-        )
+        epochs = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0")
+        opts = (*SLIM, "contrast:Contrast", *epochs, "SOLVER.EVAL_UNTRAINED", "True")
+        words = cli_args_for(tiny_root, *opts, config=BASELINE)
         assert call([*words, "OUTPUT_DIR", folder / "run"]) == 0
         yield words, folder / "run"
     sys.modules.pop("contrast", None)
@@ -102,21 +93,19 @@ def test_an_unknown_score_is_one_sentence_before_any_data_are_read(command, name
     assert all(part in stderr for part in parts)
 
 
-def context_of(seed, batch=3, width=24, grid=(4, 2), **more):
+def context_of(seed, batch=3, width=24, grid=(4, 2)):
     draws = generator(seed)
     tokens, class_tokens = (
         {modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
         for shape in ((grid[0] * grid[1], width), (width,))
     )
-    return Context(tokens, class_tokens, grid, **more)
+    return Context(tokens, class_tokens, grid)
 
 
 def test_settings_reach_the_scores_by_their_names():
     cfg = tiny_cfg("MODEL.SDTPS_BETA", "0.125", "MODEL.SLIM_LOSS_WEIGHT", "3.0")
-    assert (
-        make_score("sdtps", cfg, 24, (4, 2)).beta == 0.125
-        and make_score("supervised", cfg, 24, (4, 2)).loss_weight == 3.0
-    )
+    assert make_score("sdtps", cfg, 24, (4, 2)).beta == 0.125
+    assert make_score("supervised", cfg, 24, (4, 2)).loss_weight == 3.0
 
 
 @pytest.mark.parametrize("missing", [(), ("NI",)], ids=["complete", "NI missing"])
@@ -125,15 +114,11 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
     ours = SDTPS(WIDTH, (8, 4), PATCHES, guide_missing=False, beta=0.25, use_gumbel=True)
     alone = MultiModalSDTPS(WIDTH, PATCHES, use_gumbel=True)
     alone.load_state_dict(ours.state_dict())
-    context = context_of(
-        4,
-        batch=5,
-        width=WIDTH,
-        grid=(8, 4),
-        missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing},
-    )
+    context = context_of(4, batch=5, width=WIDTH, grid=(8, 4))
     context = replace(
-        context, global_feats={m: part + 1 for m, part in context.class_tokens.items()}
+        context,
+        missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing},
+        global_feats={name: part + 1 for name, part in context.class_tokens.items()},
     )
     torch.manual_seed(seeded(5))
     actual = ours(context)
@@ -172,9 +157,6 @@ def test_a_checkpoint_imports_no_module_by_itself(run, command, tmp_path, tiny_r
     words = ("--weight", folder / "last.pth", "DATASETS.ROOT_DIR", tiny_root)
     monkeypatch.delitem(sys.modules, "contrast")
     code, _, stderr = command(test_net.main, *words)
-    assert (
-        code == 2
-        and "'contrast:Contrast', whose module is not imported" in stderr
-        and stderr.count("\n") == 1
-    )
+    assert code == 2 and stderr.count("\n") == 1
+    assert "'contrast:Contrast', whose module is not imported" in stderr
     assert command(test_net.main, *words, "MODEL.SLIM_SCORE", "contrast:Contrast")[0] == 0

@@ -34,22 +34,8 @@ def case(request):
     return CASES[request.param]
 
 
-def of_library(case, score, blocks, keep, **settings):
-    slow_scores = {
-        "saliency": by_saliency(case),
-        "distinctness": lambda model, images: distinctness,
-        "supervised": lambda model, images: supervised(model),
-    }
-    return compare(case, score, blocks, keep, slow_scores[score], **settings)
-
-
-@pytest.mark.parametrize("settings", [{}, {"merge": False}, {"restore": True}], ids=str)
-def test_values_and_gradients_are_those_of_the_slow_version(case, settings):
-    of_library(case, "saliency", (1, 2), (0.6, 0.5), **settings)
-
-
-def test_by_distinctness_from_the_input_on(case):
-    of_library(case, "distinctness", (0, 2), (0.7, 0.5))
+def test_values_and_gradients_are_those_of_the_slow_version(case):
+    compare(case, "saliency", (1, 2), (0.6, 0.5), by_saliency(case))
 
 
 class ByAttention(EViT):
@@ -64,50 +50,55 @@ def test_by_the_attention_that_the_next_block_computes(case):
     )
 
 
+@pytest.mark.parametrize("settings", [{"merge": False}, {"restore": True}], ids=str)
+@pytest.mark.parametrize("name", ["timm, rotary", "torchvision"])
+def test_without_extra_tokens_and_with_the_whole_grid(name, settings):
+    compare(CASES[name], "saliency", (1, 2), (0.6, 0.5), by_saliency(CASES[name]), **settings)
+
+
+def test_by_distinctness_from_the_input_on():
+    compare(CASES["timm"], "distinctness", (0, 2), (0.7, 0.5), lambda model, images: distinctness)
+
+
 @pytest.mark.parametrize("merge", [True, False])
-def test_by_a_score_with_weights(case, merge):
+def test_by_a_score_with_weights(merge):
     """Its gradient goes through the weights of the extra tokens, and with `merge` alone there is one."""
-    assert of_library(case, "supervised", (1, 2), (0.6, 0.5), merge=merge) == merge
+    slow_score = lambda model, images: supervised(model.slimming)  # noqa: E731
+    learns = compare(CASES["ViT"], "supervised", (1, 2), (0.6, 0.5), slow_score, merge=merge)
+    assert learns == merge
 
 
-@pytest.mark.parametrize("score", ["saliency", EViT(WIDTH, GRID)], ids=["saliency", "EViT"])
-def test_keeping_all_is_the_dense_model(case, score):
+@pytest.mark.parametrize("restore", [True, False])
+def test_keeping_all_is_the_dense_model(case, restore):
     """Bit by bit, as no token moves; gradients too."""
-    for restore in (True, False):
-        dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), score, restore=restore)
-        images = case.draw().requires_grad_()
-        actual, expected = case.call(model, images), case.call(dense, images)
-        assert torch.equal(actual, expected)
-        ours, theirs = (
-            gradients_of(output, dict(each.named_parameters()) | {"images": images})
-            for output, each in ((actual, model), (expected, dense))
-        )
-        assert ours.keys() == theirs.keys()
-        assert all(
-            one is other is None or torch.equal(one, other)
-            for one, other in zip(ours.values(), theirs.values(), strict=True)
-        )
+    dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), EViT(WIDTH, GRID), restore=restore)
+    images = case.draw().requires_grad_()
+    actual, expected = case.call(model, images), case.call(dense, images)
+    assert torch.equal(actual, expected)
+    ours = gradients_of(actual, dict(model.named_parameters()) | {"images": images})
+    theirs = gradients_of(expected, dict(dense.named_parameters()) | {"images": images})
+    assert ours.keys() == theirs.keys()
+    assert all(
+        one is other is None or torch.equal(one, other)
+        for one, other in zip(ours.values(), theirs.values(), strict=True)
+    )
 
 
 def test_taking_slimming_off_restores_the_model(case):
     dense = case.model()
     model, images, hooks = copy.deepcopy(dense), case.draw(), hooks_of(dense)
     expected = case.call(dense, images)
-    for score in ("supervised", "saliency"):
-        assert demo_sdtps.slim(model, (1, 2), (0.5, 0.5), score) is model
-        assert hooks_of(model) > hooks and not torch.equal(
-            case.call(model, images)[0, 0], expected[0, 0]
-        )
-        assert demo_sdtps.unslim(model) is model
-        assert hooks_of(model) == hooks and list(model.state_dict()) == list(dense.state_dict())
-        assert [name for name, _ in model.named_modules()] == [
-            name for name, _ in dense.named_modules()
-        ]
-        assert torch.equal(case.call(model, images), expected)
+    assert demo_sdtps.slim(model, (1, 2), (0.5, 0.5), "supervised") is model
+    assert hooks_of(model) > hooks
+    assert not torch.equal(case.call(model, images)[0, 0], expected[0, 0])
+    assert demo_sdtps.unslim(model) is model
+    assert hooks_of(model) == hooks and list(model.state_dict()) == list(dense.state_dict())
+    assert torch.equal(case.call(model, images), expected)
 
 
-def test_operations_fall(case):
+def test_operations_fall():
     """By those of the linear layers for half of the patches in each block after the stage, and of their attention."""
+    case = CASES["timm"]
     dense, model, _ = slim_both(case, (1,), (0.5,), merge=False)
     images, counts = case.draw(), []
     for each in (dense, model):

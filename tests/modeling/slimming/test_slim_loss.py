@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import math
 import re
 import weakref
 from functools import partial
@@ -12,7 +11,7 @@ import timm
 import torch
 from numeric import assert_close, generator, seeded
 from slim_host import Host, case_of, host_case
-from slim_models import PATH, slim_both
+from slim_models import PATH, cross_entropy, slim_both
 
 import demo_sdtps
 from demo_sdtps.config import UserError
@@ -36,22 +35,18 @@ def test_the_loss_is_that_of_the_formula(way):
     output = model(images, foreground=masks)
     loss = demo_sdtps.slim_loss(model)
     assert loss.shape == () and loss.requires_grad
-    terms = []
-    for number in range(2):
-        for step in steps[number]:
-            (scores,), (places,) = step.stage.score.values(), step.stage.scored.values()
-            for row, (own, at) in enumerate(zip(scores.tolist(), places.tolist(), strict=True)):
-                for score, place in zip(own, at, strict=True):
-                    top, left = 8 * (place // 4), 8 * (place % 4)
-                    share = float(masks[row % 2, 0, top : top + 8, left : left + 8].mean())
-                    p = 1 / (1 + math.exp(-score))
-                    terms.append((number, -share * math.log(p) - (1 - share) * math.log(1 - p)))
-    means = [
-        sum(term for own, term in terms if own == number) / sum(own == number for own, _ in terms)
-        for number in range(2)
+    shares = masks[:, 0].unflatten(1, (4, 8)).unflatten(3, (4, 8)).mean(dim=(2, 4)).flatten(1)
+    terms = [
+        cross_entropy(score, shares[row % 2, places])
+        for stages in steps.values()
+        for stage in stages
+        for row, (score, places) in enumerate(
+            zip(stage.score["image"], stage.scored["image"], strict=True)
+        )
     ]
     weight = model.slimming.scores[0].loss_weight
-    assert_close(loss, weight * sum(means) / 2, 2, 64, 64, 3, 16, 2)
+    expected = weight * sum(sum(part) / len(part) for part in terms) / len(terms)
+    assert_close(loss, expected, 2, 64, 64, 3, 16, 2)
     reached = torch.autograd.grad(
         loss, [*model.slimming.parameters(), model.tower.stem.weight], retain_graph=True
     )
@@ -103,41 +98,31 @@ def test_training_steps_learn_the_masks(kind):
     assert_close(losses[-1], losses[0], *8 * PATH)
 
 
-@pytest.mark.parametrize("keep", [0.5, 1.0])
-@pytest.mark.parametrize("gradients", [True, False])
-def test_forwards_without_a_backward_leave_nothing(keep, gradients):
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_forwards_without_a_backward_leave_nothing(has_gradients):
     """What is recorded for the backward pass goes with the graph, and the model with its last reference."""
-    model = demo_sdtps.slim(
-        timm.create_model("test_vit", img_size=32), (0, 1), (keep, keep), restore=True
-    )
+    model = demo_sdtps.slim(timm.create_model("test_vit", img_size=32), (0, 1), restore=True)
     records = []
-    with torch.set_grad_enabled(gradients):
+    with torch.set_grad_enabled(has_gradients):
         for number in range(5):
-            model(torch.randn(2, 3, 32, 32)) if number % 2 else model.forward_features(
-                torch.randn(2, 3, 32, 32)
-            )
+            call = model if number % 2 else model.forward_features
+            call(torch.randn(2, 3, 32, 32))
             records.append(len(model.slimming.state.records))
     assert len(set(records[1:])) == 1, records
     gone = weakref.ref(model.slimming)
-    del model
+    del model, call
     gc.collect()
     assert gone() is None
 
 
-@pytest.mark.parametrize(
-    "masks",
-    [torch.ones(2, 1, 32, 32, dtype=torch.bool), torch.ones(2, 1, 32, 32, dtype=torch.uint8)],
-    ids=["bool", "uint8"],
-)
-def test_masks_of_other_types_count_as_numbers(masks):
-    model = demo_sdtps.slim(
-        timm.create_model("test_vit", img_size=32), (1,), (0.5,), "supervised"
-    ).train()
-    images, actual = torch.randn(2, 3, 32, 32), []
-    for given in (masks, masks.float()):
-        model(images, foreground=given)
-        actual.append(demo_sdtps.slim_loss(model))
-    assert torch.equal(*actual)
+def test_masks_of_another_type_count_as_numbers_and_of_another_shape_are_refused():
+    vit = timm.create_model("test_vit", img_size=32)
+    model = demo_sdtps.slim(vit, (1,), (0.5,), "supervised").train()
+    images, losses, masks = torch.randn(2, 3, 32, 32), [], torch.ones(2, 1, 32, 32) > 0
+    for each in (masks, masks.float()):
+        model(images, foreground=each)
+        losses.append(demo_sdtps.slim_loss(model))
+    assert torch.equal(*losses)
     with pytest.raises(
         UserError,
         match=r"^foreground is \(2, 32, 32\) for images \(2, 3, 32, 32\); give masks \(B, 1, H, W\)",

@@ -13,26 +13,21 @@ from demo_sdtps.modeling.slimming.tokens import Tokens
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")
 
 
-def one_modality(seed):
-    """Images of one modality and their cameras."""
-    images, cameras = random_images(seed)
-    return images["RGB"], cameras
-
-
 @pytest.mark.parametrize(
     "name", ["test_vit", "eva02_tiny_patch14_224", "vit_small_patch16_dinov3_qkvb"]
 )
 def test_keys_are_those_of_the_next_block(name):
     """Before a rotary embedding."""
     backbone = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.PATCH_SIZE", 8).eval().backbone
-    seen, tokens = [], Tokens(backbone.stem(*one_modality(15), 2))
+    images, cameras = random_images(15)
+    outputs, tokens = [], Tokens(backbone.stem(images["RGB"], cameras, 2))
     backbone.vit.blocks[2].attn.k_norm.register_forward_hook(
-        lambda module, arguments, output: seen.append(output)
+        lambda module, arguments, output: outputs.append(output)
     )
     actual = keys(backbone.vit.blocks[2], tokens.values)
     with torch.no_grad(), backbone.ready(actual.device):
         backbone.run_blocks(tokens, 2, 3)
-    _, expected = seen
+    _, expected = outputs
     # norm and projection, of keys alone and with the others
     assert_close(actual, expected, *4 * [backbone.vit.embed_dim])
 
@@ -64,12 +59,7 @@ def test_a_merged_token_weighs_as_much_as_its_patches(precision, limit):
 
 
 @pytest.mark.parametrize(
-    "score",
-    [
-        "saliency",
-        "self_supervised",
-        *(f"studies.baselines:{name}" for name in ("EViT", "ToMe", "Editor")),
-    ],
+    "score", ["saliency", *(f"studies.baselines:{name}" for name in ("ToMe", "Editor"))]
 )
 def test_operations_are_counted(score, caplog):
     cfg = tiny_cfg(*SLIM, "MODEL.SLIM_SCORE", score)

@@ -1,6 +1,5 @@
 """Slimming between the blocks of every kind of backbone beside a slow version: values, gradients, and what is kept."""
 
-import math
 from functools import partial
 
 import pytest
@@ -8,63 +7,37 @@ import timm
 import torch
 import torch.nn.functional as F
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
-from numeric import assert_close, seeded, tolerance
+from numeric import assert_close, seeded
+from sdtps_cases import assert_gradients_equal
+from slim_models import attention, cross_entropy, distinctness, gradients_of, nudge, supervised
 from timm.models.vision_transformer import ParallelScalingBlock
-from tiny import CAMERAS, CONFIG, random_images, tiny_cfg
+from tiny import CAMERAS, random_images, tiny_cfg
 
-from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.slimming.stage import make_slimming, remaining_patches, slim_backbone
 from demo_sdtps.modeling.slimming.tokens import Tokens
-from tests.reference import patch_scores as reference_scores
-from tests.reference import slimming as reference
+from tests.reference import slim as reference
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
 DEPTH = 3
 SCORE = (384, 64, 384, 64)
 """Lengths of the sums of what is computed in float32, at most: cosines, or logits and softmax, and those of the means."""
-ALLOWED = tolerance(*SCORE)
-NO_CAMERA = (
-    "MODEL.SIE_CAMERA",
-    "False",
-    "MODEL.DROP_PATH",
-    "0",
-    "INPUT.JOINT_AUGMENTATION",
-    "True",
-)
+PLAIN = ("MODEL.SIE_CAMERA", False, "MODEL.DROP_PATH", 0, "INPUT.JOINT_AUGMENTATION", True)
+EVIT = "studies.baselines:EViT"
 
 
 def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
-    opts = [
-        *NO_CAMERA,
-        "MODEL.SLIM_BLOCKS",
-        str(blocks),
-        "MODEL.SLIM_KEEP",
-        str(keep),
-        "MODEL.SLIM_SCORE",
-        "distinctness",
-        *map(str, opts),
-    ]
+    stages = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep)
+    opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "distinctness", *opts)))
     torch.manual_seed(seeded())
-    if name == "test_vit":
-        cfg = tiny_cfg("MODEL.STRIDE_SIZE", "[16,16]", "MODEL.PATCH_SIZE", 16, *opts)
-    elif name == "CLIP":
-        sizes = [part for split in ("TRAIN", "TEST") for part in (f"INPUT.SIZE_{split}", "[64,32]")]
-        cfg = load_cfg(
-            CONFIG,
-            [
-                "MODEL.TRANSFORMER_TYPE",
-                "ViT-B-16",
-                "MODEL.PATCH_SIZE",
-                "0",
-                "MODEL.STRIDE_SIZE",
-                "[16,16]",
-                *sizes,
-                *opts,
-            ],
-        )
+    if name in ("test_vit", "CLIP"):
+        kind = ["MODEL.PATCH_SIZE", 16]
+        if name == "CLIP":
+            kind = ["MODEL.TRANSFORMER_TYPE", "ViT-B-16", "MODEL.PATCH_SIZE", 0]
+        cfg = tiny_cfg("MODEL.STRIDE_SIZE", "[16,16]", *kind, *opts)
     else:
         cfg = cfg_of(name, *opts)
     with pytest.MonkeyPatch.context() as patch:
@@ -82,154 +55,89 @@ def draw(cfg, batch=2):
 
 def stem_of(backbone, images, stop):
     cameras = torch.zeros(sum(map(len, images.values())), dtype=torch.long)
-    return dict(
-        zip(
-            images,
-            backbone.stem(torch.cat(list(images.values())), cameras, stop).chunk(len(images)),
-            strict=True,
-        )
-    )
+    stem = backbone.stem(torch.cat(list(images.values())), cameras, stop)
+    return dict(zip(images, stem.chunk(len(images)), strict=True))
 
 
-def slow_score(name, backbone, slimming):
-    def distinctness(stage, modality, images):
-        patches = [patch.detach() for patch in images[modality].patches.values()]
-        return [float(value) for value in reference_scores.distinctness(patches)]
+def shared(score):
+    """The sum over the modalities, of which `images` has as many rows each."""
 
-    def supervised(stage, modality, images):
-        return [
-            slimming.scores[stage].heads[modality](patch).squeeze()
-            for patch in images[modality].patches.values()
-        ]
+    def total(call, row, index, layer, images):
+        batch = len(images) // len(MODALITIES)
+        rows = range(row % batch, len(images), batch)
+        parts = [score(call, other, index, layer, images) for other in rows]
+        return [sum(values) for values in zip(*parts, strict=True)]
 
-    def attention(stage, modality, images):
-        image, index = images[modality], slimming.blocks[stage]
-        block = backbone.vit.blocks[index]
-        weights, _ = reference.attention(
-            block.attn,
-            [block.norm1(token) for token in image.tokens],
-            reference.rotations_of(backbone.vit, index, image),
-        )
-        first = len(image.prefix)
-        return reference_scores.mean_attention(
-            weights[:, 0, first : first + len(image.patches)].detach()
-        )
-
-    return {
-        "distinctness": distinctness,
-        "supervised": supervised,
-        "studies.baselines:EViT": attention,
-    }[name]
+    return total
 
 
 def slow(cfg, backbone, slimming, images, stages):
-    """By image {modality: (patches by place, class token)}, and the kept places; of scores that are equal but for roundings
-    those that `stages` kept."""
-    inputs, actual = stem_of(backbone, images, 0), []
-    for row in range(len(images["RGB"])):
-        triplet = {modality: tokens[row] for modality, tokens in inputs.items()}
-        actual.append(
-            reference.slimmed(
-                backbone,
-                triplet,
-                list(cfg.MODEL.SLIM_BLOCKS),
-                cfg.MODEL.SLIM_KEEP,
-                slow_score(cfg.MODEL.SLIM_SCORE, backbone, slimming),
-                cfg.MODEL.SLIM_SHARED,
-                cfg.MODEL.SLIM_MERGE,
-                nudge=partial(nudge, stages, row),
-                weigh=list if cfg.MODEL.SLIM_SCORE.endswith("EViT") else None,
-            )
+    """Patches and class tokens of all modalities, one after the other."""
+    scores = {
+        "distinctness": distinctness,
+        "supervised": supervised(slimming, MODALITIES),
+        EVIT: attention,
+    }
+    score = scores[cfg.MODEL.SLIM_SCORE]
+    score = shared(score) if cfg.MODEL.SLIM_SHARED else score
+    rows = torch.cat(list(images.values()))
+
+    def bump(call, row, index, place):
+        stage, batch = stages[slimming.blocks.index(index)], len(rows) // len(MODALITIES)
+        kept, scores = (
+            part[MODALITIES[row // batch]][row % batch] for part in (stage.kept, stage.score)
         )
-    return actual
+        return nudge(kept, scores, place)
 
-
-def nudge(stages, row, stage, modality, place):
-    kept, scores = (
-        part[modality][row].detach() for part in (stages[stage].kept, stages[stage].score)
+    return reference.run(
+        backbone.vit,
+        "blocks",
+        lambda vit: backbone(rows, torch.zeros(len(rows), dtype=torch.long)),
+        {
+            index: (share, score)
+            for index, share in zip(slimming.blocks, slimming.keep, strict=True)
+        },
+        backbone.vit.num_prefix_tokens,
+        merge=cfg.MODEL.SLIM_MERGE,
+        nudge=bump,
+        weigh=list if cfg.MODEL.SLIM_SCORE == EVIT else None,
     )
-    return ALLOWED * float(scores.abs().max()) * (place in kept)
 
 
-def gradients(outputs, probes, parameters):
-    return torch.autograd.grad(
-        sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)),
-        parameters,
-        allow_unused=True,
-    )
-
-
-CASES = [(name, "[1]", "[0.5]", "distinctness", True, True) for name in BACKBONES]
-CASES += [(name, "[0,2]", "[0.7,0.5]", "studies.baselines:EViT", False, True) for name in BACKBONES]
-CASES += [
-    ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", shared, merge)
-    for shared in (True, False)
-    for merge in (True, False)
-]
-CASES += [
-    (EVA02, "[0,1]", "[0.6,1.0]", "supervised", False, False),
-    (MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True),
-]
-
-
-LARGE = (REGISTERS, MIXED)
+LARGE = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks", "keep", "score", "shared", "merge"),
-    [pytest.param(*case, marks=pytest.mark.slow if case[0] in LARGE else ()) for case in CASES],
+    ("name", "blocks", "keep", "score", "is_shared", "merge"),
+    [
+        ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", True, True),
+        ("test_vit", "[1,2]", "[0.5,0.5]", "supervised", False, False),
+        ("CLIP", "[1]", "[0.5]", "distinctness", True, True),
+        (EVA02, "[0,1]", "[0.6,1.0]", "distinctness", False, False),
+        (DINOV3, "[0,2]", "[0.7,0.5]", EVIT, False, True),
+        pytest.param(REGISTERS, "[0,2]", "[0.7,0.5]", EVIT, False, True, marks=LARGE),
+        pytest.param(MIXED, "[1,2]", "[0.7,0.7]", "supervised", True, True, marks=LARGE),
+    ],
 )
 def test_values_and_gradients_are_those_of_the_slow_version(
-    name, blocks, keep, score, shared, merge
+    name, blocks, keep, score, is_shared, merge
 ):
-    cfg, backbone, slimming = build(
-        name,
-        blocks,
-        keep,
-        "MODEL.SLIM_SCORE",
-        score,
-        "MODEL.SLIM_SHARED",
-        shared,
-        "MODEL.SLIM_MERGE",
-        merge,
-    )
+    settings = ("SCORE", score), ("SHARED", is_shared), ("MERGE", merge)
+    opts = [part for key, value in settings for part in (f"MODEL.SLIM_{key}", value)]
+    cfg, backbone, slimming = build(name, blocks, keep, *opts)
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
     actual = slim_backbone(slimming, backbone, stem_of(backbone, images, slimming.blocks[0]))
-    expected = slow(cfg, backbone, slimming, images, actual.stages)
-    for modality in MODALITIES:
-        for stage in range(len(slimming.blocks)):
-            assert actual.stages[stage].kept[modality].tolist() == [
-                kept[stage][modality] for _, kept in expected
-            ]
-    parts = [*actual.tokens.values(), *actual.class_tokens.values()]
-    slow_parts = [
-        torch.stack(
-            [torch.stack(list(triplet[modality].patches.values())) for triplet, _ in expected]
-        )
-        for modality in MODALITIES
-    ]
-    slow_parts += [
-        torch.stack([triplet[modality].prefix[0] for triplet, _ in expected])
-        for modality in MODALITIES
-    ]
-    for ours, theirs in zip(parts, slow_parts, strict=True):
-        assert_close(ours, theirs, *SCORE)
-    probes = [torch.randn_like(part) for part in parts]
     named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
-    actual, expected = (
-        gradients(outputs, probes, list(named.values())) for outputs in (parts, slow_parts)
+    ours, theirs = (
+        torch.cat([patches, class_tokens.unsqueeze(1)], dim=1)
+        for patches, class_tokens in (
+            [torch.cat(list(part.values())) for part in (actual.tokens, actual.class_tokens)],
+            slow(cfg, backbone, slimming, images, actual.stages),
+        )
     )
-    # Of a layer: a bias of keys or of a score's last layer has none, as a softmax does not change with it.
-    scales = {}
-    for key, theirs in zip(named, expected, strict=True):
-        if theirs is not None:
-            scales[key.rpartition(".")[0]] = max(
-                scales.get(key.rpartition(".")[0], 0.0), float(theirs.abs().max())
-            )
-    for key, ours, theirs in zip(named, actual, expected, strict=True):
-        assert (ours is None) == (theirs is None), key
-        if ours is not None:
-            assert_close(ours, theirs, *SCORE, *SCORE, scale=scales[key.rpartition(".")[0]])
+    assert_close(ours, theirs, *SCORE)
+    gradients = gradients_of(ours, named), gradients_of(theirs, named)
+    assert_gradients_equal(*gradients, (*SCORE, *SCORE))
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -291,39 +199,32 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
         assert_close(extra, weights @ patches / weights.sum(), 8, 8)
 
 
-@pytest.mark.parametrize("weight", ["0", "1", "0.3"])
-def test_the_loss_against_masks(weight):
+def test_the_loss_against_masks():
     """Binary cross-entropy written out, its mean over patches, images, modalities and stages, times its weight once."""
-    cfg, backbone, slimming = build(
-        "test_vit",
-        "[1,2]",
-        "[0.5,0.5]",
+    opts = (
         "MODEL.SLIM_SCORE",
         "supervised",
         "MODEL.SLIM_LOSS_WEIGHT",
-        weight,
+        0.3,
         "MODEL.SLIM_SHARED",
-        "False",
+        False,
     )
+    cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.5,0.5]", *opts)
     images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
     stem = stem_of(backbone, images, 1)
     actual = slim_backbone(slimming.train(), backbone, stem, foreground=shares)
     terms = [
-        [
-            -share * math.log(p) - (1 - share) * math.log(1 - p)
-            for scores, places in zip(stage.score.values(), stage.scored.values(), strict=True)
-            for row in range(2)
-            for score, place in zip(scores[row], places[row], strict=True)
-            for share, p in ((shares[row, place].item(), 1 / (1 + math.exp(-score.item()))),)
-        ]
+        cross_entropy(stage.score[name][row], shares[row, stage.scored[name][row]])
         for stage in actual.stages
+        for name in MODALITIES
+        for row in range(2)
     ]
-    expected = float(weight) * sum(sum(stage) / len(stage) for stage in terms) / 2
+    # Stages have unlike numbers of patches: first the mean of each.
+    expected = 0.3 * sum(sum(part) / len(part) for part in terms) / len(terms)
     assert_close(actual.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
-    reached = torch.autograd.grad(
-        actual.loss.sum(), [*slimming.parameters(), images["NI"]], retain_graph=True
-    )
-    assert all((gradient.abs().max() > 0) == (weight != "0") for gradient in reached)
+    learning = [*slimming.parameters(), images["NI"]]
+    gradients = torch.autograd.grad(actual.loss.sum(), learning, retain_graph=True)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
     assert slim_backbone(slimming, backbone, stem).loss is None
     assert slim_backbone(slimming.eval(), backbone, stem, foreground=shares).loss is None
 
@@ -402,7 +303,7 @@ def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
         timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock)
     )
     with pytest.raises(
-        UserError, match=r"MODEL.SLIM_SCORE is '.*:EViT', which reads .* \(ParallelScalingBlock\)"
+        UserError, match=r"MODEL.SLIM_SCORE is 'EViT', which reads .* \(ParallelScalingBlock\)"
     ):
         build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "studies.baselines:EViT")
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)

@@ -39,35 +39,24 @@ CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
-CHOOSING, MERGING = (
-    tuple(f"studies.baselines:{name}" for name in names)
-    for names in (("EViT", "Editor"), ("ToMe",))
-)
-"""Baselines that make an extra token, and others."""
+EVIT, EDITOR, TOME = (f"studies.baselines:{name}" for name in ("EViT", "Editor", "ToMe"))
 
 
 def every(*scores):
-    return pytest.mark.parametrize(
-        "score",
-        [
-            score if score in QUICKEST else pytest.param(score, marks=pytest.mark.slow)
-            for score in scores
-        ],
-    )
+    slow = [
+        pytest.param(score, marks=pytest.mark.slow) for score in scores if score not in QUICKEST
+    ]
+    return pytest.mark.parametrize("score", [*QUICKEST, *slow])
 
 
 def slim_model(score="distinctness", *opts):
-    shared = () if score not in MERGING else ("MODEL.SLIM_SHARED", "False")
+    shared = ("MODEL.SLIM_SHARED", score != TOME)
     return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *opts)
 
 
 def with_masks(images, seed=0):
-    height, width = images["RGB"].shape[2:]
-    return images | {
-        MASK: (
-            torch.rand(len(images["RGB"]), 1, height, width, generator=generator(seed)) > 0.5
-        ).float()
-    }
+    draws = torch.rand(images["RGB"][:, :1].shape, generator=generator(seed))
+    return images | {MASK: (draws > 0.5).float()}
 
 
 def exact(images):
@@ -96,17 +85,14 @@ def alike(one, other, score):
                 scores = stage.score[name][row]
                 order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
                 # EDITOR's scores are twice a rank.
-                allowed = (
-                    2
-                    if score.endswith(":Editor")
-                    else tolerance(*SCORE, *SCORE) * float(scores.abs().max())
-                )
+                by_roundings = tolerance(*SCORE, *SCORE) * float(scores.abs().max())
+                allowed = 2 if score == EDITOR else by_roundings
                 assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
                 actual[row] = False
     return actual
 
 
-@every(*SCORES, *CHOOSING)
+@every(*SCORES, EVIT, EDITOR)
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
@@ -115,28 +101,15 @@ def test_every_case_of_missing_modalities(score):
     images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
     together = encode_cases(model, images, cameras, CASES)
     for missing, actual in zip(CASES, together, strict=True):
-        zeroed = {
-            name: torch.zeros_like(image) if name in missing else image
-            for name, image in images.items()
-        }
-        noise = {
-            name: torch.randn_like(image) if name in missing else image
-            for name, image in images.items()
-        }
-        alone = [
-            model.forward_features(zeroed, cameras),
-            *encode_cases(model, noise, cameras, [missing]),
-        ]
-        for other in alone:
+        zeroed = images | {name: torch.zeros_like(images[name]) for name in missing}
+        noise = images | {name: torch.randn_like(images[name]) for name in missing}
+        (of_noise,) = encode_cases(model, noise, cameras, [missing])
+        for other in (model.forward_features(zeroed, cameras), of_noise):
             rows = alike(actual, other, score)
             for part in ("tokens", "class_tokens", "global_feats"):
+                one, same = (getattr(each.context, part) for each in (other, actual))
                 for name in MODALITIES:
-                    assert_close(
-                        getattr(other.context, part)[name][rows],
-                        getattr(actual.context, part)[name][rows],
-                        *SCORE,
-                        *SCORE,
-                    )
+                    assert_close(one[name][rows], same[name][rows], *SCORE, *SCORE)
         assert all(actual.context.missing[name].eq(name in missing).all() for name in MODALITIES)
         kept = actual.stages[-1].kept
         assert all(actual.context.positions[name] is kept[name] for name in MODALITIES)
@@ -145,57 +118,37 @@ def test_every_case_of_missing_modalities(score):
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
 def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
-    model = trained(
-        slim_model(
-            "supervised",
-            "MODEL.SLIM_SHARED",
-            is_shared,
-            "MODEL.USE_SDTPS",
-            True,
-            "MODEL.SDTPS_GUIDE_MISSING",
-            False,
-        )
-    ).double()
+    opts = ("MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True)
+    model = trained(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
     model.slimming.train()
     images, cameras = random_images(8, batch=len(CASES))
     images = exact(with_masks(images))
     for row, case in enumerate(CASES):
         for name in case:
             images[name][row] = 0
+    images["NI"].requires_grad_()
     together = model.forward_features(images, cameras)
-    own = [
+    alone = [
         model.forward_features(
             {name: image[row : row + 1] for name, image in images.items()}, cameras[row : row + 1]
         )
         for row in range(len(CASES))
     ]
     for name in MODALITIES:
-        for stage, *stages in zip(together.stages, *(one.stages for one in own), strict=True):
+        for stage, *stages in zip(together.stages, *(one.stages for one in alone), strict=True):
             assert torch.equal(stage.kept[name], torch.cat([part.kept[name] for part in stages]))
-        assert_close(
-            together.context.tokens[name],
-            torch.cat([one.context.tokens[name] for one in own]),
-            *SCORE,
-            *SCORE,
-        )
-        score, parts = (
-            model.sdtps(together.context)[name].score,
-            [model.sdtps(one.context)[name].score for one in own],
-        )
-        assert_close(score, torch.cat(parts), *SCORE, *SCORE)
-    assert_close(together.loss, torch.stack([one.loss for one in own]).mean(dim=0), *SCORE)
-    (head,) = [dict(model.slimming.scores[0].heads)["NI"][-1]]
-    expected = torch.autograd.grad(sum(one.loss for one in own) / len(own), head.weight)[0]
-    (actual,) = torch.autograd.grad(together.loss, head.weight)
+        tokens = torch.cat([one.context.tokens[name] for one in alone])
+        assert_close(together.context.tokens[name], tokens, *SCORE, *SCORE)
+        scores = torch.cat([model.sdtps(one.context)[name].score for one in alone])
+        assert_close(model.sdtps(together.context)[name].score, scores, *SCORE, *SCORE)
+    loss = torch.stack([one.loss for one in alone]).mean(dim=0)
+    assert_close(together.loss, loss, *SCORE)
+    weight = model.slimming.scores[0].heads["NI"][-1].weight
+    (expected,) = torch.autograd.grad(loss, weight)
+    actual, of_images = torch.autograd.grad(together.loss, [weight, images["NI"]])
     assert_close(actual, expected, *SCORE, *SCORE)
-    seen = [row for row, case in enumerate(CASES) if "NI" not in case]
-    blanks = [row for row in range(len(CASES)) if row not in seen]
-    logits = (
-        torch.autograd.grad(together.loss, together.stages[0].score["NI"], allow_unused=True)[0]
-        if not is_shared
-        else None
-    )
-    assert logits is None or (logits[blanks].eq(0).all() and logits[seen].ne(0).all())
+    reached = of_images.flatten(1).any(dim=1)
+    assert reached.tolist() == ["NI" not in case for case in CASES]
 
 
 @torch.no_grad()
@@ -204,51 +157,38 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
     model = slim_model().eval().double()
     images, cameras = random_images(2)
     images = exact(images)
-    stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)[
-        :, 1:
-    ].unflatten(0, (3, 4))
+    stem = model.backbone.stem(torch.cat(list(images.values())), cameras.repeat(3), 1)
+    patches = stem[:, 1:].unflatten(0, (3, 4))
     for missing in CASES:
         (encoded,) = encode_cases(model, images, cameras, [missing])
         for row in range(4):
             scores = sum(
-                torch.tensor(distinctness(stem[index, row]), dtype=torch.double)
+                torch.tensor(distinctness(patches[index, row]), dtype=torch.double)
                 for index, name in enumerate(MODALITIES)
                 if name not in missing
             )
             first, *others = (encoded.stages[0].kept[name][row] for name in MODALITIES)
             assert len(first) == COUNTS[0] and all(torch.equal(first, other) for other in others)
-            assert_order(
-                first[scores[first].argsort(descending=True)],
-                -scores,
-                tolerance(*SCORE) * len(MODALITIES),
-            )
+            allowed = tolerance(*SCORE) * len(MODALITIES)
+            assert_order(first[scores[first].argsort(descending=True)], -scores, allowed)
 
 
-@pytest.mark.parametrize("score", QUICKEST)
+@pytest.mark.parametrize("size", [7, 1])
 @torch.no_grad()
-def test_chunks_have_the_values_of_one_pass(score, monkeypatch):
-    model = trained(slim_model(score)).double()
+def test_chunks_have_the_values_of_one_pass(size, monkeypatch):
+    model = trained(slim_model("supervised")).double()
     images, cameras = random_images(3, batch=7)
     images = exact(with_masks(images))
-    actual = []
-    for size in (1000, 7, 1):
-        monkeypatch.setattr(base, "CHUNK", size)
-        actual.append(model.forward_features(images, cameras))
-    for other in actual[1:]:
-        rows = alike(actual[0], other, score)
-        for name in MODALITIES:
-            assert torch.equal(
-                other.context.positions[name][rows], actual[0].context.positions[name][rows]
-            )
-            assert_close(
-                other.context.global_feats[name][rows],
-                actual[0].context.global_feats[name][rows],
-                *SCORE,
-                *SCORE,
-            )
-            for one, same in zip(actual[0].stages, other.stages, strict=True):
-                assert torch.equal(one.mask(name, PATCHES)[rows], same.mask(name, PATCHES)[rows])
-                assert_close(one.score[name][rows], same.score[name][rows], *SCORE, *SCORE)
+    whole = model.forward_features(images, cameras)
+    monkeypatch.setattr(base, "CHUNK", size)
+    other = model.forward_features(images, cameras)
+    rows = alike(whole, other, "supervised")
+    for name in MODALITIES:
+        one, same = (each.context.global_feats[name][rows] for each in (whole, other))
+        assert_close(same, one, *SCORE, *SCORE)
+        for one, same in zip(whole.stages, other.stages, strict=True):
+            assert torch.equal(one.kept[name][rows], same.kept[name][rows])
+            assert_close(one.score[name][rows], same.score[name][rows], *SCORE, *SCORE)
 
 
 def test_gradients_with_a_batch_larger_than_a_chunk():
@@ -263,7 +203,6 @@ def test_gradients_with_a_batch_larger_than_a_chunk():
     "opts",
     [
         ("MODEL.USE_SDTPS", "True"),
-        ("MODEL.USE_SDTPS", "True", *FUSION),
         FUSION,
         ("MODEL.STRIDE_SIZE", "[6, 5]", "MODEL.USE_SDTPS", "True", *FUSION),
     ],
@@ -280,31 +219,19 @@ def test_the_modules_after_it_see_the_remaining_patches(opts):
     assert all(tokens.shape[1] == count for tokens in context.tokens.values())
     expected = count
     if model.sdtps:
-        selections = model.sdtps(context)
-        assert selections["RGB"].mask.shape == (4, count) and selections["NI"].index.shape == (
-            4,
-            -(-count // 2),
-        )
         expected = int(count * 0.4 * 0.5) + 1
-        assert selections["TI"].tokens.shape[1] == expected
+        assert model.sdtps(context)["TI"].tokens.shape[1] == expected
     if model.hdm:
         assert tokens_of_hdm(model) == 1 + expected
 
 
 def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
+    stage = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.125]")
     with pytest.raises(UserError, match="SDTPS_AGGR_RATIO do not fit: 4 patches"):
-        slim_model(
-            "distinctness",
-            "MODEL.USE_SDTPS",
-            "True",
-            "MODEL.SLIM_BLOCKS",
-            "[1]",
-            "MODEL.SLIM_KEEP",
-            "[0.125]",
-        )
+        slim_model("distinctness", "MODEL.USE_SDTPS", "True", *stage)
 
 
-@every(*SCORES, *CHOOSING, *MERGING)
+@every(*SCORES, EVIT, EDITOR, TOME)
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
     model = slim_model(score, *FUSION).train()
@@ -316,7 +243,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     assert gradient.shape == (4, 3, 64, 32)
 
 
-@every(*SCORES, *CHOOSING, *MERGING)
+@every(*SCORES, EVIT, EDITOR, TOME)
 def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
     model = trained(slim_model(score))
@@ -331,13 +258,10 @@ def test_bfloat16_is_near_float32(score):
     model.train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = model(images, cameras)
-        loss, parts = total_loss(
-            tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights
-        )
+        labels = torch.tensor([0, 0, 1, 1])
+        loss, parts = total_loss(tiny_cfg(), outputs, labels, model.head_weights)
     loss.backward()
-    gradients = [
-        parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
-    ]
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert loss.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
     assert ("auxiliary" in parts) == (score in ("supervised", "self_supervised"))
 
@@ -351,24 +275,18 @@ def test_frozen_backbones_leave_the_heads_to_learn():
 
 
 def test_slimming_saves_operations_and_adds_nothing_without_blocks():
-    dense, slim = (
-        tiny_cfg(*PLAIN),
-        tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", "studies.baselines:EViT"),
-    )
-    models = [make_model(cfg, CLASSES, CAMERAS) for cfg in (dense, slim)]
-    macs = [count_macs(cfg, model)[""] for cfg, model in zip((dense, slim), models, strict=True)]
+    cfgs = tiny_cfg(*PLAIN), tiny_cfg(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", EVIT)
+    dense, slim = (make_model(cfg, CLASSES, CAMERAS) for cfg in cfgs)
+    macs = [count_macs(cfg, model)[""] for cfg, model in zip(cfgs, (dense, slim), strict=True)]
     assert 0.4 * macs[0] < macs[1] < 0.75 * macs[0]
-    assert models[0].slimming is None and list(models[0].state_dict()) == list(
-        models[1].state_dict()
-    )
+    assert dense.slimming is None and list(dense.state_dict()) == list(slim.state_dict())
 
 
 @pytest.mark.slow
 @IN_THE_COMPILER
 @COMPILES
-@pytest.mark.parametrize("score", ["studies.baselines:EViT", "supervised"])
-def test_compiled_slimming_is_eager_slimming(score):
-    eager, compiled = (trained(slim_model(score)) for _ in range(2))
+def test_compiled_slimming_is_eager_slimming():
+    eager, compiled = (trained(slim_model("supervised")) for _ in range(2))
     compiled.backbone.compile_blocks()
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)

@@ -39,12 +39,8 @@ def make_score(
     modalities: Sequence[str] = MODALITIES,
 ) -> Score:
     """The score `name` for tokens of `width` channels on a grid of (rows, columns) patches, with the settings of `cfg`."""
-    model = cfg.MODEL
-    settings = {
-        "keep": tuple(model.SLIM_KEEP),
-        "beta": model.SDTPS_BETA,
-        "loss_weight": model.SLIM_LOSS_WEIGHT,
-        "modalities": modalities,
-    }
     check_score(name, "MODEL.SLIM_SCORE")
-    return (SCORES[name] if name in SCORES else resolve_name(name))(width, grid, **settings)
+    score, model = SCORES[name] if name in SCORES else resolve_name(name), cfg.MODEL
+    settings = {"keep": tuple(model.SLIM_KEEP), "modalities": modalities}
+    weights = {"beta": model.SDTPS_BETA, "loss_weight": model.SLIM_LOSS_WEIGHT}
+    return score(width, grid, **settings, **weights)

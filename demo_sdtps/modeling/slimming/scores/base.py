@@ -3,7 +3,6 @@ SDTPS (`Selection`) keep by it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -71,18 +70,17 @@ class Context:
 class Selection:
     """What SDTPS makes of the N patches of one modality."""
 
-    # (B, S, C): replace the patches; their mean is the feature of SDTPS, and HDM attends to them
-    tokens: torch.Tensor
+    tokens: torch.Tensor  # (B, S, C): replace the patches in the feature of SDTPS and in HDM
     mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
     score: torch.Tensor  # (B, N): the patches with the highest are kept
     index: torch.Tensor  # (B, K) int64: the kept patches, best first
 
 
-class Score(nn.Module, ABC):
+class Score(nn.Module):
     """Base class of scores of patches, by which slimming (modeling/slimming/stage.py) and SDTPS keep the best.
 
-    A subclass defines `score`. Its constructor takes the tokens' width C, the grid (rows, columns) of patches, and by their
-    names the settings that it reads (`make_score`).
+    A subclass defines `score` or `scores`. Its constructor takes the tokens' width C, the grid (rows, columns) of patches, and
+    by their names the settings that it reads (`make_score`).
     """
 
     masks = False  # whether it reads foreground masks in training
@@ -108,20 +106,15 @@ class Score(nn.Module, ABC):
         return scores
 
     def scores(self, context: Context) -> ByModality:
-        """`score` of every modality. A score of all together overrides this one; equal scores for all modalities give one set
-        of indices for all."""
+        """`score` of every modality. A score of all together overrides this one."""
         return {
             modality: self.score(tokens, context.of(modality))
             for modality, tokens in context.tokens.items()
         }
 
-    @abstractmethod
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
-
-    def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """Terms of the score, (B, N) by name, which the analysis of the selection measures as detectors of their own."""
-        return {}
+        raise NotImplementedError
 
     def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
         """Masks (B, N) of the whole grid, made of the images, for a forward in training that is given none; {} for none."""
@@ -146,7 +139,4 @@ class Score(nn.Module, ABC):
         """
         # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
         logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
-        extra = softmax_mean(tokens.patches(score.shape[1]), logits).to(slimmed.values.dtype)
-        return replace(
-            slimmed, values=torch.cat([slimmed.values, extra], dim=1), extra=slimmed.extra + 1
-        )
+        return slimmed.with_extra(softmax_mean(tokens.patches(score.shape[1]), logits))

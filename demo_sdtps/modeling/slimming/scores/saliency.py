@@ -28,33 +28,22 @@ class Saliency(Score):
             for modality in context.tokens
         }
 
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return self.scores(context)[context.modality]
-
 
 @torch.no_grad()
 def saliency(context: Context) -> ByModality:
     """Score (B, N) of `Saliency` on the whole grid."""
     # All modalities in one batch, as the way over the grid takes many small operations.
     images = torch.cat(list(context.images.values()))
+    border = border_places(context.grid, images.device)
     with torch.autocast(images.device.type, enabled=False):
-        colours = (
-            F.avg_pool2d(images.float(), context.patch_size, context.patch_stride)
-            .flatten(2)
-            .transpose(1, 2)
-        )
-        return split_rows(border_contrast(colours, context.grid), context.images)
-
-
-def border_contrast(colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """colours (B, N, 3) on a grid of (rows, columns) → score (B, N) of `Saliency`."""
-    border = border_places(grid, colours.device)
-    distances = torch.cdist(
-        colours, colours[:, border], compute_mode="donot_use_mm_for_euclid_dist"
-    )
-    nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
-    start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
-    return nearest + geodesic(start, colours, grid)
+        means = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride)
+        colours = means.flatten(2).transpose(1, 2)  # (B, N, 3)
+        exactly = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(colours, colours[:, border], compute_mode=exactly)
+        nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
+        start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
+        score = nearest + geodesic(start, colours, context.grid)
+    return split_rows(score, context.images)
 
 
 def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The score of SDTPS between the backbone's blocks, and SDTPS after them, which aggregates what it keeps (docs/method.md)."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,24 +33,22 @@ class GuidedScore(Score):
         super().__init__(width, grid, **settings)
         self.beta = beta
 
-    @abstractmethod
     def mlp(self, modality: str) -> nn.Module:
         """The `score_mlp` of a modality."""
+        raise NotImplementedError
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         guidance, weights = self._guided(tokens, context)
-        return guided_score(
-            predict(self.mlp(context.modality), tokens), guidance, weights, self.beta
-        )
+        predicted = predict(self.mlp(context.modality), tokens)
+        return guided_score(predicted, guidance, weights, self.beta)
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
-        """ "MLP", and by modality the guidance of its global feature."""
-        guidance = self._guided(tokens, context)[0]
-        by_index = dict(zip(guide_order(MODALITIES.index(context.modality)), guidance, strict=True))
-        return {
-            "MLP": predict(self.mlp(context.modality), tokens),
-            **{modality: by_index[index] for index, modality in enumerate(MODALITIES)},
-        }
+        """Terms of the score (B, N), which the analysis of the selection measures as detectors: "MLP", and by modality the
+        guidance of its global feature."""
+        guides = [MODALITIES[i] for i in guide_order(MODALITIES.index(context.modality))]
+        guidance = dict(zip(guides, self._guided(tokens, context)[0], strict=True))
+        predicted = predict(self.mlp(context.modality), tokens)
+        return {"MLP": predicted, **{modality: guidance[modality] for modality in MODALITIES}}
 
     def _guided(
         self, tokens: torch.Tensor, context: Context
@@ -59,9 +56,7 @@ class GuidedScore(Score):
         """→ guidance (G, B, N) in `guide_order` and its weights."""
         sources = context.global_feats or context.class_tokens
         absent = {} if self.guide_missing else context.missing
-        missing = [
-            modality not in sources or absent.get(modality, False) for modality in MODALITIES
-        ]
+        missing = [name not in sources or absent.get(name, False) for name in MODALITIES]
         # A modality without tokens has the weight 0, whatever stands in its place.
         global_feats = [sources.get(modality, sources[context.modality]) for modality in MODALITIES]
         guides, weights = guides_of(MODALITIES.index(context.modality), global_feats, missing)
@@ -79,9 +74,7 @@ class SDTPSScore(GuidedScore):
         **settings: Any,
     ):
         super().__init__(width, grid, **settings)
-        self.score_predictor = nn.ModuleDict(
-            {modality: score_mlp(width) for modality in modalities}
-        )
+        self.score_predictor = nn.ModuleDict({name: score_mlp(width) for name in modalities})
 
     def mlp(self, modality: str) -> nn.Module:
         return self.score_predictor[modality]
@@ -99,32 +92,28 @@ class SDTPS(GuidedScore):
         grid: tuple[int, int],
         patches: int,
         guide_missing: bool,
-        beta: float,
         modalities: Sequence[str] = MODALITIES,
         **settings: Any,
     ):
-        super().__init__(width, grid, beta=beta)
+        super().__init__(width, grid, beta=settings["beta"])
         self.guide_missing = guide_missing
-        sdtps = MultiModalSDTPS(width, patches, beta=beta, **settings)
+        sdtps = MultiModalSDTPS(width, patches, **settings)
         for modality, name in zip(MODALITIES, STATE_NAMES, strict=True):
             for part in (f"{name}_sparse", f"{name}_aggr") if modality in modalities else ():
                 self.add_module(part, sdtps.get_submodule(part))
-        self.patches, self.keep = patches, sdtps.keep
 
     def mlp(self, modality: str) -> nn.Module:
         return self.part(modality, "sparse").score_predictor
 
     def forward(self, context: Context) -> dict[str, Selection]:  # type: ignore[override]  # more than scores
         """The aggregated tokens and the extra token of every modality, (B, N_c + 1, C)."""
-        scores = {}
+        selections = {}
         for modality, score in self.scores(context).items():
             tokens = context.tokens[modality]
             kept, extra, mask, decision, index = self.part(modality, "sparse").split(tokens, score)
-            aggregated = self.part(modality, "aggr")(kept, decision)
-            scores[modality] = Selection(
-                torch.cat([aggregated, extra], dim=1).to(tokens.dtype), mask, score, index
-            )
-        return scores
+            rows = torch.cat([self.part(modality, "aggr")(kept, decision), extra], dim=1)
+            selections[modality] = Selection(rows.to(tokens.dtype), mask, score, index)
+        return selections
 
     def part(self, modality: str, part: str) -> Any:
         """The `TokenSparse` ("sparse") or `TokenAggregation` ("aggr") of a modality."""
