@@ -129,10 +129,10 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
     next(iter(changed["model"].values())).add_(1)
     torch.save(changed, other)
     cases = {
-        "another return pattern (3, not 2)": ("--return_pattern", "2"),
+        "another return_pattern (3, not 2)": ("--return_pattern", "2"),
         "another dtype": ("--dtype", "float16"),
-        "another checkpoint,": ("--weight", other),
-        "another samples,": ("DATASETS.ROOT_DIR", own_root),
+        "another checkpoint;": ("--weight", other),
+        "another samples;": ("DATASETS.ROOT_DIR", own_root),
         "another TEST.MISS": ("TEST.MISS", "r"),
     }
     for what, words in cases.items():
@@ -296,7 +296,7 @@ def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path,
     assert export("m.npz", "TEST.MISS", "r")[0] == 0
     for gallery, what in (
         ("g", "return_pattern, 3 and 1"),
-        (folder, "checkpoint_sha256,"),
+        (folder, "checkpoint_sha256;"),
         ("m.npz", "TEST.MISS, 'None' and 'r'"),
     ):
         code, _, stderr = command(
