@@ -18,7 +18,7 @@ from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, samples_digest
+from demo_sdtps.retrieval.feature_sets import columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.gallery import origin_of
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
@@ -44,14 +44,12 @@ def export_file(
     features = features_of(cfg, arguments, model, loader, total=len(samples))
     if not distributed.is_main():
         return
-    arrays: dict[str, Any] = caption_of(cfg) | export_origin(cfg, arguments)
+    arrays: dict[str, Any] = caption_of(cfg) | export_origin(cfg, arguments) | labels_of(samples)
     arrays["configuration"] = json.dumps(arrays["configuration"])
-    for name, label in LABELS.items():
-        arrays[name] = np.array([getattr(sample, label) for sample in samples])
-    arrays["paths"] = np.array([[path or "" for path in sample.paths] for sample in samples])
+    paths = np.array([[path or "" for path in sample.paths] for sample in samples])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
-        np.savez(file, features=features, **arrays)
+        np.savez(file, features=features, paths=paths, **arrays)
     print_lines(
         f"Wrote {count_of(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}"
     )
@@ -101,16 +99,12 @@ def export_shards(
 
 def begin(store: Store, shards: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
     """Begin a store, or continue one with the same origin, with those of its shards that are whole."""
-    store_before = (
-        None
-        if overwrite
-        else open_store(store.folder, "choose another folder, or pass --overwrite")
-    )
-    if store_before:
-        check_origin(store_before, store.origin)
+    before = None if overwrite else open_store(store.folder, "choose another, or pass --overwrite")
+    if before:
+        check_origin(before, store.origin)
         for shard, samples in shards.items():
             with suppress(UserError):  # one that is missing or damaged
-                if store_before.shape(shard)[0] == len(samples):
+                if before.shape(shard)[0] == len(samples):
                     store.shards.append(shard)
     store.commit()
 
@@ -146,6 +140,6 @@ def export_origin(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]
     }
 
 
-def caption_of(cfg: CfgNode) -> dict[str, str]:
+def caption_of(cfg: CfgNode) -> dict[str, Any]:
     """What else a file and shards record."""
     return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}

@@ -55,14 +55,18 @@ class Names(Sequence):
         return paths.strip("\0").split("\0")[0]
 
 
-def columns_of(samples: Sequence[Sample]) -> dict[str, np.ndarray | list[str]]:
-    """Labels of samples, int64 (n,), and their paths, separated by zeros, as columns of a store."""
-    labels = {
+def labels_of(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    """Labels of samples, each int64 (n,)."""
+    return {
         name: np.array([getattr(sample, label) for sample in samples], np.int64)
         for name, label in LABELS.items()
     }
+
+
+def columns_of(samples: Sequence[Sample]) -> dict[str, np.ndarray | list[str]]:
+    """Labels of samples and their paths, separated by zeros, as columns of a store."""
     paths = ["\0".join(path or "" for path in sample.paths) for sample in samples]
-    return {**labels, "paths": paths}
+    return {**labels_of(samples), "paths": paths}
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:

@@ -167,20 +167,17 @@ def update(
     extract together; the main one has the index, the others None.
     """
     changes, todo = broadcast_from_main(
-        lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), [])
+        lambda: _plan(index, triplets) if index else (Changes(0, 0, 0), [])
     )
     with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
         for start in range(0, len(todo), SHARD_ROWS):
             rows = todo[start : start + SHARD_ROWS]
             chunk = check([triplets[row] for row in rows])
             # before the images are read
-            stamps = [triplet.stamp() for triplet in chunk] if index is not None else []
+            stamps = [(triplet.name, triplet.stamp()) for triplet in chunk] if index else []
             features = extract(chunk)
-            if index is not None and chunk:
-                index.add(
-                    [(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)],
-                    features,
-                )
+            if index and chunk:
+                index.add(stamps, features)
                 index.commit()
             bar.update(len(rows))
     return changes
