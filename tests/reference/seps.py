@@ -104,23 +104,6 @@ def ratio(score_mask, target_ratio=0.5, lambda_sparse=1.0, lambda_dense=1.0):
     )
 
 
-def whole(
-    scores,
-    score_mask,
-    img_ids=None,
-    margin=0.2,
-    target_ratio=0.5,
-    ratio_weight=2.0,
-    max_violation=False,
-    lambda_sparse=1.0,
-    lambda_dense=1.0,
-):
-    """SEPSLoss: (sum, alignment, ratio)."""
-    align = contrastive(scores, img_ids, margin, max_violation)
-    kept = ratio(score_mask, target_ratio, lambda_sparse, lambda_dense)
-    return align + ratio_weight * kept, align, kept
-
-
 def part(weights, prefix):
     """What of the state dict is below `prefix`, by the names without it."""
     return {

@@ -220,19 +220,6 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
         reid.search(query, gallery[:, 1:])
 
 
-def test_it_prints_in_three_lines(reid):
-    lines = repr(reid).splitlines()
-    assert (
-        len(lines) == 3
-        and lines[0].endswith(" with sdtps, hdm, atmoe")
-        and lines[2] == "  4 cameras, on cpu"
-    )
-    assert (
-        lines[1].startswith("  RGB, NI, TI of 32 × 16 pixels")
-        and f"{reid.widths[3]} (3 both)" in lines[1]
-    )
-
-
 BAD = {
     "a triplet without image": (
         lambda files: {"rgb": [files["rgb"][0], None]},
