@@ -132,8 +132,8 @@ def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch
     assert sum(boxes) == 3 * 2 * (1 + 3)
     monkeypatch.setattr(search_page, "THUMBNAIL_BYTES", 1)
     monkeypatch.setattr(search_page, "MOST_HITS", 2)
-    told = searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
-    assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in told
+    stdout = searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
+    assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in stdout
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_re_ranking_and_approximate_search_are_told(searched, place):
     code, stdout, stderr = searched(
         *shlex.split("--index_type hnsw --re_rank 9 --top 2 --csv x.csv --output x.html")
     )
-    told = "hnsw: recall@5 1.000 against exact search (queries: 2)"
-    assert code == 0 and told in stdout, stderr
+    said = "hnsw: recall@5 1.000 against exact search (queries: 2)"
+    assert code == 0 and said in stdout, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
     assert all(0 <= float(row[3]) <= 1 for row in rows_of("x.csv")[1:])
 
@@ -256,17 +256,17 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(searched, place, way):
     copy(place / "gallery" / "TI" / "photo 2.jpg", copied)
     (place / "linked" / "TI").mkdir(parents=True)
     (place / "linked" / "TI" / "other name.jpg").symlink_to(copied)
-    for query, own in (("gallery", lambda name: name), ("linked", lambda name: "copy.jpg")):
+    for query, self_of in (("gallery", lambda name: name), ("linked", lambda name: "copy.jpg")):
         words = ("--index", "kept", "--overwrite", *WAYS[way])
         for top in (6, 4):
             assert searched("--csv", "x.csv", "--top", top, *words, query=query)[0] == 0
             for name, hits in hits_by_query("x.csv").items():
-                assert len(hits) == len(set(hits)) == min(top, 5) and own(name) not in hits
+                assert len(hits) == len(set(hits)) == min(top, 5) and self_of(name) not in hits
         assert searched("--csv", "x.csv", "--top", 6, "--keep_self", *words, query=query)[0] == 0
         kept = hits_by_query("x.csv")
-        assert all(own(name) in hits and len(hits) == 6 for name, hits in kept.items())
+        assert all(self_of(name) in hits and len(hits) == 6 for name, hits in kept.items())
         if way in ("exact", "approximate"):
-            assert all(kept[name][0] in (own(name), "copy.jpg") for name in kept)
+            assert all(kept[name][0] in (self_of(name), "copy.jpg") for name in kept)
 
 
 def test_unreadable_images_are_left_out_and_listed(searched, place):

@@ -120,7 +120,7 @@ def test_every_kind_of_image_gives_the_same(reid, files):
     tensors = {
         name: torch.from_numpy(actual).permute(0, 3, 1, 2) for name, actual in arrays.items()
     }
-    for given in (
+    for variant in (
         images,
         arrays,
         tensors,
@@ -128,9 +128,9 @@ def test_every_kind_of_image_gives_the_same(reid, files):
         {name: list(map(str, paths)) for name, paths in files.items()},
         {name: np.array(list(map(str, paths))) for name, paths in files.items()},
     ):
-        assert np.array_equal(reid.features(**given), expected)
-    for given in (files, images, arrays, tensors):
-        single = {name: actual[1] for name, actual in given.items()}
+        assert np.array_equal(reid.features(**variant), expected)
+    for variant in (files, images, arrays, tensors):
+        single = {name: actual[1] for name, actual in variant.items()}
         assert_same(reid.features(**single), expected[1:2])
     grey = arrays["ti"][..., 0]
     as_colours = reid.features(ti=np.repeat(grey[..., None], 3, axis=3))

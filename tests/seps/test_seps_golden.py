@@ -26,10 +26,10 @@ def build(case):
 def inputs_of(case, dtype=torch.float32):
     """Image tokens, captions, lengths and, where the case has them, long captions and their lengths; those tokens have
     gradients."""
-    given = [case.arrays[name] for name in INPUTS if name in case.arrays]
+    arrays = [case.arrays[name] for name in INPUTS if name in case.arrays]
     return [
         tensor.to(dtype).detach().clone().requires_grad_() if tensor.is_floating_point() else tensor
-        for tensor in given
+        for tensor in arrays
     ]
 
 

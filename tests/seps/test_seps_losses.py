@@ -66,7 +66,7 @@ def test_golden_ratio():
         ("single", (sparse,)),
         ("tensor", sparse + dense),
     ):
-        for loss in (RatioLoss(*arguments), lambda given: reference.ratio(given, *arguments)):
+        for loss in (RatioLoss(*arguments), lambda masks: reference.ratio(masks, *arguments)):
             assert relative_error(loss(mask), case.arrays[f"ratio_{name}"]) < 1e-5, name
 
 
@@ -88,12 +88,12 @@ def test_the_contrastive_loss_and_its_gradient_are_those_of_loops(img_ids, max_v
 def test_the_ratio_loss_and_its_gradient_are_those_of_loops(weights, kind, soft):
     both = torch.stack(draw(4)[2 if soft else 1])
 
-    def given(leaf):
+    def masks_of(leaf):
         return {"tensor": leaf.sum(0), "single": (leaf[0],), "pair": tuple(leaf)}[kind]
 
     assert_equal(
-        with_gradient(lambda leaf: RatioLoss(*weights)(given(leaf)), both),
-        with_gradient(lambda leaf: reference.ratio(given(leaf), *weights), both.double()),
+        with_gradient(lambda leaf: RatioLoss(*weights)(masks_of(leaf)), both),
+        with_gradient(lambda leaf: reference.ratio(masks_of(leaf), *weights), both.double()),
     )
 
 

@@ -62,8 +62,8 @@ def draw(seed, has_class=True, has_long=True):
 def exact(inputs):
     """The same inputs in float64, as new leaves."""
     return [
-        given.detach().double().requires_grad_() if given.is_floating_point() else given
-        for given in inputs
+        tensor.detach().double().requires_grad_() if tensor.is_floating_point() else tensor
+        for tensor in inputs
     ]
 
 
@@ -89,7 +89,9 @@ def of_leaves(parameters, inputs):
         name.replace("aggr_net.scale", f"{last}.scale"): leaf for name, leaf in parameters.items()
     }
     leaves |= {
-        f"input {place}": given for place, given in enumerate(inputs) if given.is_floating_point()
+        f"input {place}": tensor
+        for place, tensor in enumerate(inputs)
+        if tensor.is_floating_point()
     }
     return {
         name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -127,9 +129,9 @@ def first_clear(make):
     """`make(attempt)` of the first attempt in which nothing that the reference chooses hangs on roundings."""
     for attempt in count():
         with gaps() as actual:
-            made = make(attempt)
+            result = make(attempt)
         if min(actual) > 2 * tolerance(*PATH):  # of cosines, and of scores up to 2
-            return made
+            return result
 
 
 def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **more):

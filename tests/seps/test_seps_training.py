@@ -187,18 +187,18 @@ def test_folds_are_searched_each_for_itself(trained, shapes_root):
     opts = ("TEST.WEIGHT", trained / "last.pth")
     model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
     _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
-    with margins() as seen:
+    with margins() as gaps:
         actual, halves = similarities(model, whole), similarities(model, parts)
     assert actual.shape == (8, 16) and evaluate_retrieval(model, parts) == five_fold(
         halves, whole.image_of, 2
     )
-    assert_similar(halves, torch.block_diag(actual[:4, :8], actual[4:, 8:]), seen)
+    assert_similar(halves, torch.block_diag(actual[:4, :8], actual[4:, 8:]), gaps)
 
 
 def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
     """Each image with each caption alone, without blocks and padding of others."""
     model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth"))
-    with margins() as seen:
+    with margins() as gaps:
         actual = similarities(model, data)
     images = [image for (images,), _ in data.loader for image in images]
     assert not model.training
@@ -210,7 +210,7 @@ def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
             lengths = torch.tensor([words.shape[1]]), torch.tensor([len(long)])
             texts = words, lengths[0], torch.tensor([long]), lengths[1]
             alone[image, caption] = model(images[image][None], *texts)
-    assert_similar(alone, actual, seen)
+    assert_similar(alone, actual, gaps)
 
 
 @pytest.mark.slow
