@@ -2,12 +2,10 @@
 
 import math
 import secrets
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from demo_sdtps.config import UserError
 from demo_sdtps.retrieval.gallery import Index
 from demo_sdtps.retrieval.nearest import Hits, among, nearest
 from demo_sdtps.retrieval.store import Stack
@@ -29,58 +27,54 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
     The approximate index is made where there is none of the gallery as it is now, and written beside the features. Recall
     is measured then, by some of the queries (Q, D), as it takes an exact search.
     """
+    import faiss
+
     gallery, names, kept = index.features(), index.names, index.store.record["approximate"]
-    index_of = _read_index(index, kept.get(kind))
-    is_new = index_of is None
-    if is_new:
-        index_of = make(kind, gallery)
-    hits = among(
-        queries,
-        gallery,
-        names,
-        top,
-        search_index(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top))),
-    )
-    if is_new:
+    stored = _read_index(index, kept.get(kind))
+    index_of = make(kind, gallery) if stored is None else stored
+    rows = search_index(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top)))
+    hits = among(queries, gallery, names, top, rows)
+    if stored is None:
         sample = np.unique(
             np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int)
         )
-        share = recall(
-            Hits(*(column[sample] for column in hits)),
-            nearest(queries[sample], gallery, names, top),
-        )
+        exact = nearest(queries[sample], gallery, names, top)
+        share = recall(Hits(*(column[sample] for column in hits)), exact)
         kept[kind] = {
             "file": f"{kind}-{secrets.token_hex(8)}.faiss",
             "shards": list(index.rows),
             "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})",
         }
         with atomic_write(index.store.folder / kept[kind]["file"]) as path:
-            _write(index_of, path)
+            try:
+                faiss.write_index(index_of, str(path))
+            except RuntimeError as error:  # a full disk
+                raise OSError(str(error)) from None
         index.commit()
     return hits, f"{kind}: {kept[kind]['recall']}"
 
 
-def check_size(kind: str, count: int) -> None:
-    """Raise `UserError` where a gallery of `count` triplets is too small for this kind."""
-    if kind == "ivfpq" and count < CODES:
-        raise UserError(
-            f"The gallery has {count} triplets, but --index_type ivfpq is trained on {CODES} or more; use flat, "
-            "which is exact."
-        )
-
-
 def make(kind: str, gallery: Stack) -> Any:
-    """A faiss index of the gallery, IVF-PQ trained on a sample of it (`check_size`)."""
+    """A faiss index of the gallery, IVF-PQ trained on a sample of it, `CODES` triplets or more."""
     import faiss
 
+    index_of: Any
+    width = gallery.width
     if kind == "hnsw":
-        index_of = faiss.IndexHNSWFlat(gallery.width, NEIGHBOURS)
+        index_of = faiss.IndexHNSWFlat(width, NEIGHBOURS)
         index_of.hnsw.efConstruction = BREADTH
     else:
-        index_of = _train_ivfpq(gallery)
-    for _, block in progress(
-        gallery, "building the approximate index", len(gallery.blocks), unit="block"
-    ):
+        lists = 1 << int(math.log2(math.sqrt(len(gallery))))
+        most = min(MOST_BYTES, max(1, width // 8))
+        size = max(size for size in range(1, most + 1) if width % size == 0)
+        index_of = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
+        index_of.nprobe = min(PROBES, lists)
+        for settings in (index_of.cp, index_of.pq.cp):
+            settings.min_points_per_centroid = 1  # fewer are worse, but no reason for a warning
+        count = min(len(gallery), PER_LIST * max(lists, CODES))
+        sample = np.random.default_rng(0).choice(len(gallery), count, replace=False)
+        index_of.train(gallery.take(np.sort(sample)))
+    for _, block in progress(gallery, "building the index", len(gallery.blocks), unit="block"):
         index_of.add(block)
     return index_of
 
@@ -97,26 +91,6 @@ def recall(hits: Hits, exact: Hits) -> float:
     return float((hits.distances <= exact.distances[:, -1:]).mean())
 
 
-def _train_ivfpq(gallery: Stack) -> Any:
-    import faiss
-
-    width, lists = gallery.width, 1 << int(math.log2(math.sqrt(len(gallery))))
-    size = max(
-        size for size in range(1, min(MOST_BYTES, max(1, width // 8)) + 1) if width % size == 0
-    )
-    index_of = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
-    index_of.nprobe = min(PROBES, lists)
-    for settings in (index_of.cp, index_of.pq.cp):
-        settings.min_points_per_centroid = (
-            1  # fewer are worse, but no reason for a warning on stderr
-        )
-    count = min(len(gallery), max(PER_LIST * lists, PER_LIST * CODES))
-    index_of.train(
-        gallery.take(np.sort(np.random.default_rng(0).choice(len(gallery), count, replace=False)))
-    )
-    return index_of
-
-
 def _read_index(index: Index, kept: dict[str, Any] | None) -> Any:
     """The faiss index that was kept; None where it is missing, of other shards or damaged: it is made anew then."""
     import faiss
@@ -127,12 +101,3 @@ def _read_index(index: Index, kept: dict[str, Any] | None) -> Any:
         return faiss.read_index(str(index.store.folder / kept["file"]))
     except RuntimeError:
         return None
-
-
-def _write(index_of: Any, path: Path) -> None:
-    import faiss
-
-    try:
-        faiss.write_index(index_of, str(path))
-    except RuntimeError as error:  # a full disk
-        raise OSError(str(error)) from None

@@ -3,11 +3,12 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
@@ -17,14 +18,12 @@ from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, samples_digest
+from demo_sdtps.retrieval.feature_sets import columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.gallery import origin_of
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
 from demo_sdtps.runtime.progress import progress
-
-ANEW = "choose another folder, or pass --overwrite to export all of them anew"
 
 
 def check_output(arguments: argparse.Namespace) -> None:
@@ -33,9 +32,7 @@ def check_output(arguments: argparse.Namespace) -> None:
         check_own(arguments.output)
         return
     if arguments.dtype != "float32":
-        raise UserError(
-            f"--dtype is {arguments.dtype}, but only shards can have it; give --shards too."
-        )
+        raise UserError(f"Only shards can be {arguments.dtype} (--dtype); give --shards too.")
     check_output_file(arguments.output, ".npz", arguments.overwrite)
 
 
@@ -44,19 +41,15 @@ def export_file(
 ) -> None:
     """Write the features of all samples as one file."""
     loader = test_loader(cfg, distributed.shard_for_rank(samples))
-    features = chosen(cfg, arguments, extract_features(cfg, model, loader, total=len(samples)))
+    features = features_of(cfg, arguments, model, loader, total=len(samples))
     if not distributed.is_main():
         return
-    recorded: dict[str, Any] = export_caption(cfg) | origin_in(cfg, arguments)
-    recorded["configuration"] = json.dumps(recorded["configuration"])
+    arrays: dict[str, Any] = caption_of(cfg) | export_origin(cfg, arguments) | labels_of(samples)
+    arrays["configuration"] = json.dumps(arrays["configuration"])
+    paths = np.array([[path or "" for path in sample.paths] for sample in samples])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(arguments.output) as temporary, open(temporary, "wb") as file:
-        recorded |= {
-            name: np.array([getattr(sample, label) for sample in samples])
-            for name, label in LABELS.items()
-        }
-        paths = np.array([[path or "" for path in sample.paths] for sample in samples])
-        np.savez(file, features=features.numpy(), paths=paths, **recorded)
+        np.savez(file, features=features, paths=paths, **arrays)
     print_lines(
         f"Wrote {count_of(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}"
     )
@@ -68,7 +61,7 @@ def export_shards(
     """Write the features in shards, those alone that are not there yet. Each of several processes writes some of them."""
     folder, rows = arguments.output, arguments.shards
     origin = {
-        **origin_in(cfg, arguments),
+        **export_origin(cfg, arguments),
         "dtype": arguments.dtype,
         "rows": len(samples),
         "shard_rows": rows,
@@ -78,12 +71,8 @@ def export_shards(
         f"shard-{number:05}{SUFFIX}": samples[start : start + rows]
         for number, start in enumerate(range(0, len(samples), rows))
     }
-    store = Store(
-        folder,
-        origin,
-        "run the export again; several nodes need a folder that they share",
-        export_caption(cfg),
-    )
+    advice = "run the export again; several nodes need a folder that they share"
+    store = Store(folder, origin, advice, caption_of(cfg))
     settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
     with ExitStack() as stack:
         if distributed.is_main():
@@ -91,16 +80,11 @@ def export_shards(
             begin(store, shards, arguments.overwrite)
         done = distributed.broadcast_from_main(lambda: store.shards)
         missing = [shard for shard in shards if shard not in done]
-        for shard in progress(
-            missing[distributed.rank() :: distributed.world_size()], "exporting", unit="shard"
-        ):
-            features = chosen(
-                cfg,
-                arguments,
-                extract_features(settings, model, test_loader(settings, shards[shard])),
-            )
-            features = in_dtype(features, arguments.dtype)
-            store.write(shard, features.numpy(), columns_of(shards[shard]))
+        local = missing[distributed.rank() :: distributed.world_size()]
+        for shard in progress(local, "exporting", unit="shard"):
+            loader = test_loader(settings, shards[shard])
+            features = features_of(settings, arguments, model, loader)
+            store.write(shard, features, columns_of(shards[shard]))
         distributed.all_gather_object(None)
         if distributed.is_main():
             store.shards = list(shards)
@@ -115,44 +99,37 @@ def export_shards(
 
 def begin(store: Store, shards: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
     """Begin a store, or continue one with the same origin, with those of its shards that are whole."""
-    store_before = None if overwrite else open_store(store.folder, ANEW)
-    if store_before:
-        check_origin(store_before, store.origin)
-        store.shards = [
-            shard
-            for shard, members in shards.items()
-            if is_whole(store_before, shard, len(members))
-        ]
+    before = None if overwrite else open_store(store.folder, "choose another, or pass --overwrite")
+    if before:
+        check_origin(before, store.origin)
+        for shard, samples in shards.items():
+            with suppress(UserError):  # one that is missing or damaged
+                if before.shape(shard)[0] == len(samples):
+                    store.shards.append(shard)
     store.commit()
 
 
-def is_whole(store: Store, shard: str, rows: int) -> bool:
-    try:
-        return store.shape(shard)[0] == rows
-    except UserError:
-        return False
-
-
-def chosen(
-    cfg: CfgNode, arguments: argparse.Namespace, cases: list[dict[int, torch.Tensor]]
-) -> torch.Tensor:
-    """The features that are to be written (n, D) float32, of those by case and return pattern."""
-    features = cases[0][arguments.return_pattern]
-    return normalise(cfg, features) if arguments.normalise else features
-
-
-def in_dtype(features: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Features (n, D) as written."""
-    converted = features.to(getattr(torch, dtype))
+def features_of(
+    cfg: CfgNode,
+    arguments: argparse.Namespace,
+    model: DeMo,
+    loader: DataLoader,
+    total: int | None = None,
+) -> np.ndarray:
+    """`extract_features`, as they are written: (n, D)."""
+    (patterns,) = extract_features(cfg, model, loader, total=total)
+    features = patterns[arguments.return_pattern]
+    features = normalise(cfg, features) if arguments.normalise else features
+    converted = features.to(getattr(torch, arguments.dtype))
     if not converted.isfinite().all():
         raise UserError(
-            f"Features are up to {features.abs().max():.3g}, more than {dtype} holds; pass --normalise, or --dtype "
-            "float32."
+            f"Features are up to {features.abs().max():.3g}, more than {arguments.dtype} holds; pass --normalise, "
+            "or --dtype float32."
         )
-    return converted
+    return converted.numpy()
 
 
-def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
+def export_origin(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
     """What the features depend on, but for the images, as a file and shards record it."""
     origin = origin_of(cfg, arguments.return_pattern)
     return {
@@ -163,6 +140,6 @@ def origin_in(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def export_caption(cfg: CfgNode) -> dict[str, str]:
+def caption_of(cfg: CfgNode) -> dict[str, Any]:
     """What else a file and shards record."""
     return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}

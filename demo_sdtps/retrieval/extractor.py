@@ -21,15 +21,8 @@ from demo_sdtps.datasets import check_trained_on
 from demo_sdtps.datasets.images import Images, as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import PerModality, test_transform
+from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.evaluation.tables import (
-    MEASURES,
-    PATTERN_NAMES,
-    RECORD,
-    evaluated,
-    read_records,
-    reid_table,
-)
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import (
     Checkpoint,
@@ -40,14 +33,10 @@ from demo_sdtps.modeling.checkpoints.loading import (
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
 
-IMAGE_ADVICE = "; replace it or leave it out."
-OPTIONAL_MODULES = ("slimming", "sdtps", "hdm", "atmoe")
 FEW = 256  # triplets up to which no loading processes are started
 
-ImageLike = (
-    Any  # a path, a PIL image, an array (H, W, 3), (H, W), or a tensor (3, H, W), (1, H, W), (H, W)
-)
-Items = Any  # an item, a sequence of items, or an array or tensor with a further first axis
+ImageLike = Any  # as `as_image` takes it, None for a missing one
+Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 
 UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
 """Keys that name paths of the machine of the training, which `save_pretrained` leaves out."""
@@ -62,20 +51,16 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
     `config_file` replaces it, for checkpoints of DeMo, which have none. Raises `UserError` for weights that are missing, cannot
     be read, or do not fit.
     """
-    return make_extractor(
-        load_cfg(
-            config_file or stored_config(weight), [*map(str, opts), "TEST.WEIGHT", str(weight)]
-        )
-    )
+    pairs = [*map(str, opts), "TEST.WEIGHT", str(weight)]
+    return make_extractor(load_cfg(config_file or stored_config(weight), pairs))
 
 
 def make_extractor(cfg: CfgNode) -> "Extractor":
     """An `Extractor` with the weights of TEST.WEIGHT."""
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     settings = with_values(cfg, {key: DEMO_SCHEMA.by_name[key].default for key in UNSHARED}).dump()
-    extractor = Extractor(
-        settings, checkpoint.num_class, checkpoint.camera_num, _origin(checkpoint)
-    )
+    origin = _origin(checkpoint)
+    extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     load_weights(extractor.model, checkpoint)
     return extractor
@@ -85,8 +70,9 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     """Where a model comes from, for its card: the checkpoint's ORIGIN and, where it lies beside its run's files, the commit and
     the record of the evaluation after its epoch."""
     folder = checkpoint.path.parent
-    metrics = {record["epoch"]: record["patterns"] for record in evaluated(read_records(folder))}
-    run = read_json(folder / RECORD) or {}
+    records = tables.evaluated(tables.read_records(folder))
+    metrics = {record["epoch"]: record["patterns"] for record in records}
+    run = read_json(folder / tables.RECORD) or {}
     commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")
     return {
         "commit": commit,
@@ -105,37 +91,22 @@ class Extractor(
 ):
     """Features of triplets of images, by a trained model: `features`, or a call of it.
 
-    `settings` is the configuration as YAML, the text that a checkpoint has; `origin` is what the model card says of the
-    training (`modeling.checkpoint.ORIGIN`). `widths` has the columns D of a feature by return pattern, `cameras` is the
-    number of cameras that the model tells apart, 0 for none. `save_pretrained(folder)` writes weights, configuration and
-    model card, from which `load` makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub`
-    uploads it.
+    `settings` is the configuration as YAML text, `origin` what the model card says of the training (ORIGIN in
+    `modeling.checkpoints.loading`), `widths` the columns D of a feature by return pattern, `cameras` the number of cameras that
+    the model knows, 0 for none. `save_pretrained(folder)` writes weights, configuration and model card, from which `load`
+    makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub` uploads it.
     """
 
-    def __init__(
-        self,
-        settings: str = "",
-        num_class: int = 0,
-        camera_num: int = 0,
-        origin: dict[str, Any] | None = None,
-    ):
+    def __init__(self, settings: str, num_class: int, camera_num: int, origin: dict[str, Any]):
         super().__init__()
-        if not settings:  # `from_pretrained` passes what config.json has
-            raise UserError(
-                "There is no configuration of the model; give a folder or a repository that save_pretrained or "
-                "push_to_hub has written, with its config.json."
-            )
-        self.cfg = load_cfg(StoredText(Path("config.json"), settings))
-        self.origin = origin or {}
+        self.cfg, self.origin = load_cfg(StoredText(Path("config.json"), settings)), origin
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
             self.model.backbone.compile_blocks()
         embedding = self.model.backbone.camera_embedding
         self.cameras = 0 if embedding is None else len(embedding)
-        whole = torch.empty(0, self.model.layout.width)
-        self.widths = {
-            pattern: feature.shape[1] for pattern, feature in self.model.layout.split(whole).items()
-        }
+        patterns = self.model.layout.split(torch.empty(0, self.model.layout.width))
+        self.widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
 
     def features(
         self,
@@ -170,12 +141,11 @@ class Extractor(
         output = np.empty((len(triplets), self.widths[return_pattern]), np.float32)
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
-            by_case[
-                frozenset(name for name, item in zip(names, triplet, strict=True) if item is None)
-            ].append(number)
-        for missing, numbers in by_case.items():
+            missing = {name for name, item in zip(names, triplet, strict=True) if item is None}
+            by_case[frozenset(missing)].append(number)
+        for case, numbers in by_case.items():
             loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
-            (patterns,) = extract_features(self.cfg, self.model, loader, [missing])
+            (patterns,) = extract_features(self.cfg, self.model, loader, [case])
             features = patterns[return_pattern]
             output[numbers] = (F.normalize(features) if normalise else features).numpy()
         return output
@@ -204,16 +174,14 @@ class Extractor(
         return rows, np.take_along_axis(distances, rows, axis=1)
 
     def __repr__(self) -> str:
-        modules = (
-            ", ".join(name for name in OPTIONAL_MODULES if getattr(self.model, name))
-            or "the backbone alone"
-        )
+        optional = ("slimming", "sdtps", "hdm", "atmoe")
+        modules = ", ".join(name for name in optional if getattr(self.model, name))
         widths = ", ".join(
-            f"{width} ({PATTERN_NAMES[pattern]})" for pattern, width in self.widths.items()
+            f"{width} ({tables.PATTERN_NAMES[pattern]})" for pattern, width in self.widths.items()
         )
         size = " × ".join(map(str, self.cfg.INPUT.SIZE_TEST))
         return (
-            f"Extractor: {self.cfg.MODEL.TRANSFORMER_TYPE} with {modules}\n"
+            f"Extractor: {self.cfg.MODEL.TRANSFORMER_TYPE} with {modules or 'the backbone alone'}\n"
             f"  {', '.join(self.model.modalities)} of {size} pixels → features of {widths} numbers\n"
             f"  {self.cameras or 'no'} cameras, on {choose_device(self.cfg)}"
         )
@@ -227,7 +195,7 @@ class Extractor(
             if name not in UNSHARED and value != default[name]
         ]
         metrics = {
-            pattern: {name: row[name] for name in MEASURES}  # config.json has them by the alphabet
+            pattern: {name: row[name] for name in tables.MEASURES}  # config.json sorts them
             for pattern, row in (self.origin.get("metrics") or {}).items()
         }
         images = ", ".join(f'{name.lower()}="{name.lower()}.jpg"' for name in self.model.modalities)
@@ -235,7 +203,7 @@ class Extractor(
             "images": images,
             "model": repr(self).rpartition(", on ")[0],
             "settings": "\n".join(settings),
-            "metrics": metrics and reid_table(metrics),
+            "metrics": metrics and tables.reid_table(metrics),
         }
         return super().generate_model_card(*args, **about | kwargs)
 
@@ -243,14 +211,11 @@ class Extractor(
         """`camera` as a list of `count`; None is the last, the mean of all."""
         cameras: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
         if len(cameras) != count:
-            raise UserError(
-                f"There are {len(cameras)} cameras for {count} triplets; give one for each, or one for all."
-            )
+            raise UserError(f"There are {len(cameras)} cameras for {count} triplets; give as many.")
         for label in cameras:
             if self.cameras and label is not None and label not in range(self.cameras):
                 raise UserError(
-                    f"The camera is {label!r}, but it must be a whole number from 0 to {self.cameras - 1}, or None "
-                    "for any other camera."
+                    f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
                 )
         return [self.cameras if label is None else int(label) for label in cameras]
 
@@ -263,11 +228,9 @@ class Extractor(
             decode=_decode,
             modalities=self.model.modalities,
         )
-        cfg = (
-            with_values(self.cfg, {"DATALOADER.NUM_WORKERS": 0})
-            if len(triplets) <= FEW
-            else self.cfg
-        )
+        cfg = self.cfg
+        if len(triplets) <= FEW:
+            cfg = with_values(cfg, {"DATALOADER.NUM_WORKERS": 0})
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
 
 
@@ -279,8 +242,8 @@ def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
         raise UserError(
             f"There is no image of {', '.join(items_of)}, which the model reads; give at least one of them."
         )
-    count = next(iter(counts.values()))
-    if len(set(counts.values())) > 1:
+    count = max(counts.values())
+    if min(counts.values()) < count:
         listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
         raise UserError(
             f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
@@ -289,8 +252,7 @@ def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
     for number, triplet in enumerate(triplets):
         if all(item is None for item in triplet):
             raise UserError(
-                f"Triplet {number} (counted from 0) has no image of {', '.join(items_of)}, which the model reads; "
-                "give one or leave the triplet out."
+                f"Triplet {number} (from 0) has no image of {', '.join(items_of)}; give one or leave it out."
             )
     return triplets
 
@@ -311,4 +273,5 @@ def _as_list(items: Items) -> list[ImageLike]:
 
 def _decode(triplet: tuple[ImageLike, ...]) -> Images:
     """Images uint8 (3, H, W), None for a missing one."""
-    return tuple(None if item is None else as_image(item, IMAGE_ADVICE) for item in triplet)
+    advice = "; replace it or leave it out."
+    return tuple(None if item is None else as_image(item, advice) for item in triplet)

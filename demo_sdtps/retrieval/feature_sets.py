@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +20,6 @@ LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 """Attributes of samples by the names of their arrays."""
 SETTINGS = ("checkpoint_sha256", "return_pattern", "normalised", "data_set", "configuration")
 """What an export records of its features' origin, in the order in which two exports are compared."""
-SMALLEST = 1e-12  # length by which shorter features are divided, as torch's normalisation does
-FORMAT_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    TypeError,
-    RecursionError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-STORE_ADVICE = "run the export again, with --overwrite if it refuses"
 
 
 @dataclass(frozen=True)
@@ -65,23 +51,22 @@ class Names(Sequence):
     def __getitem__(self, row):
         number = int(np.searchsorted(self.starts, row, "right")) - 1
         place = int(row - self.starts[number])
-        return (
-            self.store.texts(self.store.shards[number], "paths", slice(place, place + 1))[0]
-            .strip("\0")
-            .split("\0")[0]
-        )
+        (paths,) = self.store.texts(self.store.shards[number], "paths", slice(place, place + 1))
+        return paths.strip("\0").split("\0")[0]
 
 
-def columns_of(samples: Sequence[Sample]) -> dict[str, np.ndarray | list[str]]:
-    """Labels of samples, int64 (n,), and their paths, separated by zeros, as columns of a store."""
-    labels = {
+def labels_of(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    """Labels of samples, each int64 (n,)."""
+    return {
         name: np.array([getattr(sample, label) for sample in samples], np.int64)
         for name, label in LABELS.items()
     }
-    return {
-        **labels,
-        "paths": ["\0".join(path or "" for path in sample.paths) for sample in samples],
-    }
+
+
+def columns_of(samples: Sequence[Sample]) -> dict[str, np.ndarray | list[str]]:
+    """Labels of samples and their paths, separated by zeros, as columns of a store."""
+    paths = ["\0".join(path or "" for path in sample.paths) for sample in samples]
+    return {**labels_of(samples), "paths": paths}
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
@@ -106,19 +91,18 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
             raise UserError(
                 f"The features {place} are not all finite, or overflow; export them again."
             )
-        return (tensor.div_(lengths.clamp_min_(SMALLEST)) if normalise else tensor).numpy()
+        # in place; shorter ones are divided by 1e-12, as in F.normalize
+        return (tensor.div_(lengths.clamp_min_(1e-12)) if normalise else tensor).numpy()
 
     if place.is_dir():
-        store = open_store(place, STORE_ADVICE)
+        store = open_store(place, "run the export again, with --overwrite if it refuses")
         if store is None:
             raise UserError(
-                f"The folder {place} holds no features; give one that export_features.py --shards wrote."
+                f"The folder {place} holds no features; give one of export_features.py --shards."
             )
         features = store.features(prepare=prepare)
         if len(features) != store.origin.get("rows"):
-            raise UserError(
-                f"The export in {place} is not complete; run its command again, which continues where it stopped."
-            )
+            raise UserError(f"The export in {place} is not complete; run its command again.")
         labels = {
             name: np.concatenate([store.numbers(shard, name) for shard in store.shards])
             for name in LABELS
@@ -133,9 +117,8 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
             array.shape[1],
             lambda _, slices: np.concatenate([array[rows] for rows in slices]),
         )
-    return FeatureSet(
-        place, {name: origin[name] for name in SETTINGS}, features, **labels, names=names
-    )
+    settings = {name: origin[name] for name in SETTINGS}
+    return FeatureSet(place, settings, features, **labels, names=names)
 
 
 def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str], dict[str, Any]]:
@@ -150,7 +133,7 @@ def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str]
         raise UserError(
             f"The features {path} do not exist; give a file or folder that export_features.py wrote."
         ) from None
-    except FORMAT_ERRORS:
+    except Exception:  # a damaged archive raises many types
         raise UserError(
             f"The file {path} is damaged, or not of this version's export_features.py; export it again."
         ) from None

@@ -1,6 +1,5 @@
 """An index: features of a gallery of own images in a store, brought up to date with its images (docs/retrieval.md)."""
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.load import DEMO_SCHEMA, flat
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
 from demo_sdtps.modeling.checkpoints.loading import weights_file
@@ -54,14 +54,10 @@ class Index:
     """By shard the name of each triplet, and the stamp of its files (`Triplet.stamp`)."""
 
     def __post_init__(self) -> None:
-        self.rows = {
-            shard: list(
-                zip(
-                    self.store.texts(shard, "names"), self.store.texts(shard, "stamps"), strict=True
-                )
-            )
-            for shard in self.store.shards
-        }
+        self.rows = {}
+        for shard in self.store.shards:
+            columns = (self.store.texts(shard, column) for column in ("names", "stamps"))
+            self.rows[shard] = list(zip(*columns, strict=True))
 
     @property
     def names(self) -> list[str]:
@@ -84,10 +80,8 @@ class Index:
             if not all(kept):
                 del self.rows[shard]
                 if any(kept):
-                    self.add(
-                        list(compress(rows, kept)),
-                        self.store.features([shard]).take(np.flatnonzero(kept)),
-                    )
+                    features = self.store.features([shard]).take(np.flatnonzero(kept))
+                    self.add(list(compress(rows, kept)), features)
         self.commit()
 
     def commit(self) -> None:
@@ -103,10 +97,9 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
         if not triplets:
             return np.empty((0, reid.widths[pattern]), np.float32)
         shard = shard_for_rank(triplets)
+        images = zip(*(triplet.paths for triplet in shard), strict=True)
         try:
-            rows = reid.features(
-                *zip(*(triplet.paths for triplet in shard), strict=True), return_pattern=pattern
-            )
+            rows = reid.features(*images, return_pattern=pattern)
         except UserError:
             verify(path for triplet in shard for path in triplet.paths if path)
             raise
@@ -118,16 +111,11 @@ def extraction(reid: Extractor, pattern: int) -> Extract:
 def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triplet]:
     """The triplets without images that cannot be read, and without those that have no other. What is wrong is added to
     `broken` by path. Each of several processes reads a shard of them."""
-    damaged = unreadable(
-        path for triplet in shard_for_rank(triplets) for path in triplet.paths if path
-    )
-    for shard in all_gather_object(damaged):
-        broken.update(shard)
-    return [
-        triplet
-        for triplet in (triplet.without(broken) for triplet in triplets)
-        if any(triplet.paths)
-    ]
+    paths = (path for triplet in shard_for_rank(triplets) for path in triplet.paths if path)
+    for damaged in all_gather_object(unreadable(paths)):
+        broken.update(damaged)
+    remaining = [triplet.without(broken) for triplet in triplets]
+    return [triplet for triplet in remaining if any(triplet.paths)]
 
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
@@ -135,27 +123,17 @@ def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     # auto is another one on other hardware
     precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
     amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
-    groups = {
-        "MODEL": cfg.MODEL,
-        "INPUT": cfg.INPUT,
-        "TEST": {"NECK_FEAT": cfg.TEST.NECK_FEAT, "AMP": amp},
-    }
+    values = flat(cfg)
     keys = {
-        f"{group}.{name}": value
-        for group, values in groups.items()
-        for name, value in values.items()
+        key: values[key]
+        for key in DEMO_SCHEMA.by_name
+        if key.startswith(("MODEL.", "INPUT.")) and key not in NOT_IN_INDEX
     }
-    used = {key: value for key, value in keys.items() if key not in NOT_IN_INDEX}
-    # As it is read again: JSON has no tuples.
-    return json.loads(
-        json.dumps(
-            {
-                "checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)),
-                "return_pattern": pattern,
-                "configuration": used,
-            }
-        )
-    )
+    return {
+        "checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)),
+        "return_pattern": pattern,
+        "configuration": {**keys, "TEST.NECK_FEAT": cfg.TEST.NECK_FEAT, "TEST.AMP": amp},
+    }
 
 
 def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: bool) -> Index:
@@ -189,20 +167,17 @@ def update(
     extract together; the main one has the index, the others None.
     """
     changes, todo = broadcast_from_main(
-        lambda: _plan(index, triplets) if index is not None else (Changes(0, 0, 0), [])
+        lambda: _plan(index, triplets) if index else (Changes(0, 0, 0), [])
     )
     with progress(total=len(todo), desc="indexing", unit="triplet") as bar:
         for start in range(0, len(todo), SHARD_ROWS):
             rows = todo[start : start + SHARD_ROWS]
             chunk = check([triplets[row] for row in rows])
             # before the images are read
-            stamps = [triplet.stamp() for triplet in chunk] if index is not None else []
+            stamps = [(triplet.name, triplet.stamp()) for triplet in chunk] if index else []
             features = extract(chunk)
-            if index is not None and chunk:
-                index.add(
-                    [(triplet.name, stamp) for triplet, stamp in zip(chunk, stamps, strict=True)],
-                    features,
-                )
+            if index and chunk:
+                index.add(stamps, features)
                 index.commit()
             bar.update(len(rows))
     return changes
@@ -220,10 +195,8 @@ def _plan(index: Index, triplets: Sequence[Triplet]) -> tuple[Changes, list[int]
         for row, triplet in enumerate(triplets)
         if known.get(triplet.name) != stamps[triplet.name]
     ]
-    changed, removed = (
-        sum(triplets[row].name in known for row in todo),
-        len(known.keys() - stamps.keys()),
-    )
+    changed = sum(triplets[row].name in known for row in todo)
+    removed = len(known.keys() - stamps.keys())
     if changed or removed:
         index.drop(stamps)
     return Changes(len(todo) - changed, changed, removed), todo

@@ -18,7 +18,6 @@ from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.retrieval.store import Stack
 from demo_sdtps.runtime.progress import progress
 
-CSV_COLUMNS = ("query", "rank", "gallery", "distance")
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
 BLOCK_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
@@ -76,10 +75,9 @@ def rerank_hits(
     refined = np.empty(hits.rows.shape)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
         order = rows.argsort()
+        query = torch.from_numpy(queries[number : number + 1])
         features = torch.from_numpy(gallery.take(rows[order]))
-        refined[number, order] = k_reciprocal(
-            torch.from_numpy(queries[number : number + 1]), features
-        )[0].numpy()
+        refined[number, order] = k_reciprocal(query, features)[0].numpy()
     return _order_hits(hits.rows, refined.astype(np.float32), names, top)
 
 
@@ -95,8 +93,8 @@ def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarr
     values = np.full(rows.shape, np.inf, np.float32)
     size = max(1, BLOCK_ELEMENTS // (rows.shape[1] * queries.shape[1]))
     for start in range(0, len(rows), size):
-        wanted, place = np.unique(rows[start : start + size].clip(0), return_inverse=True)
-        features = gallery.take(wanted).astype(np.float64)
+        unique, place = np.unique(rows[start : start + size].clip(0), return_inverse=True)
+        features = gallery.take(unique).astype(np.float64)
         for number, row in enumerate(place.reshape(-1, rows.shape[1]), start):
             values[number] = np.square(features[row] - queries[number]).sum(axis=1)
     return np.where(rows < 0, np.float32(np.inf), values)
@@ -105,12 +103,11 @@ def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarr
 def write_csv(
     path: Path, queries: Sequence[str], hits_of_queries: Iterable[Iterable[tuple[str, float]]]
 ) -> None:
-    """Write COLUMNS with a line for each hit, by query and rank from 1, given the files of queries, and of hits with their
-    distances."""
+    """Write a line for each hit, by query and rank from 1, given the files of queries, and of hits with their distances."""
     # A file name may have bytes that are not UTF-8, which are written as they are.
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(CSV_COLUMNS)
+        writer.writerow(("query", "rank", "gallery", "distance"))
         for query, hits in zip(queries, hits_of_queries, strict=True):
             writer.writerows(
                 (query, rank, hit, f"{distance:.6f}")
@@ -134,9 +131,8 @@ def _order_hits(rows: np.ndarray, by_row: np.ndarray, names: Sequence[str], top:
     """The `top` first of each line of candidates (Q, count) with distances `by_row`, by distance, then by name."""
     hits = _no_hits(len(rows), top)
     for number, (line, values) in enumerate(zip(rows.tolist(), by_row, strict=True)):
-        order = nsmallest(
-            top, range(len(line)), key=lambda place: (values[place], names[line[place]])
-        )
+        places = range(len(line))
+        order = nsmallest(top, places, key=lambda place: (values[place], names[line[place]]))
         hits.rows[number], hits.distances[number] = rows[number, order], values[order]
     return hits
 

@@ -16,7 +16,6 @@ from demo_sdtps.runtime.distributed import check_single
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, write_json
 
-LABEL_NAMES = {"camera": "cams", "scene": "scenes"}
 MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
 """Configuration keys that change the rounding alone, as --dtype of an export does, or nothing."""
 
@@ -37,16 +36,15 @@ def rank_stores(arguments: argparse.Namespace) -> None:
     check_comparable(query, gallery, is_normalised)
     if arguments.csv and arguments.top > len(gallery):
         raise UserError(
-            f"--top is {arguments.top}, but the gallery {gallery.place} has {len(gallery)} samples; give at most "
-            "as many."
+            f"--top is {arguments.top}, but {gallery.place} has {len(gallery)} samples; lower it."
         )
-    key = "scene" if gallery.scenes.any() else "camera"
+    key, attribute = ("scene", "scenes") if gallery.scenes.any() else ("camera", "cams")
     features = np.concatenate([block for _, block in query.features])
     ranking = evaluate_stream(
         torch.from_numpy(features),
         gallery.features,
         (query.ids, gallery.ids),
-        [getattr(side, LABEL_NAMES[key]) for side in (query, gallery)],
+        [getattr(side, attribute) for side in (query, gallery)],
     )
     record = reid_record({gallery.settings["return_pattern"]: ranking})
     caption = (
@@ -56,14 +54,11 @@ def rank_stores(arguments: argparse.Namespace) -> None:
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
             hits = nearest(features, gallery.features, gallery.names, arguments.top)
-            write_csv(
-                both.enter_context(atomic_write(arguments.csv)),
-                list(query.names),
-                [
-                    [(gallery.names[row], distance) for row, distance in zip(*line, strict=True)]
-                    for line in zip(hits.rows.tolist(), hits.distances.tolist(), strict=True)
-                ],
-            )
+            named = [
+                [(gallery.names[row], distance) for row, distance in zip(*line, strict=True)]
+                for line in zip(*hits, strict=True)
+            ]
+            write_csv(both.enter_context(atomic_write(arguments.csv)), list(query.names), named)
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "patterns": record})
     print_lines(caption, *reid_table(record).splitlines())
@@ -74,11 +69,10 @@ def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) ->
     `normalise`, in whether they are normalised."""
     one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
     may_differ = {"configuration", *MAY_DIFFER, *(["normalised"] if normalise else [])}
-    for key in (
-        key for key in one if key in other and key not in may_differ and one[key] != other[key]
-    ):
-        values = "" if key == "checkpoint_sha256" else f", {one[key]!r} and {other[key]!r}"
-        raise UserError(
-            f"The features {query.place} and {gallery.place} are of different values of {key}{values}, so they "
-            "cannot be compared; export one of them again."
-        )
+    for key in one:
+        if key in other and key not in may_differ and one[key] != other[key]:
+            values = "" if key == "checkpoint_sha256" else f", {one[key]!r} and {other[key]!r}"
+            raise UserError(
+                f"The features {query.place} and {gallery.place} are of different values of {key}{values}; export "
+                "one of them again."
+            )

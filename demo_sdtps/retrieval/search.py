@@ -17,7 +17,7 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
-from demo_sdtps.retrieval.approximate import approximate, check_size
+from demo_sdtps.retrieval.approximate import CODES, approximate
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.gallery import (
     Changes,
@@ -28,7 +28,7 @@ from demo_sdtps.retrieval.gallery import (
     readable,
     update,
 )
-from demo_sdtps.retrieval.nearest import Hits, nearest, rerank_all, rerank_hits
+from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
@@ -57,16 +57,12 @@ def search(
     """Bring the index up to date in all processes; the main one, which alone has it, searches.
 
     `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
-
     """
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     gallery = read_folder(arguments.gallery, arguments.modality, cfg.MODEL.MODALITIES)
-    queries = (
-        read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
-        if queries is None
-        else queries
-    )
+    if queries is None:
+        queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
     depths(arguments, cfg, len(gallery))
     folder = arguments.index or default_index(arguments.gallery)
     check_equal((gallery, queries), "images")
@@ -76,12 +72,8 @@ def search(
         index = None
         if is_main():
             stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
-            index = open_index(
-                folder,
-                arguments.gallery,
-                origin_of(cfg, arguments.return_pattern),
-                arguments.rebuild,
-            )
+            origin = origin_of(cfg, arguments.return_pattern)
+            index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
         extract = extraction(reid or make_extractor(cfg), arguments.return_pattern)
         queries = check(queries)
         features = extract(queries)  # before the gallery, which may take hours
@@ -91,12 +83,8 @@ def search(
         print_lines(report(index, changes))
         by_name = {triplet.name: triplet.without(broken) for triplet in gallery}
         hits = hits_of(arguments, cfg, index, queries, features, by_name) if queries else []
-        return Found(
-            queries,
-            hits,
-            RERANKED if arguments.re_rank or has_all_images(arguments, cfg) else SQUARED,
-            broken,
-        )
+        is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
+        return Found(queries, hits, RERANKED if is_reranked else SQUARED, broken)
 
 
 def hits_of(
@@ -111,24 +99,25 @@ def hits_of(
     names, gallery = index.names, index.features()
     top, deepest = depths(arguments, cfg, len(names))
     wider = min(top + 1, len(names))  # a query may be among its hits
-    if has_all_images(arguments, cfg):
+    if reranks_all(arguments, cfg):
         hits = rerank_all(features, gallery, names, wider)
+    elif arguments.index_type == FLAT:
+        hits = nearest(features, gallery, names, max(deepest, wider))
     else:
-        hits = find(index, features, max(deepest, wider), arguments.index_type)
-        hits = rerank_hits(features, gallery, names, hits, wider) if arguments.re_rank else hits
+        hits, note = approximate(index, arguments.index_type, features, max(deepest, wider))
+        print_lines(note)
+    if arguments.re_rank:
+        hits = rerank_hits(features, gallery, names, hits, wider)
     results = []
     for query, rows, distances in zip(queries, *hits, strict=True):
         excluded = set() if arguments.keep_self else query.real_paths()
         line = zip((by_name[names[row]] for row in rows), distances.tolist(), strict=True)
-        results.append(
-            [(hit, distance) for hit, distance in line if excluded.isdisjoint(hit.real_paths())][
-                :top
-            ]
-        )
+        others = [hit for hit in line if excluded.isdisjoint(hit[0].real_paths())]
+        results.append(others[:top])
     return results
 
 
-def has_all_images(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
+def reranks_all(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
     """Whether queries and gallery are re-ranked as a whole, as in the evaluation."""
     return cfg.TEST.RE_RANKING == "yes" and not arguments.re_rank
 
@@ -140,40 +129,32 @@ def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[i
         raise UserError(f"No image of the gallery {arguments.gallery} can be read; replace some.")
     if top > gallery:
         raise UserError(
-            f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; give at most as many."
+            f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; lower it."
         )
     if arguments.re_rank and arguments.re_rank < top:
         raise UserError(
-            f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); give at least as many."
+            f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); raise it."
         )
-    if has_all_images(arguments, cfg) and (gallery > MOST_RERANKED or arguments.index_type != FLAT):
+    if reranks_all(arguments, cfg) and (gallery > MOST_RERANKED or arguments.index_type != FLAT):
         raise UserError(
-            f"TEST.RE_RANKING is yes, but a gallery of {gallery} triplets with --index_type {arguments.index_type} "
-            f"is not re-ranked as a whole (flat, at most {MOST_RERANKED}); give --re_rank K for the K nearest of "
-            "each query, or TEST.RE_RANKING no."
+            f"TEST.RE_RANKING yes re-ranks the whole gallery, but this one has {gallery} triplets, more than "
+            f"{MOST_RERANKED}, or --index_type is not flat; give --re_rank K for the K nearest of each query."
         )
-    check_size(arguments.index_type, gallery)
+    if arguments.index_type == "ivfpq" and gallery < CODES:
+        raise UserError(
+            f"The gallery has {gallery} triplets, but --index_type ivfpq needs {CODES} or more; use flat."
+        )
     return top, min(arguments.re_rank or top, gallery)
 
 
 def default_index(gallery: Path) -> Path:
     """Below runs/search, by the gallery's name and a digest of its path."""
     place = gallery.resolve()
-    return Path(
-        "runs", "search", f"{place.name}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}"
-    )
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()
+    return Path("runs", "search", f"{place.name}-{digest[:8]}")
 
 
 def report(index: Index, changes: Changes) -> str:
     """A line on the index and what has changed in it."""
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
     return f"Index {index.store.folder}: {len(index.names)} triplets ({counts or 'no change'})"
-
-
-def find(index: Index, features: np.ndarray, top: int, kind: str) -> Hits:
-    """The `top` nearest of each query; the recall of an approximate index is printed."""
-    if kind == FLAT:
-        return nearest(features, index.features(), index.names, top)
-    hits, note = approximate(index, kind, features, top)
-    print_lines(note)
-    return hits

@@ -58,19 +58,12 @@ class Stack:
     def take(self, rows: np.ndarray) -> np.ndarray:
         """The features of ascending `rows` (m,): (m, D)."""
         bounds = np.searchsorted(rows, self.starts)
-        return np.concatenate(
-            [
-                self.read(
-                    number,
-                    [
-                        slice(row, row + 1)
-                        for row in (rows[first:last] - self.starts[number]).tolist()
-                    ],
-                )
-                for number, (first, last) in enumerate(pairwise(bounds))
-                if first < last
-            ]
-        )
+        blocks = []
+        for number, (first, last) in enumerate(pairwise(bounds)):
+            if first < last:
+                places = (rows[first:last] - self.starts[number]).tolist()
+                blocks.append(self.read(number, [slice(place, place + 1) for place in places]))
+        return np.concatenate(blocks)
 
 
 @dataclass
@@ -88,20 +81,24 @@ class Store:
         self, shard: str, features: np.ndarray, columns: Mapping[str, np.ndarray | Sequence[str]]
     ) -> None:
         """Write a shard: features (n, D), and columns of n numbers or texts."""
-        arrays = {
-            name: column if isinstance(column, np.ndarray) else _encode_rows(column)
-            for name, column in columns.items()
-        }
+        arrays = {FEATURES: features}
+        for name, column in columns.items():
+            if not isinstance(column, np.ndarray):  # as bytes (n, width), padded by zeros
+                texts = np.array([os.fsencode(text) for text in column])
+                column = texts.view(np.uint8).reshape(len(texts), -1)
+            arrays[name] = column
         with atomic_write(self.folder / shard) as path:
-            path.write_bytes(save({FEATURES: features, **arrays}))
+            path.write_bytes(save(arrays))
 
     def commit(self, others: Sequence[str] = ()) -> None:
         """Make the `shards` count, and remove other files of stores but `others`."""
-        write_json(
-            self.folder / MANIFEST,
-            {"format": FORMAT, "origin": self.origin, "record": self.record, "shards": self.shards},
-        )
-        remove_own(self.folder, {MANIFEST, *self.shards, *others})
+        content = {"origin": self.origin, "record": self.record, "shards": self.shards}
+        write_json(self.folder / MANIFEST, {"format": FORMAT} | content)
+        current = {MANIFEST, *self.shards, *others}
+        for path in self.folder.iterdir():
+            if STORE_FILES.fullmatch(path.name) and path.name not in current:
+                with suppress(OSError):  # another program may have it open
+                    path.unlink()
 
     def numbers(self, shard: str, column: str) -> np.ndarray:
         with self._open_shard(shard) as file:
@@ -122,14 +119,14 @@ class Store:
         prepare: Callable[[np.ndarray], np.ndarray] = np.asarray,
     ) -> Stack:
         """The features of all shards, or of some, as `prepare` makes them of those that are read, (rows, D)."""
-        chosen = self.shards if shards is None else shards
+        names = self.shards if shards is None else shards
 
         def read(number: int, slices: Sequence[slice]) -> np.ndarray:
-            with self._open_shard(chosen[number]) as file:
-                rows = file.get_slice(FEATURES)
-                return prepare(np.concatenate([rows[part] for part in slices]))
+            with self._open_shard(names[number]) as file:
+                features = file.get_slice(FEATURES)
+                return prepare(np.concatenate([features[rows] for rows in slices]))
 
-        shapes = [self.shape(shard) for shard in chosen]
+        shapes = [self.shape(shard) for shard in names]
         return Stack([rows for rows, _ in shapes], shapes[0][1] if shapes else 1, read)
 
     @contextmanager
@@ -167,14 +164,6 @@ def check_own(folder: Path) -> None:
         )
 
 
-def remove_own(folder: Path, kept: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    """Remove the files of stores in a folder but those `kept`."""
-    for path in folder.iterdir():
-        if STORE_FILES.fullmatch(path.name) and path.name not in kept:
-            with suppress(OSError):  # another program may have it open
-                path.unlink()
-
-
 def check_origin(store: Store, origin: Mapping[str, Any]) -> None:
     """Raise `UserError` where the features of a store depend on something else than `origin`, naming the first difference."""
     was, now = (
@@ -183,16 +172,9 @@ def check_origin(store: Store, origin: Mapping[str, Any]) -> None:
     )
     for name in {**was, **now}:
         if was.get(name) != now.get(name):
-            values = (
-                "" if name.endswith("_sha256") else f" ({was.get(name)!r}, not {now.get(name)!r})"
-            )
-            what = name.removesuffix("_sha256").replace("_", " ") if name.islower() else name
+            what = f"{name} ({was.get(name)!r}, not {now.get(name)!r})"
+            if name.endswith("_sha256"):
+                what = name.removesuffix("_sha256")
             raise UserError(
-                f"The features in {store.folder} are of another {what}{values}, so they cannot be compared; "
-                f"{store.advice}."
+                f"The features in {store.folder} are of another {what}; {store.advice}."
             )
-
-
-def _encode_rows(texts: Sequence[str]) -> np.ndarray:
-    """Texts as bytes (n, width), padded by zeros."""
-    return np.array([os.fsencode(text) for text in texts]).view(np.uint8).reshape(len(texts), -1)

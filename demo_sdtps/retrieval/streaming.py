@@ -43,9 +43,7 @@ def evaluate_stream(
     row, own_rows, match = row[by_own], own_rows[by_own], match[by_own]
     value = _pair_distances(query, gallery, row, own_rows)
     if np.isnan(value).any():
-        raise ValueError(
-            "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
-        )
+        raise ValueError("Some distances are not numbers; check that features are finite.")
     limits = value[match][np.lexsort((value[match], row[match]))]
     matches = np.bincount(row[match], minlength=len(query))
     ahead = np.zeros(len(limits), np.int64)
@@ -54,9 +52,8 @@ def evaluate_stream(
             for first, block_rows in _row_slices(torch.from_numpy(block), len(query)):
                 distance = distances_of(query, block_rows, squared_lengths(block_rows)).numpy()
                 # Matches are counted by `rank_in_group`, other samples of the query's identity are excluded.
-                inside = slice(
-                    *np.searchsorted(own_rows, [start + first, start + first + len(block_rows)])
-                )
+                bounds = [start + first, start + first + len(block_rows)]
+                inside = slice(*np.searchsorted(own_rows, bounds))
                 distance[row[inside], own_rows[inside] - start - first] = np.inf
                 ahead += counts_within(distance, limits, matches, pool)
     return ranking_of(ahead + rank_in_group(matches), matches, max_rank)
@@ -72,9 +69,8 @@ def _pair_distances(
     for start in progress(range(0, len(samples), size), "matches", unit="block"):
         block = torch.from_numpy(gallery.take(samples[start : start + size]))
         for first, block_rows in _row_slices(block, len(query)):
-            inside = slice(
-                *np.searchsorted(place, [start + first, start + first + len(block_rows)])
-            )
+            bounds = [start + first, start + first + len(block_rows)]
+            inside = slice(*np.searchsorted(place, bounds))
             distance = distances_of(query, block_rows, squared_lengths(block_rows)).numpy()
             value[inside] = distance[row[inside], place[inside] - start - first]
     return value

@@ -61,18 +61,12 @@ class CaptionLoader(DataLoader):
 def caption_loader(
     cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase"
 ) -> CaptionLoader:
-    """Random batches of captions with their images; call `.batch_sampler.begin(epoch)` before each epoch.
-
-    `tokenizer` is a fast tokenizer of transformers.
-    """
-    sampler = shuffled_batches(
-        len(split.captions), "captions", cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.SEED
-    )
-    captions, long_captions = encode_captions(cfg, split, tokenizer)
+    """Random batches of captions with their images; call `.batch_sampler.begin(epoch)` before each epoch."""
+    count, batch_size = len(split.captions), cfg.SOLVER.IMS_PER_BATCH
+    sampler = shuffled_batches(count, "captions", batch_size, cfg.SOLVER.SEED)
+    texts = encode_captions(cfg, split, tokenizer)
     dataset = _image_dataset(cfg, split.paths, split.image_of, PerModality(CropTransform(cfg)))
-    return CaptionLoader(
-        dataset, captions, long_captions, batch_sampler=sampler, **loader_kwargs(cfg, dataset)
-    )
+    return CaptionLoader(dataset, *texts, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
@@ -88,24 +82,19 @@ def _image_dataset(
     """Samples (images, index): sample i has the image `files[image_of[i]]`."""
     paths = [(file,) for file in files]
     targets = [(index,) for index in range(len(image_of))]
-    return ImageDataset(
-        paths, targets, transform, use_cache(cfg, paths, _decode_images), _decode_images, image_of
-    )
+    cache = use_cache(cfg, paths, _decode_images)
+    return ImageDataset(paths, targets, transform, cache, _decode_images, image_of)
 
 
 def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
     """Batches of captions with prefetch."""
     for (images,), indices in collated_batches(loader):
         image_ids = [loader.dataset.source_of[index] for index in indices]
-        captions, lengths = pad_texts([loader.captions[index] for index in indices])
-        long_captions = long_lengths = None
+        captions = pad_texts([loader.captions[index] for index in indices])
+        dense: tuple[Any, Any] = (None, None)
         if loader.long_captions:
-            long_captions, long_lengths = pad_texts(
-                [loader.long_captions[image] for image in image_ids]
-            )
-        yield CaptionBatch(
-            images, captions, lengths, long_captions, long_lengths, torch.tensor(image_ids)
-        )
+            dense = pad_texts([loader.long_captions[image] for image in image_ids])
+        yield CaptionBatch(images, *captions, *dense, torch.tensor(image_ids))
 
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
@@ -118,34 +107,27 @@ def encode_captions(
     cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[list[list[int]], list[list[int]] | None]:
     """Tokens of the captions and, where there are any, of the long captions of a split."""
-    long_captions = split.long_captions and encode_texts(
-        tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS
-    )
-    return encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), long_captions or None
+    captions, long_captions = encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), None
+    if split.long_captions:
+        long_captions = encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
+    return captions, long_captions
 
 
 def encode_texts(
     tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], most: int
 ) -> list[list[int]]:
-    """Tokens of each text, [CLS] … [SEP], truncated to `most`; `tokenizer` is a fast one of transformers."""
+    """Tokens of each text, [CLS] … [SEP], truncated to `most`."""
     # Avoids a warning of the tokenizer in every loading process that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    return tokenizer(
-        list(texts),
-        truncation=True,
-        max_length=most,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-    )["input_ids"]
+    return tokenizer(list(texts), truncation=True, max_length=most)["input_ids"]
 
 
 def pad_texts(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (L) or word vectors (L, C) of texts → (B, longest L) or (B, longest L, C), padded with 0; lengths (B,) on the
     CPU."""
     tensors = [torch.as_tensor(text) for text in texts]
-    return pad_sequence(tensors, batch_first=True), torch.tensor(
-        [len(tensor) for tensor in tensors]
-    )
+    lengths = torch.tensor([len(tensor) for tensor in tensors])
+    return pad_sequence(tensors, batch_first=True), lengths
 
 
 def _decode_images(paths: Paths) -> Images:

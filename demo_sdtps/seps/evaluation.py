@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -31,8 +30,6 @@ from demo_sdtps.seps.recall import five_fold
 from demo_sdtps.seps.schema import EXAMPLE
 from demo_sdtps.seps.towers import load_tokenizer
 
-SPLIT_NAMES = ("train", "dev", "test")
-
 
 @dataclass(frozen=True)
 class RetrievalData:
@@ -51,7 +48,9 @@ class RetrievalData:
         return int(self.image_of.max()) + 1
 
 
-def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLIT_NAMES) -> dict[str, ImageTexts]:
+def read_caption_splits(
+    cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")
+) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES."""
     data = cfg.DATASETS
     splits = {
@@ -61,22 +60,19 @@ def read_caption_splits(cfg: CfgNode, names: Sequence[str] = SPLIT_NAMES) -> dic
     without = [name for name, split in splits.items() if split.long_captions is None]
     if 0 < len(without) < len(splits):
         raise UserError(
-            f"{data.NAMES} at {data.ROOT_DIR} has no long captions for its split {without[0]}, but for others; add "
-            "them, or set DATASETS.LONG_CAPTIONS to no."
+            f"{data.NAMES} at {data.ROOT_DIR} has long captions, but none for its split {without[0]}; add them, or set "
+            "DATASETS.LONG_CAPTIONS to no."
         )
     return splits
 
 
 def caption_warnings(splits: Mapping[str, ImageTexts]) -> list[str]:
     """Warnings about data that are probably a mistake, though training and evaluation can go on."""
-    shared = {
-        name: sorted({*splits["train"].paths} & {*splits[name].paths}) for name in ("dev", "test")
-    }
     return [
-        f"WARNING: {len(paths)} images are in training and {name}, the first {paths[0]}, so the figures are not those of "
+        f"WARNING: {len(paths)} images are in training and {name}, the first {min(paths)}, so the figures are not those of "
         "unseen ones; leave them out of one."
-        for name, paths in shared.items()
-        if paths
+        for name in ("dev", "test")
+        if (paths := {*splits["train"].paths} & {*splits[name].paths})
     ]
 
 
@@ -84,8 +80,7 @@ def check_folds(split: ImageTexts, folds: int) -> None:
     """Raise `UserError` where `folds` does not divide the number of images of a split."""
     if len(split.paths) % folds:
         raise UserError(
-            f"TEST.FOLDS is {folds}, but the split's {len(split.paths)} images do not make so many equal parts; "
-            "choose a number that divides them."
+            f"TEST.FOLDS is {folds}, which does not divide the split's {len(split.paths)} images; choose one that does."
         )
 
 
@@ -94,13 +89,8 @@ def make_retrieval_data(
 ) -> RetrievalData:
     """Tokenise a split for evaluation."""
     check_folds(split, folds)
-    return RetrievalData(
-        image_loader(cfg, split),
-        *encode_captions(cfg, split, tokenizer),
-        torch.tensor(split.image_of),
-        folds,
-        cfg.TEST.IMS_PER_BATCH,
-    )
+    texts, image_of = encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of)
+    return RetrievalData(image_loader(cfg, split), *texts, image_of, folds, cfg.TEST.IMS_PER_BATCH)
 
 
 def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:
@@ -127,10 +117,9 @@ def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
 
 def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
     """One line on what is evaluated: data set, split, images, captions and folds."""
-    folds = (
-        f", in {data.folds} parts of {data.images // data.folds} images" if data.folds > 1 else ""
-    )
-    return f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.captions)} captions{folds}"
+    caption = f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.captions)} captions"
+    parts = f", in {data.folds} parts of {data.images // data.folds} images"
+    return caption + parts if data.folds > 1 else caption
 
 
 def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
@@ -140,51 +129,35 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
     """
     with evaluating(model):
         device = next(model.parameters()).device
-        loaded = progress(
-            image_batches(data.loader), "encoding images", len(data.loader), unit="batch"
-        )
-        tokens = all_gather_rows(
-            torch.cat([model.image_tower(to_device(images, device)) for images in loaded]),
-            data.images,
-        )
-        words = _encode_texts(model, data.captions, data.batch, "encoding captions")
-        long = data.long_captions and _encode_texts(
-            model, data.long_captions, data.batch, "encoding long captions"
-        )
+        batches = image_batches(data.loader)
+        batches = progress(batches, "encoding images", len(data.loader), unit="batch")
+        local = [model.image_tower(to_device(images, device)) for images in batches]
+        tokens = all_gather_rows(torch.cat(local), data.images)
+        words = _encode_texts(model, data.captions, data.batch)
+        long = data.long_captions and _encode_texts(model, data.long_captions, data.batch)
         check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
-        matrix = torch.zeros(len(tokens), len(words))
-        blocks = [
-            (slice(int(fold[0]), int(fold[-1]) + 1), block)
-            for fold in torch.arange(len(tokens)).chunk(data.folds)
-            for block in _blocks(
-                torch.isin(data.image_of, fold).nonzero().flatten().tolist(), words, data.batch
-            )
-        ]
-
-        local_blocks = blocks[rank() :: world_size()]
+        matrix, blocks = torch.zeros(len(tokens), len(words)), []
+        for fold in torch.arange(len(tokens)).chunk(data.folds):
+            images = slice(int(fold[0]), int(fold[-1]) + 1)
+            members = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
+            blocks += [(images, block) for block in _blocks(members, words, data.batch)]
+        blocks = blocks[rank() :: world_size()]
 
         def compare_blocks() -> Iterator[list[torch.Tensor]]:
-            for images, block in local_blocks:
+            for images, block in blocks:
                 dense = long and pad_texts([long[data.image_of[caption]] for caption in block])
                 captions = pad_texts([words[caption] for caption in block])
                 yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
 
-        with progress(
-            total=sum(len(block) for _, block in local_blocks), desc="comparing", unit="caption"
-        ) as bar:
-            for (images, block), (similarity,) in zip(
-                local_blocks, on_cpu(compare_blocks()), strict=True
-            ):
-                matrix[images, block] = similarity
-                bar.update(len(block))
+        results = progress(on_cpu(compare_blocks()), "comparing", len(blocks), unit="block")
+        for (images, block), (similarity,) in zip(blocks, results, strict=True):
+            matrix[images, block] = similarity
     matrix = all_reduce(matrix)  # where another process compares, this one has zeros
     check_finite("The similarities", [matrix])
     return matrix
 
 
-def _encode_texts(
-    model: SEPS, texts: list[list[int]], batch: int, title: str
-) -> list[torch.Tensor]:
+def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[torch.Tensor]:
     """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
     device = next(model.parameters()).device
     blocks = _blocks(range(len(texts)), texts, batch)
@@ -192,25 +165,16 @@ def _encode_texts(
         [index for block in blocks[other :: world_size()] for index in block]
         for other in range(world_size())
     ]
-    encoded: list[torch.Tensor] = []
-    with progress(total=len(shares[rank()]), desc=title, unit="text") as bar:
-        for block in blocks[rank() :: world_size()]:
-            words, lengths = pad_texts([texts[index] for index in block])
-            vectors = model.text_tower(to_device(words, device), lengths)
-            encoded += [
-                tensor[:length] for tensor, length in zip(vectors, lengths.tolist(), strict=True)
-            ]
-            bar.update(len(block))
-    if world_size() > 1:
-        local = torch.cat([torch.empty(0, model.network.embed_size, device=device), *encoded])
-        counts = [[len(texts[index]) for index in tensor] for tensor in shares]
-        whole = all_gather_parts(local, list(map(sum, counts)))
-        encoded = [
-            vectors
-            for tensor, lengths in zip(whole, counts, strict=True)
-            for vectors in tensor.split(lengths)
-        ]
-    by_index = dict(zip(chain(*shares), encoded, strict=True))
+    encoded = [torch.empty(0, model.network.embed_size, device=device)]
+    for block in progress(blocks[rank() :: world_size()], "encoding captions", unit="block"):
+        words, lengths = pad_texts([texts[index] for index in block])
+        vectors = model.text_tower(to_device(words, device), lengths)
+        encoded += [tensor[:length] for tensor, length in zip(vectors, lengths, strict=True)]
+    counts = [[len(texts[index]) for index in share] for share in shares]
+    gathered = all_gather_parts(torch.cat(encoded), list(map(sum, counts)))
+    by_index: dict[int, torch.Tensor] = {}
+    for share, rows, sizes in zip(shares, gathered, counts, strict=True):
+        by_index |= zip(share, rows.split(sizes), strict=True)
     return [by_index[index] for index in range(len(texts))]
 
 

@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from demo_sdtps.config import UserError
 
 IMAGES, MAPPING = "images", "id_mapping.json"
-CAPTION_FILES = "{train,dev,test}_caps.txt, {train,dev,test}_ids.txt, id_mapping.json and images/"
+CAPTION_FILES = "{train,dev,test}_{caps,ids}.txt, id_mapping.json and images/"
 
 
 @dataclass(frozen=True)
@@ -30,40 +31,36 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
     folder = Path(root) / name
     if not folder.is_dir():
         raise UserError(
-            f"The data set {name} is not at {folder}, where a folder with {CAPTION_FILES} is expected; put it "
-            "there, or set DATASETS.ROOT_DIR and DATASETS.NAMES to its parent folder and its name."
+            f"The data set {name} is not at {folder}; put it there, with {CAPTION_FILES}, or set DATASETS.ROOT_DIR and "
+            "DATASETS.NAMES to its parent folder and its name."
         )
     caps_file, ids_file = folder / f"{split}_caps.txt", folder / f"{split}_ids.txt"
     captions, ids = _lines(caps_file), _lines(ids_file)
     per_id, rest = divmod(len(captions), len(ids))
     if rest:
         raise UserError(
-            f"{caps_file} has {len(captions)} captions and {ids_file} {len(ids)} ids, but there must be one id for "
-            "each caption, or one for each image with equally many captions; remove or add the lines that differ."
+            f"{caps_file} has {len(captions)} captions and {ids_file} {len(ids)} ids; give one id for each caption, or "
+            "for each image with equally many captions."
         )
     order: dict[str, int] = {}  # image id → index, by first appearance
     image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
-    paths = _paths(folder, ids_file, ids, order)
-    return ImageTexts(
-        paths, tuple(captions), tuple(image_of), _dense(folder, split, order, long_captions)
-    )
+    paths, dense = _paths(folder, ids_file, order), _dense(folder, split, order, long_captions)
+    return ImageTexts(paths, tuple(captions), tuple(image_of), dense)
 
 
-def _paths(folder: Path, ids_file: Path, ids: list[str], order: Iterable[str]) -> tuple[str, ...]:
+def _paths(folder: Path, ids_file: Path, order: Iterable[str]) -> tuple[str, ...]:
     file = folder / MAPPING
     mapping = _json(_text(file), str(file))
     paths = []
     for image_id in order:
         if image_id not in mapping:
             raise UserError(
-                f"{ids_file}, line {ids.index(image_id) + 1}: the image {image_id!r} is not in {file}; add it "
-                "there with its image, or remove its line and captions."
+                f"The image {image_id!r} of {ids_file} is not in {file}; add it, or remove its captions."
             )
         path = os.path.join(folder, IMAGES, mapping[image_id])
         if not os.path.isfile(path):
             raise UserError(
-                f"The image {path} of the image {image_id!r} ({file}) is missing; put it there or remove the "
-                f"image and its captions from {ids_file}."
+                f"The image {path} ({image_id!r} of {ids_file}) is missing; add it, or remove its captions."
             )
         paths.append(path)
     return tuple(paths)
@@ -80,42 +77,33 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
         caption = content.get("caption")
         if not isinstance(caption, str) or not caption.strip() or "id" not in content:
             raise UserError(
-                f'{file}, line {number}: a line must be {{"id": "image id", "caption": "text"}} with a text that '
-                "is not empty; correct it."
+                f'{file}, line {number}: the line must be {{"id": "image id", "caption": "text"}}; correct it.'
             )
         # the ids of MS-COCO are numbers in some files
         names_of[str(content["id"])] = caption.strip()
     missing = next((image_id for image_id in order if image_id not in names_of), None)
     if missing is not None:
         raise UserError(
-            f"{file} has no caption for the image {missing!r}, but every image of the split needs one; add it, or "
-            "set DATASETS.LONG_CAPTIONS to no."
+            f"{file} has no caption for the image {missing!r}; add it, or set DATASETS.LONG_CAPTIONS to no."
         )
     return tuple(names_of[image_id] for image_id in order)
 
 
 def _json(text: str, where: str) -> dict:
     """The JSON object of a text."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: no valid JSON ({error}); correct it.") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: {content!r:.50} is no JSON object; correct it.")
-    return content
+    with suppress(ValueError):
+        if isinstance(content := json.loads(text), dict):
+            return content
+    raise UserError(f"{where}: {text!r:.50} is no JSON object; correct it.")
 
 
 def _lines(file: Path) -> list[str]:
     """Stripped lines of a file."""
-    text = _text(file)
     # splitlines() would also split at characters that captions may contain (U+2028, U+0085, …).
-    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    if not text.strip():
-        raise UserError(f"{file} is empty; fill or replace it.")
+    lines = [line.strip() for line in _text(file).removesuffix("\n").split("\n")]
     if "" in lines:
         raise UserError(
-            f"{file}, line {lines.index('') + 1}: the line is empty; fill it, or remove it together with what "
-            "belongs to it in the other files."
+            f"{file}, line {lines.index('') + 1}: the line is empty; fill it, or remove all that belongs to it."
         )
     return lines
 
@@ -125,10 +113,6 @@ def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise UserError(
-            f"The file {file} is missing; add it: a data set has {CAPTION_FILES}."
-        ) from None
+        raise UserError(f"{file} is missing; a data set has {CAPTION_FILES}.") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"The file {file} is not UTF-8 ({error.reason}, byte {error.start}); save it as UTF-8."
-        ) from None
+        raise UserError(f"{file} is not UTF-8 ({error}); save it as UTF-8.") from None

@@ -32,11 +32,7 @@ class ContrastiveLoss(nn.Module):
 
 
 class RatioLoss(nn.Module):
-    """Squared difference of the ratio of kept patches and a target.
-
-    With a fixed number of kept patches the ratio is constant and the loss has no gradient; nor has it with Gumbel masks, whose
-    gradient is that of a softmax, which always sums to 1.
-    """
+    """Squared difference of the ratio of kept patches and a target; constant for a fixed number of them (docs/seps.md)."""
 
     def __init__(
         self, target_ratio: float = 0.5, lambda_sparse: float = 1.0, lambda_dense: float = 1.0
@@ -48,13 +44,9 @@ class RatioLoss(nn.Module):
         """One mask of any shape, or those of the sparse and optionally the dense captions → scalar."""
         if isinstance(score_mask, torch.Tensor):
             return (score_mask.mean() - self.target_ratio).square()
-        # the dense mask is optional
+        weighted = zip(self.lambdas, score_mask, strict=False)  # the dense mask is optional
         return reduce(
-            add,
-            (
-                weight * (mask.mean() - self.target_ratio).square()
-                for weight, mask in zip(self.lambdas, score_mask, strict=False)
-            ),
+            add, (weight * (mask.mean() - self.target_ratio).square() for weight, mask in weighted)
         )
 
 

@@ -62,12 +62,12 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
     """
     model, image_tower, text_tower = cfg.MODEL, ImageTower(cfg), TextTower(cfg, pretrained)
     report = f"{image_tower.load(model.PRETRAIN_PATH_T)}\n{text_tower.report}" if pretrained else ""
+    patches, ratios = image_tower.num_patches, (model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO)
     try:
         network = CrossSparseAggrNet(
-            embed_size=model.EMBED_SIZE,
-            num_patches=image_tower.num_patches,
-            sparse_ratio=model.SDTPS_SPARSE_RATIO,
-            aggr_ratio=model.SDTPS_AGGR_RATIO,
+            model.EMBED_SIZE,
+            patches,
+            *ratios,
             use_paper_version=model.PAPER_VERSION,
             top_k=model.TOP_K,
             use_gumbel_softmax=model.SDTPS_USE_GUMBEL,
@@ -77,8 +77,7 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
         )
     except ValueError as error:  # the ratios leave no patch
         raise UserError(
-            f"MODEL.SDTPS_SPARSE_RATIO {model.SDTPS_SPARSE_RATIO} and MODEL.SDTPS_AGGR_RATIO "
-            f"{model.SDTPS_AGGR_RATIO} do not fit the {image_tower.num_patches} patches of "
+            f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO {ratios} do not fit the {patches} patches of "
             f"{model.TRANSFORMER_TYPE}: {error}"
         ) from None
     return SEPS(image_tower, text_tower, network), report

@@ -35,9 +35,7 @@ from demo_sdtps.seps.relevance import (
 )
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
-"""Memory of the intermediate results of aggregation by device type: on a CPU the size of its cache, on a GPU enough to use it
-fully."""
-
+"""Memory of the intermediate results of aggregation by device type: a CPU's cache, and enough to use a GPU fully."""
 BLOCK = 4096  # pairs that are scored and selected at once; each needs a small part of the memory of aggregation
 
 
@@ -96,9 +94,8 @@ class CrossSparseAggrNet(nn.Module):
         if use_paper_version:
             self.sparse_net_cap = TokenSparse(embed_size, self.keep, beta)
             self.sparse_net_long = TokenSparse(embed_size, self.keep, beta)
-        self.aggr_net: DualTokenAggregation | TokenAggregation = (
-            DualTokenAggregation if self.is_dual else TokenAggregation
-        )(embed_size, out_tokens)
+        aggregation = DualTokenAggregation if self.is_dual else TokenAggregation
+        self.aggr_net = aggregation(embed_size, out_tokens)
         self.hrpa = HRPA(use_paper_version, top_k)
 
     def forward(
@@ -116,16 +113,14 @@ class CrossSparseAggrNet(nn.Module):
         optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
         """
         if (long_cap_embs is None) != (long_cap_lens is None):
-            raise ValueError(
-                "long_cap_embs and long_cap_lens belong together; give both or neither."
-            )
+            raise ValueError("Give both long_cap_embs and long_cap_lens, or neither.")
         caption, long = as_texts("cap", cap_embs, cap_lens), None
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
             long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
             if len(long.words) != len(caption.words):
                 raise ValueError(
-                    f"There are {len(caption.words)} captions and {len(long.words)} long ones; give one for each."
+                    "The numbers of captions and long captions differ; give one for each."
                 )
         images = self._images(img_embs, has_long=long is not None)
         with torch.autocast(img_embs.device.type, enabled=False):
@@ -139,9 +134,8 @@ class CrossSparseAggrNet(nn.Module):
         prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
         if prefix not in (0, 1):
             raise ValueError(
-                f"The image tokens are {tuple(tokens.shape)}, but they must be (images, tokens, width), not "
-                f"empty, with {self.num_patches} patches, for which this network was made, or "
-                f"{self.num_patches + 1} tokens, the first a class token."
+                f"The image tokens are {tuple(tokens.shape)}, but must be (images, tokens, width), not empty, of "
+                f"{self.num_patches} patches, optionally after a class token."
             )
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
         predictions = self.aggr_net.logits(patches)
@@ -177,15 +171,10 @@ class CrossSparseAggrNet(nn.Module):
             columns.append(torch.cat([similarity for similarity, _ in blocks]))
             # of a thousand images and five thousand captions the masks are gigabytes
             if self.training:
-                mask_columns.append(
-                    [
-                        torch.cat(masks, dim=1)
-                        for masks in zip(*(masks for _, masks in blocks), strict=True)
-                    ]
-                )
-        return torch.cat(columns, dim=1), tuple(
-            torch.cat(masks) for masks in zip(*mask_columns, strict=True)
-        )
+                branches = zip(*(masks for _, masks in blocks), strict=True)
+                mask_columns.append([torch.cat(masks, dim=1) for masks in branches])
+        masks = tuple(map(torch.cat, zip(*mask_columns, strict=True)))
+        return torch.cat(columns, dim=1), masks
 
     def _match(
         self, images: ImageFeatures, caption: Texts, long: Texts | None, tall: int
@@ -201,13 +190,12 @@ class CrossSparseAggrNet(nn.Module):
                 for predicted in images.predicted
             ]
             return self._compare(images, scores, caption, tall)
-        similarities_of = [
+        branches = [
             self._compare(images, [images.self_cosine + cosine], text, tall)
             for cosine, text in zip(guidance, texts, strict=True)
         ]
-        return reduce(add, (similarity for similarity, _ in similarities_of)), [
-            reduce(add, (mask for _, (mask,) in similarities_of))
-        ]
+        masks = reduce(add, (mask for _, (mask,) in branches))
+        return reduce(add, (similarity for similarity, _ in branches)), [masks]
 
     def _compare(
         self, images: ImageFeatures, scores: list[torch.Tensor], text: Texts, tall: int
@@ -217,12 +205,10 @@ class CrossSparseAggrNet(nn.Module):
         decisions = [select(score, self.keep, tau)[1] for score in scores]
         weights = reduce(add, map(dropped_weights, scores, decisions)) / len(scores)
         masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
-        similarity = concat(
-            max_sim_of_merged(images, masks, text, tall), single_max_sim(images, weights, text)
-        )
-        return relevance(
-            similarity, text.valid, None, self.hrpa.relevance_mlp, self.hrpa.top_k
-        ), decisions
+        merged = max_sim_of_merged(images, masks, text, tall)
+        matches = concat(merged, single_max_sim(images, weights, text))
+        mlp, top_k = self.hrpa.relevance_mlp, self.hrpa.top_k
+        return relevance(matches, text.valid, None, mlp, top_k), decisions
 
 
 def create_seps_model(

@@ -29,17 +29,13 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     # Not counted as ahead: the match itself and equally similar captions of the same image.
     ahead_of_captions = -torch.bincount(image_of[matched == best[image_of]], minlength=images)
     ahead_of_images = torch.full((captions,), -1, device=similarity.device)
-    rows = max(1, COMPARED_ELEMENTS // captions)
-    for start in range(0, images, rows):
-        block = similarity[start : start + rows]
+    size = max(1, COMPARED_ELEMENTS // captions)
+    for start in range(0, images, size):
+        rows = slice(start, start + size)
+        block = similarity[rows]
         if not block.isfinite().all():
-            raise ValueError(
-                "Some similarities are not finite, so nothing can be ranked by them; check that the embeddings "
-                "are finite."
-            )
-        ahead_of_captions[start : start + rows] += (
-            block >= best[start : start + rows, None]
-        ).count_nonzero(dim=1)
+            raise ValueError("Some similarities are not finite; check that the embeddings are.")
+        ahead_of_captions[rows] += (block >= best[rows, None]).count_nonzero(dim=1)
         ahead_of_images += (block >= matched).count_nonzero(dim=0)
     measures = {
         f"{way} R@{k}": 100 * (ahead < k).double().mean().item()
@@ -59,7 +55,6 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
     folds_results = []
     for start in range(0, len(similarity), size):
         inside = ((image_of >= start) & (image_of < start + size)).nonzero().squeeze(1)
-        folds_results.append(
-            retrieval(similarity[start : start + size, inside], image_of[inside] - start)
-        )
+        fold = similarity[start : start + size, inside]
+        folds_results.append(retrieval(fold, image_of[inside] - start))
     return {name: sum(fold[name] for fold in folds_results) / folds for name in folds_results[0]}

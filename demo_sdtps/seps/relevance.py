@@ -167,20 +167,11 @@ def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[in
     """Checked captions from words (T, L, C) and lengths (T,); the padding is not read. Raises `ValueError`."""
     # where they are: a GPU would be waited for at every look at them
     lengths = torch.as_tensor(lengths)
-    if (
-        lengths.is_floating_point()
-        or words.ndim != 3
-        or not len(words)
-        or lengths.shape != words.shape[:1]
-    ):
+    fits = words.ndim == 3 and len(words) > 0 and lengths.shape == words.shape[:1]
+    if not fits or not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
         raise ValueError(
             f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
-            f"{tuple(lengths.shape)} one whole number for each caption."
-        )
-    if not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
-        raise ValueError(
-            f"{name}_lens are from {int(lengths.min())} to {int(lengths.max())}, but a caption has at least 1 "
-            f"word and these are padded to {words.shape[1]}."
+            f"{lengths.tolist()} the number of words of each caption, at least 1."
         )
     counts = lengths.to(words.device, non_blocking=True).unsqueeze(1)
     valid = torch.arange(words.shape[1], device=words.device) < counts
@@ -201,12 +192,10 @@ def max_sim_of_merged(
 
     Log masks (V, T, N) of each branch → maxima of words (V, T, L) and of aggregated tokens (V, T, N_c).
     """
-    blocks = [
-        _merged_max_sim(
-            images.part(top, top + tall), [mask[top : top + tall] for mask in masks], text
-        )
-        for top in range(0, len(images.patches), tall)
-    ]
+    blocks = []
+    for top in range(0, len(images.patches), tall):
+        rows = [mask[top : top + tall] for mask in masks]
+        blocks.append(_merged_max_sim(images.part(top, top + tall), rows, text))
     return MaxSim(*map(torch.cat, zip(*blocks, strict=True)))
 
 
@@ -226,13 +215,11 @@ def single_max_sim(images: ImageFeatures, weights: torch.Tensor, text: Texts) ->
 
 def _merged_max_sim(images: ImageFeatures, masks: Sequence[torch.Tensor], text: Texts) -> MaxSim:
     # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
-    weights = reduce(
-        add,
-        (
-            (logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1)
-            for logits, mask in zip(images.logits, masks, strict=True)
-        ),
-    )
+    by_branch = [
+        (logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1)
+        for logits, mask in zip(images.logits, masks, strict=True)
+    ]
+    weights = reduce(add, by_branch)
     merged = (weights.flatten(1, 2) @ images.patches).unflatten(1, weights.shape[1:3])
     # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
     products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT

@@ -14,40 +14,31 @@ from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH,
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 
-def _shared_keys(name: str, **changed: Any) -> Key:
-    """Row of re-identification, optionally with another default or description."""
-    return DEMO_SCHEMA.by_name[name]._replace(**changed)
+def _shared(name: str, description: str | None = None, **changed: Any) -> Key:
+    """Row of re-identification, optionally with another description or default."""
+    key = DEMO_SCHEMA.by_name[name]._replace(**changed)
+    return key._replace(description=description or key.description)
 
 
 MOST_MAXIMA = 4096
-WORDS = (
-    lambda value: value >= 3,
-    "3 or greater, since a caption begins and ends with a special token",
-)
+WORDS = (lambda value: value >= 3, "3 or greater, since two tokens are special")
 
 KEYS = (
-    *map(_shared_keys, ("OUTPUT_DIR", "RESUME")),
-    *map(_shared_keys, ("MODEL.DEVICE", "MODEL.DEVICE_ID")),
+    *map(_shared, ("OUTPUT_DIR", "RESUME", "MODEL.DEVICE", "MODEL.DEVICE_ID")),
     Key(
         "MODEL.TRANSFORMER_TYPE",
         "vit_base_patch16_224",
         "image tower: a Vision Transformer of timm with at most one class token, or a Swin Transformer such as "
         "swin_base_patch4_window7_224",
     ),
-    _shared_keys(
+    _shared(
         "MODEL.PRETRAIN_PATH_T",
-        description="weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a "
-        "warning)",
+        "weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a warning)",
     ),
-    _shared_keys(
-        "MODEL.PATCH_SIZE",
-        description="side of a patch in pixels, for an image tower without pretrained weights; 0: that of the tower",
+    _shared(
+        "MODEL.PATCH_SIZE", "side of a patch in pixels, without pretrained weights; 0: the tower's"
     ),
-    _shared_keys(
-        "MODEL.DROP_PATH",
-        default=0.0,
-        description="stochastic depth of the last block of the image tower, linear from 0",
-    ),
+    _shared("MODEL.DROP_PATH", "stochastic depth of the image tower's last block", default=0.0),
     Key(
         "MODEL.TEXT_TOWER",
         "bert-base-uncased",
@@ -55,12 +46,7 @@ KEYS = (
     ),
     Key("MODEL.EMBED_SIZE", 512, "width of the joint embedding of patches and words", *WIDTH),
     Key("MODEL.PAPER_VERSION", True, "network of the paper; False: network of the published code"),
-    Key(
-        "MODEL.DUAL_AGGR",
-        True,
-        "aggregate the patches selected by the caption and by the long caption together; paper "
-        "version only",
-    ),
+    Key("MODEL.DUAL_AGGR", True, "aggregate by caption and long caption together (paper version)"),
     Key(
         "MODEL.TOP_K",
         5,
@@ -68,42 +54,32 @@ KEYS = (
         lambda value: 0 < value <= MOST_MAXIMA,
         f"greater than 0, at most {MOST_MAXIMA}, as there are no more words or tokens",
     ),
-    _shared_keys(
-        "MODEL.SDTPS_SPARSE_RATIO", description="share of the patches that are kept for a caption"
-    ),
-    _shared_keys(
-        "MODEL.SDTPS_AGGR_RATIO",
-        description="share of the kept patches that remains after aggregation",
-    ),
-    *map(_shared_keys, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
+    _shared("MODEL.SDTPS_SPARSE_RATIO", "share of the patches that are kept for a caption"),
+    _shared("MODEL.SDTPS_AGGR_RATIO", "share of the kept patches that remains after aggregation"),
+    *map(_shared, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
     Key("INPUT.SIZE", [224, 224], "[height, width] of the images", *SIZE),
-    _shared_keys("INPUT.PROB"),
+    _shared("INPUT.PROB"),
     Key(
         "INPUT.MIN_CROP",
         0.6,
-        "least share of the area of a random crop in training; 1: the whole image",
+        "least share of the area in a random crop; 1: the whole image",
         *RATIO,
     ),
-    *map(_shared_keys, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
-    Key(
-        "INPUT.MAX_WORDS",
-        64,
-        "most tokens of a caption, with the special tokens; longer ones are truncated",
-        *WORDS,
-    ),
-    Key("INPUT.MAX_LONG_WORDS", 256, "most tokens of a long caption, likewise", *WORDS),
+    *map(_shared, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
+    Key("INPUT.MAX_WORDS", 64, "tokens to which a caption is truncated, special ones too", *WORDS),
+    Key("INPUT.MAX_LONG_WORDS", 256, "tokens of a long caption, likewise", *WORDS),
     Key("DATASETS.NAMES", "f30k", "data set: the name of its folder, such as f30k, coco or shapes"),
-    _shared_keys("DATASETS.ROOT_DIR"),
+    _shared("DATASETS.ROOT_DIR"),
     Key(
         "DATASETS.LONG_CAPTIONS",
         "auto",
         "use long captions: yes, no, or auto (where the data set has them)",
         ("auto", "yes", "no"),
     ),
-    *map(_shared_keys, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
-    _shared_keys("SOLVER.SEED"),
+    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
+    _shared("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),
-    _shared_keys("SOLVER.MAX_EPOCHS", default=30),
+    _shared("SOLVER.MAX_EPOCHS", default=30),
     Key(
         "SOLVER.IMS_PER_BATCH",
         128,
@@ -111,11 +87,9 @@ KEYS = (
         lambda value: value >= 2,
         "2 or greater, since every caption needs a negative image",
     ),
-    _shared_keys(
-        "SOLVER.BASE_LR", default=2e-4, description="learning rate of everything but the towers"
-    ),
+    _shared("SOLVER.BASE_LR", "learning rate of everything but the towers", default=2e-4),
     Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", *POSITIVE),
-    _shared_keys("SOLVER.WEIGHT_DECAY", default=0.01),
+    _shared("SOLVER.WEIGHT_DECAY", default=0.01),
     Key(
         "SOLVER.STEPS",
         (9, 15, 20, 25),
@@ -128,13 +102,12 @@ KEYS = (
     ),
     Key("SOLVER.GAMMA", 0.3, "factor of the learning rates at each of STEPS", *POSITIVE),
     Key(
-        "SOLVER.GRAD_CLIP", 2.0, "largest norm of the gradient; larger ones are clipped", *POSITIVE
+        "SOLVER.GRAD_CLIP", 2.0, "norm of the gradient to which larger ones are clipped", *POSITIVE
     ),
     Key(
         "SOLVER.ALL_NEGATIVES_EPOCHS",
         1,
-        "number of first epochs with all negatives; afterwards the loss takes the hardest of "
-        "each image and of each caption",
+        "number of first epochs with all negatives; then the loss takes the hardest of each image and caption",
         *NOT_NEGATIVE,
     ),
     Key("SOLVER.MARGIN", 0.2, "margin of the contrastive loss", *NOT_NEGATIVE),
@@ -142,27 +115,17 @@ KEYS = (
     Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", *RATIO),
     Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", *NOT_NEGATIVE),
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
-    _shared_keys("SOLVER.AMP"),
-    _shared_keys(
-        "SOLVER.EVAL_PERIOD",
-        description="epochs between evaluations on the dev split; the last is always evaluated",
-    ),
-    *map(
-        _shared_keys,
-        (
-            "SOLVER.LOG_PERIOD",
-            "SOLVER.WANDB",
-            "SOLVER.CHECKPOINT_PERIOD",
-            "SOLVER.CHECKPOINT_MINUTES",
-        ),
-    ),
+    _shared("SOLVER.AMP"),
+    _shared("SOLVER.EVAL_PERIOD", "epochs between evaluations on the dev split, and at the end"),
+    *map(_shared, ("SOLVER.LOG_PERIOD", "SOLVER.WANDB")),
+    *map(_shared, ("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
-    _shared_keys("TEST.WEIGHT"),
+    _shared("TEST.WEIGHT"),
     Key("TEST.SPLIT", "test", "split that test_seps.py evaluates", ("train", "dev", "test")),
     Key(
         "TEST.FOLDS",
         1,
-        "number of equal parts of the test split that are evaluated separately and averaged; 5 for COCO 1K",
+        "equal parts of the test split that are evaluated apart and averaged; 5 for COCO 1K",
         *POSITIVE,
     ),
 )
@@ -172,8 +135,8 @@ def check_seps_cfg(cfg: CfgNode) -> None:
     """Raise `UserError` for the first invalid combination of values."""
     if cfg.MODEL.PATCH_SIZE and cfg.MODEL.PRETRAIN_PATH_T not in RANDOM_WEIGHTS:
         raise UserError(
-            f"MODEL.PATCH_SIZE is {cfg.MODEL.PATCH_SIZE}, but pretrained weights (MODEL.PRETRAIN_PATH_T) have a "
-            "patch size of their own; set it to 0, or PRETRAIN_PATH_T to 'none'."
+            f"MODEL.PATCH_SIZE is {cfg.MODEL.PATCH_SIZE}, but pretrained weights have a patch size of their own; set it to 0, "
+            "or MODEL.PRETRAIN_PATH_T to 'none'."
         )
     check_device(cfg)
     import timm  # slow to import
@@ -181,8 +144,8 @@ def check_seps_cfg(cfg: CfgNode) -> None:
     name = cfg.MODEL.TRANSFORMER_TYPE
     if not timm.is_model(name):
         raise UserError(
-            f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be a model of timm such as 'vit_base_patch16_224' "
-            f"or 'swin_base_patch4_window7_224'{nearest_name(name, timm.list_models())}."
+            f"MODEL.TRANSFORMER_TYPE is {name!r}, but must be a model of timm such as 'vit_base_patch16_224'"
+            f"{nearest_name(name, timm.list_models())}."
         )
 
 

@@ -17,8 +17,6 @@ from demo_sdtps.runtime.errors import check_extra
 if TYPE_CHECKING:
     from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
 
-VOCABULARY = ("tokenizer.json", "vocab.txt")
-"""Files of a tokenizer, one of which is required; without them transformers makes one with an empty vocabulary."""
 GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
 
 
@@ -38,8 +36,8 @@ class ImageTower(nn.Module):
         side = round(self.num_patches**0.5)
         if side * side != self.num_patches or side < 2:
             raise UserError(
-                f"INPUT.SIZE {list(cfg.INPUT.SIZE)} makes {self.num_patches} patches in {self.name}, but SEPS "
-                "needs a square grid of at least 2×2; make the images square, or larger."
+                f"INPUT.SIZE {list(cfg.INPUT.SIZE)} makes {self.num_patches} patches in {self.name}, which are no square grid "
+                "of at least 2×2; make the images square, or larger."
             )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -47,10 +45,8 @@ class ImageTower(nn.Module):
         return self.projection(self._tokens(images))
 
     def load(self, source: str) -> str:
-        """Load the weights of MODEL.PRETRAIN_PATH_T → a report; see `modeling.pretrained.load_pretrained`.
-
-        timm resizes position embeddings.
-        """
+        """Load the weights of MODEL.PRETRAIN_PATH_T, of which timm resizes position embeddings → a report, as
+        `modeling.checkpoints.pretrained.load_pretrained`."""
         if source in RANDOM:
             return RANDOM[source]
         weights = read_source(self.name, source)
@@ -60,14 +56,11 @@ class ImageTower(nn.Module):
             converted = convert(weights, self.tower) if convert else weights
         except Exception as error:  # a filter may raise anything for weights of another model
             raise UserError(
-                f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {self.name} (it holds {example}, …, and timm "
-                f"could not convert them: {error}); give weights of this tower, {OTHERS}."
+                f"MODEL.PRETRAIN_PATH_T {source} holds {example}, …, which timm cannot convert to {self.name} ({error}); "
+                f"give weights of this tower, {OTHERS}."
             ) from None
-        resized = [
-            name
-            for name, tensor in converted.items()
-            if name in weights and tensor.shape != weights[name].shape
-        ]
+        shapes = {name: tensor.shape for name, tensor in converted.items() if name in weights}
+        resized = [name for name, shape in shapes.items() if shape != weights[name].shape]
         return fill(self.tower, converted, self.name, source, resized, example)
 
     @property
@@ -99,48 +92,38 @@ class TextTower(nn.Module):
 
     def forward(self, words: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Token ids (B, L), lengths (B,) on their device or the CPU → word vectors (B, L, C), meaningless beyond a length."""
-        mask = (
-            torch.arange(words.shape[1], device=words.device)
-            < lengths.to(words.device, non_blocking=True)[:, None]
-        )
-        return self.projection(
-            self.tower(input_ids=words, attention_mask=mask.long()).last_hidden_state
-        )
+        counts = lengths.to(words.device, non_blocking=True)[:, None]
+        mask = torch.arange(words.shape[1], device=words.device) < counts
+        output = self.tower(input_ids=words, attention_mask=mask.long())
+        return self.projection(output.last_hidden_state)
 
 
 def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
     """Tokenizer of MODEL.TEXT_TOWER."""
     name = cfg.MODEL.TEXT_TOWER
-    if Path(name).is_dir() and not any(Path(name, file).is_file() for file in VOCABULARY):
+    # without one of these files transformers makes a tokenizer with an empty vocabulary
+    files = [Path(name, file) for file in ("tokenizer.json", "vocab.txt")]
+    if Path(name).is_dir() and not any(map(Path.is_file, files)):
         raise UserError(
-            f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one that holds a BERT and its "
-            "tokenizer, as transformers' save_pretrained writes them."
+            f"MODEL.TEXT_TOWER {name} is a folder without a tokenizer; give one with a BERT and its tokenizer."
         )
-    config = _bert_config(cfg)
-    tokenizer = _read_pretrained("AutoTokenizer", name, trust_remote_code=False)
-    if len(tokenizer) > config.vocab_size:
+    tokenizer, most = _read_pretrained("AutoTokenizer", name), _bert_config(name).vocab_size
+    if len(tokenizer) > most:
         raise UserError(
-            f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has "
-            f"{config.vocab_size}; give a folder in which they match."
+            f"MODEL.TEXT_TOWER {name} has a tokenizer of {len(tokenizer)} tokens, but its BERT has {most}; give a folder "
+            "in which they match."
         )
     return tokenizer
 
 
 def _create(cfg: CfgNode) -> nn.Module:
     model = cfg.MODEL
-    patch_size = {"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {}
+    options = {"img_size": tuple(cfg.INPUT.SIZE), "drop_path_rate": model.DROP_PATH}
+    if model.PATCH_SIZE:
+        options["patch_size"] = model.PATCH_SIZE
     try:
-        tower = timm.create_model(
-            model.TRANSFORMER_TYPE,
-            pretrained=False,
-            num_classes=0,
-            global_pool="",
-            img_size=tuple(cfg.INPUT.SIZE),
-            drop_path_rate=model.DROP_PATH,
-            **patch_size,
-        )
+        tower = timm.create_model(model.TRANSFORMER_TYPE, num_classes=0, global_pool="", **options)
     except (AssertionError, TypeError, ValueError, ZeroDivisionError) as error:
-        # unsupported arguments
         raise _unbuildable(cfg, error) from None
     # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
     is_swin = getattr(tower, "output_fmt", None) == "NHWC"
@@ -152,26 +135,24 @@ def _create(cfg: CfgNode) -> nn.Module:
 def _unbuildable(cfg: CfgNode, error: Exception) -> UserError:
     return UserError(
         f"MODEL.TRANSFORMER_TYPE {cfg.MODEL.TRANSFORMER_TYPE!r} takes no INPUT.SIZE {list(cfg.INPUT.SIZE)} with "
-        f"MODEL.PATCH_SIZE {cfg.MODEL.PATCH_SIZE} ({' '.join(str(error).split()).rstrip('.')}); change them, or "
-        f"{GOOD_TOWERS}"
+        f"MODEL.PATCH_SIZE {cfg.MODEL.PATCH_SIZE} ({' '.join(str(error).split())}); change them, or {GOOD_TOWERS}"
     )
 
 
 def _unfit_tower(name: str) -> UserError:
     return UserError(
-        f"MODEL.TRANSFORMER_TYPE is {name!r}, whose tokens are not patches with one class token or none; "
-        f"{GOOD_TOWERS}"
+        f"MODEL.TRANSFORMER_TYPE {name!r} has other tokens than patches and one class token or none; {GOOD_TOWERS}"
     )
 
 
 def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
     name = cfg.MODEL.TEXT_TOWER
-    config = _bert_config(cfg)
+    config = _bert_config(name)
+    most = config.max_position_embeddings
     for key in ("MAX_WORDS", "MAX_LONG_WORDS"):
-        if cfg.INPUT[key] > config.max_position_embeddings:
+        if cfg.INPUT[key] > most:
             raise UserError(
-                f"INPUT.{key} is {cfg.INPUT[key]}, but MODEL.TEXT_TOWER {name} takes at most "
-                f"{config.max_position_embeddings} words; lower it."
+                f"INPUT.{key} is {cfg.INPUT[key]}, but {name} takes at most {most} words; lower it."
             )
     if not pretrained:
         return _transformers().BertModel(config, add_pooling_layer=False), ""
@@ -180,38 +161,32 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
     )
     if missing := sorted(loading["missing_keys"]):
         raise UserError(
-            f"MODEL.TEXT_TOWER {name} is incomplete: {len(missing)} tensors are missing, the first "
-            f"{missing[0]}; give another folder or name."
+            f"MODEL.TEXT_TOWER {name} is incomplete: {missing[0]}, …, are missing; give another folder or name."
         )
     return bert.float(), f"text tower {name}: {len(bert.state_dict())} tensors loaded"
 
 
-def _bert_config(cfg: CfgNode) -> "BertConfig":
-    name = cfg.MODEL.TEXT_TOWER
-    config = _read_pretrained("AutoConfig", name, trust_remote_code=False)
-    if not isinstance(config, _transformers().BertConfig):
+def _bert_config(name: str) -> "BertConfig":
+    config = _read_pretrained("AutoConfig", name)
+    if config.model_type != "bert":
         raise UserError(
-            f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but SEPS reads captions with a BERT; give one such "
-            "as 'bert-base-uncased'."
+            f"MODEL.TEXT_TOWER {name} is a {config.model_type}, but must be a BERT such as 'bert-base-uncased'."
         )
     return config
 
 
 def _read_pretrained(kind: str, name: str, **options: Any) -> Any:
-    """`from_pretrained` of a class of transformers."""
+    """`from_pretrained` of a class of transformers, which executes no code of the folder or repository."""
     transformers = _transformers()
     try:
-        return getattr(transformers, kind).from_pretrained(name, **options)
+        return getattr(transformers, kind).from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises many types of errors
-        failure = (
-            "cannot be read"
-            if Path(name).is_dir()
-            else "is no folder here, and the Hugging Face hub did not give it"
-        )
+        is_folder = Path(name).is_dir()
+        failure = "cannot be read" if is_folder else "is no folder here, and not on the hub"
         reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
         raise UserError(
             f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
-            "that the hub knows, with network access."
+            "that the Hugging Face hub knows, with network access."
         ) from None
 
 

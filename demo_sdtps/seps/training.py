@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -63,13 +64,12 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
             to_device(tensor, self.device)
             for tensor in (batch.images, batch.captions, batch.image_ids)
         )
-        long_captions = (
-            None if batch.long_captions is None else to_device(batch.long_captions, self.device)
-        )
+        long_captions = batch.long_captions
+        if long_captions is not None:
+            long_captions = to_device(long_captions, self.device)
+        texts = captions, batch.lengths, long_captions, batch.long_lengths
         with autocast(self.device, self.precision):
-            similarities, masks = self.network(
-                images, captions, batch.lengths, long_captions, batch.long_lengths
-            )
+            similarities, masks = self.network(images, *texts)
         # Each of several processes has the rows of its images, and computes the loss of the whole batch.
         similarities, image_ids = all_gather(similarities.float()), all_gather(image_ids)
         loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
@@ -77,9 +77,9 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         return loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count}
 
     def evaluate(self, epoch: int) -> Evaluation:
-        splits = {"dev": self.dev} | (
-            {"test": self.test} if epoch == self.cfg.SOLVER.MAX_EPOCHS else {}
-        )
+        splits = {"dev": self.dev}
+        if epoch == self.cfg.SOLVER.MAX_EPOCHS:
+            splits["test"] = self.test
         metrics = {split: evaluate_retrieval(self.model, data) for split, data in splits.items()}
         scalars = {
             f"{split}/{name}": value
@@ -89,17 +89,14 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics))
 
     def describe(self, means: Mapping[str, float]) -> str:
-        return (
-            f"loss {means['loss']:.3f} (alignment {means['align']:.3f}, ratio {means['ratio']:.5f})"
-        )
+        parts = f"alignment {means['align']:.3f}, ratio {means['ratio']:.5f}"
+        return f"loss {means['loss']:.3f} ({parts})"
 
 
-def _ratios(
-    masks: torch.Tensor | tuple[torch.Tensor, ...],
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
+def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
     """In place of each mask the means of all processes' parts of it, (world size,): their mean is that of the whole mask."""
     if isinstance(masks, tuple):
-        return tuple(all_gather(mask.mean().unsqueeze(0)) for mask in masks)
+        return tuple(map(_ratios, masks))
     return all_gather(masks.mean().unsqueeze(0))
 
 
@@ -112,21 +109,19 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     loader = caption_loader(cfg, splits["train"], tokenizer)
     dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
     test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
-    sizes = ", ".join(
+    sizes = [
         f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
         for name, split in splits.items()
-    )
+    ]
     kind = "with" if splits["train"].long_captions else "without"
     notes = [
-        (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}, {kind} long captions"),
+        (logging.INFO, f"{cfg.DATASETS.NAMES}: {', '.join(sizes)}, {kind} long captions"),
         (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
         *((logging.WARNING, warning) for warning in caption_warnings(splits)),
     ]
-    digest = digest_data(
-        cfg.DATASETS.ROOT_DIR,
-        {f"{name} images": split.paths for name, split in splits.items()},
-        data_texts(splits, {"train": loader, "dev": dev, "test": test}),
-    )
+    paths = {f"{name} images": split.paths for name, split in splits.items()}
+    texts = data_texts(splits, {"train": loader, "dev": dev, "test": test})
+    digest = digest_data(cfg.DATASETS.ROOT_DIR, paths, texts)
     return SEPSTrainer(cfg, model.to(device), loader, dev, test, digest, notes)
 
 
@@ -136,27 +131,24 @@ def data_texts(
     """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
     texts: dict[str, Iterable[str]] = {}
     for name, split in splits.items():
-        texts[f"{name} captions"] = map(
-            repr, zip(split.image_of, encoded[name].captions, split.captions, strict=True)
-        )
-        if split.long_captions:
-            texts[f"{name} long captions"] = map(
-                repr, zip(encoded[name].long_captions or (), split.long_captions, strict=True)
-            )
+        tokens, long_tokens = encoded[name].captions, encoded[name].long_captions
+        captions = zip(split.image_of, tokens, split.captions, strict=True)
+        texts[f"{name} captions"] = map(repr, captions)
+        if split.long_captions and long_tokens:
+            long_captions = zip(long_tokens, split.long_captions, strict=True)
+            texts[f"{name} long captions"] = map(repr, long_captions)
     return texts
 
 
 def make_seps_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:
     """AdamW over all parameters, the towers at SOLVER.TOWER_LR_FACTOR times SOLVER.BASE_LR."""
     solver = cfg.SOLVER
-    groups = group_parameters(
-        model,
-        lambda name: (
-            solver.BASE_LR * (solver.TOWER_LR_FACTOR if name.startswith(TOWERS) else 1.0),
-            solver.WEIGHT_DECAY,
-        ),
-    )
-    return torch.optim.AdamW(groups, fused=True)
+
+    def settings_of(name: str) -> tuple[float, float]:
+        factor = solver.TOWER_LR_FACTOR if name.startswith(TOWERS) else 1.0
+        return solver.BASE_LR * factor, solver.WEIGHT_DECAY
+
+    return torch.optim.AdamW(group_parameters(model, settings_of), fused=True)
 
 
 def make_losses(cfg: CfgNode) -> SEPSLoss:
@@ -172,10 +164,7 @@ def make_losses(cfg: CfgNode) -> SEPSLoss:
 
 
 def set_rates(cfg: CfgNode, optimizer: torch.optim.Optimizer, epoch: int) -> None:
-    """Set the learning rates of an epoch, counted from 1: times SOLVER.GAMMA for each of SOLVER.STEPS reached.
-
-    STEPS are the reference's, which counts epochs from 0.
-    """
+    """Set the learning rates of an epoch, from 1: times GAMMA for each of STEPS reached, which count epochs from 0."""
     factor = cfg.SOLVER.GAMMA ** sum(step <= epoch - 1 for step in cfg.SOLVER.STEPS)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])

@@ -69,7 +69,7 @@ def steps(root, version) -> dict:
             losses.append(loss.item())
             parts.append(
                 {
-                    "own": len(batch.images),
+                    "local": len(batch.images),
                     "count": count,
                     "hardest": trainer.losses.align.max_violation,
                 }

@@ -87,8 +87,8 @@ def contrastive(scores, img_ids=None, margin=0.2, max_violation=False):
         for j in range(len(scores)):
             if ids[i] == ids[j]:
                 continue
-            for own, group in ((i, by_row[i]), (j, by_column[j])):
-                excess = margin + scores[i, j] - scores[own, own]
+            for match, group in ((i, by_row[i]), (j, by_column[j])):
+                excess = margin + scores[i, j] - scores[match, match]
                 if excess > 0:
                     group.append(excess)
     return sum(max(group) if max_violation else sum(group) for group in by_row + by_column)
@@ -104,23 +104,6 @@ def ratio(score_mask, target_ratio=0.5, lambda_sparse=1.0, lambda_dense=1.0):
     )
 
 
-def whole(
-    scores,
-    score_mask,
-    img_ids=None,
-    margin=0.2,
-    target_ratio=0.5,
-    ratio_weight=2.0,
-    max_violation=False,
-    lambda_sparse=1.0,
-    lambda_dense=1.0,
-):
-    """SEPSLoss: (sum, alignment, ratio)."""
-    align = contrastive(scores, img_ids, margin, max_violation)
-    kept = ratio(score_mask, target_ratio, lambda_sparse, lambda_dense)
-    return align + ratio_weight * kept, align, kept
-
-
 def part(weights, prefix):
     """What of the state dict is below `prefix`, by the names without it."""
     return {
@@ -131,19 +114,19 @@ def part(weights, prefix):
 def _scores(weights, patches, texts, beta, paper, dual):
     """The scores of the patches, a list of N for each branch; texts: the words of the caption and, if there, the long one."""
     with torch.no_grad():
-        own, *read = (
+        of_image, *of_texts = (
             [_cosine(patch, sum(vectors) / len(vectors)) for patch in patches]
             for vectors in (patches, *texts)
         )
         if paper:
-            own, *read = (sdtps._min_max(values) for values in (own, *read))
+            of_image, *of_texts = (sdtps._min_max(values) for values in (of_image, *of_texts))
     if not paper:
-        return [[own[i] + values[i] for i in range(len(patches))] for values in read]
+        return [[of_image[i] + values[i] for i in range(len(patches))] for values in of_texts]
     names = ["sparse_net_cap", "sparse_net_long"][: len(texts) if dual else 1]
     return [
         [
             (1 - 2 * beta) * _predict(weights, name, patch)
-            + beta * (sum(values[i] for values in read) + 2 * own[i])
+            + beta * (sum(values[i] for values in of_texts) + 2 * of_image[i])
             for i, patch in enumerate(patches)
         ]
         for name in names
@@ -164,10 +147,12 @@ def _decide(scores, sparse_ratio, noise, tau):
 
 def _open_similarity(weights, first, patches, texts, chosen, out_tokens, top_k):
     """Each branch's tokens against its own words."""
-    own = _aggregation(weights, "aggr_net.weight.")
+    aggregation = _aggregation(weights, "aggr_net.weight.")
     return sum(
         relevance(
-            torch.cat([first, sdtps.slim(own, patches, *branch, out_tokens)]), words, top_k=top_k
+            torch.cat([first, sdtps.slim(aggregation, patches, *branch, out_tokens)]),
+            words,
+            top_k=top_k,
         )
         for branch, words in zip(chosen, texts, strict=True)
     )

@@ -23,11 +23,8 @@ from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.retrieval import onnx_export
 
-SLIM = (
-    "MODEL.USE_SDTPS",
-    False,
-    *shlex.split("MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION"),
-    True,
+SLIM = shlex.split(
+    "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True"
 )
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 MODELS = {
@@ -58,47 +55,38 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
     """Of slimming, SDTPS, HDM and ATMoE, with preprocessing by the metadata alone; the last camera is the mean. Of images whose
     selection is a tie but for rounding, another patch may be kept."""
     opts = (*MODELS["saliency"], "MODEL.USE_SDTPS", True)
-    weights = checkpoint_file(
-        tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:])
-    )
-    code, stdout, stderr = command(
-        export_onnx.main, "--weight", weights, "--output", tmp_path / "m.onnx"
-    )
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:])
+    weights = checkpoint_file(tmp_path / "w.pth", cfg)
+    words = ("--weight", weights, "--output", tmp_path / "m.onnx")
+    code, stdout, stderr = command(export_onnx.main, *words)
     assert code == 0, stderr
     assert [line.split()[0] for line in stdout.splitlines()] == ["batch", "1", "3", "8", "Wrote"]
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    told = session.get_modelmeta().custom_metadata_map
-    size, mean, std = (
-        [int(told["height"]), int(told["width"])],
-        literal_eval(told["mean"]),
-        literal_eval(told["std"]),
-    )
-    fed = {}
+    about = session.get_modelmeta().custom_metadata_map
+    size = [int(about["height"]), int(about["width"])]
+    mean, std = literal_eval(about["mean"]), literal_eval(about["std"])
+    images = {}
     for name, paths in files.items():
-        pixels = torch.stack(
-            [
-                torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)
-                for path in paths
-            ]
+        pixels = [np.array(Image.open(path).convert("RGB")) for path in paths]
+        resized = v2.functional.resize(
+            torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2), size, antialias=True
         )
-        resized = v2.functional.resize(pixels, size, antialias=True)
-        fed[name] = v2.functional.normalize(resized * float(told["scale"]), mean, std).numpy()
+        images[name] = v2.functional.normalize(resized * float(about["scale"]), mean, std).numpy()
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
-    known, unknown = cameras_of(files), np.full(SHOWN, int(told["unknown_camera"]))
-    for cameras, given in ((np.array(known), known), (unknown, None)):
-        actual = session.run(None, {**fed, "camera": cameras})
+    known, unknown = cameras_of(files), np.full(SHOWN, int(about["unknown_camera"]))
+    for cameras, camera in ((np.array(known), known), (unknown, None)):
+        actual = session.run(None, {**images, "camera": cameras})
         expected = [
-            reid.features(**files, return_pattern=pattern, camera=given, normalise=False)
+            reid.features(**files, return_pattern=pattern, camera=camera, normalise=False)
             for pattern in RETURN_PATTERNS
         ]
-        inputs = [torch.from_numpy(part) for part in (*fed.values(), cameras)]
-        graph = onnx_export.Patterns(reid.model)
-        told = ~onnx_export.undecided_triplets(
-            graph, inputs, [torch.from_numpy(part) for part in expected]
+        inputs = list(map(torch.from_numpy, (*images.values(), cameras)))
+        is_clear = ~onnx_export.undecided_triplets(
+            onnx_export.Patterns(reid.model), inputs, list(map(torch.from_numpy, expected))
         )
-        assert told.any()
-        for own, theirs in zip(actual, expected, strict=True):
-            assert_close(own[told], theirs[told], *MODEL, *MODEL)
+        assert is_clear.any()
+        for one, other in zip(actual, expected, strict=True):
+            assert_close(one[is_clear], other[is_clear], *MODEL, *MODEL)
 
 
 def test_an_image_whose_selection_is_a_tie_is_told_from_others():
@@ -110,31 +98,20 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
         image[1] = 0.5
     with torch.no_grad():
         expected = graph(*inputs, cameras)
-    assert onnx_export.undecided_triplets(graph, (*inputs, cameras), expected).tolist() == [
-        False,
-        True,
-        False,
-    ]
+    is_undecided = onnx_export.undecided_triplets(graph, (*inputs, cameras), expected)
+    assert is_undecided.tolist() == [False, True, False]
 
 
 def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_path, monkeypatch):
     """Of images of the model's size and of larger ones, which Pillow and torchvision resize alike but for a few levels; and of
     the model in float16, whose inputs and outputs are float32."""
-    weights = checkpoint_file(
-        tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, "MODEL.USE_SDTPS", False)[2:])
-    )
-    assert (
-        command(export_onnx.main, "--weight", weights, "--output", tmp_path / "model.onnx")[0] == 0
-    )
-    (lines,) = (
-        block
-        for block in re.findall(
-            r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.S
-        )
-        if "onnxruntime.InferenceSession" in block
-    )
-    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "MODEL.USE_SDTPS", False)[2:])
+    weights = checkpoint_file(tmp_path / "w.pth", cfg)
     monkeypatch.chdir(tmp_path)
+    assert command(export_onnx.main, "--weight", weights, "--output", "model.onnx")[0] == 0
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.S)
+    (lines,) = (block for block in blocks if "onnxruntime.InferenceSession" in block)
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     paths = {"rgb": "a.jpg", "ni": "b.png", "ti": "c.png"}
     for precision, size, change in (
         ("float32", (16, 32), 0),
@@ -149,32 +126,26 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
         assert actual["features"].dtype == np.float32 and actual["features"].shape == expected.shape
         if not change:
             assert_close(actual["features"], expected, *MODEL, *MODEL)
-        others = reid.features(**{name: given[1:] for name, given in files.items()})
-        assert (
-            reid.distance(actual["features"], expected).max()
-            <= change * reid.distance(others, expected).min() + 1e-12
-        )
+        others = reid.features(**{name: images[1:] for name, images in files.items()})
+        allowed = change * reid.distance(others, expected).min() + 1e-12
+        assert reid.distance(actual["features"], expected).max() <= allowed
 
 
 def test_another_precision_is_compared_with_float32_on_the_test_split(tiny_root, command, tmp_path):
     """Of a model that reads RGB alone, whose graph has no other input. Equal distances may change places."""
     opts = ("MODEL.MODALITIES", "[RGB]", "MODEL.USE_SDTPS", False)
-    weights = checkpoint_file(
-        tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:])
-    )
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:])
+    weights = checkpoint_file(tmp_path / "w.pth", cfg)
     words = ("--weight", weights, "--output", tmp_path / "m.onnx", "--precision", "int8")
     code, stdout, stderr = command(export_onnx.main, *words)
     assert code == 0, stderr
     header, *rows = [line.split() for line in stdout.splitlines()[4:7]]
-    assert header == ["precision", "mAP", "Rank-1", "ms/triplet"] and [row[0] for row in rows] == [
-        "float32",
-        "int8",
-    ]
-    command(test_net.main, "--weight", weights, "--json", tmp_path / "m.json", "--overwrite")
-    assert {"3": {"mAP": float(rows[0][1]) / 100, "Rank-1": float(rows[0][2]) / 100}} == near(
-        {"3": {name: scores_of(tmp_path / "m.json")["3"][name] for name in ("mAP", "Rank-1")}},
-        printed=0.0005,
-    )
+    assert header == ["precision", "mAP", "Rank-1", "ms/triplet"]
+    assert [row[0] for row in rows] == ["float32", "int8"]
+    command(test_net.main, "--weight", weights, "--json", tmp_path / "m.json")
+    scores = scores_of(tmp_path / "m.json")["3"]
+    expected = near({"3": {name: scores[name] for name in ("mAP", "Rank-1")}}, printed=0.0005)
+    assert {"mAP": float(rows[0][1]) / 100, "Rank-1": float(rows[0][2]) / 100} == expected["3"]
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     assert [part.name for part in session.get_inputs()] == ["rgb", "camera"]
     assert "MatMulInteger" in str(onnx.load(tmp_path / "m.onnx").graph)

@@ -1,8 +1,9 @@
 """Features in shards: exported, opened, ranked and searched in a stream, with the results of features in memory."""
 
-import csv
 import json
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from commands import (
     cli_args_for,
     contents,
     near,
+    rows_of,
     scores_of,
 )
 from feature_stores import stack_of, whole_of
@@ -36,21 +38,14 @@ from demo_sdtps.retrieval.streaming import evaluate_stream
 from tests.reference import ranking
 
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
-SETTINGS = {
-    "return_pattern": 3,
-    "checkpoint_sha256": "0",
-    "normalised": False,
-    "data_set": "RGBNT201",
-    "configuration": {},
-}
+SETTINGS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False}
+SETTINGS |= {"data_set": "RGBNT201", "configuration": {}}
 
 
 @pytest.fixture(scope="module")
 def weights(tiny_root, tmp_path_factory):
-    return checkpoint_file(
-        tmp_path_factory.mktemp("weights") / "last.pth",
-        load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL]),
-    )
+    cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
+    return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth", cfg)
 
 
 @pytest.fixture
@@ -58,8 +53,8 @@ def export(tiny_root, weights, command, tmp_path):
     """Call export_features.py: → (exit code, stdout, stderr)."""
 
     def call(name, *words):
-        given = cli_args_for(tiny_root, "--weight", weights)
-        return command(export_features.main, *given, "--output", tmp_path / name, *words)
+        places = cli_args_for(tiny_root, "--weight", weights)
+        return command(export_features.main, *places, "--output", tmp_path / name, *words)
 
     return call
 
@@ -72,33 +67,22 @@ def test_shards_hold_what_the_file_holds(export, tmp_path):
     # Batches of other sizes differ by the roundings of both.
     assert_close(whole_of(actual), expected["features"], *MODEL, *MODEL)
     assert [*actual.names] == expected["paths"][:, 0].tolist()
-    paths = [
-        line
-        for shard in contents(tmp_path / "x")
-        if shard.startswith("shard")
-        for line in open_store(tmp_path / "x", "").texts(shard, "paths")
-    ]
-    assert [line.split("\0") for line in paths] == expected["paths"].tolist()
     for name in ("ids", "cams", "scenes"):
         assert np.array_equal(getattr(actual, name), expected[name])
     assert actual.settings == open_features(tmp_path / "x.npz").settings
-    actual = open_store(tmp_path / "x", "")
-    assert (actual.origin["split"], actual.record["checkpoint"]) == (
-        expected["split"].item(),
-        expected["checkpoint"].item(),
-    )
+    written = open_store(tmp_path / "x", "")
+    paths = [line for shard in written.shards for line in written.texts(shard, "paths")]
+    assert [line.split("\0") for line in paths] == expected["paths"].tolist()
+    assert written.origin["split"] == expected["split"]
+    assert written.record["checkpoint"] == expected["checkpoint"]
 
 
 def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):
-    assert (
-        export("half", "--shards", ROWS, "--dtype", "float16")[0]
-        == export("whole", "--shards", ROWS)[0]
-        == 0
-    )
-    half, whole = (
-        whole_of(open_features(tmp_path / name, normalise=False)) for name in ("half", "whole")
-    )
-    assert np.array_equal(half, whole.astype(np.float16))
+    arrays = {}
+    for dtype in ("float16", "float32"):
+        assert export(dtype, "--shards", ROWS, "--dtype", dtype)[0] == 0
+        arrays[dtype] = whole_of(open_features(tmp_path / dtype, normalise=False))
+    assert np.array_equal(arrays["float16"], arrays["float32"].astype(np.float16))
 
 
 def test_an_interrupted_export_writes_the_missing_shards_alone(export, tmp_path):
@@ -129,10 +113,10 @@ def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weight
     next(iter(changed["model"].values())).add_(1)
     torch.save(changed, other)
     cases = {
-        "another return pattern (3, not 2)": ("--return_pattern", "2"),
+        "another return_pattern (3, not 2)": ("--return_pattern", "2"),
         "another dtype": ("--dtype", "float16"),
-        "another checkpoint,": ("--weight", other),
-        "another samples,": ("DATASETS.ROOT_DIR", own_root),
+        "another checkpoint;": ("--weight", other),
+        "another samples;": ("DATASETS.ROOT_DIR", own_root),
         "another TEST.MISS": ("TEST.MISS", "r"),
     }
     for what, words in cases.items():
@@ -147,11 +131,8 @@ def test_folders_of_other_files_are_left_alone(export, tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "notes.txt").write_text("mine")
     code, _, stderr = export("x", "--shards", "--overwrite")
-    assert (
-        code == 2
-        and "has other files such as notes.txt" in stderr
-        and [*contents(tmp_path / "x")] == ["notes.txt"]
-    )
+    assert code == 2 and "has other files such as notes.txt" in stderr
+    assert [*contents(tmp_path / "x")] == ["notes.txt"]
 
 
 def write(folder, features, ids, cams, rows=ROWS):
@@ -162,26 +143,19 @@ def write(folder, features, ids, cams, rows=ROWS):
     ]
     actual = Store(folder, {**SETTINGS, "rows": len(features)}, "")
     for number, start in enumerate(range(0, len(features), rows)):
-        actual.shards.append(f"shard-{number:05}.safetensors")
-        actual.write(
-            actual.shards[-1],
-            features[start : start + rows],
-            columns_of(samples[start : start + rows]),
-        )
+        inside, shard = slice(start, start + rows), f"shard-{number:05}.safetensors"
+        actual.write(shard, features[inside], columns_of(samples[inside]))
+        actual.shards.append(shard)
     actual.commit()
     return folder
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write(tmp_path / "shards", np.eye(30, 8, dtype=np.float32), range(30), range(30))
 
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-8])
 
 
-def test_a_damaged_record_of_shards_is_named(folder):
+def test_a_damaged_record_of_shards_is_named(tmp_path):
+    folder = write(tmp_path / "x", np.eye(3, dtype=np.float32), range(3), range(3))
     cut(folder / "store.json")
     with pytest.raises(UserError, match=r"store\.json is damaged"):
         open_features(folder)
@@ -199,12 +173,7 @@ def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     assert_close(np.concatenate([block for _, block in blocks]), whole, 8, 1)
     for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
         assert_close(actual.features.take(rows), whole[rows], 8, 1)
-    assert [actual.names[row] for row in (0, 11, 12, 29)] == [
-        "0.jpg",
-        "11.jpg",
-        "12.jpg",
-        "29.jpg",
-    ] and len(actual.names) == 30
+    assert [*actual.names] == [f"{number}.jpg" for number in range(30)]
     plain = open_features(tmp_path / "x", normalise=False)
     assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
 
@@ -217,9 +186,8 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     query, gallery = (2 * query).round(), (2 * gallery).round()
     actual = evaluate_stream(query, stack_of(gallery.numpy(), size), labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
-    assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12) and torch.equal(
-        actual.cmc, expected.cmc
-    )
+    assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
+    assert torch.equal(actual.cmc, expected.cmc)
     assert_same(actual, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
 
 
@@ -230,78 +198,46 @@ def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     gallery = draws.standard_normal((40, 16)).astype(np.float16)
     gallery[28:] = gallery[draws.integers(0, 28, 12)]
     actual = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
-    queries = torch.nn.functional.normalize(torch.from_numpy(gallery[::9]).float()).numpy()
-    whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float())
-    expected = nearest(
-        queries, stack_of(whole.numpy(), 40), [f"{number}.jpg" for number in range(40)], 15
-    )
-    hits = nearest(queries, actual.features, actual.names, 15)
-    assert np.array_equal(hits.rows, expected.rows) and np.array_equal(
-        hits.distances, expected.distances
-    )
+    whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float()).numpy()
+    names = [f"{number}.jpg" for number in range(40)]
+    expected = nearest(whole[::9], stack_of(whole, 40), names, 15)
+    hits = nearest(whole[::9], actual.features, actual.names, 15)
+    assert all(map(np.array_equal, hits, expected))
 
 
 def test_ranking_exported_features_gives_the_figures_of_the_test_command(
-    export, command, tiny_root, weights, tmp_path
+    export, command, tiny_root, weights, tmp_path, monkeypatch
 ):
     """Queries from a file and from shards, of the same pattern, by test_net.py and rank_features.py."""
-    assert (
-        command(
-            test_net.main,
-            *cli_args_for(tiny_root, "--weight", weights),
-            "--json",
-            tmp_path / "t.json",
-        )[0]
-        == 0
-    )
-    for name, words in (
-        ("q.npz", ("--split", "query")),
-        ("q", ("--split", "query", "--shards", "9")),
-        ("g.npz", ()),
-        ("g", ("--shards",)),
-    ):
-        assert export(name, *words)[0] == 0
-    hits = []
+    monkeypatch.chdir(tmp_path)
+    words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json")
+    assert command(test_net.main, *words)[0] == 0
+    assert export("q.npz", "--split", "query")[0] == export("g", "--shards")[0] == 0
+    assert export("q", "--split", "query", "--shards", "9")[0] == export("g.npz")[0] == 0
+    words = shlex.split("--json x.json --csv x.csv --top 4 --overwrite")
     for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
         code, stdout, _ = command(
-            rank_features.main,
-            "--query",
-            tmp_path / query,
-            "--gallery",
-            tmp_path / gallery,
-            "--json",
-            tmp_path / "x.json",
-            "--csv",
-            tmp_path / "x.csv",
-            "--top",
-            "4",
-            "--overwrite",
+            rank_features.main, "--query", query, "--gallery", gallery, *words
         )
         assert code == 0 and "32 queries" in stdout and "3 both" in stdout
-        record = json.loads((tmp_path / "x.json").read_text())["patterns"]
-        assert record == near({"3": scores_of(tmp_path / "t.json")["3"]})
-        hits.append(list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines())))
-        assert len(hits[-1]) == 32 * 4 and all(
-            line["query"] == line["gallery"] for line in hits[-1][::4]
-        )
-    assert hits[0][0].keys() == {"query", "rank", "gallery", "distance"}
+        record = json.loads(Path("x.json").read_text())["patterns"]
+        assert record == near({"3": scores_of("t.json")["3"]})
+        header, *hits = rows_of("x.csv")
+        assert header == ["query", "rank", "gallery", "distance"] and len(hits) == 32 * 4
+        assert all(query == nearest_one for query, _, nearest_one, _ in hits[::4])
 
 
-def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path, folder):
-    assert (
-        export("q.npz", "--split", "query")[0]
-        == export("g", "--shards", "--return_pattern", "1")[0]
-        == 0
-    )
-    assert export("m.npz", "TEST.MISS", "r")[0] == 0
+def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path):
+    write(tmp_path / "other", np.eye(3, dtype=np.float32), range(3), range(3))
+    assert export("q.npz", "--split", "query")[0] == export("m.npz", "TEST.MISS", "r")[0] == 0
+    assert export("g", "--shards", "--return_pattern", "1")[0] == 0
     for gallery, what in (
         ("g", "return_pattern, 3 and 1"),
-        (folder, "checkpoint_sha256,"),
+        ("other", "checkpoint_sha256;"),
         ("m.npz", "TEST.MISS, 'None' and 'r'"),
     ):
-        code, _, stderr = command(
-            rank_features.main, "--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery
-        )
+        words = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery)
+        code, _, stderr = command(rank_features.main, *words)
         assert code == 2 and f"are of different values of {what}" in stderr
 
 
@@ -319,13 +255,8 @@ def test_memory_does_not_grow_with_the_gallery(tmp_path):
     """256 MB of features in half precision, beside a fourth of them."""
     peaks = []
     for name, rows in (("small", 32_768), ("large", 131_072)):
-        features = (
-            np.random.default_rng(0).standard_normal((rows, 1024), np.float32).astype(np.float16)
-        )
-        ids = np.arange(rows) % (rows // 4)
-        peaks.append(
-            peak_memory(
-                rank_and_search, write(tmp_path / name, features, ids, np.arange(rows), rows=8192)
-            )
-        )
+        features = np.random.default_rng(0).standard_normal((rows, 1024), np.float32)
+        labels = np.arange(rows) % (rows // 4), np.arange(rows)
+        folder = write(tmp_path / name, features.astype(np.float16), *labels, rows=8192)
+        peaks.append(peak_memory(rank_and_search, folder))
     assert peaks[1] - peaks[0] < 96 << 20

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 from commands import CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
@@ -24,56 +25,33 @@ ONE_NODE = [("--standalone", "--nproc_per_node=2")]
 
 
 def two_nodes():
-    port = free_port()
-    return [
-        (
-            "--nnodes=2",
-            f"--node_rank={rank}",
-            "--master_addr=127.0.0.1",
-            f"--master_port={port}",
-            "--nproc_per_node=1",
-        )
-        for rank in (0, 1)
-    ]
+    shared = f"--nnodes=2 --master_addr=127.0.0.1 --master_port={free_port()} --nproc_per_node=1"
+    return [(*shared.split(), f"--node_rank={rank}") for rank in (0, 1)]
 
 
 @pytest.fixture(scope="module")
 def words(tiny_root, tmp_path_factory):
-    weights = checkpoint_file(
-        tmp_path_factory.mktemp("weights") / "last.pth",
-        load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE]),
-    )
+    cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *LARGE])
+    weights = checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth", cfg)
     return cli_args_for(tiny_root, "--weight", weights, small=LARGE)
 
 
 @pytest.fixture
 def started():
     """Start the nodes' torchrun: → their processes, which end with the test."""
-    actual = []
+    with ExitStack() as stack:
 
-    def start(nodes, words):
-        for node in nodes:
-            line = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *node,
-                str(ROOT / "tools" / "export_features.py"),
-            ]
-            actual.append(
-                subprocess.Popen(
-                    [*line, *map(str, words)],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        return actual[-len(nodes) :]
+        def start(nodes, words):
+            processes = []
+            for node in nodes:
+                torchrun = [sys.executable, "-m", "torch.distributed.run", *node]
+                line = [*torchrun, str(ROOT / "tools" / "export_features.py"), *map(str, words)]
+                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+                processes.append(stack.enter_context(subprocess.Popen(line, **pipes)))
+                stack.callback(processes[-1].kill)
+            return processes
 
-    yield start
-    for process in actual:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 @pytest.fixture(scope="module")

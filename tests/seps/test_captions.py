@@ -18,7 +18,6 @@ from demo_sdtps.seps.captions import (
     encode_texts,
     image_batches,
     image_loader,
-    pad_texts,
 )
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
@@ -61,43 +60,22 @@ def texts_of(tokenizer, tokens, lengths):
 def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
     loaded = load_epoch(split, *PLAIN, "SOLVER.IMS_PER_BATCH", 5)
     assert len(loaded) == IMAGES * CAPTIONS // 5
-    seen = Counter()
+    counts = Counter()
     for batch in loaded:
         assert batch.images.dtype == torch.float32 and batch.images.shape == (5, 3, 32, 32)
-        assert (
-            batch.captions.dtype
-            == batch.lengths.dtype
-            == batch.image_ids.dtype
-            == batch.long_lengths.dtype
-            == torch.int64
-        )
+        whole = (batch.captions, batch.lengths, batch.image_ids, batch.long_lengths)
+        assert {tensor.dtype for tensor in whole} == {torch.int64}
         captions = texts_of(tokenizer, batch.captions, batch.lengths)
         dense = texts_of(tokenizer, batch.long_captions, batch.long_lengths)
         for number, image, caption, text in zip(
             batch.image_ids.tolist(), batch.images, captions, dense, strict=True
         ):
             assert_close(image, normalised(decode(split.paths[number])), *SCALED)
-            assert (
-                split.image_of[split.captions.index(caption)] == number
-                and text == split.long_captions[number]
-            )
-            seen[caption] += 1
+            assert split.image_of[split.captions.index(caption)] == number
+            assert text == split.long_captions[number]
+            counts[caption] += 1
     # 24 captions in batches of 5: the last four are dropped.
-    assert set(seen.values()) == {1} and len(seen) == 20
-
-
-def test_texts_begin_and_end_and_are_padded(split, tokenizer, load_epoch):
-    for batch in load_epoch(split):
-        for tokens, lengths in (
-            (batch.captions, batch.lengths),
-            (batch.long_captions, batch.long_lengths),
-        ):
-            assert tokens.shape == (8, lengths.max())
-            for ids, length in zip(tokens, lengths, strict=True):
-                assert (
-                    ids[0] == tokenizer.cls_token_id and ids[length - 1] == tokenizer.sep_token_id
-                )
-                assert (ids[:length] != 0).all() and (ids[length:] == 0).all()
+    assert set(counts.values()) == {1} and len(counts) == 20
 
 
 def test_encoded_texts(tokenizer):
@@ -109,23 +87,12 @@ def test_encoded_texts(tokenizer):
     assert encode_texts(tokenizer, texts, 4)[1] == [*encoded[1][:3], tokenizer.sep_token_id]
 
 
-def test_padded_texts():
-    tokens, lengths = pad_texts([[2, 7, 3], [2, 3], [2, 7, 8, 9, 3]])
-    assert tokens.tolist() == [
-        [2, 7, 3, 0, 0],
-        [2, 3, 0, 0, 0],
-        [2, 7, 8, 9, 3],
-    ] and lengths.tolist() == [3, 2, 5]
-    assert tokens.dtype == lengths.dtype == torch.int64
-
-
 def test_without_long_captions_there_are_none(split, load_epoch):
     short = ImageTexts(split.paths, split.captions, split.image_of, None)
     for batch, other in zip(load_epoch(short), load_epoch(split), strict=True):
         assert batch.long_captions is None and batch.long_lengths is None
-        assert torch.equal(batch.captions, other.captions) and torch.equal(
-            batch.images, other.images
-        )
+        assert torch.equal(batch.captions, other.captions)
+        assert torch.equal(batch.images, other.images)
 
 
 def test_captions_of_one_image_see_it_differently(split, load_epoch):
@@ -148,14 +115,13 @@ def test_evaluation_takes_every_image_once_in_order(shapes_root):
 
 
 def test_a_damaged_image_is_one_clean_error(shapes_root, tokenizer, tmp_path):
-    cfg = seps_tiny.cfg_for(
-        shutil.copytree(shapes_root, tmp_path / "own"), "DATASETS.CACHE", "no", *ALL
-    )
-    own = read_image_texts(tmp_path / "own", "shapes", "train")
-    cut_short(Path(own.paths[4]))
-    for take in (
-        lambda: caption_batches(caption_loader(cfg, own, tokenizer)),
-        lambda: image_batches(image_loader(cfg, own)),
+    root = shutil.copytree(shapes_root, tmp_path / "copy")
+    cfg = seps_tiny.cfg_for(root, "DATASETS.CACHE", "no", *ALL)
+    split = read_image_texts(root, "shapes", "train")
+    cut_short(Path(split.paths[4]))
+    for batches in (
+        caption_batches(caption_loader(cfg, split, tokenizer)),
+        image_batches(image_loader(cfg, split)),
     ):
-        message = message_of(lambda take=take: list(take()))
-        assert own.paths[4] in message and message.endswith("; replace it.") and "\n" not in message
+        message = message_of(list, batches)
+        assert split.paths[4] in message and message.endswith("; replace it.")

@@ -13,7 +13,7 @@ DENSE = {image: f"all that {image} shows" for image in IDS}
 MAPPING = {"7": "seven.jpg", "cat": "deep/er/cat.jpg", "40": "forty.png", "unused": "gone.jpg"}
 
 
-def write_data(root, ids=IDS, captions=CAPTIONS, dense=True, split="train"):
+def write_data(root, ids=IDS, captions=CAPTIONS):
     """A data set "set" of three images with two captions each."""
     folder = root / "set"
     for image in ("seven.jpg", "deep/er/cat.jpg", "forty.png"):
@@ -21,13 +21,10 @@ def write_data(root, ids=IDS, captions=CAPTIONS, dense=True, split="train"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"not decoded by the reader")
     (folder / "id_mapping.json").write_text(json.dumps(MAPPING))
-    (folder / f"{split}_caps.txt").write_text(
-        "".join(f"{caption}\n" for caption in captions), encoding="utf-8"
-    )
-    (folder / f"{split}_ids.txt").write_text("".join(f"{image}\n" for image in ids))
-    if dense:
-        lines = [json.dumps({"id": image, "caption": DENSE[image]}) for image in reversed(IDS)]
-        (folder / f"{split}_dense.jsonl").write_text("\n".join(lines))
+    dense = [json.dumps({"id": image, "caption": DENSE[image]}) for image in reversed(IDS)]
+    texts = {"train_caps.txt": captions, "train_ids.txt": ids, "train_dense.jsonl": dense}
+    for file, lines in texts.items():
+        (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return folder
 
 
@@ -53,13 +50,6 @@ def test_an_id_for_each_caption_in_any_order(tmp_path):
     assert actual.image_of == (0, 1, 0, 2, 2, 1)
 
 
-def test_splits_are_files(tmp_path):
-    write_data(tmp_path)
-    write_data(tmp_path, ids=("cat", "40"), captions=("one", "two"), split="testall")
-    actual = read_image_texts(tmp_path, "set", "testall")
-    assert actual.captions == ("one", "two") and actual.long_captions == (DENSE["cat"], DENSE["40"])
-
-
 def test_long_captions_where_wanted(tmp_path):
     write_data(tmp_path)
     assert read(tmp_path, long_captions="yes") == read(tmp_path)
@@ -78,42 +68,20 @@ def test_texts_are_unicode_and_lines_end_at_line_breaks_alone(tmp_path):
     assert read(tmp_path).captions == captions
 
 
-def replace_line(file, number, line):
-    lines = file.read_text().split("\n")
-    lines[number - 1] = line
-    file.write_text("\n".join(lines))
-
-
 @pytest.mark.parametrize(
-    ("damage", "place", "said"),
+    ("file", "lines", "said"),
     [
-        (
-            lambda folder: replace_line(folder / "train_caps.txt", 4, " \t"),
-            "train_caps.txt, line 4",
-            "the line is empty",
-        ),
-        (
-            lambda folder: (folder / "images/deep/er/cat.jpg").unlink(),
-            "images/deep/er/cat.jpg",
-            "'cat'",
-        ),
-        (
-            lambda folder: (folder / "train_caps.txt").write_text("a\n" * 7),
-            "train_caps.txt",
-            "7 captions",
-        ),
-        (
-            lambda folder: replace_line(
-                folder / "train_dense.jsonl", 2, '{"id": "dog", "caption": "x"}'
-            ),
-            "train_dense.jsonl",
-            "no caption for",
-        ),
+        ("train_caps.txt", (*CAPTIONS[:3], " \t", *CAPTIONS[4:]), ", line 4: the line is empty"),
+        ("images/deep/er/cat.jpg", None, " ('cat' of "),
+        ("train_caps.txt", "a" * 7, " has 7 captions"),
+        ("train_dense.jsonl", ['{"id": "dog", "caption": "x"}'], " has no caption for"),
+        ("id_mapping.json", ["[]"], ": '[]' is no JSON object"),
     ],
-    ids=["an empty caption", "no image", "too many captions", "no long caption"],
 )
-def test_a_mistake_is_reported_with_its_file(tmp_path, damage, place, said):
+def test_a_mistake_is_reported_with_its_file(tmp_path, file, lines, said):
     folder = write_data(tmp_path)
-    damage(folder)
+    (folder / file).unlink()
+    if lines:
+        (folder / file).write_text("\n".join(lines))
     message = message_of(read, tmp_path)
-    assert str(folder / place) in message and said in message and "\n" not in message
+    assert f"{folder / file}{said}" in message and "\n" not in message

@@ -57,8 +57,8 @@ def test_two_processes_step_like_one(stepped):
         for name, value in alone["state"].items():
             assert_close(actual["state"][name], value, *BOTH, scale=furthest)
         for one, two in zip(alone["parts"], actual["parts"], strict=True):
-            assert one.keys() == two.keys() and two["own"] == one["own"] / 2
-            for name in one.keys() - {"own"}:
+            assert one.keys() == two.keys() and two["local"] == one["local"] / 2
+            for name in one.keys() - {"local"}:
                 assert_close(two[name], one[name], *BOTH)
     first, second = shared
     assert first["losses"] == second["losses"]

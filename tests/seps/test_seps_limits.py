@@ -32,10 +32,10 @@ def test_memory_does_not_grow_with_the_captions():
     """Forty times as many captions add what they themselves take, and their similarities."""
     images, patches, width = 100, 64, 32
     few, many = (peak_memory(compare, images, captions, patches, width) for captions in (50, 2000))
-    own = 2000 * (24 + 60) * width * 4  # words of captions and long captions, in float32
+    words = 2000 * (24 + 60) * width * 4  # words of captions and long captions, in float32
     # weights and merged tokens of all pairs
     merged = images * 2000 * int(patches * 0.2) * (patches + width) * 4
-    assert own < many - few < merged / 4
+    assert words < many - few < merged / 4
 
 
 @pytest.mark.parametrize("paper", [False, True])

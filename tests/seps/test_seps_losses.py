@@ -31,27 +31,15 @@ def draw(seed, patches=10):
     scores = (places - BATCH**2 / 2 + 12.5 * torch.eye(BATCH)) / 32
     uniform = torch.rand(4, BATCH, BATCH, patches, generator=draws)
     hard = [(uniform[place] < share).float() for place, share in enumerate((0.2, 0.8))]
-    return (
-        scores,
-        hard,
-        [(64 * uniform[place] ** power).round() / 64 for place, power in ((2, 3), (3, 1 / 3))],
-    )
-
-
-def as_tensor(img_ids):
-    return None if img_ids is None else torch.tensor(img_ids)
+    soft = [(64 * uniform[place] ** power).round() / 64 for place, power in ((2, 3), (3, 1 / 3))]
+    return scores, hard, soft
 
 
 def assert_equal(actual, expected):
-    """(value, gradient) of both, the gradient of zeros exactly."""
-    assert_value(actual[0], expected[0])
+    """(value, gradient) of both, the gradient of zeros exactly; similarities are up to 1."""
+    assert actual[0].shape == ()
+    assert_close(actual[0], expected[0], *SUMS, scale=max(1.0, float(expected[0])))
     assert_close(actual[1], expected[1], *SUMS)
-
-
-def assert_value(actual, expected):
-    """Of similarities of up to 1."""
-    assert actual.shape == ()
-    assert_close(actual, expected, *SUMS, scale=max(1.0, float(expected)))
 
 
 @VIOLATION
@@ -78,7 +66,7 @@ def test_golden_ratio():
         ("single", (sparse,)),
         ("tensor", sparse + dense),
     ):
-        for loss in (RatioLoss(*arguments), lambda given: reference.ratio(given, *arguments)):
+        for loss in (RatioLoss(*arguments), lambda masks: reference.ratio(masks, *arguments)):
             assert relative_error(loss(mask), case.arrays[f"ratio_{name}"]) < 1e-5, name
 
 
@@ -90,8 +78,8 @@ def test_the_contrastive_loss_and_its_gradient_are_those_of_loops(img_ids, max_v
     expected = with_gradient(
         lambda leaf: reference.contrastive(leaf, img_ids, margin, max_violation), scores.double()
     )
-    loss = ContrastiveLoss(margin, max_violation)
-    assert_equal(with_gradient(lambda leaf: loss(leaf, as_tensor(img_ids)), scores), expected)
+    loss, ids = ContrastiveLoss(margin, max_violation), img_ids and torch.tensor(img_ids)
+    assert_equal(with_gradient(lambda leaf: loss(leaf, ids), scores), expected)
 
 
 @pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
@@ -100,42 +88,12 @@ def test_the_contrastive_loss_and_its_gradient_are_those_of_loops(img_ids, max_v
 def test_the_ratio_loss_and_its_gradient_are_those_of_loops(weights, kind, soft):
     both = torch.stack(draw(4)[2 if soft else 1])
 
-    def given(leaf):
+    def masks_of(leaf):
         return {"tensor": leaf.sum(0), "single": (leaf[0],), "pair": tuple(leaf)}[kind]
 
     assert_equal(
-        with_gradient(lambda leaf: RatioLoss(*weights)(given(leaf)), both),
-        with_gradient(lambda leaf: reference.ratio(given(leaf), *weights), both.double()),
-    )
-
-
-@pytest.mark.parametrize("kind", ["tensor", "single", "pair"])
-@VIOLATION
-@IDS
-def test_the_whole_loss_and_its_gradient_are_those_of_loops(img_ids, max_violation, kind):
-    scores, _, (sparse, dense) = draw(6)
-    arguments = {
-        "margin": 0.3,
-        "target_ratio": 0.4,
-        "ratio_weight": 1.7,
-        "max_violation": max_violation,
-        "lambda_sparse": 1.5,
-        "lambda_dense": 0.7,
-    }
-    mask = {"tensor": sparse + dense, "single": (sparse,), "pair": (sparse, dense)}[kind]
-    exact = mask.double() if kind == "tensor" else tuple(one.double() for one in mask)
-    actual = SEPSLoss(**arguments)(scores, mask, as_tensor(img_ids))
-    expected = reference.whole(scores.double(), exact, img_ids, **arguments)
-    assert len(actual) == 3
-    for one, other in zip(actual, expected, strict=True):
-        assert_value(one, other)
-    assert_equal(
-        with_gradient(
-            lambda leaf: SEPSLoss(**arguments)(leaf, mask, as_tensor(img_ids))[0], scores
-        ),
-        with_gradient(
-            lambda leaf: reference.whole(leaf, exact, img_ids, **arguments)[0], scores.double()
-        ),
+        with_gradient(lambda leaf: RatioLoss(*weights)(masks_of(leaf)), both),
+        with_gradient(lambda leaf: reference.ratio(masks_of(leaf), *weights), both.double()),
     )
 
 

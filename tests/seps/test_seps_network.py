@@ -62,8 +62,8 @@ def draw(seed, has_class=True, has_long=True):
 def exact(inputs):
     """The same inputs in float64, as new leaves."""
     return [
-        given.detach().double().requires_grad_() if given.is_floating_point() else given
-        for given in inputs
+        tensor.detach().double().requires_grad_() if tensor.is_floating_point() else tensor
+        for tensor in inputs
     ]
 
 
@@ -89,7 +89,9 @@ def of_leaves(parameters, inputs):
         name.replace("aggr_net.scale", f"{last}.scale"): leaf for name, leaf in parameters.items()
     }
     leaves |= {
-        f"input {place}": given for place, given in enumerate(inputs) if given.is_floating_point()
+        f"input {place}": tensor
+        for place, tensor in enumerate(inputs)
+        if tensor.is_floating_point()
     }
     return {
         name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -127,9 +129,9 @@ def first_clear(make):
     """`make(attempt)` of the first attempt in which nothing that the reference chooses hangs on roundings."""
     for attempt in count():
         with gaps() as actual:
-            made = make(attempt)
+            result = make(attempt)
         if min(actual) > 2 * tolerance(*PATH):  # of cosines, and of scores up to 2
-            return made
+            return result
 
 
 def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **more):
@@ -159,25 +161,18 @@ def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **m
             for name, value in network.named_parameters()
         }
         others = exact(inputs)
-        return (
-            network,
-            inputs,
+        expected = reference.similarities(
             weights,
-            others,
-            flattened(
-                reference.similarities(
-                    weights,
-                    *others,
-                    paper=version != "open",
-                    dual=version != "paper single",
-                    sparse_ratio=ratio,
-                    aggr_ratio=0.5,
-                    tau=tau,
-                    noises=noises,
-                    **more,
-                )
-            ),
+            *others,
+            paper=version != "open",
+            dual=version != "paper single",
+            sparse_ratio=ratio,
+            aggr_ratio=0.5,
+            tau=tau,
+            noises=noises,
+            **more,
         )
+        return network, inputs, weights, others, flattened(expected)
 
     return first_clear(attempt)
 
@@ -284,44 +279,27 @@ def test_padded_words_play_no_part(version):
 @pytest.mark.parametrize("paper", [False, True], ids=["open", "paper"])
 def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
     """The module, its functional form and the loops; masked tokens are as if they were not there."""
-    mask = (
-        torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 1, 0, 0, 1, 0]])
-        if masked
-        else None
-    )
+    mask = None
+    if masked:
+        mask = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 1, 0, 0, 1, 0]])
 
     def attempt(number):
         torch.manual_seed(seeded(31 + 50 * number))
         module = HRPA(paper, top_k=5)
-        leaves = (
-            torch.randn(3, 8, WIDTH).requires_grad_(),
-            torch.randn(words, WIDTH).requires_grad_(),
-        )
-        mlp = (
-            {name: value.double() for name, value in module.relevance_mlp.state_dict().items()}
-            if paper
-            else None
-        )
+        leaves = [torch.randn(*size, WIDTH).requires_grad_() for size in ((3, 8), (words,))]
+        mlp = module.relevance_mlp and module.relevance_mlp.state_dict()
+        mlp = mlp and {name: value.double() for name, value in mlp.items()}
         tokens, text = others = exact(leaves)
-        return (
-            module,
-            leaves,
-            others,
-            torch.stack(
-                [
-                    reference.relevance(
-                        tokens[place], text, mlp, 5, None if mask is None else mask[place]
-                    )
-                    for place in range(3)
-                ]
-            ),
-        )
+        masks = [None] * 3 if mask is None else mask
+        expected = [
+            reference.relevance(image, text, mlp, 5, valid)
+            for image, valid in zip(tokens, masks, strict=True)
+        ]
+        return module, leaves, others, torch.stack(expected)
 
     module, (tokens, text), others, expected = first_clear(attempt)
     actual = module(tokens, text, mask)
-    assert torch.equal(
-        actual, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp if paper else None, 5)
-    )
+    assert torch.equal(actual, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp, 5))
     assert_close(actual, expected[:, None], *PATH)
     probed(32, [actual]).backward()
     probed(32, [expected[:, None]]).backward()
@@ -342,39 +320,26 @@ def test_the_public_names_make_the_networks_they_name():
         network = CrossSparseAggrNet(*arguments, use_paper_version=paper, use_dual_aggr=dual)
         assert isinstance(network.aggr_net, aggregation)
         assert not paper or isinstance(network.sparse_net_cap, TokenSparse)
-    for paper in (False, True):
-        made = create_seps_model(
-            embed_size=WIDTH,
-            num_patches=PATCHES,
-            sparse_ratio=0.5,
-            aggr_ratio=0.5,
-            use_paper_version=paper,
-            use_gumbel_softmax=True,
-            gumbel_tau=2.0,
-        )
-        expected = CrossSparseAggrNet(*arguments, use_paper_version=paper).state_dict()
-        assert isinstance(made, CrossSparseAggrNet) and made.state_dict().keys() == expected.keys()
+    names = ("embed_size", "num_patches", "sparse_ratio", "aggr_ratio")
+    options = {"use_paper_version": True, "use_gumbel_softmax": True, "gumbel_tau": 2.0}
+    actual = create_seps_model(**dict(zip(names, arguments, strict=True)), **options)
+    expected = CrossSparseAggrNet(*arguments, **options)
+    assert actual.state_dict().keys() == expected.state_dict().keys()
+    assert actual.gumbel_tau == expected.gumbel_tau == 2.0
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("place", "value", "said"),
     [
-        ({2: torch.tensor([7, 1, 8, 4])}, r"\b8\b.*\b7\b|\b7\b.*\b8\b"),
-        ({4: None}, "long"),
-        ({2: torch.tensor([7, 1, 3])}, r"\b3\b.*\b4\b|\b4\b.*\b3\b"),
-        ({0: torch.randn(3, 11, WIDTH)}, r"\b11\b.*\b9\b|\b9\b.*\b11\b"),
-    ],
-    ids=[
-        "more words than there are",
-        "long captions without lengths",
-        "too few lengths",
-        "tokens above N + 1",
+        (2, torch.tensor([7, 1, 8, 4]), r"\(4, 7, 20\).*cap_lens \[7, 1, 8, 4\]"),
+        (2, torch.tensor([7, 1, 3]), r"\(4, 7, 20\).*cap_lens \[7, 1, 3\]"),
+        (4, None, "both long_cap_embs and long_cap_lens"),
+        (0, torch.randn(3, 11, WIDTH), r"\(3, 11, 20\).* 9 patches"),
     ],
 )
-def test_inputs_that_do_not_fit_are_reported(changes, told):
+def test_inputs_that_do_not_fit_are_reported(place, value, said):
     """Before anything is computed."""
     inputs = draw(29)
-    for place, value in changes.items():
-        inputs[place] = value
-    with pytest.raises(ValueError, match=told):
+    inputs[place] = value
+    with pytest.raises(ValueError, match=said):
         build("paper")(*inputs)

@@ -142,7 +142,7 @@ def test_the_tokenizer_is_the_towers(bert):
             ["MODEL.TRANSFORMER_TYPE", "vit_small_patch14_reg4_dinov2", "INPUT.SIZE", "[28,28]"],
             "one class token or none",
         ),
-        (["INPUT.SIZE", "[32,64]"], "a square grid"),
+        (["INPUT.SIZE", "[32,64]"], "no square grid"),
         (["MODEL.SDTPS_AGGR_RATIO", "0.1"], "the 16 patches of test_vit"),
         (["INPUT.MAX_WORDS", "65"], "at most 64 words"),
         (["MODEL.TEXT_TOWER", "data/no such/bert"], "is no folder"),

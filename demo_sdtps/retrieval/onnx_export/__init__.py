@@ -63,8 +63,11 @@ def write_onnx(extractor: Extractor, path: Path) -> None:
     from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
 
     cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
-    with quiet():
-        names = [*map(str.lower, extractor.model.modalities), "camera"]
+    names = [*map(str.lower, extractor.model.modalities), "camera"]
+    for logger in ("onnxscript", "onnx_ir", "torch.onnx"):  # they tell what they do not fold
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             export_program(extractor.model, size),
             dynamo=True,
@@ -74,56 +77,45 @@ def write_onnx(extractor: Extractor, path: Path) -> None:
             custom_translation_table=OPERATORS,
         )
     assert program is not None
-    cameras = extractor.cameras
-    program.model.metadata_props.update(
-        {
-            "height": str(size[0]),
-            "width": str(size[1]),
-            "resize": "bilinear with antialias, of uint8 RGB",
-            "mean": str(list(cfg.INPUT.PIXEL_MEAN)),
-            "std": str(list(cfg.INPUT.PIXEL_STD)),
-            "scale": str(1 / 255),
-            "cameras": str(cameras),
-            "unknown_camera": str(cameras),
-            "config": cfg.dump(),
-        }
-    )
+    about = {
+        "height": size[0],
+        "width": size[1],
+        "resize": "bilinear with antialias, of uint8 RGB",
+        "mean": list(cfg.INPUT.PIXEL_MEAN),
+        "std": list(cfg.INPUT.PIXEL_STD),
+        "scale": 1 / 255,
+        "cameras": extractor.cameras,
+        "unknown_camera": extractor.cameras,
+        "config": cfg.dump(),
+    }
+    program.model.metadata_props.update({name: str(value) for name, value in about.items()})
     program.save(path)
 
 
-def quiet() -> warnings.catch_warnings:
-    """Context manager: no warnings; the exporter's log of what it does not fold is dropped for good."""
-    for name in ("onnxscript", "onnx_ir", "torch.onnx"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return warnings.catch_warnings(action="ignore")
-
-
-def check_onnx(extractor: Extractor, path: Path) -> list[dict[str, Any]]:
-    """ONNX Runtime against torch on random images, by batch: the largest difference, relative to the largest value, the number
-    of images beyond `TOLERANCE`, and of those that are so without a tie in a selection (`undecided_triplets`)."""
-    session, graph, rows = open_onnx(path), Patterns(extractor.model), []
+def check_onnx(extractor: Extractor, path: Path) -> list[str]:
+    """A table of ONNX Runtime against torch on random images, by batch: the largest difference, relative to the largest value,
+    and the number of images beyond `TOLERANCE`. Raises `UserError` where one is so without a tie in a selection."""
+    session, graph = open_onnx(path), Patterns(extractor.model)
+    lines, wrong = [f"{'batch':>5}  {'difference':>10}  {f'images beyond {TOLERANCE}':>20}"], 0
     for batch in BATCHES:
         inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch)
-        fed = {
-            node.name: tensor.numpy()
-            for node, tensor in zip(session.get_inputs(), inputs, strict=True)
-        }
+        names = [node.name for node in session.get_inputs()]
+        arrays = [tensor.numpy() for tensor in inputs]
+        outputs = session.run(None, dict(zip(names, arrays, strict=True)))
         with torch.no_grad():
             expected = graph(*inputs)
-        differences = differences_of(
-            [torch.from_numpy(array) for array in session.run(None, fed)], expected
-        )
+        differences = differences_of(list(map(torch.from_numpy, outputs)), expected)
         beyond = differences > TOLERANCE
-        wrong = beyond & ~undecided_triplets(graph, inputs, expected) if beyond.any() else beyond
-        rows.append(
-            {
-                "batch": batch,
-                "difference": float(differences.max()),
-                "beyond": int(beyond.sum()),
-                "wrong": int(wrong.sum()),
-            }
+        if beyond.any():
+            wrong += int((beyond & ~undecided_triplets(graph, inputs, expected)).sum())
+        lines.append(f"{batch:5}  {float(differences.max()):10.1e}  {int(beyond.sum()):20}")
+    if wrong:
+        raise UserError(
+            f"The ONNX model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
+            "triplets whose selection of patches is no tie, so it is not written; try other versions of torch, "
+            "onnxscript and onnxruntime."
         )
-    return rows
+    return lines
 
 
 def open_onnx(path: Path) -> Any:
@@ -156,43 +148,34 @@ def compare_onnx(
 ) -> list[str]:
     """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, and milliseconds per triplet, by session. A camera
     that the model does not know is any other one."""
-    output, features, seconds = (
-        f"pattern_{cfg.TEST.RETURN_PATTERN}",
-        defaultdict(list),
-        dict.fromkeys(sessions, 0.0),
-    )
+    output = [f"pattern_{cfg.TEST.RETURN_PATTERN}"]
+    features, seconds = defaultdict(list), dict.fromkeys(sessions, 0.0)
     for images, _, camera in batches(data.loader):
-        fed = {name.lower(): image.numpy() for name, image in images.items()} | {
-            "camera": camera.clamp(max=cameras).numpy()
-        }
+        inputs = {name.lower(): image.numpy() for name, image in images.items()}
+        inputs["camera"] = camera.clamp(max=cameras).numpy()
         for name, session in sessions.items():
             if name not in features:  # the first run of a session is slower
-                session.run([output], fed)
+                session.run(output, inputs)
             start = time.perf_counter()
-            features[name].append(torch.from_numpy(session.run([output], fed)[0]))
+            features[name].append(torch.from_numpy(session.run(output, inputs)[0]))
             seconds[name] += time.perf_counter() - start
-    metrics = {
-        name: rank_features(cfg, torch.cat(blocks), data) for name, blocks in features.items()
-    }
-    return [
-        f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}",
-        *(
-            f"{name:10}{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}{1000 * seconds[name] / len(data.samples):13.2f}"
-            for name, ranking in metrics.items()
-        ),
-    ]
+    lines = [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}"]
+    for name, blocks in features.items():
+        ranking = rank_features(cfg, torch.cat(blocks), data)
+        scores = f"{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}"
+        lines.append(f"{name:10}{scores}{1000 * seconds[name] / len(data.samples):13.2f}")
+    return lines
 
 
 def differences_of(
     outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """(B,): the largest difference of each image in any output, relative to the output's largest value."""
-    return torch.stack(
-        [
-            (output - other).abs().amax(dim=1) / other.abs().max()
-            for output, other in zip(outputs, expected, strict=True)
-        ]
-    ).amax(dim=0)
+    differences = [
+        (output - other).abs().amax(dim=1) / other.abs().max()
+        for output, other in zip(outputs, expected, strict=True)
+    ]
+    return torch.stack(differences).amax(dim=0)
 
 
 def undecided_triplets(
@@ -201,10 +184,8 @@ def undecided_triplets(
     """(B,) bool: whether torch's own outputs of an image change beyond `TOLERANCE` with images changed by rounding, as where
     scores of patches at the edge of a selection are equal but for that."""
     *images, cameras = inputs
-    generator, is_undecided = (
-        torch.Generator().manual_seed(0),
-        torch.zeros(len(cameras), dtype=torch.bool),
-    )
+    generator = torch.Generator().manual_seed(0)
+    is_undecided = torch.zeros(len(cameras), dtype=torch.bool)
     for _ in range(TRIES):
         changed = [
             image * (1 + ROUNDING * torch.randn(image.shape, generator=generator))
@@ -220,27 +201,16 @@ def export_onnx(
 ) -> None:
     """Write the model, once ONNX Runtime agrees with torch in float32, and print the comparison; in another precision also
     that with float32 on `data`, whatever it shows."""
-    lines: list[str] = []
     with atomic_write(path) as temporary:
         write_onnx(extractor, temporary)
-        rows = check_onnx(extractor, temporary)
-        if wrong := sum(row["wrong"] for row in rows):
-            raise UserError(
-                f"The ONNX model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
-                "triplets whose selection of patches is no tie, so it is not written; try other versions of torch, "
-                "onnxscript and onnxruntime."
-            )
+        lines = check_onnx(extractor, temporary)
         if data:
             sessions = {"float32": open_onnx(temporary)}
             convert_onnx(temporary, precision)
-            lines = compare_onnx(
-                extractor.cfg, extractor.cameras, sessions | {precision: open_onnx(temporary)}, data
-            )
-    beyond = f"images beyond {TOLERANCE}"
+            sessions[precision] = open_onnx(temporary)
+            lines += compare_onnx(extractor.cfg, extractor.cameras, sessions, data)
     size = path.stat().st_size / 2**20
     print_lines(
-        f"{'batch':>5}  {'difference':>10}  {beyond:>20}",
-        *(f"{row['batch']:5}  {row['difference']:10.1e}  {row['beyond']:20}" for row in rows),
         *lines,
         f"Wrote {path}, {precision}, {size:.1f} MiB; the float32 model was compared with torch on random images.",
     )
