@@ -19,18 +19,9 @@ from demo_sdtps.config import get_cfg
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
-SLIMMED = [
-    "MODEL.USE_SDTPS",
-    False,
-    "MODEL.TRANSFORMER_TYPE",
-    "small_clip",
-    "MODEL.SLIM_BLOCKS",
-    [1, 3],
-    "MODEL.SLIM_KEEP",
-    [0.5, 0.5],
-]
+SLIMMED = ["MODEL.USE_SDTPS", False, "MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
 ROUNDINGS = 100 * [1]
-"""On the way to a feature in mixed precision, after each operation of six blocks and the rest; its sums are in float32."""
+"""On the way to a feature in mixed precision, after each operation of the blocks and the rest; its sums are in float32."""
 ADDED = {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
 
 
