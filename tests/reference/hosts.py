@@ -4,14 +4,58 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.reference.host_towers import CLASSES, GRID, NAMES, WIDTH, Backbone, BatchFirst, Tower
+from tests.reference.demo import Block
+
+WIDTH, HEADS, DEPTH, PATCH, GRID, CLASSES = 16, 2, 4, 16, (8, 4), 5
+SIZE, PATCHES = (GRID[0] * PATCH, GRID[1] * PATCH), GRID[0] * GRID[1]
+NAMES = ("RGB", "NI", "TI")
+
+
+class Tower(nn.Module):
+    """Images (B, 3, H, W) → tokens (B, L, C): `prefix` first, `last` (B, C) behind the patches."""
+
+    def __init__(self, prefix=1, tokens_first=True):
+        super().__init__()
+        self.prefix, self.tokens_first = prefix, tokens_first
+        self.conv1 = nn.Conv2d(3, WIDTH, PATCH, PATCH, bias=False)
+        self.class_embedding = nn.Parameter(torch.randn(prefix, WIDTH))
+        self.positional_embedding = nn.Parameter(0.3 * torch.randn(prefix + PATCHES, WIDTH))
+        blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(DEPTH)))
+        if tokens_first:
+            self.transformer = nn.Module()
+            self.transformer.resblocks = blocks
+        else:
+            self.blocks = blocks
+            for block in blocks:
+                block.attn.batch_first = True
+
+    def forward(self, images, last=None):
+        patches = self.conv1(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_embedding.expand(len(images), -1, -1), patches], dim=1)
+        x = x + self.positional_embedding
+        x = x if last is None else torch.cat([x, last.unsqueeze(1)], dim=1)
+        if not self.tokens_first:
+            return self.blocks(x)
+        return self.transformer.resblocks(x.transpose(0, 1)).transpose(0, 1)
+
+
+class Backbone(nn.Module):
+    """→ patches and class token; `is_clip` has the tower beside that of the text."""
+
+    def __init__(self, tower=None, is_clip=False):
+        super().__init__()
+        self.base = nn.ModuleDict({"visual": Tower()}) if is_clip else tower or Tower()
+
+    def forward(self, *inputs, **named):
+        tower = self.base["visual"] if isinstance(self.base, nn.ModuleDict) else self.base
+        tokens = tower(*inputs, **named)
+        return tokens[:, tower.prefix :], tokens[:, 0]
 
 
 class Host(nn.Module):
     """A model of three images. Its training forward returns what `loss`, the host's loop, adds up."""
 
     order, orders = NAMES, NAMES  # of the images in training and in evaluation
-    restored, suffix = False, 0
 
     def __init__(self, miss=""):
         super().__init__()
@@ -75,8 +119,6 @@ class UGG(Host):
 class Reshaping(Host):
     """The patches must be the grid."""
 
-    restored = True
-
     def build(self):
         super().build()
         self.smooth = nn.Conv2d(WIDTH, WIDTH, 3)
@@ -119,12 +161,15 @@ class MDReID(Host):
     def build(self):
         self.BACKBONE = Backbone(Tower(prefix=2))
 
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        images = {
+    def given(self, x):
+        return {
             name: image
             for name, image in x.items()
             if self.training or name[0].lower() not in self.miss
         }
+
+    def forward(self, x, label=None, cam_label=None, view_label=None):
+        images = self.given(x)
         whole = self.BACKBONE(torch.cat(list(images.values())))[1].chunk(len(images))
         return self.pair(torch.cat(whole, -1)) if self.training else torch.cat(whole, -1)
 
@@ -132,7 +177,7 @@ class MDReID(Host):
 class IDEA(Reshaping):
     """A text's token stands behind the patches; another order in evaluation."""
 
-    orders, suffix = ("NI", "RGB", "TI"), 1
+    orders = ("NI", "RGB", "TI")
 
     def build(self):
         super().build()
@@ -156,7 +201,7 @@ class TOPReID(Host):
     order = orders = ("NI", "TI", "RGB")
 
     def build(self):
-        self.NI, self.TI, self.RGB = (Backbone(Tower(BatchFirst)) for _ in NAMES)
+        self.NI, self.TI, self.RGB = (Backbone(Tower(tokens_first=False)) for _ in NAMES)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
         tokens = {name: getattr(self, name)(image) for name, image in self.given(x).items()}
