@@ -16,9 +16,10 @@ from torch import nn
 from yacs.config import CfgNode
 
 import demo_sdtps
+from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.errors import UserError
-from tests.reference.hosts import CLASSES, GRID, HOSTS, NAMES, PATCH, PATCHES, SIZE, WIDTH
+from tests.reference.hosts import CLASSES, GRID, HOSTS, NAMES, PATCH, PATCHES, SIZE, WIDTH, Tower
 from tests.reference.patch_scores import saliency
 
 EVIT = "studies.baselines:EViT"
@@ -170,6 +171,34 @@ def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training,
             assert not key.endswith("conv1.weight") or parameter.grad.norm() > 0, key
 
 
+def entering(name, model):
+    """The tokens (B, L, C) that enter the first slimmed block in each call of a tower, and the tower."""
+    tokens = []
+    for tower in (module for module in model.modules() if isinstance(module, Tower)):
+        blocks = tower.transformer.resblocks if tower.tokens_first else tower.blocks
+        blocks[BLOCKS[0]].register_forward_pre_hook(
+            lambda block, inputs, tower=tower: tokens.append(
+                inputs[0].transpose(0, 1) if tower.tokens_first else inputs[0]
+            )
+        )
+    outputs(model, inputs(name))
+    return tokens, tower
+
+
+@pytest.mark.parametrize("name", SLIMMED)
+def test_a_block_sees_the_kept_patches_among_the_other_tokens(name):
+    """Without merging: tokens before the patches and behind them stay."""
+    model = slim(name, SLIM_MERGE=False)
+    kept, (dense, tower) = watch(model), entering(name, build(name))
+    for whole, actual, places in zip(
+        dense, entering(name, model)[0], kept[:: len(BLOCKS)], strict=True
+    ):
+        end = tower.prefix + PATCHES
+        patches = gather_tokens(whole[:, tower.prefix : end], torch.cat(list(places.values())))
+        expected = torch.cat([whole[:, : tower.prefix], patches, whole[:, end:]], dim=1)
+        assert torch.equal(actual, expected)
+
+
 @pytest.mark.parametrize("name, is_one_set", [("UGG", False), ("MFRNet", True), ("TOPReID", True)])
 def test_a_score_of_tokens_chooses_in_each_call_or_in_the_first(name, is_one_set):
     model = slim(name, SLIM_SCORE=EVIT)
@@ -222,6 +251,8 @@ def test_the_pair_and_the_feature_of_sdtps(name, slimming):
     assert torch.equal(actual, feature) and logits.shape == (BATCH, CLASSES)
     rest = output[:place] + output[place + 2 :]
     assert equal(leaves(rest), leaves(without))
+    if name == "Signal":  # an argument says what the mode of the module says elsewhere
+        assert len(model.eval()(*given, training=True)) == len(output)
     loss = model.loss(output)
     loss.backward()
     assert (
