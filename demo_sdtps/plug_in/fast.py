@@ -94,9 +94,8 @@ class FastFusion(nn.Module):
         """In evaluation → (B, 7C); the original in training and in replicas of nn.DataParallel, which have no parameters."""
         if self.training or torch.is_grad_enabled() or getattr(self, "_is_replica", False):
             return super().forward(*inputs)
-        state = [
-            (tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers())
-        ]
+        tensors = (*self.parameters(), *self.buffers())
+        state = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
         if self.__dict__.get("fast_state") != state:
             self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _built(self)
         hdm, atmoe = self.__dict__["fast_modules"]
@@ -119,12 +118,9 @@ def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
         width = ours["hdm.query"].shape[1]
         # the checkout's training draws what it would draw without
         with torch.random.fork_rng(devices=[]):
+            experts = ours.get("atmoe.expert_weight")
             hdm = HDM(width)
-            atmoe = (
-                ATMoE(width, width // ours["atmoe.expert_weight"].shape[-1])
-                if "atmoe.expert_weight" in ours
-                else None
-            )
+            atmoe = None if experts is None else ATMoE(width, width // experts.shape[-1])
         whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {}))
         whole.load_state_dict(ours)
     except (ValueError, KeyError, RuntimeError) as error:
