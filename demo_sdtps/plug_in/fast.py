@@ -16,29 +16,22 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.runtime.errors import UserError
 
-RANKING = ("eval_func", "eval_func_msrv", "re_ranking")
-"""Functions of utils.metrics."""
-
 
 def replace_ranking(checkout: Checkout) -> None:
     """Replace the ranking and the re-ranking of `utils.metrics` and `utils.reranking`, and report it."""
-    originals = {name: checkout.find("utils.metrics", name) for name in RANKING}
+    original = checkout.find("utils.metrics", "re_ranking")
 
     def re_ranking(probFea, galFea, k1, k2, lambda_value, local_distmat=None, only_local=False):  # noqa: N803 (DeMo's names)
-        lengths = torch.cat([probFea, galFea]).norm(dim=1)
-        if (
-            local_distmat is not None
-            or only_local
-            or not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4)
-        ):
-            # Ours re-ranks normalised features alone.
-            return originals["re_ranking"](
-                probFea, galFea, k1, k2, lambda_value, local_distmat, only_local
-            )
-        return k_reciprocal(probFea, galFea, k1, k2, lambda_value).cpu().numpy()
+        lengths, settings = torch.cat([probFea, galFea]).norm(dim=1), (k1, k2, lambda_value)
+        # Ours re-ranks normalised features alone.
+        is_normalised = torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4)
+        if local_distmat is not None or only_local or not is_normalised:
+            return original(probFea, galFea, *settings, local_distmat, only_local)
+        return k_reciprocal(probFea, galFea, *settings).cpu().numpy()
 
-    for name, ours in zip(RANKING, (_eval_func, _eval_func_msrv, re_ranking), strict=True):
-        checkout.replace("utils.metrics", name, ours)
+    checkout.replace("utils.metrics", "eval_func", _eval_func)
+    checkout.replace("utils.metrics", "eval_func_msrv", _eval_func_msrv)
+    checkout.replace("utils.metrics", "re_ranking", re_ranking)
     checkout.replace("utils.reranking", "re_ranking", re_ranking)
     print(
         "--fast replaces, in evaluation: utils.metrics.eval_func, eval_func_msrv (which wrote re.txt) and re_ranking; "
@@ -63,16 +56,9 @@ def _eval_func_msrv(
     distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids, max_rank=50
 ) -> tuple[np.ndarray, float]:
     """MSVR310's protocol: as `_eval_func`, by scenes in place of cameras."""
-    return _eval_func(
-        distmat,
-        q_pids,
-        g_pids,
-        q_camids,
-        g_camids,
-        max_rank,
-        query_scenes=torch.as_tensor(q_sceneids),
-        gallery_scenes=torch.as_tensor(g_sceneids),
-    )
+    sides = torch.as_tensor(q_sceneids), torch.as_tensor(g_sceneids)
+    scenes = dict(zip(("query_scenes", "gallery_scenes"), sides, strict=True))
+    return _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank, **scenes)
 
 
 class FastFusion(nn.Module):

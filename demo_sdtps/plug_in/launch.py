@@ -94,12 +94,9 @@ def launch(script: Path, arguments: list[str], weight: str | None, fast: bool) -
     if "HDM" in checkout.find("config", "cfg").MODEL:  # DeMo's
         _evaluate_all_patterns(checkout)
 
-    if (
-        "LOCAL_RANK" in os.environ
-        and "--local_rank" in text
-        and not any(w.startswith("--local_rank") for w in arguments)
-    ):
-        arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
+    rank = os.environ.get("LOCAL_RANK")
+    if rank and "--local_rank" in text and "--local_rank" not in " ".join(arguments):
+        arguments = [f"--local_rank={rank}", *arguments]
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
 
