@@ -106,8 +106,9 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """
     state_dict = _without_prefix(state_dict)
     is_clip, weights = CLIP_MARK in state_dict, {}
+    prefixes = _prefixes(is_clip)
     for name, tensor in stack_fusion(state_dict).items():
-        name = _rename(name, _prefixes(is_clip))
+        name = _rename(name, prefixes)
         if is_clip and name.startswith(OUR_BACKBONE):
             inner, tensor = clip_to_timm(name.removeprefix(OUR_BACKBONE), tensor)
             name = OUR_BACKBONE + inner
@@ -169,16 +170,14 @@ def _rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
 
 
 def _prefixes(is_clip: bool) -> list[tuple[str, str]]:
-    """First parts of names: DeMo's and ours."""
+    """First parts of names: DeMo's and ours. The camera embedding has another name beside CLIP's backbone."""
+    cameras = ("BACKBONE.cv_embed", "BACKBONE.base.sie_embed")
     gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
     pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
     heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
     gates = f"{FUSION}moe.gating_network.gate."
     return [
-        (
-            "BACKBONE.cv_embed" if is_clip else "BACKBONE.base.sie_embed",
-            "backbone.camera_embedding",
-        ),
+        *((theirs, "backbone.camera_embedding") for theirs in cameras[:: 1 if is_clip else -1]),
         ("BACKBONE.base.", OUR_BACKBONE),
         *((f"{gates}{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
         *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
