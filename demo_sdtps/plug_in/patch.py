@@ -152,8 +152,6 @@ class SDTPSForward(nn.Module):
     def _pair(self, record: ForwardRecord) -> tuple[torch.Tensor, ...]:
         feature = self._feature(record)
         logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
-        if self.sdtps_loss_weight == 1:
-            return logits, feature
         # The host's loop adds the losses of all pairs as they are.
         weight = self.sdtps_loss_weight
         return _with_scaled_gradient(logits, weight), _with_scaled_gradient(feature, weight)

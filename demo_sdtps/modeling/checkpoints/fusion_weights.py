@@ -5,25 +5,19 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from demo_sdtps.modeling.fusion import SUBSETS
 
 FUSION = "generalFusion."
 EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.")
 
-ATTENTION_NAMES = {
-    "in_proj_weight": "in_proj_weight",
-    "in_proj_bias": "in_proj_bias",
-    "out_proj.weight": "out_proj_weight",
-    "out_proj.bias": "out_proj_bias",
-}
+ATTENTION = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+"""DeMo's names of an attention's weights; ours have no dot."""
 EXPERT_NAMES = {
     "0.weight": "expert_weight",
     "0.bias": "expert_bias",
-    **{
-        f"2.{part}": f"norm.{part}"
-        for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    },
+    **{f"2.{leaf}": f"norm.{leaf}" for leaf in nn.BatchNorm1d(1).state_dict()},
 }
 
 QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_tracked"
@@ -50,7 +44,7 @@ def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `stack_fusion`: HDM's and ATMoE's weights in DeMo's order, after the others."""
+    """The inverse of `stack_fusion`: HDM's and ATMoE's weights after the others."""
     table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
     stacks = {ours for ours, *_ in table.values()}
     return {name: tensor for name, tensor in weights.items() if name not in stacks} | {
@@ -61,25 +55,18 @@ def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _table(heads: int) -> dict[str, tuple[str, int, int]]:
-    """DeMo's names in its order → name of our stack, index in it, size of it."""
-    count = len(SUBSETS)
-    table = {f"{subset}_token": (QUERY, index, count) for index, subset in enumerate(SUBSETS)}
-    table |= {
-        f"{subset}.{theirs}": (f"hdm.{ours}", index, count)
-        for index, subset in enumerate(SUBSETS)
-        for theirs, ours in ATTENTION_NAMES.items()
-    }
-    table |= {
-        f"moe.experts.{head}.expertHead.{feature}.mlp.{theirs}": (
-            f"atmoe.{ours}",
-            head * count + feature,
-            heads * count,
-        )
-        for head in range(heads)
-        for feature in range(count)
-        for theirs, ours in EXPERT_NAMES.items()
-    }
-    return {FUSION + name: target for name, target in table.items()}
+    """DeMo's names → name of our stack, index in it, size of it; the members of a stack in their order."""
+    count, table = len(SUBSETS), {}
+    for index, subset in enumerate(SUBSETS):
+        table[f"{FUSION}{subset}_token"] = (QUERY, index, count)
+        for leaf in ATTENTION:
+            table[f"{FUSION}{subset}.{leaf}"] = (f"hdm.{leaf.replace('.', '_')}", index, count)
+    for index in range(heads * count):
+        head, feature = divmod(index, count)
+        expert = f"{FUSION}moe.experts.{head}.expertHead.{feature}.mlp"
+        for theirs, ours in EXPERT_NAMES.items():
+            table[f"{expert}.{theirs}"] = (f"atmoe.{ours}", index, heads * count)
+    return table
 
 
 def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -37,7 +37,6 @@ RANDOM = {
 }
 """The report on a backbone without pretrained weights, by MODEL.PRETRAIN_PATH_T."""
 OTHERS = "'hub' to download them, or 'none' for random ones"
-NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 
 
 def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> str:
@@ -90,10 +89,9 @@ def _timm_names(weights: Weights, expected: Weights) -> Weights:
 def fill(
     model: nn.Module, weights: Weights, name: str, source: str, resized: Sequence[str], example: str
 ) -> str:
-    """Load the tensors that fit by name and shape into `model`, timm's `name`.
+    """Load the tensors that fit by name and shape into `model`, timm's `name` → the report of `load_pretrained`.
 
-    `resized` names tensors that were resized, `example` one tensor of the source. Returns the report and raises `UserError` as
-    `load_pretrained` does.
+    `resized` names tensors that were resized, `example` one tensor of the source.
     """
     expected = model.state_dict()
     fitting = {
@@ -125,11 +123,12 @@ def fill(
 
 def _other_model(weights: Weights, expected: Weights) -> str | None:
     """Evidence that the weights are another model's, whose names and shapes fit because Vision Transformers differ little."""
-    if (NORM_BEFORE in weights) != (NORM_BEFORE in expected):
-        return f"there is {'a' if NORM_BEFORE in weights else 'no'} norm before the blocks, as CLIP has it"
-    patch = weights.get(PATCH)
-    if patch is not None and patch.shape != expected[PATCH].shape:
-        return f"its patch embedding has the shape {tuple(patch.shape)}, not {tuple(expected[PATCH].shape)}"
+    norm, patch = "norm_pre.weight", "patch_embed.proj.weight"
+    if (norm in weights) != (norm in expected):
+        return f"there is {'a' if norm in weights else 'no'} norm before the blocks, as CLIP has it"
+    actual = weights.get(patch)
+    if actual is not None and actual.shape != expected[patch].shape:
+        return f"its patch embedding has the shape {tuple(actual.shape)}, not {tuple(expected[patch].shape)}"
     return None
 
 
