@@ -197,6 +197,5 @@ def missing_modalities(text: str) -> frozenset[str]:
         raise UserError(
             "TEST.MISS is 'all', which test_net.py alone understands; name one case such as 'rn', or 'nothing'."
         )
-    if text in ("None", "nothing"):
-        return frozenset()
-    return frozenset(modality for modality in MODALITIES if modality[0].lower() in text)
+    letters = "" if text in ("None", "nothing") else text
+    return frozenset(modality for modality in MODALITIES if modality[0].lower() in letters)

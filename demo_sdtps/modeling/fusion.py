@@ -29,14 +29,12 @@ SUBSETS = {
     "rnt": ("RGB", "NI", "TI"),
 }
 """The modalities that each of HDM's seven queries attends to, by DeMo's names."""
+HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 
 
 def subsets_of(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The entries of SUBSETS that have no other modality than these."""
     return {name: subset for name, subset in SUBSETS.items() if set(subset) <= set(modalities)}
-
-
-HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 
 
 class HDM(nn.Module):

@@ -120,8 +120,8 @@ def total_loss(
     for (name, logits), center_loss in zip(output.logits.items(), centers, strict=True):
         weight = head_weights[name]
         head = HeadOutput(logits, output.features[name], labels, center_loss)
-        losses = {kind: loss(cfg, head) for kind, loss in LOSSES.items()}
-        losses = {kind: value for kind, value in losses.items() if value is not None}
+        values = {kind: loss(cfg, head) for kind, loss in LOSSES.items()}
+        losses = {kind: value for kind, value in values.items() if value is not None}
         total = total + weight * reduce(torch.add, losses.values())
         terms |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}
     return total, terms

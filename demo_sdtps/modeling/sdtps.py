@@ -44,10 +44,8 @@ def guided_score(
     beta: float,
 ) -> torch.Tensor:
     """(1 - 2β)·predicted + β·Σ weight·guidance, all (..., N)."""
-    return (1 - 2 * beta) * predicted + beta * sum(
-        weight * guide
-        for weight, guide in zip(weights, guidance)  # noqa: B905 (Python 3.8)
-    )
+    pairs = zip(weights, guidance)  # noqa: B905 (Python 3.8)
+    return (1 - 2 * beta) * predicted + beta * sum(weight * guide for weight, guide in pairs)
 
 
 def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:
@@ -66,9 +64,8 @@ def guides_of(
     order = guide_order(index, len(global_feats))
     weights = [*(1.0 - 1.0 * missing[other] for other in order[:-1]), 2.0]
     whole = len(global_feats) + 1.0
-    return torch.stack([global_feats[i] for i in order]), tuple(
-        weight * whole / sum(weights) for weight in weights
-    )
+    guides = torch.stack([global_feats[place] for place in order])
+    return guides, tuple(weight * whole / sum(weights) for weight in weights)
 
 
 def gumbel_noise(like: torch.Tensor) -> torch.Tensor:

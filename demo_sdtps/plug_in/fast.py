@@ -43,12 +43,8 @@ def _eval_func(
     distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50, **scenes
 ) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    metrics = evaluate_distances(
-        torch.as_tensor(distmat),
-        *map(torch.as_tensor, (q_pids, g_pids, q_camids, g_camids)),
-        **scenes,
-        max_rank=min(max_rank, distmat.shape[1]),
-    )
+    inputs = map(torch.as_tensor, (distmat, q_pids, g_pids, q_camids, g_camids))
+    metrics = evaluate_distances(*inputs, **scenes, max_rank=min(max_rank, distmat.shape[1]))
     return metrics.cmc.numpy(), metrics.mAP
 
 
@@ -70,7 +66,7 @@ class FastFusion(nn.Module):
         fusion = getattr(model, "generalFusion", None)
         if fusion is None or not getattr(fusion, "HDM", False):
             return
-        _built(fusion)
+        _make_modules(fusion)
         host = type(fusion)
         fusion.__class__ = type(
             f"Fast{host.__name__}", (FastFusion, host), {"__module__": host.__module__}
@@ -83,12 +79,10 @@ class FastFusion(nn.Module):
         tensors = (*self.parameters(), *self.buffers())
         state = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
         if self.__dict__.get("fast_state") != state:
-            self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _built(self)
+            self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _make_modules(self)
         hdm, atmoe = self.__dict__["fast_modules"]
-        patches, global_feats = (
-            dict(zip(MODALITIES, tensors, strict=True)) for tensors in (inputs[:3], inputs[3:])
-        )
-        features = hdm(patches, global_feats)
+        patches = dict(zip(MODALITIES, inputs[:3], strict=True))
+        features = hdm(patches, dict(zip(MODALITIES, inputs[3:], strict=True)))
         return atmoe(features) if atmoe else features.flatten(1)
 
     def train(self, mode: bool = True) -> FastFusion:
@@ -96,7 +90,7 @@ class FastFusion(nn.Module):
         return super().train(mode)
 
 
-def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
+def _make_modules(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
     """This project's modules with the weights of a generalFusion, for evaluation."""
     weights = {f"generalFusion.{name}": tensor for name, tensor in fusion.state_dict().items()}
     try:

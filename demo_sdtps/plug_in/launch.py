@@ -23,6 +23,8 @@ from demo_sdtps.runtime.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Change = Callable[[Any, Any], object]  # of a model by its configuration
+
 FACTORIES = (
     ("modeling.make_model", "make_model"),
     ("modeling.make_model_ugg", "make_model"),
@@ -81,7 +83,7 @@ def launch(script: Path, arguments: list[str], weight: str | None, fast: bool) -
     sys.path.insert(0, str(folder))
     checkout = Checkout(folder)
     add_config(checkout.find("config", "cfg"))
-    changes: list[Callable[[Any, Any], object]] = []
+    changes: list[Change] = []
     if fast:
         from demo_sdtps.plug_in.fast import FastFusion, replace_ranking
 
@@ -101,7 +103,7 @@ def launch(script: Path, arguments: list[str], weight: str | None, fast: bool) -
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _after_make_model(checkout: Checkout, changes: list[Callable[[Any, Any], object]]) -> None:
+def _after_make_model(checkout: Checkout, changes: list[Change]) -> None:
     """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg)."""
     factories = [
         (module, name)
@@ -118,9 +120,7 @@ def _after_make_model(checkout: Checkout, changes: list[Callable[[Any, Any], obj
                 checkout.replace(place, name, make)
 
 
-def _then(
-    original: Callable[..., Any], changes: list[Callable[[Any, Any], object]]
-) -> Callable[..., Any]:
+def _then(original: Callable[..., Any], changes: list[Change]) -> Callable[..., Any]:
     @wraps(original)
     def make_model(cfg, *args, **kwargs):
         model = original(cfg, *args, **kwargs)

@@ -44,26 +44,14 @@ class ForwardRecord:
 
     @property
     def global_feats(self) -> list[torch.Tensor]:
-        tokens = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
-        if not len(self.tokens) == len(tokens) == 3:
-            host = self.model.sdtps_host
-            raise UserError(
-                f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches by {host.backbone} "
-                f"and {len(tokens)} global features, but three of each (RGB, NI, TI) were expected in {host.name}."
-            )
-        return tokens
+        return self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
 
     def selected(self) -> list[torch.Tensor]:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
         if self._selected is None:
             missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
             inputs = (*self.tokens, *self.global_feats)
-            try:
-                self._selected = list(self.model.sdtps(*inputs, missing=missing)[:3])
-            except ValueError as error:
-                raise UserError(
-                    f"{str(error).rstrip('.')}; the backbone gives other tokens than its configuration says."
-                ) from None
+            self._selected = list(self.model.sdtps(*inputs, missing=missing)[:3])
         return self._selected
 
     def __enter__(self) -> ForwardRecord:
@@ -180,8 +168,11 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     ):
         return model
     host = host_of(model)
-    if cfg.MODEL.USE_SDTPS:
-        _check_host(model, host)
+    if cfg.MODEL.USE_SDTPS and not host.backbone:
+        raise UserError(
+            f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
+            "model gives no patches and globals of three modalities; set it to False."
+        )
     rows, columns = grid = _grid(model, host, cfg)
     patches = rows * columns
     if cfg.MODEL.SLIM_BLOCKS:
@@ -239,21 +230,3 @@ def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:
     sides = zip(cfg.INPUT.SIZE_TRAIN, first.kernel_size, first.stride)  # noqa: B905 (Python 3.8)
     rows, columns = ((side - patch) // stride + 1 for side, patch, stride in sides)
     return rows, columns
-
-
-def _check_host(model: Any, host: Host) -> None:
-    """Raise `UserError` for a host that SDTPS does not fit, and for a model without what it builds on."""
-    if not host.backbone:
-        raise UserError(
-            f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
-            "model gives no patches and globals of three modalities; set it to False."
-        )
-    attributes = [host.backbone, "feat_dim", "num_classes"]
-    attributes += REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ()
-    attributes += [host.fusion] if getattr(model, "HDM", False) else []
-    for attribute in attributes:
-        if module_at(model, attribute) is None:
-            raise UserError(
-                f"{type(model).__name__} has no attribute {attribute}, which was expected in the model of "
-                f"{host.name}."
-            )

@@ -92,11 +92,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             raise UserError(
                 f"The weights {path} cannot be used: {error}; give another file."
             ) from None
-    classes = [
-        len(weight)
-        for name, weight in weights.items()
-        if name.endswith(CLASSIFIER) and weight.ndim == 2
-    ]
+    classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]
     if not classes:
         first = f", the first {min(weights)}" if weights else ""
         raise UserError(

@@ -79,11 +79,9 @@ def _timm_names(weights: Weights, expected: Weights) -> Weights:
             "pos_embed": position[:, 1:],
         }
     # timm calls the last norm fc_norm in models that average the tokens.
-    theirs = {name for name in weights if name.startswith("fc_norm.") and name not in expected}
-    return {
-        name.replace("fc_norm.", "norm.") if name in theirs else name: tensor
-        for name, tensor in weights.items()
-    }
+    for name in [name for name in weights if name.startswith("fc_norm.") and name not in expected]:
+        weights[name.replace("fc_norm.", "norm.")] = weights.pop(name)
+    return weights
 
 
 def fill(
