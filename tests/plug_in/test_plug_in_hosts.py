@@ -68,48 +68,48 @@ def inputs(name, seed=1):
     return (images,)
 
 
-def outputs(model, given, training=False):
+def outputs(model, batch, training=False):
     """The output, a tuple in training; the same noise whenever it is called."""
     torch.manual_seed(seeded(2))
     mode = {"training": training} if type(model).__name__.startswith("Signal") else {}
     if training:
-        return model.train()(*given, **mode)
+        return model.train()(*batch, **mode)
     with torch.no_grad():
-        return model.eval()(*given, **mode)
+        return model.eval()(*batch, **mode)
 
 
 def clear_inputs(name, model, training=False):
     """Inputs of which a model keeps patches by scores that differ by more than roundings."""
     for seed in count(1):
-        given = inputs(name, seed)
+        batch = inputs(name, seed)
         with margins() as actual:
-            outputs(model, given, training)
+            outputs(model, batch, training)
         if min(actual) > tolerance(PIXELS, PATCHES):
-            return given
+            return batch
 
 
 def leaves(output):
     if isinstance(output, tuple | list):
-        return [leaf for part in output for leaf in leaves(part)]
+        return [leaf for element in output for leaf in leaves(element)]
     return [torch.as_tensor(output)]
 
 
 def watch(model):
     """[(modalities, positions that they keep (B, K))] of every stage of the next forwards, in the order of the calls."""
     kept = []
-    model.slimming.register_forward_hook(lambda module, given, step: kept.append(step.stage.kept))
+    model.slimming.register_forward_hook(lambda module, batch, step: kept.append(step.stage.kept))
     return kept
 
 
 @pytest.mark.parametrize("name", SLIMMED)
 def test_all_kept_is_the_host_and_unslim_gives_it_back(name):
-    plain, model, given = build(name), slim(name, SLIM_KEEP=[1.0, 1.0]), inputs(name)
+    plain, model, batch = build(name), slim(name, SLIM_KEEP=[1.0, 1.0]), inputs(name)
     halved = slim(name)
-    assert not torch.equal(outputs(halved, given), outputs(plain, given))
+    assert not torch.equal(outputs(halved, batch), outputs(plain, batch))
     for training in (False, True):
-        expected = leaves(outputs(plain, given, training))
+        expected = leaves(outputs(plain, batch, training))
         for other in (model, demo_sdtps.unslim(copy.deepcopy(halved))):
-            assert equal(leaves(outputs(other, given, training)), expected)
+            assert equal(leaves(outputs(other, batch, training)), expected)
     assert list(demo_sdtps.unslim(halved).state_dict()) == list(plain.state_dict()) and type(
         halved
     ) is type(plain)
@@ -124,7 +124,7 @@ def scores_by_hand(name, model, images, is_shared, training):
         key: torch.tensor(
             [saliency(image.double(), GRID, (PATCH, PATCH), (PATCH, PATCH)) for image in rows]
         )
-        for key, rows in model.train(training).given(images).items()
+        for key, rows in model.train(training).encoded_images(images).items()
     }
     voting = [key for key in scores if training or key[0].lower() not in model.miss]
     shared = is_shared and KNOWN[name].shared
@@ -154,9 +154,9 @@ def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training,
     """The same places for all, but for towers of their own, the first's; those that miss have no vote. In training the
     host's own loss reaches every tower."""
     model = slim(name, miss, SLIM_SHARED=is_shared)
-    given = clear_inputs(name, model, training)
-    kept, output = watch(model), outputs(model, given, training)
-    calls = scores_by_hand(name, model, given[0], is_shared, training)
+    batch = clear_inputs(name, model, training)
+    kept, output = watch(model), outputs(model, batch, training)
+    calls = scores_by_hand(name, model, batch[0], is_shared, training)
     assert len(kept) == len(BLOCKS) * len(calls)
     for index, places in enumerate(kept):
         scores = calls[index // len(BLOCKS)]
@@ -215,9 +215,9 @@ def test_a_missing_image_has_its_modalitys_name(name, miss):
     kept = [{}, {}]
     for actual, missing in zip(kept, ("", miss), strict=True):
         model = slim(name, missing, SLIM_SCORE="noise:Noise", SLIM_SHARED=False)
-        seen = watch(model)
+        stages = watch(model)
         outputs(model, inputs(name))
-        for stage in seen:
+        for stage in stages:
             for modality, places in stage.items():
                 actual.setdefault(modality, []).append(places)
     assert set(kept[1]) == set(NAMES) and len(kept[1]["RGB"]) == 2
@@ -229,9 +229,9 @@ def test_a_missing_image_has_its_modalitys_name(name, miss):
 def test_the_first_that_is_there_decides():
     """TOP-ReID's first modality in order misses: the next one's set is that of all behind it."""
     model = slim("TOPReID", "n")
-    given, kept = clear_inputs("TOPReID", slim("TOPReID", SLIM_SHARED=False)), watch(model)
-    outputs(model, given)
-    score = scores_by_hand("TOPReID", model, *given, True, False)[1]["TI"]
+    batch, kept = clear_inputs("TOPReID", slim("TOPReID", SLIM_SHARED=False)), watch(model)
+    outputs(model, batch)
+    score = scores_by_hand("TOPReID", model, *batch, True, False)[1]["TI"]
     best = best_places(score, PATCHES // 2)
     assert [tuple(stage) for stage in kept[::2]] == [("NI",), ("TI",), ("RGB",)]
     assert all(torch.equal(*stage.values(), best) for stage in kept[2::2])
@@ -243,16 +243,16 @@ def test_the_pair_and_the_feature_of_sdtps(name, slimming):
     model, plain = (
         (slim if slimming else build)(name, **keys) for keys in ({"USE_SDTPS": True}, {})
     )
-    place, given, chosen = WITH_SDTPS[name], inputs(name), []
+    place, batch, chosen = WITH_SDTPS[name], inputs(name), []
     model.sdtps.register_forward_hook(lambda module, inputs, output: chosen.append(output))
-    output, without = (list(outputs(each, given, True)) for each in (model, plain))
+    output, without = (list(outputs(each, batch, True)) for each in (model, plain))
     feature = torch.cat([tokens.mean(1) for tokens in chosen[0][:3]], -1)
     logits, actual = output[place : place + 2]
     assert torch.equal(actual, feature) and logits.shape == (BATCH, CLASSES)
     rest = output[:place] + output[place + 2 :]
     assert equal(leaves(rest), leaves(without))
     if name == "Signal":  # an argument says what the mode of the module says elsewhere
-        assert len(model.eval()(*given, training=True)) == len(output)
+        assert len(model.eval()(*batch, training=True)) == len(output)
     loss = model.loss(output)
     loss.backward()
     assert (
@@ -260,13 +260,13 @@ def test_the_pair_and_the_feature_of_sdtps(name, slimming):
         and model.classifier_sdtps.weight.grad.norm() > 0
         and model.sdtps.rgb_aggr is not None
     )
-    expected, feature = outputs(plain, given), outputs(model, given)
-    own = torch.cat([tokens.mean(1) for tokens in chosen[1][:3]], -1)
+    expected, feature = outputs(plain, batch), outputs(model, batch)
+    selected = torch.cat([tokens.mean(1) for tokens in chosen[1][:3]], -1)
     if name == "UGG":  # its patterns
         original, fused = expected[:, : 3 * WIDTH], expected[:, 3 * WIDTH :]
-        assert torch.equal(feature, torch.cat([original, own, fused], -1))
+        assert torch.equal(feature, torch.cat([original, selected, fused], -1))
     else:
-        assert torch.equal(feature, torch.cat([expected, own], -1))
+        assert torch.equal(feature, torch.cat([expected, selected], -1))
     patches = chosen[0][3].shape[1]
     assert patches == (PATCHES // 4 if slimming and name != "Signal" else PATCHES)
 

@@ -66,7 +66,7 @@ class Host(nn.Module):
     def build(self):
         self.BACKBONE = Backbone()
 
-    def given(self, x):
+    def encoded_images(self, x):
         """The images in the host's order; those of modalities that miss in evaluation are new zeros."""
         return {
             name: torch.zeros_like(x[name])
@@ -87,7 +87,9 @@ class Host(nn.Module):
         return total + (output[-1] if len(output) % 2 else 0)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        return self.finish({name: self.BACKBONE(image)[1] for name, image in self.given(x).items()})
+        return self.finish(
+            {name: self.BACKBONE(image)[1] for name, image in self.encoded_images(x).items()}
+        )
 
     def finish(self, outputs, *tail):
         feature = torch.cat([outputs[name] for name in NAMES], dim=-1)
@@ -103,7 +105,7 @@ class UGG(Host):
     def forward(
         self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None
     ):
-        outputs = {name: self.BACKBONE(image) for name, image in self.given(x).items()}
+        outputs = {name: self.BACKBONE(image) for name, image in self.encoded_images(x).items()}
         fused = sum(patches.mean(1) for patches, _ in outputs.values())
         output = self.finish(
             {name: whole for name, (_, whole) in outputs.items()}, fused.square().mean()
@@ -142,7 +144,11 @@ class Signal(Reshaping):
 
     def forward(self, x, label=None, cam_label=None, view_label=None, training=True, sge="CLS"):
         feature = torch.cat(
-            [self.on_grid(self.clip_vision_encoder(image)) for image in self.given(x).values()], -1
+            [
+                self.on_grid(self.clip_vision_encoder(image))
+                for image in self.encoded_images(x).values()
+            ],
+            -1,
         )
         return (1, *self.pair(feature), feature.square().mean()) if training else feature
 
@@ -151,7 +157,7 @@ class MFRNet(Host):
     """All modalities in one call."""
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        _, whole = self.BACKBONE(torch.cat(list(self.given(x).values())))
+        _, whole = self.BACKBONE(torch.cat(list(self.encoded_images(x).values())))
         return self.finish(dict(zip(NAMES, whole.chunk(3), strict=True)), whole.square().mean())
 
 
@@ -161,7 +167,7 @@ class MDReID(Host):
     def build(self):
         self.BACKBONE = Backbone(Tower(prefix=2))
 
-    def given(self, x):
+    def encoded_images(self, x):
         return {
             name: image
             for name, image in x.items()
@@ -169,7 +175,7 @@ class MDReID(Host):
         }
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        images = self.given(x)
+        images = self.encoded_images(x)
         whole = self.BACKBONE(torch.cat(list(images.values())))[1].chunk(len(images))
         return self.pair(torch.cat(whole, -1)) if self.training else torch.cat(whole, -1)
 
@@ -185,7 +191,8 @@ class IDEA(Reshaping):
 
     def forward(self, image, text=None, label=None):
         tokens = {
-            name: self.BACKBONE(own, last=text[name]) for name, own in self.given(image).items()
+            name: self.BACKBONE(picture, last=text[name])
+            for name, picture in self.encoded_images(image).items()
         }
         return self.finish(
             {
@@ -204,7 +211,9 @@ class TOPReID(Host):
         self.NI, self.TI, self.RGB = (Backbone(Tower(tokens_first=False)) for _ in NAMES)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        tokens = {name: getattr(self, name)(image) for name, image in self.given(x).items()}
+        tokens = {
+            name: getattr(self, name)(image) for name, image in self.encoded_images(x).items()
+        }
         return self.finish(
             {name: whole + patches.mean(1) for name, (patches, whole) in tokens.items()},
             F.mse_loss(tokens["RGB"][0], tokens["NI"][0]),
@@ -221,7 +230,7 @@ class Uni_modal(Host):  # noqa: N801 (UPCL's name)
         return super().loss(pair) + other.square().mean()
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        outputs = {name: self.BACKBONE(image)[1] for name, image in self.given(x).items()}
+        outputs = {name: self.BACKBONE(image)[1] for name, image in self.encoded_images(x).items()}
         return (
             (self.finish(outputs), (outputs["RGB1"], outputs["RGB"]))
             if self.training

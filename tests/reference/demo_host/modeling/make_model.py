@@ -27,7 +27,7 @@ class GeneralFusion(Fusion):
 
     def forward(self, RGB_cash, NI_cash, TI_cash, RGB_global, NI_global, TI_global):
         tokens = ((RGB_cash, NI_cash, TI_cash), (RGB_global, NI_global, TI_global))
-        feature = super().forward(*(dict(zip(MODALITIES, part, strict=True)) for part in tokens))
+        feature = super().forward(*(dict(zip(MODALITIES, side, strict=True)) for side in tokens))
         return (feature, 0) if self.training else feature
 
 
@@ -89,7 +89,7 @@ class DeMo(nn.Module):
             if self.direct
             else dict(zip(("_r", "_n", "_t"), global_feats.values(), strict=True))
         )
-        outputs = [part for suffix, own in heads.items() for part in self.pair(suffix, own)]
+        outputs = [output for head in heads.items() for output in self.pair(*head)]
         return (*self.pair("_moe", fused[0]), *outputs, fused[1]) if fused else tuple(outputs)
 
     def load_param(self, trained_path):
