@@ -93,17 +93,14 @@ def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None
                 for name in names
             ]
     qkv = getattr(attention, "qkv", None)
-    if qkv is not None:
-        weight, bias = getattr(qkv, "weight", None), getattr(qkv, "bias", None)
-    else:
-        weight = getattr(attention, "in_proj_weight", None)
-        bias = getattr(attention, "in_proj_bias", None)
+    owner, prefix = (attention, "in_proj_") if qkv is None else (qkv, "")
+    weight, bias = (getattr(owner, f"{prefix}{leaf}", None) for leaf in ("weight", "bias"))
     if weight is None or _heads(attention) is None:
         return []
-    weights = weight.chunk(3)[:2]
+    biases = (None, None) if bias is None else bias.chunk(3)[:2]
     if getattr(attention, "q_bias", None) is not None:  # of timm's Eva
-        return list(zip(weights, (attention.q_bias, attention.k_bias), strict=True))
-    return list(zip(weights, (None, None) if bias is None else bias.chunk(3)[:2], strict=True))
+        biases = attention.q_bias, attention.k_bias
+    return list(zip(weight.chunk(3)[:2], biases, strict=True))
 
 
 def _heads(attention: Any) -> int:

@@ -26,23 +26,18 @@ class PIFE(nn.Module):
 
     def __init__(self, width: int, modalities: Sequence[str]):
         super().__init__()
-        self.reduce = nn.ModuleDict(
-            {
-                modality: nn.Sequential(
-                    nn.LayerNorm(2 * width), nn.Linear(2 * width, width), QuickGELU()
-                )
-                for modality in modalities
-            }
-        )
+        self.reduce = nn.ModuleDict()
+        for modality in modalities:
+            layers = nn.LayerNorm(2 * width), nn.Linear(2 * width, width), QuickGELU()
+            self.reduce[modality] = nn.Sequential(*layers)
 
     def forward(self, patches: ByModality, class_tokens: ByModality) -> ByModality:
         """patches (B, N, C), class tokens (B, C) → global features (B, C), by modality."""
-        return {
-            modality: self.reduce[modality](
-                torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1)
-            )
-            for modality, tokens in patches.items()
-        }
+        global_feats = {}
+        for modality, tokens in patches.items():
+            both = torch.cat([class_tokens[modality], tokens.mean(dim=1)], dim=-1)
+            global_feats[modality] = self.reduce[modality](both)
+        return global_feats
 
 
 @dataclass(frozen=True)
@@ -74,13 +69,8 @@ class DeMo(nn.Module):
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD, len(subsets)) if cfg.MODEL.ATM else None
         self.sdtps_feeds_hdm = cfg.MODEL.SDTPS_FEEDS_HDM
         self.one_head = cfg.MODEL.DIRECT == 1
-        self.layout = make_layout(
-            width,
-            self.modalities,
-            list(subsets.values()) if self.hdm else (),
-            self.one_head,
-            bool(self.sdtps),
-        )
+        fused = list(subsets.values()) if self.hdm else ()
+        self.layout = make_layout(width, self.modalities, fused, self.one_head, bool(self.sdtps))
         self.heads = nn.ModuleDict(
             {name: BNNeck(dim, num_class) for name, dim in self.layout.widths.items()}
         )
@@ -91,21 +81,14 @@ class DeMo(nn.Module):
             self.backbone.vit.requires_grad_(False)
 
     def _make_sdtps(self, cfg: CfgNode) -> SDTPS:
-        patches = (
-            self.slimming.counts(self.backbone.num_patches)[-1]
-            if self.slimming
-            else self.backbone.num_patches
-        )
-        settings = {
-            name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in ("guide_missing", *SDTPS_ARGUMENTS)
-        }
+        backbone, patches = self.backbone, self.backbone.num_patches
+        if self.slimming:
+            patches = self.slimming.counts(patches)[-1]
+        names = ("guide_missing", *SDTPS_ARGUMENTS)
+        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in names}
         try:
             return SDTPS(
-                self.backbone.width,
-                self.backbone.grid_size,
-                patches,
-                modalities=self.modalities,
-                **settings,
+                backbone.width, backbone.grid_size, patches, modalities=self.modalities, **settings
             )
         except ValueError as error:
             raise UserError(
@@ -135,15 +118,16 @@ class DeMo(nn.Module):
         if self.slimming:
             return self.forward_stages(self.forward_stem(images, cam_label), images)
         present = images_of(images)
-        tokens = self.backbone(*self._batch(images, cam_label))
+        tokens = self.backbone(*self._batch(present, cam_label))
         patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
         return EncodedTriplets(self._context(patches, class_tokens, present))
 
     def forward_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
         assert self.slimming
-        rows = self.backbone.stem(*self._batch(images, cam_label), self.slimming.blocks[0])
-        return split_rows(rows, images_of(images))
+        present = images_of(images)
+        rows = self.backbone.stem(*self._batch(present, cam_label), self.slimming.blocks[0])
+        return split_rows(rows, present)
 
     def forward_stages(self, stem: ByModality, images: ByModality) -> EncodedTriplets:
         """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
@@ -160,17 +144,15 @@ class DeMo(nn.Module):
         features, global_feats = {}, context.global_feats
         patches, selected = self.fusion_tokens(context)
         if selected:
-            features["sdtps"] = torch.cat(
-                [tokens.mean(dim=1) for tokens in selected.values()], dim=-1
-            )
+            means = [tokens.mean(dim=1) for tokens in selected.values()]
+            features["sdtps"] = torch.cat(means, dim=-1)
         if self.hdm:
             decoupled = self.hdm(patches, global_feats)
             features["moe"] = self.atmoe(decoupled) if self.atmoe else decoupled.flatten(1)
-        features |= (
-            {"original": torch.cat(list(global_feats.values()), dim=-1)}
-            if self.one_head
-            else global_feats
-        )
+        if self.one_head:
+            features["original"] = torch.cat(list(global_feats.values()), dim=-1)
+        else:
+            features |= global_feats
         return {name: feature.float() for name, feature in features.items()}
 
     def fusion_tokens(self, context: Context) -> tuple[ByModality, ByModality]:
@@ -181,12 +163,11 @@ class DeMo(nn.Module):
         return selected if self.sdtps_feeds_hdm else context.tokens, selected
 
     def _batch(
-        self, images: ByModality, cam_label: torch.Tensor
+        self, images: ByModality, cameras: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One batch of all modalities, which the backbone does not know: images (M·B, 3, H, W), cameras (M·B,)."""
-        present = images_of(images)
-        rows = torch.cat(list(present.values()))
-        return rows, cam_label.to(rows.device, non_blocking=True).repeat(len(present))
+        rows = torch.cat(list(images.values()))
+        return rows, cameras.to(rows.device, non_blocking=True).repeat(len(images))
 
     def _context(
         self, patches: ByModality, class_tokens: ByModality, images: ByModality
@@ -216,6 +197,5 @@ def missing_modalities(text: str) -> frozenset[str]:
         raise UserError(
             "TEST.MISS is 'all', which test_net.py alone understands; name one case such as 'rn', or 'nothing'."
         )
-    if text in ("None", "nothing"):
-        return frozenset()
-    return frozenset(modality for modality in MODALITIES if modality[0].lower() in text)
+    letters = "" if text in ("None", "nothing") else text
+    return frozenset(modality for modality in MODALITIES if modality[0].lower() in letters)

@@ -15,7 +15,10 @@ from timm.layers import QuickGELU
 from torch import nn
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.modeling.slimming.tokens import ByModality
 
+ByPair = dict[tuple[str, str], torch.Tensor]  # by (subset, modality)
+Projection = tuple[Sequence[torch.Tensor], torch.Tensor]  # weights and bias
 SUBSETS = {
     "r": ("RGB",),
     "n": ("NI",),
@@ -26,14 +29,12 @@ SUBSETS = {
     "rnt": ("RGB", "NI", "TI"),
 }
 """The modalities that each of HDM's seven queries attends to, by DeMo's names."""
+HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 
 
 def subsets_of(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The entries of SUBSETS that have no other modality than these."""
     return {name: subset for name, subset in SUBSETS.items() if set(subset) <= set(modalities)}
-
-
-HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 
 
 class HDM(nn.Module):
@@ -67,124 +68,81 @@ class HDM(nn.Module):
             nn.init.xavier_uniform_(projection)
             nn.init.kaiming_uniform_(output, a=math.sqrt(5))
 
-    def forward(
-        self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         """Patch tokens (B, N, C) and global features (B, C) by modality → features of the subsets (B, 7, C).
 
         The single query does not depend on the input, so keys and values need not be projected token by token: the logits are
         tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. After dropout the weights do
         not sum to 1, so their sum multiplies b_v.
         """
-        query_weights, key_weights, value_weights = self.projections()
-        query_bias, _, value_bias = self.in_proj_bias.chunk(3, dim=1)
-        weights = self.attention(
-            patches, global_feats, self.keys(query_weights, query_bias, key_weights)
-        )
+        query, key, (value_weights, value_bias) = self.projections()
+        weights = self.attention(patches, global_feats, self.keys(query, key))
         pooled = self.pool(weights, patches, global_feats)
         values, sums = [], []
         for (subset, modalities), weight in zip(self.subsets.items(), value_weights, strict=True):
+            pairs = [(subset, modality) for modality in modalities]
             # sum() would add 0 first
-            tokens = reduce(torch.add, [pooled[subset, modality] for modality in modalities])
+            tokens = reduce(torch.add, [pooled[pair] for pair in pairs])
             values.append(torch.einsum("hdc,bhc->bhd", self._by_head(weight), tokens))
-            sums.append(
-                reduce(
-                    torch.add, [weights[subset, modality].sum(dim=-1) for modality in modalities]
-                )
-            )
-        bias = torch.stack(sums, dim=1).unsqueeze(-1) * value_bias.unflatten(
-            1, (self.heads, HEAD_WIDTH)
-        )
-        values = (torch.stack(values, dim=1) + bias).flatten(2)
-        return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, values) + self.out_proj_bias
+            sums.append(reduce(torch.add, [weights[pair].sum(dim=-1) for pair in pairs]))
+        value_bias = value_bias.unflatten(1, (self.heads, HEAD_WIDTH))
+        bias = torch.stack(sums, dim=1).unsqueeze(-1) * value_bias
+        whole = (torch.stack(values, dim=1) + bias).flatten(2)
+        return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, whole) + self.out_proj_bias
 
-    def weights(
-        self, patches: dict[str, torch.Tensor], global_feats: dict[str, torch.Tensor]
-    ) -> dict[tuple[str, str], torch.Tensor]:
-        """The attention weights of a forward, (B, heads, 1 + N) by (subset, modality), the global feature's first."""
-        query_weights, key_weights, _ = self.projections()
-        query_bias = self.in_proj_bias.chunk(3, dim=1)[0]
-        return self.attention(
-            patches, global_feats, self.keys(query_weights, query_bias, key_weights)
-        )
+    def weights(self, patches: ByModality, global_feats: ByModality) -> ByPair:
+        """The attention weights of a forward, (B, heads, 1 + N), the global feature's first."""
+        query, key, _ = self.projections()
+        return self.attention(patches, global_feats, self.keys(query, key))
 
-    def projections(self) -> tuple[Sequence[torch.Tensor], ...]:
-        """W_q, W_k and W_v of each subset, each (C, C)."""
+    def projections(self) -> list[Projection]:
+        """W_q and b_q, W_k and b_k, W_v and b_v of the subsets, each (7, C, C) and (7, C)."""
         # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
         matrices = self.in_proj_weight.unflatten(1, (3, -1)).flatten(0, 1).unbind()
-        return matrices[::3], matrices[1::3], matrices[2::3]
+        biases = self.in_proj_bias.chunk(3, dim=1)
+        return [(matrices[place::3], bias) for place, bias in enumerate(biases)]
 
-    def keys(
-        self,
-        query_weights: Sequence[torch.Tensor],
-        query_bias: torch.Tensor,
-        key_weights: Sequence[torch.Tensor],
-    ) -> dict[str, torch.Tensor]:
+    def keys(self, query: Projection, key: Projection) -> dict[str, torch.Tensor]:
         """W_kᵀq of each subset's heads, (heads, C) by subset; its product with a token is the token's logit."""
         keys = {}
-        for subset, query, *projection, key_weight in zip(
-            self.subsets, self.query, query_weights, query_bias, key_weights, strict=True
+        for subset, token, weight, bias, key_weight in zip(
+            self.subsets, self.query, *query, key[0], strict=True
         ):
-            query = F.linear(query.unsqueeze(0), *projection) / math.sqrt(HEAD_WIDTH)
-            keys[subset] = (
-                query.view(self.heads, 1, HEAD_WIDTH) @ self._by_head(key_weight)
-            ).squeeze(1)
+            heads = F.linear(token.unsqueeze(0), weight, bias) / math.sqrt(HEAD_WIDTH)
+            heads = heads.view(self.heads, 1, HEAD_WIDTH)
+            keys[subset] = (heads @ self._by_head(key_weight)).squeeze(1)
         return keys
 
     def attention(
-        self,
-        patches: dict[str, torch.Tensor],
-        global_feats: dict[str, torch.Tensor],
-        keys: dict[str, torch.Tensor],
-    ) -> dict[tuple[str, str], torch.Tensor]:
-        """→ weights (B, heads, 1 + N) by (subset, modality), the global's first; without dropout a subset's sum to 1."""
-        logits: dict[tuple[str, str], torch.Tensor] = {}
-        weights: dict[tuple[str, str], torch.Tensor] = {}
+        self, patches: ByModality, global_feats: ByModality, keys: dict[str, torch.Tensor]
+    ) -> ByPair:
+        """→ weights (B, heads, 1 + N), the global's first; without dropout a subset's sum to 1."""
+        logits, weights = {}, {}
         for modality, subsets in self.holders.items():
             tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
-            attended = torch.cat(
-                [
-                    F.linear(global_feats[modality], key).unsqueeze(-1),
-                    torch.bmm(key.expand(tokens.shape[0], -1, -1), tokens.transpose(1, 2)),
-                ],
-                dim=-1,
-            )
-            logits |= {
-                (subset, modality): logits_of
-                for subset, logits_of in zip(
-                    subsets, attended.chunk(len(subsets), dim=1), strict=True
-                )
-            }
+            of_global = F.linear(global_feats[modality], key).unsqueeze(-1)
+            of_patches = torch.bmm(key.expand(tokens.shape[0], -1, -1), tokens.transpose(1, 2))
+            products = torch.cat([of_global, of_patches], dim=-1)
+            for subset, chunk in zip(subsets, products.chunk(len(subsets), dim=1), strict=True):
+                logits[subset, modality] = chunk
         for subset, modalities in self.subsets.items():
-            logits_of = torch.cat(
-                [logits[subset, modality] for modality in modalities], dim=-1
-            ).softmax(dim=-1)
-            chunks = F.dropout(logits_of, self.dropout, self.training).chunk(
-                len(modalities), dim=-1
-            )
-            weights |= {
-                (subset, modality): chunk
-                for modality, chunk in zip(modalities, chunks, strict=True)
-            }
+            joint = torch.cat([logits[subset, modality] for modality in modalities], dim=-1)
+            joint = F.dropout(joint.softmax(dim=-1), self.dropout, self.training)
+            for modality, chunk in zip(
+                modalities, joint.chunk(len(modalities), dim=-1), strict=True
+            ):
+                weights[subset, modality] = chunk
         return weights
 
-    def pool(
-        self,
-        weights: dict[tuple[str, str], torch.Tensor],
-        patches: dict[str, torch.Tensor],
-        global_feats: dict[str, torch.Tensor],
-    ) -> dict[tuple[str, str], torch.Tensor]:
-        """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C), by (subset, modality)."""
-        pooled: dict[tuple[str, str], torch.Tensor] = {}
+    def pool(self, weights: ByPair, patches: ByModality, global_feats: ByModality) -> ByPair:
+        """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C)."""
+        pooled = {}
         for modality, subsets in self.holders.items():
-            weights_of = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
-            sums = torch.bmm(weights_of[..., 1:], patches[modality]).add_(
-                weights_of[..., :1] * global_feats[modality].unsqueeze(1)
-            )
-            pooled |= {
-                (subset, modality): chunk
-                for subset, chunk in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True)
-            }
+            joint = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
+            sums = torch.bmm(joint[..., 1:], patches[modality])
+            sums.add_(joint[..., :1] * global_feats[modality].unsqueeze(1))
+            for subset, chunk in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True):
+                pooled[subset, modality] = chunk
         return pooled
 
     def _by_head(self, projection: torch.Tensor) -> torch.Tensor:
@@ -205,16 +163,14 @@ class ATMoE(nn.Module):
                 f"as {next(count for count in range(heads, 0, -1) if width % count == 0)}."
             )
         self.heads, self.head_width = heads, width // heads
-        self.gate = nn.Sequential(
-            nn.Linear(count * width, width), QuickGELU(), nn.BatchNorm1d(width)
-        )
+        layers = nn.Linear(count * width, width), QuickGELU(), nn.BatchNorm1d(width)
+        self.gate = nn.Sequential(*layers)
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         # The seven experts of the first head, of the second, …
-        self.expert_weight = nn.Parameter(
-            torch.empty(heads * count, self.head_width, self.head_width)
-        )
-        self.expert_bias = nn.Parameter(torch.empty(heads * count, self.head_width))
+        shape = heads * count, self.head_width
+        self.expert_weight = nn.Parameter(torch.empty(*shape, self.head_width))
+        self.expert_bias = nn.Parameter(torch.empty(shape))
         self.activation = QuickGELU()
         # of all experts: a BatchNorm does not mix its channels
         self.norm = nn.BatchNorm1d(count * width)
@@ -233,13 +189,9 @@ class ATMoE(nn.Module):
 
     def gates(self, features: torch.Tensor) -> torch.Tensor:
         """HDM's features (B, 7, C) → each head's weights of the seven, (B, heads, 7) with sum 1."""
-        query = self.query(self.gate(features.flatten(1))).unflatten(
-            1, (self.heads, self.head_width)
-        )
+        by_head = self.heads, self.head_width
+        query = self.query(self.gate(features.flatten(1))).unflatten(1, by_head)
         # As in HDM the key's projection is applied to the one query, not to the seven features.
-        query = torch.einsum(
-            "hdc,bhd->bhc", self.key.weight.unflatten(0, (self.heads, self.head_width)), query
-        )
-        return (torch.einsum("bhc,bec->bhe", query, features) * self.head_width**-0.5).softmax(
-            dim=-1
-        )
+        query = torch.einsum("hdc,bhd->bhc", self.key.weight.unflatten(0, by_head), query)
+        logits = torch.einsum("bhc,bec->bhe", query, features) * self.head_width**-0.5
+        return logits.softmax(dim=-1)

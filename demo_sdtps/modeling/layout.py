@@ -45,17 +45,14 @@ def make_layout(
     """The layout of features of `width` channels C: of the modalities, by `one_head` or one each; of SDTPS; and of HDM, one for
     each of the `subsets` of modalities, () without HDM."""
     whole = len(modalities) * width
-    enhanced = ({"sdtps": whole} if has_sdtps else {}) | (
-        {"moe": len(subsets) * width} if subsets else {}
-    )
+    enhanced = {"sdtps": whole} if has_sdtps else {}
+    if subsets:
+        enhanced["moe"] = len(subsets) * width
     original = {"original": whole} if one_head else dict.fromkeys(modalities, width)
-    columns = (slice(whole), slice(whole if enhanced else 0, None), slice(None))
+    columns = slice(whole), slice(whole if enhanced else 0, None), slice(None)
     unfused = [frozenset({modality}) for modality in modalities]
     added = unfused * has_sdtps + [frozenset(names) for names in subsets]
-    sources = (unfused, added or unfused, unfused + added)
-    return FeatureLayout(
-        enhanced | original,
-        tuple(enhanced),
-        dict(zip(RETURN_PATTERNS, columns, strict=True)),
-        dict(zip(RETURN_PATTERNS, sources, strict=True)),
-    )
+    sources = unfused, added or unfused, unfused + added
+    columns_of = dict(zip(RETURN_PATTERNS, columns, strict=True))
+    sources_of = dict(zip(RETURN_PATTERNS, sources, strict=True))
+    return FeatureLayout(enhanced | original, tuple(enhanced), columns_of, sources_of)

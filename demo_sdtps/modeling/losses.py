@@ -118,13 +118,10 @@ def total_loss(
         terms["auxiliary"] = total.detach()
     centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(output.logits)
     for (name, logits), center_loss in zip(output.logits.items(), centers, strict=True):
-        head, weight = (
-            HeadOutput(logits, output.features[name], labels, center_loss),
-            head_weights[name],
-        )
-        losses = {
-            kind: value for kind, loss in LOSSES.items() if (value := loss(cfg, head)) is not None
-        }
+        weight = head_weights[name]
+        head = HeadOutput(logits, output.features[name], labels, center_loss)
+        values = {kind: loss(cfg, head) for kind, loss in LOSSES.items()}
+        losses = {kind: value for kind, value in values.items() if value is not None}
         total = total + weight * reduce(torch.add, losses.values())
         terms |= {f"{kind}/{name}": weight * value.detach() for kind, value in losses.items()}
     return total, terms

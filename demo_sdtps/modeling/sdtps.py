@@ -44,10 +44,8 @@ def guided_score(
     beta: float,
 ) -> torch.Tensor:
     """(1 - 2β)·predicted + β·Σ weight·guidance, all (..., N)."""
-    return (1 - 2 * beta) * predicted + beta * sum(
-        weight * guide
-        for weight, guide in zip(weights, guidance)  # noqa: B905 (Python 3.8)
-    )
+    pairs = zip(weights, guidance)  # noqa: B905 (Python 3.8)
+    return (1 - 2 * beta) * predicted + beta * sum(weight * guide for weight, guide in pairs)
 
 
 def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:
@@ -66,9 +64,8 @@ def guides_of(
     order = guide_order(index, len(global_feats))
     weights = [*(1.0 - 1.0 * missing[other] for other in order[:-1]), 2.0]
     whole = len(global_feats) + 1.0
-    return torch.stack([global_feats[i] for i in order]), tuple(
-        weight * whole / sum(weights) for weight in weights
-    )
+    guides = torch.stack([global_feats[place] for place in order])
+    return guides, tuple(weight * whole / sum(weights) for weight in weights)
 
 
 def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
@@ -151,9 +148,8 @@ def aggregate(tokens: torch.Tensor, logits: torch.Tensor, decision: torch.Tensor
 
 def score_mlp(embed_dim: int) -> nn.Sequential:
     """The MLP of a score: tokens (..., C) → logits (..., 1)."""
-    return nn.Sequential(
-        nn.Linear(embed_dim, embed_dim // 4), nn.GELU(), nn.Linear(embed_dim // 4, 1)
-    )
+    hidden = embed_dim // 4
+    return nn.Sequential(nn.Linear(embed_dim, hidden), nn.GELU(), nn.Linear(hidden, 1))
 
 
 def predict(mlp: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -186,22 +182,16 @@ class TokenSparse(nn.Module):
         self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]
     ) -> torch.Tensor:
         """(1 - 2β)·MLP + β·Σ weight·guidance: tokens (B, N, C), guides (G, B, C), G weights → (B, N)."""
-        return guided_score(
-            self.predict(tokens), cosine_guidance(tokens, guides), weights, self.beta
-        )
+        guidance = cosine_guidance(tokens, guides)
+        return guided_score(self.predict(tokens), guidance, weights, self.beta)
 
     def split(self, tokens: torch.Tensor, score: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """tokens (B, N, C), score (B, N) → kept tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its
         kept part (B, S), indices of the kept (B, S)."""
         tau = self.gumbel_tau if self.use_gumbel and self.training else None
         kept, decision = select(score, self.keep, tau, self.gumbel_select and self.training)
-        return (
-            gather_tokens(tokens, kept),
-            mean_of_dropped(tokens, score, decision),
-            decision,
-            decision.gather(1, kept),
-            kept,
-        )
+        extra = mean_of_dropped(tokens, score, decision)
+        return gather_tokens(tokens, kept), extra, decision, decision.gather(1, kept), kept
 
     def forward(
         self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]
@@ -213,12 +203,8 @@ class TokenSparse(nn.Module):
 def aggregation_mlp(embed_dim: int, out_tokens: int, dim_ratio: float) -> nn.Sequential:
     """The MLP of an aggregation's logits: tokens (..., C) → (..., out_tokens)."""
     hidden = int(embed_dim * dim_ratio)
-    return nn.Sequential(
-        nn.LayerNorm(embed_dim),
-        nn.Linear(embed_dim, hidden),
-        nn.GELU(),
-        nn.Linear(hidden, out_tokens),
-    )
+    layers = nn.Linear(embed_dim, hidden), nn.GELU(), nn.Linear(hidden, out_tokens)
+    return nn.Sequential(nn.LayerNorm(embed_dim), *layers)
 
 
 class TokenAggregation(nn.Module):
@@ -287,12 +273,9 @@ class MultiModalSDTPS(nn.Module):
         self.num_patches = num_patches
         self.keep = kept_tokens(num_patches, sparse_ratio)
         for name in STATE_NAMES:
-            setattr(
-                self,
-                f"{name}_sparse",
-                TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau, gumbel_select),
-            )
-            setattr(self, f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
+            sparse = TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau, gumbel_select)
+            self.add_module(f"{name}_sparse", sparse)
+            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
 
     def forward(
         self,
@@ -311,9 +294,9 @@ class MultiModalSDTPS(nn.Module):
         """
         patches = (RGB_cash, NI_cash, TI_cash)
         if any(tokens.shape[1] != self.num_patches for tokens in patches):
+            counts = [int(tokens.shape[1]) for tokens in patches]
             raise ValueError(
-                f"The input has {[int(tokens.shape[1]) for tokens in patches]} patches, but this SDTPS was made "
-                f"for {self.num_patches}."
+                f"The input has {counts} patches, but this SDTPS is for {self.num_patches}."
             )
         global_feats = (RGB_global, NI_global, TI_global)
         slimmed, masks = [], []

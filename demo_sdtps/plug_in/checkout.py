@@ -38,12 +38,8 @@ class Checkout:
                 f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
                 "requirements.txt lists."
             ) from None
-        places = (
-            [module_object.__file__]
-            if getattr(module_object, "__file__", None)
-            else list(getattr(module_object, "__path__", []))
-        )
-        if not any(self.folder in Path(place).resolve().parents for place in places if place):
+        places = getattr(module_object, "__path__", None) or [module_object.__file__]
+        if not any(self.folder in Path(place).resolve().parents for place in places):
             raise absent
         return module_object
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import MISSING_CASES
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.runtime.errors import UserError
 
-ADDED = tuple(
-    key
+ADDED = {
+    key.name.partition(".")[2]: key
     for key in KEYS
-    if key.name == "MODEL.USE_SDTPS" or key.name.startswith(("MODEL.SDTPS_", "MODEL.SLIM_"))
-)
-"""The schema's rows of SDTPS and of slimming, with names, defaults and tests of values."""
+    if key.name.startswith(("MODEL.USE_SDTPS", "MODEL.SDTPS_", "MODEL.SLIM_"))
+}
+"""The schema's rows of SDTPS and of slimming, by their names in the section MODEL."""
 
 
 def add_config(cfg: CfgNode) -> CfgNode:
@@ -30,18 +32,14 @@ def add_config(cfg: CfgNode) -> CfgNode:
         raise UserError(
             "The configuration is frozen; call add_config before merge_from_file and freeze."
         )
-    for key in ADDED:
-        cfg.MODEL.setdefault(
-            key.name.partition(".")[2],
-            list(key.default) if isinstance(key.default, list) else key.default,
-        )
+    for name, key in ADDED.items():
+        cfg.MODEL.setdefault(name, copy(key.default))
     return cfg
 
 
 def check_values(cfg: CfgNode) -> None:
     """Raise `UserError` for a key of SDTPS or of slimming that is missing, or a value that makes no sense."""
-    for key in ADDED:
-        name = key.name.partition(".")[2]
+    for name, key in ADDED.items():
         if name not in cfg.MODEL:
             raise UserError(
                 f"The configuration has no key {key.name}; call demo_sdtps.add_config(cfg) before merge_from_file."

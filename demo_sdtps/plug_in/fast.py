@@ -16,29 +16,22 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.runtime.errors import UserError
 
-RANKING = ("eval_func", "eval_func_msrv", "re_ranking")
-"""Functions of utils.metrics."""
-
 
 def replace_ranking(checkout: Checkout) -> None:
     """Replace the ranking and the re-ranking of `utils.metrics` and `utils.reranking`, and report it."""
-    originals = {name: checkout.find("utils.metrics", name) for name in RANKING}
+    original = checkout.find("utils.metrics", "re_ranking")
 
     def re_ranking(probFea, galFea, k1, k2, lambda_value, local_distmat=None, only_local=False):  # noqa: N803 (DeMo's names)
-        lengths = torch.cat([probFea, galFea]).norm(dim=1)
-        if (
-            local_distmat is not None
-            or only_local
-            or not torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4)
-        ):
-            # Ours re-ranks normalised features alone.
-            return originals["re_ranking"](
-                probFea, galFea, k1, k2, lambda_value, local_distmat, only_local
-            )
-        return k_reciprocal(probFea, galFea, k1, k2, lambda_value).cpu().numpy()
+        lengths, settings = torch.cat([probFea, galFea]).norm(dim=1), (k1, k2, lambda_value)
+        # Ours re-ranks normalised features alone.
+        is_normalised = torch.allclose(lengths, torch.ones_like(lengths), atol=1e-4)
+        if local_distmat is not None or only_local or not is_normalised:
+            return original(probFea, galFea, *settings, local_distmat, only_local)
+        return k_reciprocal(probFea, galFea, *settings).cpu().numpy()
 
-    for name, ours in zip(RANKING, (_eval_func, _eval_func_msrv, re_ranking), strict=True):
-        checkout.replace("utils.metrics", name, ours)
+    checkout.replace("utils.metrics", "eval_func", _eval_func)
+    checkout.replace("utils.metrics", "eval_func_msrv", _eval_func_msrv)
+    checkout.replace("utils.metrics", "re_ranking", re_ranking)
     checkout.replace("utils.reranking", "re_ranking", re_ranking)
     print(
         "--fast replaces, in evaluation: utils.metrics.eval_func, eval_func_msrv (which wrote re.txt) and re_ranking; "
@@ -50,12 +43,8 @@ def _eval_func(
     distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50, **scenes
 ) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    metrics = evaluate_distances(
-        torch.as_tensor(distmat),
-        *map(torch.as_tensor, (q_pids, g_pids, q_camids, g_camids)),
-        **scenes,
-        max_rank=min(max_rank, distmat.shape[1]),
-    )
+    inputs = map(torch.as_tensor, (distmat, q_pids, g_pids, q_camids, g_camids))
+    metrics = evaluate_distances(*inputs, **scenes, max_rank=min(max_rank, distmat.shape[1]))
     return metrics.cmc.numpy(), metrics.mAP
 
 
@@ -63,16 +52,9 @@ def _eval_func_msrv(
     distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids, max_rank=50
 ) -> tuple[np.ndarray, float]:
     """MSVR310's protocol: as `_eval_func`, by scenes in place of cameras."""
-    return _eval_func(
-        distmat,
-        q_pids,
-        g_pids,
-        q_camids,
-        g_camids,
-        max_rank,
-        query_scenes=torch.as_tensor(q_sceneids),
-        gallery_scenes=torch.as_tensor(g_sceneids),
-    )
+    sides = torch.as_tensor(q_sceneids), torch.as_tensor(g_sceneids)
+    scenes = dict(zip(("query_scenes", "gallery_scenes"), sides, strict=True))
+    return _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank, **scenes)
 
 
 class FastFusion(nn.Module):
@@ -84,7 +66,7 @@ class FastFusion(nn.Module):
         fusion = getattr(model, "generalFusion", None)
         if fusion is None or not getattr(fusion, "HDM", False):
             return
-        _built(fusion)
+        _make_modules(fusion)
         host = type(fusion)
         fusion.__class__ = type(
             f"Fast{host.__name__}", (FastFusion, host), {"__module__": host.__module__}
@@ -94,16 +76,13 @@ class FastFusion(nn.Module):
         """In evaluation → (B, 7C); the original in training and in replicas of nn.DataParallel, which have no parameters."""
         if self.training or torch.is_grad_enabled() or getattr(self, "_is_replica", False):
             return super().forward(*inputs)
-        state = [
-            (tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers())
-        ]
+        tensors = (*self.parameters(), *self.buffers())
+        state = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
         if self.__dict__.get("fast_state") != state:
-            self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _built(self)
+            self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _make_modules(self)
         hdm, atmoe = self.__dict__["fast_modules"]
-        patches, global_feats = (
-            dict(zip(MODALITIES, tensors, strict=True)) for tensors in (inputs[:3], inputs[3:])
-        )
-        features = hdm(patches, global_feats)
+        patches = dict(zip(MODALITIES, inputs[:3], strict=True))
+        features = hdm(patches, dict(zip(MODALITIES, inputs[3:], strict=True)))
         return atmoe(features) if atmoe else features.flatten(1)
 
     def train(self, mode: bool = True) -> FastFusion:
@@ -111,7 +90,7 @@ class FastFusion(nn.Module):
         return super().train(mode)
 
 
-def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
+def _make_modules(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
     """This project's modules with the weights of a generalFusion, for evaluation."""
     weights = {f"generalFusion.{name}": tensor for name, tensor in fusion.state_dict().items()}
     try:
@@ -119,12 +98,9 @@ def _built(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
         width = ours["hdm.query"].shape[1]
         # the checkout's training draws what it would draw without
         with torch.random.fork_rng(devices=[]):
+            experts = ours.get("atmoe.expert_weight")
             hdm = HDM(width)
-            atmoe = (
-                ATMoE(width, width // ours["atmoe.expert_weight"].shape[-1])
-                if "atmoe.expert_weight" in ours
-                else None
-            )
+            atmoe = None if experts is None else ATMoE(width, width // experts.shape[-1])
         whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {}))
         whole.load_state_dict(ours)
     except (ValueError, KeyError, RuntimeError) as error:

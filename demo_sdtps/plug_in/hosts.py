@@ -18,7 +18,7 @@ class Host:
     name: str
     towers: tuple[str, ...] = ("BACKBONE.base",)  # paths of the Vision Transformers
     order: tuple[str, ...] = (
-        MODALITIES  # in which images that are not known are encoded: those of missing modalities
+        MODALITIES  # in which it encodes images not known: of missing modalities
     )
     is_stacked: bool = False  # one call of the backbone encodes all modalities
     suffix: str = ""  # key of MODEL with which one token stands after the patches
@@ -29,7 +29,7 @@ class Host:
     fusion: str = ""  # module that is given the slimmed tokens
     has_patterns: bool = False  # whether the forward knows return_pattern
     mode: str = (
-        ""  # argument of the forward that is true in training; '' for the mode of the module
+        ""  # argument of the forward that is true in training; else the module's mode says it
     )
     pair: int = 0  # place of the pair of SDTPS in the output in training
 
@@ -84,20 +84,11 @@ def module_at(model: Any, path: str) -> Any:
 
 def blocks_of(model: Any, host: Host) -> list[str]:
     """Paths of the blocks of each tower."""
-    modules = [
-        next(
-            (
-                f"{tower}.{name}"
-                for name in BLOCKS
-                if module_at(model, f"{tower}.{name}") is not None
-            ),
-            "",
-        )
-        for tower in host.towers
-    ]
-    if not all(modules):
-        raise UserError(
-            f"{host.name} has no blocks at {' or '.join(f'{host.towers[0]}.{name}' for name in BLOCKS)}, between "
-            "which slimming drops patches; leave MODEL.SLIM_BLOCKS empty."
-        )
-    return modules
+    for name in BLOCKS:
+        paths = [f"{tower}.{name}" for tower in host.towers]
+        if all(module_at(model, path) is not None for path in paths):
+            return paths
+    raise UserError(
+        f"{host.name} has no blocks ({' or '.join(BLOCKS)}) in {host.towers[0]}, between which slimming drops patches; leave "
+        "MODEL.SLIM_BLOCKS empty."
+    )

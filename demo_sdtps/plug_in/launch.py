@@ -23,6 +23,8 @@ from demo_sdtps.runtime.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Change = Callable[[Any, Any], object]  # of a model by its configuration
+
 FACTORIES = (
     ("modeling.make_model", "make_model"),
     ("modeling.make_model_ugg", "make_model"),
@@ -35,24 +37,21 @@ def main() -> None:
     """The command. A `UserError` becomes one sentence and exit code 2; an error of the script keeps its trace."""
     parser = argparse.ArgumentParser(
         prog="python -m demo_sdtps",
-        description="Run a script of a checkout of DeMo or of a code base like it "
-        f"({', '.join(host.name for host in HOSTS.values())}), which stays as it is. MODEL.USE_SDTPS True, in the script's own "
-        "arguments or its configuration file, switches SDTPS on, MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP slimming.",
+        description=f"Run a script of a checkout of {', '.join(host.name for host in HOSTS.values())}, which stays as it is. "
+        "In its arguments or its configuration file MODEL.USE_SDTPS True switches SDTPS on, MODEL.SLIM_BLOCKS and "
+        "MODEL.SLIM_KEEP slimming.",
     )
     parser.add_argument(
         "--fast",
         action="store_true",
-        help="in evaluation, this project's ranking, re-ranking and, in DeMo, "
-        "HDM and ATMoE in place of the checkout's, with the same results",
+        help="evaluate by this project's ranking, re-ranking and, in DeMo, HDM and ATMoE, with the same results",
     )
     parser.add_argument(
         "--weight",
         metavar="FILE",
-        help="checkpoint that the script loads, in place of the file named in its text",
+        help="checkpoint to load in place of the file named in the script",
     )
-    parser.add_argument(
-        "script", metavar="SCRIPT", help="a script of the checkout, such as train_net.py"
-    )
+    parser.add_argument("script", metavar="SCRIPT", help="of the checkout, such as train_net.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     words = parser.parse_args()
     try:
@@ -62,9 +61,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def launch(
-    script: Path, arguments: list[str], weight: str | None = None, fast: bool = False
-) -> None:
+def launch(script: Path, arguments: list[str], weight: str | None, fast: bool) -> None:
     """Prepare the checkout that `script` stands in and run it as `python SCRIPT arguments` would."""
     if not script.is_file():
         raise UserError(
@@ -86,53 +83,48 @@ def launch(
     sys.path.insert(0, str(folder))
     checkout = Checkout(folder)
     add_config(checkout.find("config", "cfg"))
-    wrappers: list[Callable[[Any, Any], object]] = []
+    changes: list[Change] = []
     if fast:
         from demo_sdtps.plug_in.fast import FastFusion, replace_ranking
 
         replace_ranking(checkout)
-        wrappers.append(FastFusion.replace)
-    wrappers.append(patch)
+        changes.append(FastFusion.replace)
+    changes.append(patch)
     if weight is not None:
-        wrappers.append(lambda model, cfg: _load_from(weight, model))
-    _after_make_model(checkout, wrappers)
+        changes.append(lambda model, cfg: _load_from(weight, model))
+    _after_make_model(checkout, changes)
     if "HDM" in checkout.find("config", "cfg").MODEL:  # DeMo's
         _evaluate_all_patterns(checkout)
 
-    if (
-        "LOCAL_RANK" in os.environ
-        and "--local_rank" in text
-        and not any(w.startswith("--local_rank") for w in arguments)
-    ):
-        arguments = [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments]
+    rank = os.environ.get("LOCAL_RANK")
+    if rank and "--local_rank" in text and "--local_rank" not in " ".join(arguments):
+        arguments = [f"--local_rank={rank}", *arguments]
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _after_make_model(checkout: Checkout, wrappers: list[Callable[[Any, Any], object]]) -> None:
+def _after_make_model(checkout: Checkout, changes: list[Change]) -> None:
     """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg)."""
-    importers = [
+    factories = [
         (module, name)
         for module, name in FACTORIES
         if checkout.has(module) and hasattr(checkout.module(module, module), name)
     ]
-    if not importers:
+    if not factories:
         checkout.find(*FACTORIES[0])  # the sentence
-    for module, name in importers:
+    for module, name in factories:
         original = checkout.find(module, name)
-        make = _then(original, wrappers)
+        make = _then(original, changes)
         for place in ("modeling", module):
             if getattr(checkout.module(place, place), name, None) is original:
                 checkout.replace(place, name, make)
 
 
-def _then(
-    original: Callable[..., Any], wrappers: list[Callable[[Any, Any], object]]
-) -> Callable[..., Any]:
+def _then(original: Callable[..., Any], changes: list[Change]) -> Callable[..., Any]:
     @wraps(original)
     def make_model(cfg, *args, **kwargs):
         model = original(cfg, *args, **kwargs)
-        for change in wrappers:
+        for change in changes:
             change(model, cfg)
         return model
 

@@ -44,28 +44,14 @@ class ForwardRecord:
 
     @property
     def global_feats(self) -> list[torch.Tensor]:
-        tokens = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
-        if not len(self.tokens) == len(tokens) == 3:
-            host = self.model.sdtps_host
-            raise UserError(
-                f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches by {host.backbone} "
-                f"and {len(tokens)} global features, but three of each (RGB, NI, TI) were expected in {host.name}."
-            )
-        return tokens
+        return self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
 
     def selected(self) -> list[torch.Tensor]:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
         if self._selected is None:
             missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
-            global_feats = self.global_feats
-            try:
-                self._selected = list(
-                    self.model.sdtps(*self.tokens, *global_feats, missing=missing)[:3]
-                )
-            except ValueError as error:
-                raise UserError(
-                    f"{str(error).rstrip('.')}; the backbone gives other tokens than its configuration says."
-                ) from None
+            inputs = (*self.tokens, *self.global_feats)
+            self._selected = list(self.model.sdtps(*inputs, missing=missing)[:3])
         return self._selected
 
     def __enter__(self) -> ForwardRecord:
@@ -76,36 +62,33 @@ class ForwardRecord:
         _thread.record = self.outer
 
 
-def _record_of(module: nn.Module, *names: str) -> ForwardRecord | None:
+def _record_of(module: nn.Module) -> ForwardRecord | None:
     """The pass under way in this thread, if `module` is its model's own and no copy, which has the same hooks."""
     record: ForwardRecord | None = getattr(_thread, "record", None)
-    return (
-        record
-        if record and any(module is module_at(record.model, name) for name in names)
-        else None
-    )
+    if record is None:
+        return None
+    host = record.model.sdtps_host
+    places = [name for name in (host.backbone, host.fusion, *REDUCES) if name]
+    return record if module in [module_at(record.model, place) for place in places] else None
 
 
 def _record_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
-    record = getattr(_thread, "record", None)
-    if record is None or _record_of(backbone, record.model.sdtps_host.backbone) is None:
-        return
-    count = 3 if record.model.sdtps_host.is_stacked else 1
-    record.tokens += output[0].chunk(count)
-    record.class_tokens += output[1].chunk(count)
+    record = _record_of(backbone)
+    if record:
+        count = 3 if record.model.sdtps_host.is_stacked else 1
+        record.tokens += output[0].chunk(count)
+        record.class_tokens += output[1].chunk(count)
 
 
 def _record_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-    record = _record_of(reduce, *REDUCES)
-    if record is not None:
+    record = _record_of(reduce)
+    if record:
         record.reduced.append(output)
 
 
 def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
-    record = _record_of(fusion, "generalFusion")
-    if record is None:
-        return None
-    return (*record.selected(), *inputs[3:])
+    record = _record_of(fusion)
+    return (*record.selected(), *inputs[3:]) if record else None
 
 
 def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
@@ -148,9 +131,8 @@ class SDTPSForward(nn.Module):
         original, fused = output[:, :width], output[:, width:]
         if asked not in (2, 3):
             return original.contiguous()
-        return torch.cat(
-            [*([original] if asked == 3 else []), self._feature(record), fused], dim=-1
-        )
+        enhanced = [self._feature(record), fused]
+        return torch.cat([original, *enhanced] if asked == 3 else enhanced, dim=-1)
 
     def _feature(self, record: ForwardRecord) -> torch.Tensor:
         return torch.cat([tokens.mean(dim=1) for tokens in record.selected()], dim=-1)
@@ -158,12 +140,9 @@ class SDTPSForward(nn.Module):
     def _pair(self, record: ForwardRecord) -> tuple[torch.Tensor, ...]:
         feature = self._feature(record)
         logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
-        if self.sdtps_loss_weight == 1:
-            return logits, feature
         # The host's loop adds the losses of all pairs as they are.
-        return tuple(
-            _with_scaled_gradient(tensor, self.sdtps_loss_weight) for tensor in (logits, feature)
-        )
+        weight = self.sdtps_loss_weight
+        return _with_scaled_gradient(logits, weight), _with_scaled_gradient(feature, weight)
 
 
 @lru_cache
@@ -189,8 +168,11 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     ):
         return model
     host = host_of(model)
-    if cfg.MODEL.USE_SDTPS:
-        _check_host(model, host)
+    if cfg.MODEL.USE_SDTPS and not host.backbone:
+        raise UserError(
+            f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
+            "model gives no patches and globals of three modalities; set it to False."
+        )
     rows, columns = grid = _grid(model, host, cfg)
     patches = rows * columns
     if cfg.MODEL.SLIM_BLOCKS:
@@ -211,7 +193,11 @@ def patch(model: Any, cfg: CfgNode) -> Any:
 def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
     device = list(model.parameters())[-1].device
     width = 3 * model.feat_dim
-    model.sdtps = _make_sdtps(model, cfg, patches)
+    settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS}
+    try:
+        model.sdtps = MultiModalSDTPS(model.feat_dim, patches, **settings)
+    except ValueError as error:
+        raise UserError(f"The values of MODEL.SDTPS_… do not fit: {error}") from None
     model.bottleneck_sdtps = nn.BatchNorm1d(width)
     model.bottleneck_sdtps.bias.requires_grad_(False)
     model.classifier_sdtps = nn.Linear(width, model.num_classes, bias=False)
@@ -235,11 +221,8 @@ def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
 def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:
     """(rows, columns) of patches."""
     tower = module_at(model, host.towers[0])
-    first = (
-        next((module for module in tower.modules() if isinstance(module, nn.Conv2d)), None)
-        if tower is not None
-        else None
-    )
+    modules = tower.modules() if tower is not None else ()
+    first = next((module for module in modules if isinstance(module, nn.Conv2d)), None)
     if first is None:
         raise UserError(
             f"{host.towers[0]} of {host.name} has no Conv2d that makes the patches, which was expected."
@@ -247,41 +230,3 @@ def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:
     sides = zip(cfg.INPUT.SIZE_TRAIN, first.kernel_size, first.stride)  # noqa: B905 (Python 3.8)
     rows, columns = ((side - patch) // stride + 1 for side, patch, stride in sides)
     return rows, columns
-
-
-def _make_sdtps(model: Any, cfg: CfgNode, patches: int) -> MultiModalSDTPS:
-    try:
-        return MultiModalSDTPS(
-            model.feat_dim,
-            patches,
-            **{name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS},
-        )
-    except ValueError as error:
-        raise UserError(f"The values of MODEL.SDTPS_… do not fit: {error}") from None
-
-
-def _check_host(model: Any, host: Host) -> None:
-    """Raise `UserError` for a host that SDTPS does not fit, and for a model without what it builds on."""
-    if not host.backbone:
-        raise UserError(
-            f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
-            "model gives no patches and globals of three modalities; set it to False."
-        )
-    wanted = [
-        host.backbone,
-        "feat_dim",
-        "num_classes",
-        *(REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ()),
-    ]
-    wanted += [host.fusion] if getattr(model, "HDM", False) else []
-    for attribute in wanted:
-        if module_at(model, attribute) is None:
-            raise UserError(
-                f"{type(model).__name__} has no attribute {attribute}, which was expected in the model of "
-                f"{host.name}."
-            )
-    if getattr(model, "ATM", False) and not model.HDM:
-        raise UserError(
-            "MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes, and DeMo's "
-            "forward fails without them; set MODEL.HDM to True or MODEL.ATM to False."
-        )

@@ -12,7 +12,7 @@ SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)
 norm, MLP, softmax and means of those kept."""
 PATH = (
     3 * 16 * 16,
-    *6 * BLOCK,
+    *4 * BLOCK,
     WIDTH,
     WIDTH,
     2 * WIDTH,
@@ -21,7 +21,7 @@ PATH = (
     *2 * (WIDTH, WIDTH, WIDTH, 3 * 41, 3 * 41, WIDTH),
     7 * WIDTH,
 )
-"""… and from images to features: patches, six blocks, norm and projection, PIFE, SDTPS and its means, HDM and ATMoE."""
+"""… and from images to features: patches, four blocks, norm and projection, PIFE, SDTPS and its means, HDM and ATMoE."""
 
 
 def images(batch, seed=0):

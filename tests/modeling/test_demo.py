@@ -7,21 +7,16 @@ import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
 from numeric import assert_close, generator, seeded
-from return_patterns import B, C, by_hand, expected_features, expected_patterns, reference_fusion
+from return_patterns import B, C, expected_features, expected_patterns
 from tiny import (
     CAMERAS,
     CLASSES,
-    ENCODER,
     MODEL,
-    PATCHES,
-    PIFE,
-    WIDTH,
     amplified,
     assert_logits,
     clear,
     pairs,
     random_images,
-    sums_of_the_fusion,
     tiny_cfg,
     tiny_model,
 )
@@ -129,26 +124,6 @@ def test_patterns(switched):
         )
 
 
-@torch.no_grad()
-def test_hdm_sees_the_slimmed_tokens():
-    """With SDTPS its feature is not that of all patches; without, there is nothing else to see."""
-    model = randomised(tiny_model(*BOTH)).eval()
-    images, cameras = random_images(10)
-    context = model.forward_features(images, cameras).context
-    global_feats = {
-        modality: feature.double() for modality, feature in context.global_feats.items()
-    }
-    patches = {modality: tokens.double() for modality, tokens in context.tokens.items()}
-    slimmed = {
-        modality: selection.tokens.double() for modality, selection in model.sdtps(context).items()
-    }
-    plain, actual = reference_fusion(model), model.forward_head(context)["moe"]
-    assert_close(actual, plain(slimmed, global_feats), *sums_of_the_fusion(WIDTH, PATCHES))
-    assert relative_error(actual, plain(patches, global_feats)) > 0.01
-    unpooled = {modality: torch.zeros_like(tokens) for modality, tokens in global_feats.items()}
-    assert relative_error(actual, plain(slimmed, unpooled)) > 0.01
-
-
 @pytest.mark.parametrize("direct", [0, 1])
 @torch.no_grad()
 def test_features_after_the_neck(direct):
@@ -178,21 +153,6 @@ def test_features_after_the_neck(direct):
     for pattern, wanted in expected.items():
         assert_close(actual[pattern], wanted, *6 * (1,))
         assert relative_error(actual[pattern], before[pattern]) > 0.05
-
-
-@pytest.mark.parametrize("pife", [True, False])
-@torch.no_grad()
-def test_encode_equals_one_modality_at_a_time(pife):
-    model = randomised(tiny_model("MODEL.GLOBAL_LOCAL", pife)).eval()
-    images, cameras = random_images(3, batch=3)
-    context = model.forward_features(images, cameras).context
-    patches, global_feats = context.tokens, context.global_feats
-    expected_patches, expected_globals = by_hand(model, images, cameras)
-    assert list(patches) == list(global_feats) == list(MODALITIES)
-    for modality in MODALITIES:
-        assert patches[modality].shape == (3, PATCHES, C)
-        assert_close(patches[modality], expected_patches[modality], *ENCODER)
-        assert_close(global_feats[modality], expected_globals[modality], *ENCODER, *PIFE)
 
 
 @torch.no_grad()

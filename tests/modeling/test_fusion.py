@@ -111,26 +111,6 @@ def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, o
             )
 
 
-@SHAPES
-@pytest.mark.parametrize("mode", MODES)
-def test_equals_the_plain_version(shape, mode):
-    """Values, gradients, and what a training forward leaves in the running statistics; without dropout."""
-    width, heads, count, batch = shape
-    plain = random_plain(width, heads, dropout=0.0).train(mode == "train")
-    ours = ours_of(plain, dropout=0.0)
-    plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
-    expected, actual = plain(*plain_tokens), run(ours, *our_tokens)
-    assert actual.shape == (batch, 7 * width)
-    assert relative_error(actual, expected.detach()) < 1e-10
-    assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, actual)
-
-    expected_state, state = under_our_names(plain.state_dict()), ours.state_dict()
-    for name, tensor in state.items():
-        assert torch.allclose(tensor, expected_state[name], rtol=1e-12), name
-    if heads:
-        assert state["atmoe.norm.num_batches_tracked"] == 7 + (mode == "train")
-
-
 @pytest.fixture
 def same_dropout(monkeypatch):
     """Make ours and the plain version drop the same attention weights: a mask (B, 7, heads, 3L) of zeros and ones."""
@@ -159,15 +139,25 @@ def random_mask(width, count, batch, seed=3):
 
 
 @SHAPES
-def test_equals_the_plain_version_with_the_same_dropout(shape, same_dropout):
+@pytest.mark.parametrize("mode, dropout", [("eval", 0.0), ("train", 0.0), ("train", 0.1)])
+def test_equals_the_plain_version(shape, mode, dropout, same_dropout):
+    """Values, gradients, and what a training forward leaves in the running statistics; with dropout of the same weights."""
     width, heads, count, batch = shape
-    plain = random_plain(width, heads).train()
-    ours = ours_of(plain)
+    plain = random_plain(width, heads, dropout=dropout).train(mode == "train")
+    ours = ours_of(plain, dropout)
     plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
-    same_dropout(random_mask(width, count, batch))
+    if dropout:
+        same_dropout(random_mask(width, count, batch))
     expected, actual = plain(*plain_tokens), run(ours, *our_tokens)
+    assert actual.shape == (batch, 7 * width)
     assert relative_error(actual, expected.detach()) < 1e-10
     assert_same_gradients(plain, ours, plain_tokens, our_tokens, expected, actual)
+
+    expected_state, state = under_our_names(plain.state_dict()), ours.state_dict()
+    for name, tensor in state.items():
+        assert torch.allclose(tensor, expected_state[name], rtol=1e-12), name
+    if heads:
+        assert state["atmoe.norm.num_batches_tracked"] == 7 + (mode == "train")
 
 
 @torch.no_grad()

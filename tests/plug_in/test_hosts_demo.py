@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from hosts import FOLDER
@@ -93,18 +94,10 @@ def test_features_are_those_of_our_model(tmp_path):
 @pytest.mark.parametrize("modules", [[], OFF])
 def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
     """Six steps, the three patterns, a checkpoint, and test_net.py with it, with and without --fast."""
-    words = [
-        "--config_file",
-        f"{CHECKOUT}/configs/RGBNT201/DeMo.yml",
-        "DATASETS.ROOT_DIR",
-        tiny_root,
-        "OUTPUT_DIR",
-        tmp_path / "run",
-        *SMALL,
-        *RUN,
-        *modules,
-    ]
-    trained = python(HELPERS / "host_models.py", CHECKOUT, "train_net.py", *words, cwd=CHECKOUT)
+    folders = f"--config_file {CHECKOUT}/configs/RGBNT201/DeMo.yml DATASETS.ROOT_DIR {tiny_root}"
+    words = [*folders.split(), "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
+    run = partial(python, HELPERS / "host_models.py", CHECKOUT, cwd=CHECKOUT)
+    trained = run("train_net.py", *words)
     losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
     assert len(losses) >= 5 and all(loss < 100 for loss in losses)
     assert all(
@@ -112,19 +105,7 @@ def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
         for name in ("ori", "moe", "[moe,ori]")
     )
     best = tmp_path / "run" / "DeMobest.pth"
-    tested = [
-        python(
-            HELPERS / "host_models.py",
-            CHECKOUT,
-            *fast,
-            "--weight",
-            best,
-            "test_net.py",
-            *words,
-            cwd=CHECKOUT,
-        )
-        for fast in ([], ["--fast"])
-    ]
+    tested = [run(*fast, "--weight", best, "test_net.py", *words) for fast in ([], ["--fast"])]
     results = [re.findall(r"(mAP|Rank-\d+) *: *([\d.]+)%", output) for output in (trained, *tested)]
     assert results[0][-4 - 4 : -4] == results[1] == results[2] and len(results[1]) == 4
     print(losses, results[1])

@@ -55,10 +55,10 @@ class Demo(nn.Module):
 
 
 class Backbone(nn.Module):
-    def __init__(self, size, cameras, camera_weight):
+    def __init__(self, size, cameras, camera_weight, width=WIDTH, **sizes):
         super().__init__()
-        self.base = ClipBackbone(size)
-        self.cv_embed = nn.Parameter(0.02 * torch.randn(cameras, 1, WIDTH))
+        self.base = ClipBackbone(size, width, **sizes)
+        self.cv_embed = nn.Parameter(0.02 * torch.randn(cameras, 1, width))
         self.camera_weight = camera_weight
 
     def forward(self, image, cameras):
@@ -67,49 +67,53 @@ class Backbone(nn.Module):
 
 
 class ClipBackbone(nn.Module):
-    """ViT-B/16 of CLIP for images of `size` = (height, width)."""
+    """CLIP's Vision Transformer, ViT-B/16 by default, for images of `size` = (height, width)."""
 
-    def __init__(self, size):
+    def __init__(
+        self,
+        size,
+        width=WIDTH,
+        out_width=OUT_WIDTH,
+        depth=DEPTH,
+        heads=HEADS,
+        stride=(PATCH, PATCH),
+    ):
         super().__init__()
-        patches = (size[0] // PATCH) * (size[1] // PATCH)
-        self.conv1 = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH, bias=False)
-        self.class_embedding = nn.Parameter(torch.randn(WIDTH) / WIDTH**0.5)
-        self.positional_embedding = nn.Parameter(torch.randn(1 + patches, WIDTH) / WIDTH**0.5)
-        self.ln_pre = nn.LayerNorm(WIDTH)
-        self.transformer = Transformer()
-        self.ln_post = nn.LayerNorm(WIDTH)
-        self.proj = nn.Parameter(torch.randn(WIDTH, OUT_WIDTH) / WIDTH**0.5)
+        rows, columns = (
+            (side - PATCH) // step + 1 for side, step in zip(size, stride, strict=True)
+        )
+        self.conv1 = nn.Conv2d(3, width, PATCH, stride, bias=False)
+        self.class_embedding = nn.Parameter(torch.randn(width) / width**0.5)
+        self.positional_embedding = nn.Parameter(
+            torch.randn(1 + rows * columns, width) / width**0.5
+        )
+        self.ln_pre = nn.LayerNorm(width)
+        self.transformer = nn.Module()
+        self.transformer.resblocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.ln_post = nn.LayerNorm(width)
+        self.proj = nn.Parameter(torch.randn(width, out_width) / width**0.5)
 
     def forward(self, image, camera):
-        """image (B, 3, H, W), camera (B, 1, 768) → tokens (B, 1 + N, 512)."""
+        """image (B, 3, H, W), camera (B, 1, C) → tokens (B, 1 + N, C of the joint space)."""
         patches = self.conv1(image).flatten(2).permute(0, 2, 1)
         class_token = self.class_embedding.expand(len(image), 1, -1) + camera
         tokens = self.ln_pre(torch.cat([class_token, patches], dim=1) + self.positional_embedding)
-        tokens = self.transformer(tokens.permute(1, 0, 2)).permute(1, 0, 2)
+        tokens = self.transformer.resblocks(tokens.permute(1, 0, 2)).permute(1, 0, 2)
         return self.ln_post(tokens) @ self.proj
 
 
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.resblocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
-
-    def forward(self, tokens):
-        return self.resblocks(tokens)
-
-
 class Block(nn.Module):
-    """Tokens (1 + N, B, 768) → the same shape."""
+    """Tokens (1 + N, B, C) → the same shape."""
 
-    def __init__(self):
+    def __init__(self, width, heads):
         super().__init__()
-        self.attn = nn.MultiheadAttention(WIDTH, HEADS)
-        self.ln_1 = nn.LayerNorm(WIDTH)
+        self.attn = nn.MultiheadAttention(width, heads)
+        self.ln_1 = nn.LayerNorm(width)
         self.mlp = nn.Sequential()
-        self.mlp.add_module("c_fc", nn.Linear(WIDTH, 4 * WIDTH))
+        self.mlp.add_module("c_fc", nn.Linear(width, 4 * width))
         self.mlp.add_module("gelu", QuickGELU())
-        self.mlp.add_module("c_proj", nn.Linear(4 * WIDTH, WIDTH))
-        self.ln_2 = nn.LayerNorm(WIDTH)
+        self.mlp.add_module("c_proj", nn.Linear(4 * width, width))
+        self.ln_2 = nn.LayerNorm(width)
 
     def forward(self, tokens):
         normed = self.ln_1(tokens)

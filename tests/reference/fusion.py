@@ -47,7 +47,7 @@ class Fusion(nn.Module):
                 for tensor in (global_feats[modality][:, None], patches[modality])
             ]
             tokens = torch.cat(parts, dim=1)
-            query = self.get_parameter(f"{subset}_token").expand(len(tokens), -1, -1)
+            query = getattr(self, f"{subset}_token").expand(len(tokens), -1, -1)
             feature, _ = self.get_submodule(subset)(query, tokens, tokens)
             features.append(feature[:, 0])
         return features

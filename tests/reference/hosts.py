@@ -4,14 +4,58 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.reference.host_towers import CLASSES, GRID, NAMES, WIDTH, Backbone, BatchFirst, Tower
+from tests.reference.demo import Block
+
+WIDTH, HEADS, DEPTH, PATCH, GRID, CLASSES = 16, 2, 4, 16, (8, 4), 5
+SIZE, PATCHES = (GRID[0] * PATCH, GRID[1] * PATCH), GRID[0] * GRID[1]
+NAMES = ("RGB", "NI", "TI")
+
+
+class Tower(nn.Module):
+    """Images (B, 3, H, W) → tokens (B, L, C): `prefix` first, `last` (B, C) behind the patches."""
+
+    def __init__(self, prefix=1, tokens_first=True):
+        super().__init__()
+        self.prefix, self.tokens_first = prefix, tokens_first
+        self.conv1 = nn.Conv2d(3, WIDTH, PATCH, PATCH, bias=False)
+        self.class_embedding = nn.Parameter(torch.randn(prefix, WIDTH))
+        self.positional_embedding = nn.Parameter(0.3 * torch.randn(prefix + PATCHES, WIDTH))
+        blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(DEPTH)))
+        if tokens_first:
+            self.transformer = nn.Module()
+            self.transformer.resblocks = blocks
+        else:
+            self.blocks = blocks
+            for block in blocks:
+                block.attn.batch_first = True
+
+    def forward(self, images, last=None):
+        patches = self.conv1(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_embedding.expand(len(images), -1, -1), patches], dim=1)
+        x = x + self.positional_embedding
+        x = x if last is None else torch.cat([x, last.unsqueeze(1)], dim=1)
+        if not self.tokens_first:
+            return self.blocks(x)
+        return self.transformer.resblocks(x.transpose(0, 1)).transpose(0, 1)
+
+
+class Backbone(nn.Module):
+    """→ patches and class token; `is_clip` has the tower beside that of the text."""
+
+    def __init__(self, tower=None, is_clip=False):
+        super().__init__()
+        self.base = nn.ModuleDict({"visual": Tower()}) if is_clip else tower or Tower()
+
+    def forward(self, *inputs, **named):
+        tower = self.base["visual"] if isinstance(self.base, nn.ModuleDict) else self.base
+        tokens = tower(*inputs, **named)
+        return tokens[:, tower.prefix :], tokens[:, 0]
 
 
 class Host(nn.Module):
     """A model of three images. Its training forward returns what `loss`, the host's loop, adds up."""
 
     order, orders = NAMES, NAMES  # of the images in training and in evaluation
-    restored, suffix = False, 0
 
     def __init__(self, miss=""):
         super().__init__()
@@ -22,7 +66,7 @@ class Host(nn.Module):
     def build(self):
         self.BACKBONE = Backbone()
 
-    def given(self, x):
+    def encoded_images(self, x):
         """The images in the host's order; those of modalities that miss in evaluation are new zeros."""
         return {
             name: torch.zeros_like(x[name])
@@ -43,7 +87,9 @@ class Host(nn.Module):
         return total + (output[-1] if len(output) % 2 else 0)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        return self.finish({name: self.BACKBONE(image)[1] for name, image in self.given(x).items()})
+        return self.finish(
+            {name: self.BACKBONE(image)[1] for name, image in self.encoded_images(x).items()}
+        )
 
     def finish(self, outputs, *tail):
         feature = torch.cat([outputs[name] for name in NAMES], dim=-1)
@@ -59,7 +105,7 @@ class UGG(Host):
     def forward(
         self, x, label=None, cam_label=None, view_label=None, return_pattern=3, img_path=None
     ):
-        outputs = {name: self.BACKBONE(image) for name, image in self.given(x).items()}
+        outputs = {name: self.BACKBONE(image) for name, image in self.encoded_images(x).items()}
         fused = sum(patches.mean(1) for patches, _ in outputs.values())
         output = self.finish(
             {name: whole for name, (_, whole) in outputs.items()}, fused.square().mean()
@@ -74,8 +120,6 @@ class UGG(Host):
 
 class Reshaping(Host):
     """The patches must be the grid."""
-
-    restored = True
 
     def build(self):
         super().build()
@@ -100,7 +144,11 @@ class Signal(Reshaping):
 
     def forward(self, x, label=None, cam_label=None, view_label=None, training=True, sge="CLS"):
         feature = torch.cat(
-            [self.on_grid(self.clip_vision_encoder(image)) for image in self.given(x).values()], -1
+            [
+                self.on_grid(self.clip_vision_encoder(image))
+                for image in self.encoded_images(x).values()
+            ],
+            -1,
         )
         return (1, *self.pair(feature), feature.square().mean()) if training else feature
 
@@ -109,7 +157,7 @@ class MFRNet(Host):
     """All modalities in one call."""
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        _, whole = self.BACKBONE(torch.cat(list(self.given(x).values())))
+        _, whole = self.BACKBONE(torch.cat(list(self.encoded_images(x).values())))
         return self.finish(dict(zip(NAMES, whole.chunk(3), strict=True)), whole.square().mean())
 
 
@@ -119,12 +167,15 @@ class MDReID(Host):
     def build(self):
         self.BACKBONE = Backbone(Tower(prefix=2))
 
-    def forward(self, x, label=None, cam_label=None, view_label=None):
-        images = {
+    def encoded_images(self, x):
+        return {
             name: image
             for name, image in x.items()
             if self.training or name[0].lower() not in self.miss
         }
+
+    def forward(self, x, label=None, cam_label=None, view_label=None):
+        images = self.encoded_images(x)
         whole = self.BACKBONE(torch.cat(list(images.values())))[1].chunk(len(images))
         return self.pair(torch.cat(whole, -1)) if self.training else torch.cat(whole, -1)
 
@@ -132,7 +183,7 @@ class MDReID(Host):
 class IDEA(Reshaping):
     """A text's token stands behind the patches; another order in evaluation."""
 
-    orders, suffix = ("NI", "RGB", "TI"), 1
+    orders = ("NI", "RGB", "TI")
 
     def build(self):
         super().build()
@@ -140,7 +191,8 @@ class IDEA(Reshaping):
 
     def forward(self, image, text=None, label=None):
         tokens = {
-            name: self.BACKBONE(own, last=text[name]) for name, own in self.given(image).items()
+            name: self.BACKBONE(picture, last=text[name])
+            for name, picture in self.encoded_images(image).items()
         }
         return self.finish(
             {
@@ -156,10 +208,12 @@ class TOPReID(Host):
     order = orders = ("NI", "TI", "RGB")
 
     def build(self):
-        self.NI, self.TI, self.RGB = (Backbone(Tower(BatchFirst)) for _ in NAMES)
+        self.NI, self.TI, self.RGB = (Backbone(Tower(tokens_first=False)) for _ in NAMES)
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        tokens = {name: getattr(self, name)(image) for name, image in self.given(x).items()}
+        tokens = {
+            name: getattr(self, name)(image) for name, image in self.encoded_images(x).items()
+        }
         return self.finish(
             {name: whole + patches.mean(1) for name, (patches, whole) in tokens.items()},
             F.mse_loss(tokens["RGB"][0], tokens["NI"][0]),
@@ -176,7 +230,7 @@ class Uni_modal(Host):  # noqa: N801 (UPCL's name)
         return super().loss(pair) + other.square().mean()
 
     def forward(self, x, label=None, cam_label=None, view_label=None):
-        outputs = {name: self.BACKBONE(image)[1] for name, image in self.given(x).items()}
+        outputs = {name: self.BACKBONE(image)[1] for name, image in self.encoded_images(x).items()}
         return (
             (self.finish(outputs), (outputs["RGB1"], outputs["RGB"]))
             if self.training

@@ -24,20 +24,23 @@ CHUNK = 32
 with the batch."""
 
 
+def prefix_tokens(vit: Transformer) -> list[nn.Parameter]:
+    """Class token (1, 1, C) and, where there are any, registers (1, R, C)."""
+    return [token for token in (vit.cls_token, vit.reg_token) if token is not None]
+
+
 class Backbone(nn.Module, ABC):
     """A Vision Transformer with side information embedding (SIE): images and cameras to patch and class tokens.
 
     `width` is C, the width of the returned tokens; `num_patches` is N; `grid_size` is (rows, columns).
 
-    A subclass builds `vit`, a timm model with `patch_embed`, `blocks`, `head`, `embed_dim` and `num_prefix_tokens`, and runs
-    its parts (`build`, `embed`, `run_blocks`, `block_arguments`, `finish`). Its constructor raises `UserError` where the
-    configuration does not fit.
+    A subclass builds `vit`, a timm model with `patch_embed`, `blocks`, `head`, `embed_dim` and `num_prefix_tokens`, and
+    overrides what its architecture does otherwise. Register tokens follow the class token and are not returned.
     """
 
     min_cameras = 2  # fewest cameras with a camera embedding: the published ImageNet backbone has none for a single camera
-    has_new_camera_embedding = (
-        False  # whether the camera embedding trains at the rate of new layers
-    )
+    has_new_camera_embedding = False  # whether it trains at the rate of new layers
+    camera_on_patches = True  # whether it is added to the patches too, not to the class token alone
 
     def __init__(self, cfg: CfgNode, camera_num: int):
         super().__init__()
@@ -64,23 +67,47 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def build(self, cfg: CfgNode) -> Transformer:
-        """The timm model, randomly initialised."""
+        """The timm model, randomly initialised. Raises `UserError` where the configuration does not fit."""
 
-    @abstractmethod
     def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
         """images (B, 3, H, W), cameras (B,) → the first block's input (B, P + N, C)."""
+        vit = self.vit
+        patches = vit.patch_embed(images)
+        tokens = [token.expand(images.shape[0], -1, -1) for token in prefix_tokens(vit)]
+        prefix = torch.cat(tokens, dim=1)
+        if self.camera_embedding is not None:
+            known: torch.Tensor = self.camera_embedding
+            if not self.training:  # one more, the last, stands for any other camera
+                known = torch.cat([known, known.mean(dim=0, keepdim=True)])
+            camera = self.camera_weight * known[cameras]  # (B, 1, C)
+            prefix = prefix + camera
+            patches = patches + camera if self.camera_on_patches else patches
+        if vit.pos_embed is not None and vit.no_embed_class:
+            patches = patches + vit.pos_embed
+        whole = torch.cat([prefix, patches], dim=1)
+        if vit.pos_embed is not None and not vit.no_embed_class:
+            whole = whole + vit.pos_embed
+        return vit.norm_pre(vit.pos_drop(whole))
 
-    @abstractmethod
     def run_blocks(self, tokens: Tokens, start: int, stop: int) -> Tokens:
         """The blocks from `start` to `stop`, without `stop`."""
+        values, arguments = tokens.values, self.block_arguments(tokens)
+        for index in range(start, stop):
+            values = self.vit.blocks[index](values, **arguments(index))
+        return tokens.with_values(values)
 
-    @abstractmethod
-    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
-        """Keyword arguments of the forward of block i, beside the values of `tokens`."""
-
-    @abstractmethod
     def finish(self, values: torch.Tensor) -> torch.Tensor:
         """The last block's output (B, L, C) → final norm and projection (B, L, width)."""
+        # The head is CLIP's projection, applied to every token, and the identity of other backbones.
+        return self.vit.head(self.vit.norm(values))
+
+    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
+        """Keyword arguments of the forward of block i, beside the values of `tokens`."""
+        if tokens.sizes is None:
+            return lambda index: {}
+        # Proportional attention (ToMe): a key that stands for s patches weighs s times as much.
+        bias = tokens.sizes.log().to(tokens.values.dtype)[:, None, None, :]
+        return lambda index: {"attn_mask": bias}
 
     def learning_rate(self, base_lr: float) -> float:
         """Learning rate of the backbone's parameters where that of new layers is `base_lr` (SOLVER.BASE_LR)."""
@@ -160,17 +187,15 @@ class Backbone(nn.Module, ABC):
     def _fold(self) -> None:
         """Fold what is constant without training into the weights, in place."""
 
-    def fuses_attention(self, device: torch.device, in_half: bool) -> bool:
-        """Whether attention on `device` is torch's fused kernel, in half precision or not; `fused_attention` overrides.
+    def _choose_attention(self, device: torch.device) -> None:
+        """torch's fused kernel or plain products, where `fused_attention` does not say which.
 
         On CPUs in bfloat16 the fused kernel is several times slower for small backbones. Elsewhere it is faster, and stores no
         (N + 1)² weights for the backward pass.
         """
-        chosen = device.type != "cpu" or not in_half
-        return chosen if self.fused_attention is None else self.fused_attention
-
-    def _choose_attention(self, device: torch.device) -> None:
-        fused = self.fuses_attention(device, torch.is_autocast_enabled(device.type))
+        fused = self.fused_attention
+        if fused is None:
+            fused = device.type != "cpu" or not torch.is_autocast_enabled(device.type)
         for module in self.vit.modules():
             if "fused_attn" in vars(module):
                 vars(module)["fused_attn"] = fused

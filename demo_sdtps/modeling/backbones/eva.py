@@ -9,7 +9,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling.backbones.vit import ViT, check_grid, create, regularisation, set_grid
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.modeling.slimming.tokens import Tokens, rotary
 
 
 class EvaViT(ViT):
@@ -48,9 +48,6 @@ class EvaViT(ViT):
         grid = rope.get_embed()  # (…, N, D), sines and cosines
         if tokens.positions is None:
             return grid
-        # (B, n, D), or (blocks, heads, B, n, D) where each block has its own → (…, B, heads or 1, n, D)
-        chosen = grid[..., tokens.positions, :]
-        chosen = chosen.movedim(-3, -4) if self.vit.rope_mixed else chosen.unsqueeze(-3)
-        identity = chosen.new_zeros(*chosen.shape[:-2], tokens.extra, chosen.shape[-1])
-        identity[..., identity.shape[-1] // 2 :] = 1
-        return torch.cat([chosen, identity], dim=-2)
+        if self.vit.rope_mixed:
+            return torch.stack([rotary(of_block, tokens) for of_block in grid])
+        return rotary(grid, tokens)

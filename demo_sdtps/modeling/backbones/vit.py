@@ -1,18 +1,13 @@
 """timm's VisionTransformer with a class token: ImageNet's ViT, DeiT, DINOv2, with registers or without (docs/method.md)."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import timm
-import torch
 from timm.layers import PatchEmbed
-from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.backbones.base import Backbone, Transformer
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.modeling.backbones.base import Backbone, Transformer, prefix_tokens
 
 
 class StridedPatchEmbed(PatchEmbed):
@@ -34,58 +29,16 @@ def set_grid(embed: PatchEmbed, size: tuple[int, int], stride: tuple[int, int]) 
 
 
 class ViT(Backbone):
-    """Camera embedding on all tokens. Register tokens follow the class token and are not returned."""
-
-    camera_on_patches = True
+    """A model of timm's as it is, for INPUT.SIZE_TRAIN and MODEL.STRIDE_SIZE."""
 
     def build(self, cfg: CfgNode) -> Transformer:
         return self._create(cfg, cfg.MODEL.TRANSFORMER_TYPE, **regularisation(cfg))
 
     def _create(self, cfg: CfgNode, name: str, **kwargs) -> Transformer:
-        """timm's VisionTransformer `name` for INPUT.SIZE_TRAIN and MODEL.STRIDE_SIZE."""
         embed = partial(StridedPatchEmbed, stride=tuple(cfg.MODEL.STRIDE_SIZE))
         vit = create(name, img_size=tuple(cfg.INPUT.SIZE_TRAIN), embed_layer=embed, **kwargs)
         check_grid(cfg, vit)
         return vit
-
-    def embed(self, images: torch.Tensor, cameras: torch.Tensor) -> torch.Tensor:
-        vit = self.vit
-        patches = vit.patch_embed(images)
-        prefix = torch.cat(
-            [token.expand(images.shape[0], -1, -1) for token in prefix_tokens(vit)], dim=1
-        )
-        if self.camera_embedding is not None:
-            known: torch.Tensor = self.camera_embedding
-            if not self.training:  # one more, the last, stands for any other camera
-                known = torch.cat([known, known.mean(dim=0, keepdim=True)])
-            camera = self.camera_weight * known[cameras]  # (B, 1, C)
-            prefix, patches = (
-                prefix + camera,
-                patches + camera if self.camera_on_patches else patches,
-            )
-        if vit.pos_embed is not None and vit.no_embed_class:
-            patches = patches + vit.pos_embed
-        tokens = torch.cat([prefix, patches], dim=1)
-        if vit.pos_embed is not None and not vit.no_embed_class:
-            tokens = tokens + vit.pos_embed
-        return vit.norm_pre(vit.pos_drop(tokens))
-
-    def run_blocks(self, tokens: Tokens, start: int, stop: int) -> Tokens:
-        values, arguments = tokens.values, self.block_arguments(tokens)
-        for index in range(start, stop):
-            values = self.vit.blocks[index](values, **arguments(index))
-        return tokens.with_values(values)
-
-    def finish(self, values: torch.Tensor) -> torch.Tensor:
-        # The head is CLIP's projection, applied to every token, and the identity of other backbones.
-        return self.vit.head(self.vit.norm(values))
-
-    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
-        if tokens.sizes is None:
-            return lambda index: {}
-        # Proportional attention (ToMe): a key that stands for s patches weighs s times as much.
-        bias = tokens.sizes.log().to(tokens.values.dtype)[:, None, None, :]
-        return lambda index: {"attn_mask": bias}
 
 
 def regularisation(cfg: CfgNode) -> dict[str, object]:
@@ -132,11 +85,6 @@ def check_grid(cfg: CfgNode, vit: Transformer) -> None:
             f"MODEL.STRIDE_SIZE is {list(cfg.MODEL.STRIDE_SIZE)}, larger than the patch of {name} "
             f"({patch[0]}×{patch[1]}), so part of the image would not be seen; lower it."
         )
-
-
-def prefix_tokens(vit: Transformer) -> list[nn.Parameter]:
-    """Class token (1, 1, C) and, where there are any, registers (1, R, C)."""
-    return [token for token in (vit.cls_token, vit.reg_token) if token is not None]
 
 
 def _unfit(name: str) -> UserError:

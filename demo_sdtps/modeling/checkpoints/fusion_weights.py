@@ -5,104 +5,77 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
 from demo_sdtps.modeling.fusion import SUBSETS
 
 FUSION = "generalFusion."
 EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.")
 
-ATTENTION_NAMES = {
-    "in_proj_weight": "in_proj_weight",
-    "in_proj_bias": "in_proj_bias",
-    "out_proj.weight": "out_proj_weight",
-    "out_proj.bias": "out_proj_bias",
-}
+ATTENTION = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+"""DeMo's names of an attention's weights; ours have no dot."""
 EXPERT_NAMES = {
     "0.weight": "expert_weight",
     "0.bias": "expert_bias",
-    **{
-        f"2.{part}": f"norm.{part}"
-        for part in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    },
+    **{f"2.{leaf}": f"norm.{leaf}" for leaf in nn.BatchNorm1d(1).state_dict()},
 }
 
 QUERY, NORM, COUNTER = "hdm.query", "atmoe.norm.", "atmoe.norm.num_batches_tracked"
 
 
 def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """DeMo's weights with HDM's and ATMoE's stacked under our names, each stack at the position of its first member.
+    """DeMo's weights with HDM's and ATMoE's stacked under our names, after the others.
 
     Raises `ValueError` for an incomplete stack.
     """
     heads = {int(match[1]) for match in map(EXPERT.match, weights) if match}
-    members = defaultdict(list)
-    for theirs, (ours, *_) in _table(1 + max(heads, default=-1)).items():
-        members[ours].append(theirs)
-    names = [name for stack in members.values() for name in stack]
-    if weights.keys().isdisjoint(names):
+    table = _table(1 + max(heads, default=-1))
+    if weights.keys().isdisjoint(table):
         return dict(weights)
-    missing = [name for name in names if name not in weights]
+    missing = [name for name in table if name not in weights]
     if missing:
-        raise ValueError(
-            f"{missing[0]} is missing"
-            + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
-        )
-    stacks = {
-        stack[0]: (ours, _stack(ours, [weights[name] for name in stack]))
-        for ours, stack in members.items()
-    }
-    stacked = set(names)
-    return dict(
-        stacks.get(name, (name, tensor))
-        for name, tensor in weights.items()
-        if name in stacks or name not in stacked
-    )
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(f"{missing[0]} is missing{more}")
+    members = defaultdict(list)
+    for theirs, (ours, *_) in table.items():
+        members[ours].append(weights[theirs])
+    stacks = {ours: _stack(ours, tensors) for ours, tensors in members.items()}
+    return {name: tensor for name, tensor in weights.items() if name not in table} | stacks
 
 
 def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inverse of `stack_fusion`: HDM's and ATMoE's weights in DeMo's order, at the position of the first."""
+    """The inverse of `stack_fusion`: HDM's and ATMoE's weights after the others."""
     table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
-    tensors = {
-        theirs: _part(ours, weights[ours], *member)
-        for theirs, (ours, *member) in table.items()
+    stacks = {ours for ours, *_ in table.values()}
+    return {name: tensor for name, tensor in weights.items() if name not in stacks} | {
+        theirs: _part(ours, weights[ours], *place)
+        for theirs, (ours, *place) in table.items()
         if ours in weights
     }
-    stacks = {ours for ours, *_ in table.values()}
-    unstacked: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        unstacked |= tensors if name in stacks else {name: tensor}
-    return unstacked
 
 
 def _table(heads: int) -> dict[str, tuple[str, int, int]]:
-    """DeMo's names in its order → name of our stack, index in it, size of it."""
-    count = len(SUBSETS)
-    table = {f"{subset}_token": (QUERY, index, count) for index, subset in enumerate(SUBSETS)}
-    table |= {
-        f"{subset}.{theirs}": (f"hdm.{ours}", index, count)
-        for index, subset in enumerate(SUBSETS)
-        for theirs, ours in ATTENTION_NAMES.items()
-    }
-    table |= {
-        f"moe.experts.{head}.expertHead.{feature}.mlp.{theirs}": (
-            f"atmoe.{ours}",
-            head * count + feature,
-            heads * count,
-        )
-        for head in range(heads)
-        for feature in range(count)
-        for theirs, ours in EXPERT_NAMES.items()
-    }
-    return {FUSION + name: target for name, target in table.items()}
+    """DeMo's names → name of our stack, index in it, size of it; the members of a stack in their order."""
+    count, table = len(SUBSETS), {}
+    for index, subset in enumerate(SUBSETS):
+        table[f"{FUSION}{subset}_token"] = (QUERY, index, count)
+        for leaf in ATTENTION:
+            table[f"{FUSION}{subset}.{leaf}"] = (f"hdm.{leaf.replace('.', '_')}", index, count)
+    for index in range(heads * count):
+        head, feature = divmod(index, count)
+        expert = f"{FUSION}moe.experts.{head}.expertHead.{feature}.mlp"
+        for theirs, ours in EXPERT_NAMES.items():
+            table[f"{expert}.{theirs}"] = (f"atmoe.{ours}", index, heads * count)
+    return table
 
 
 def _stack(ours: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     if ours == COUNTER:  # one BatchNorm has one counter; every expert of DeMo sees every batch
         return tensors[0]
     stack = torch.stack(tensors)
-    return (
-        stack.flatten() if ours.startswith(NORM) else stack.flatten(1) if ours == QUERY else stack
-    )
+    if ours.startswith(NORM):
+        return stack.flatten()
+    return stack.flatten(1) if ours == QUERY else stack
 
 
 def _part(ours: str, stack: torch.Tensor, index: int, count: int) -> torch.Tensor:

@@ -92,11 +92,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             raise UserError(
                 f"The weights {path} cannot be used: {error}; give another file."
             ) from None
-    classes = [
-        len(weight)
-        for name, weight in weights.items()
-        if name.endswith(CLASSIFIER) and weight.ndim == 2
-    ]
+    classes = [len(weight) for name, weight in weights.items() if name.endswith(CLASSIFIER)]
     if not classes:
         first = f", the first {min(weights)}" if weights else ""
         raise UserError(
@@ -177,12 +173,12 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Those of a score of patches are left out, with a warning, where the model's has none.
     """
-    weights = checkpoint.model
+    weights = dict(checkpoint.model)
     if not any(name.startswith(SLIMMING) for name in model.state_dict()):
-        weights = {
-            name: tensor for name, tensor in weights.items() if not name.startswith(SLIMMING)
-        }
-        if len(weights) < len(checkpoint.model):
+        scores = [name for name in weights if name.startswith(SLIMMING)]
+        for name in scores:
+            del weights[name]
+        if scores:
             logger.warning(
                 "WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
                 "does not use, so it is left out.",
@@ -193,13 +189,14 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 def fill_model(model: nn.Module, weights: Mapping[str, torch.Tensor], path: str | Path) -> None:
     """Load weights of the file `path` into `model`."""
-    expected = model.state_dict()
-    problems = [f"{name} is missing" for name in expected if name not in weights]
-    problems += [f"{name} is not part of the model" for name in weights if name not in expected]
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    problems = [f"{name} is missing" for name in expected if name not in shapes]
+    problems += [f"{name} is not part of the model" for name in shapes if name not in expected]
     problems += [
-        f"{name} has the shape {tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
-        for name in expected
-        if name in weights and weights[name].shape != expected[name].shape
+        f"{name} has the shape {shapes[name]}, not {shape}"
+        for name, shape in expected.items()
+        if shapes.get(name, shape) != shape
     ]
     if problems:
         more = f" … and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""

@@ -37,12 +37,7 @@ CLIP_NAMES = (
 CLIP_PROJECTION = ("proj", "head.weight")
 """Its names in CLIP and in timm; transposed, because CLIP multiplies from the right and a Linear layer from the left."""
 
-THEIR_BACKBONE, OUR_BACKBONE = "BACKBONE.base.", "backbone.vit."
-THEIR_CAMERAS, OUR_CAMERAS = (
-    ("BACKBONE.base.sie_embed", "BACKBONE.cv_embed"),
-    "backbone.camera_embedding",
-)
-"""The camera embedding; DeMo's names are those of its ImageNet and its CLIP backbone."""
+OUR_BACKBONE = "backbone.vit."
 
 PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
 """First components of our names."""
@@ -110,19 +105,28 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     Raises `ValueError` for incomplete weights of HDM or ATMoE.
     """
     state_dict = _without_prefix(state_dict)
-    is_clip = CLIP_MARK in state_dict
-    return dict(
-        _from_demo(name, tensor, is_clip) for name, tensor in stack_fusion(state_dict).items()
-    )
+    is_clip, weights = CLIP_MARK in state_dict, {}
+    prefixes = _prefixes(is_clip)
+    for name, tensor in stack_fusion(state_dict).items():
+        name = _rename(name, prefixes)
+        if is_clip and name.startswith(OUR_BACKBONE):
+            inner, tensor = clip_to_timm(name.removeprefix(OUR_BACKBONE), tensor)
+            name = OUR_BACKBONE + inner
+        weights[name] = tensor
+    return weights
 
 
 def to_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
     """Our weights under DeMo's names: the inverse of `from_demo`."""
     # other backbones have no projection
-    is_clip = f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict
-    return dict(
-        _to_demo(name, tensor, is_clip) for name, tensor in unstack_fusion(state_dict).items()
-    )
+    is_clip, weights = f"{OUR_BACKBONE}{CLIP_PROJECTION[1]}" in state_dict, {}
+    prefixes = [(ours, theirs) for theirs, ours in _prefixes(is_clip)]
+    for name, tensor in unstack_fusion(state_dict).items():
+        if is_clip and name.startswith(OUR_BACKBONE):
+            inner, tensor = _timm_to_clip(name.removeprefix(OUR_BACKBONE), tensor)
+            name = OUR_BACKBONE + inner
+        weights[_rename(name, prefixes)] = tensor
+    return weights
 
 
 def unknown_names(state_dict: Mapping[str, torch.Tensor]) -> list[str]:
@@ -160,41 +164,22 @@ def _timm_to_clip(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     return name, tensor
 
 
-def _from_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
-    if name in THEIR_CAMERAS:
-        return OUR_CAMERAS, tensor
-    if not name.startswith(THEIR_BACKBONE):
-        return _rename(name, _prefixes()), tensor
-    name = name.removeprefix(THEIR_BACKBONE)
-    name, tensor = clip_to_timm(name, tensor) if is_clip else (name, tensor)
-    return OUR_BACKBONE + name, tensor
-
-
-def _to_demo(name: str, tensor: torch.Tensor, is_clip: bool) -> tuple[str, torch.Tensor]:
-    if name == OUR_CAMERAS:
-        return THEIR_CAMERAS[is_clip], tensor
-    if not name.startswith(OUR_BACKBONE):
-        return _rename(name, [(ours, theirs) for theirs, ours in _prefixes()]), tensor
-    name = name.removeprefix(OUR_BACKBONE)
-    name, tensor = _timm_to_clip(name, tensor) if is_clip else (name, tensor)
-    return THEIR_BACKBONE + name, tensor
-
-
 def _rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
     old, new = next((pair for pair in prefixes if name.startswith(pair[0])), ("", ""))
     return new + name.removeprefix(old)
 
 
-def _prefixes() -> list[tuple[str, str]]:
-    """First parts of names outside the backbone: DeMo's and ours."""
+def _prefixes(is_clip: bool) -> list[tuple[str, str]]:
+    """First parts of names: DeMo's and ours. The camera embedding has another name beside CLIP's backbone."""
+    cameras = ("BACKBONE.cv_embed", "BACKBONE.base.sie_embed")
     gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
     pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
     heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
+    gates = f"{FUSION}moe.gating_network.gate."
     return [
-        *(
-            (f"{FUSION}moe.gating_network.gate.{theirs}.", f"atmoe.{ours}.")
-            for theirs, ours in gate.items()
-        ),
+        *((theirs, "backbone.camera_embedding") for theirs in cameras[:: 1 if is_clip else -1]),
+        ("BACKBONE.base.", OUR_BACKBONE),
+        *((f"{gates}{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
         *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),
         *(
             (f"{layer}{suffix}.", f"heads.{head}.{layer}.")

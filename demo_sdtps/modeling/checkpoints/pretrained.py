@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import timm
@@ -11,7 +12,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import CLIP_BACKBONE, HUB, RANDOM_WEIGHTS
+from demo_sdtps.config.common import CLIP_BACKBONE, HUB
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.checkpoints.names import (
     LOAD_ERRORS,
@@ -29,20 +30,13 @@ HUB_TAGS = {
 
 CLIP, CLIP_PREFIX = "clip", "visual."
 
-RANDOM = dict(
-    zip(
-        RANDOM_WEIGHTS,
-        (
-            "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones "
-            "('hub' downloads them, 'none' says that random ones are meant)",
-            "the backbone starts from random weights (MODEL.PRETRAIN_PATH_T none)",
-        ),
-        strict=True,
-    )
-)
+RANDOM = {
+    "": "WARNING: MODEL.PRETRAIN_PATH_T is empty: the backbone starts from RANDOM weights, not pretrained ones ('hub' "
+    "downloads them, 'none' says that random ones are meant)",
+    "none": "the backbone starts from random weights (MODEL.PRETRAIN_PATH_T none)",
+}
 """The report on a backbone without pretrained weights, by MODEL.PRETRAIN_PATH_T."""
 OTHERS = "'hub' to download them, or 'none' for random ones"
-NORM_BEFORE, PATCH = "norm_pre.weight", "patch_embed.proj.weight"
 
 
 def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> str:
@@ -57,14 +51,12 @@ def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> s
     example = next(iter(weights), "nothing at all")
     expected = backbone.vit.state_dict()
     weights = _timm_names(weights, expected)
-    resized = []
-    if "pos_embed" in expected.keys() & weights.keys():
+    resized, position = [], weights.get("pos_embed")
+    if position is not None and "pos_embed" in expected:
         prefix = expected["pos_embed"].shape[1] - backbone.num_patches
-        side = math.isqrt(max(0, weights["pos_embed"].shape[1] - prefix))
-        if side**2 == weights["pos_embed"].shape[1] - prefix and (side, side) != backbone.grid_size:
-            weights["pos_embed"] = resize_position(
-                weights["pos_embed"].float(), backbone.grid_size, prefix
-            )
+        side = math.isqrt(max(0, position.shape[1] - prefix))
+        if side**2 == position.shape[1] - prefix and (side, side) != backbone.grid_size:
+            weights["pos_embed"] = resize_position(position.float(), backbone.grid_size, prefix)
             resized.append("pos_embed")
     return fill(backbone.vit, weights, transformer_type, source, resized, example)
 
@@ -81,31 +73,23 @@ def _timm_names(weights: Weights, expected: Weights) -> Weights:
     if {"register_tokens", "cls_token", "pos_embed"} <= weights.keys():
         # DINOv2 as its authors publish it: the class token's position is part of timm's class token.
         position = weights["pos_embed"]
-        weights = {
-            name: tensor
-            for name, tensor in weights.items()
-            if name not in ("register_tokens", "mask_token")
-        } | {
+        weights = weights | {
             "reg_token": weights["register_tokens"],
             "cls_token": weights["cls_token"] + position[:, :1],
             "pos_embed": position[:, 1:],
         }
     # timm calls the last norm fc_norm in models that average the tokens.
-    return {
-        name.replace("fc_norm.", "norm.")
-        if name.startswith("fc_norm.") and name not in expected
-        else name: tensor
-        for name, tensor in weights.items()
-    }
+    for name in [name for name in weights if name.startswith("fc_norm.") and name not in expected]:
+        weights[name.replace("fc_norm.", "norm.")] = weights.pop(name)
+    return weights
 
 
 def fill(
     model: nn.Module, weights: Weights, name: str, source: str, resized: Sequence[str], example: str
 ) -> str:
-    """Load the tensors that fit by name and shape into `model`, timm's `name`.
+    """Load the tensors that fit by name and shape into `model`, timm's `name` → the report of `load_pretrained`.
 
-    `resized` names tensors that were resized, `example` one tensor of the source. Returns the report and raises `UserError` as
-    `load_pretrained` does.
+    `resized` names tensors that were resized, `example` one tensor of the source.
     """
     expected = model.state_dict()
     fitting = {
@@ -126,21 +110,23 @@ def fill(
     missing = sorted(expected.keys() - weights.keys())
     reshaped = sorted(expected.keys() & weights.keys() - fitting.keys())
     model.load_state_dict(fitting, strict=False)
-    warning = "WARNING: incomplete " if missing or reshaped else ""
-    return (
-        f"{warning}pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded, {len(resized)} resized"
-        f"{_enumeration(resized)}, {len(missing)} missing{_enumeration(missing)}"
-        + (f", {len(reshaped)} of another shape{_enumeration(reshaped)}" if reshaped else "")
-    )
+    counts = {"resized": resized, "missing": missing, "of another shape": reshaped}
+    report = f"pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded"
+    for what, names in counts.items():
+        if names or what != "of another shape":
+            some = f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
+            report += f", {len(names)} {what}{some}"
+    return f"WARNING: incomplete {report}" if missing or reshaped else report
 
 
 def _other_model(weights: Weights, expected: Weights) -> str | None:
     """Evidence that the weights are another model's, whose names and shapes fit because Vision Transformers differ little."""
-    if (NORM_BEFORE in weights) != (NORM_BEFORE in expected):
-        return f"there is {'a' if NORM_BEFORE in weights else 'no'} norm before the blocks, as CLIP has it"
-    patch = weights.get(PATCH)
-    if patch is not None and patch.shape != expected[PATCH].shape:
-        return f"its patch embedding has the shape {tuple(patch.shape)}, not {tuple(expected[PATCH].shape)}"
+    norm, patch = "norm_pre.weight", "patch_embed.proj.weight"
+    if (norm in weights) != (norm in expected):
+        return f"there is {'a' if norm in weights else 'no'} norm before the blocks, as CLIP has it"
+    actual = weights.get(patch)
+    if actual is not None and actual.shape != expected[patch].shape:
+        return f"its patch embedding has the shape {tuple(actual.shape)}, not {tuple(expected[patch].shape)}"
     return None
 
 
@@ -155,50 +141,36 @@ def resize_position(position: torch.Tensor, grid: tuple[int, int], prefix: int =
 
 
 def read_source(transformer_type: str, source: str) -> Weights:
-    """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else from a file."""
+    """The tensors of MODEL.PRETRAIN_PATH_T: from timm's hub for "hub", else of a safetensors file, a state dict (possibly under
+    a `CONTAINERS` key) or, for CLIP, a TorchScript archive."""
     if source == HUB:
         return _from_hub(transformer_type)
-    return read_pretrained(
-        Path(source), archives=CLIP in transformer_type or transformer_type == CLIP_BACKBONE
-    )
-
-
-def read_pretrained(path: Path, archives: bool = True) -> Weights:
-    """The tensors of a safetensors file, a state dict (possibly under a `CONTAINERS` key) or, with `archives`, a TorchScript
-    archive. The last is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
-    """
+    path = Path(source)
     if not path.is_file():
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}."
         )
-    try:
-        return tensors_of(_load_source(path, archives))
-    except LOAD_ERRORS:
-        kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
-        raise UserError(
-            f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
-        ) from None
+    # An archive is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
+    archives = CLIP in transformer_type or transformer_type == CLIP_BACKBONE
+    for load in (load_file, _load_archive) if archives else (load_file,):
+        with suppress(*LOAD_ERRORS):
+            return tensors_of(load(path))
+    kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
+    raise UserError(
+        f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
+    )
 
 
-def _load_source(path: Path, archives: bool) -> object:
-    try:
-        return load_file(path)
-    except LOAD_ERRORS:
-        if not archives:
-            raise
+def _load_archive(path: Path) -> object:
     with warnings.catch_warnings():  # TorchScript's deprecation does not concern the user
         warnings.simplefilter("ignore")
         return torch.jit.load(path, map_location="cpu").state_dict()
 
 
-def _enumeration(names: Sequence[str]) -> str:
-    return f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
-
-
 def _from_hub(transformer_type: str) -> Weights:
     """The weights that timm downloads, or finds in the cache of the Hugging Face hub."""
     tag = HUB_TAGS.get(transformer_type, transformer_type)
-    others = "give MODEL.PRETRAIN_PATH_T the path of a file with weights of this backbone, or 'none' for random ones"
+    others = "give the path of a file with weights of this backbone, or 'none' for random ones"
     if not timm.models.is_model_pretrained(tag):
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; {others}."
@@ -207,6 +179,6 @@ def _from_hub(transformer_type: str) -> Weights:
         return timm.create_model(tag, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises many types
         raise UserError(
-            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check "
-            f"the network, or {others}."
+            f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check the network, "
+            f"or {others}."
         ) from error

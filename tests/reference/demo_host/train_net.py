@@ -13,19 +13,14 @@ if __name__ == "__main__":
     print("local rank", words.local_rank)
     torch.manual_seed(0)
     model = make_model(cfg, num_class=4, camera_num=3, view_num=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     do_train(
         cfg,
         model,
-        None,
         list(batches(2, 1, False)),
         list(batches(3, 2, True)),
-        optimizer,
-        None,
-        None,
+        torch.optim.SGD(model.parameters(), lr=0.01),
         lambda score, feature, label: (
             F.cross_entropy(score, label) + 0.01 * feature.square().mean()
         ),
         8,
-        words.local_rank,
     )

@@ -5,10 +5,7 @@ from yacs.config import CfgNode
 _C = CfgNode()
 _C.MODEL = CfgNode()
 _C.MODEL.NAME = "DeMo"
-_C.MODEL.TRANSFORMER_TYPE = "test_vit"
 _C.MODEL.STRIDE_SIZE = [16, 16]
-_C.MODEL.SIE_CAMERA = True
-_C.MODEL.SIE_COE = 1.0
 _C.MODEL.GLOBAL_LOCAL = True
 _C.MODEL.HDM = False
 _C.MODEL.ATM = False

@@ -4,25 +4,12 @@ import logging
 import os
 
 import torch
-from utils.metrics import R1_mAP, R1_mAP_eval
+from utils.metrics import R1_mAP_eval
 
 
-def do_train(
-    cfg,
-    model,
-    center_criterion,
-    train_loader,
-    val_loader,
-    optimizer,
-    optimizer_center,
-    scheduler,
-    loss_fn,
-    num_query,
-    local_rank,
-):
+def do_train(cfg, model, train_loader, val_loader, optimizer, loss_fn, num_query):
     logger = logging.getLogger("DeMo.train")
-    make_evaluator = R1_mAP if cfg.DATASETS.NAMES == "MSVR310" else R1_mAP_eval
-    evaluator = make_evaluator(num_query, feat_norm=True)
+    evaluator = R1_mAP_eval(num_query)
     test_sign = cfg.MODEL.HDM or cfg.MODEL.ATM
     for epoch in range(1, cfg.SOLVER.MAX_EPOCHS + 1):
         model.train()
@@ -46,14 +33,12 @@ def do_train(
 
 
 def training_neat_eval(cfg, model, val_loader, device, evaluator, epoch, logger, return_pattern=1):
-    return _evaluate(cfg, model, val_loader, evaluator, logger, return_pattern)
+    _evaluate(cfg, model, val_loader, evaluator, logger, return_pattern)
 
 
 def do_inference(cfg, model, val_loader, num_query, return_pattern=1):
-    evaluator = (R1_mAP if cfg.DATASETS.NAMES == "MSVR310" else R1_mAP_eval)(
-        num_query, feat_norm=True
-    )
-    _evaluate(cfg, model, val_loader, evaluator, logging.getLogger("DeMo.test"), return_pattern)
+    logger = logging.getLogger("DeMo.test")
+    _evaluate(cfg, model, val_loader, R1_mAP_eval(num_query), logger, return_pattern)
 
 
 def _evaluate(cfg, model, val_loader, evaluator, logger, return_pattern):
@@ -64,7 +49,7 @@ def _evaluate(cfg, model, val_loader, evaluator, logger, return_pattern):
             feature = model(images, cam_label=cameras, return_pattern=return_pattern)
         scenes = scenes if cfg.DATASETS.NAMES == "MSVR310" else []
         evaluator.update((feature, labels, cameras, *scenes, ["name"] * len(labels)))
-    cmc, average, *_ = evaluator.compute()
+    cmc, average = evaluator.compute()
     logger.info(
         "pattern %d width %d mAP %.6f Rank-1 %.6f",
         return_pattern,
@@ -72,4 +57,3 @@ def _evaluate(cfg, model, val_loader, evaluator, logger, return_pattern):
         average,
         cmc[0],
     )
-    return average, cmc
