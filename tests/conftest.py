@@ -161,17 +161,15 @@ def host():
     from plug_in_host import HOST
 
     before = set(sys.modules)
-    sys.path.insert(0, str(HOST))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HOST)
         from config import cfg
         from modeling import make_model
 
         yield cfg, make_model
-    finally:
-        sys.path.remove(str(HOST))
-        for name in set(sys.modules) - before:
-            if name.partition(".")[0] in ("config", "modeling"):
-                del sys.modules[name]
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("config", "modeling"):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Segmentation of the foreground for tools/make_masks.py: torchvision's networks, or a callable of the user's."""
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -118,11 +116,10 @@ def _with_weights(make: Callable[[], nn.Module], published, weight: str | None) 
 
 
 def _function(name: str) -> Segmenter:
-    """The function that module:function names; modules in the current folder are found too."""
-    sys.path.append(str(Path.cwd()))
+    """The function that module:function names."""
     try:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"--model {name} cannot be imported ({error}); give module:function, installed or in the current folder."
+            f"--model {name} cannot be imported ({error}); give module:function, with the module on PYTHONPATH."
         ) from None

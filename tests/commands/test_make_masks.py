@@ -36,7 +36,7 @@ WORDS = ("MODEL.SIE_CAMERA", "False", "MODEL.DEVICE", "cpu")
 def segment(command, tmp_path, monkeypatch):
     """Call the command with a function of FUNCTIONS, which must succeed → what it prints."""
     (tmp_path / "my_segmenters.py").write_text(FUNCTIONS)
-    monkeypatch.syspath_prepend(tmp_path)  # undone after the test, with what the command appends
+    monkeypatch.syspath_prepend(tmp_path)
 
     def call(root, function, *words):
         model = ("--model", f"my_segmenters:{function}", *words)

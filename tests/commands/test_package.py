@@ -65,13 +65,13 @@ def test_a_checkout_that_is_not_installed_runs(words):
 
 def test_sdtps_needs_torch_alone(tmp_path):
     program = (
-        "import sys\nsys.path.insert(0, sys.argv[1])\n"
+        "import sys\n"
         "for name in ('timm', 'yacs', 'torchvision', 'numpy', 'PIL', 'transformers'):\n    sys.modules[name] = None\n"
         "from demo_sdtps.modeling.sdtps import MultiModalSDTPS\n"
         "import demo_sdtps\nassert demo_sdtps.MultiModalSDTPS is MultiModalSDTPS\n"
         "print(sum(p.numel() for p in MultiModalSDTPS().parameters()))"
     )
-    done = python("-c", program, ROOT, cwd=tmp_path)
+    done = python("-c", program, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.stdout.strip() == "365157", done.stderr
 
 

@@ -1,18 +1,7 @@
 """What tests/modeling/test_fast_model.py runs in processes of other processors: compiled features are those in float64.
 
-python tests/helpers/compiled.py
+PYTHONPATH=. python tests/helpers/compiled.py
 """
-
-# run as a script: of its checkout demo_sdtps alone is found, no folder under its common name
-if not __package__:
-    import sys
-    from pathlib import Path
-
-    ROOT = Path(__file__).resolve().parents[1]
-    sys.path.insert(0, str(ROOT))
-    import demo_sdtps  # noqa: F401
-
-    sys.path[:] = [folder for folder in sys.path if folder != str(ROOT)]
 
 import torch
 from numeric import assert_close

@@ -46,7 +46,7 @@ CASES = {
 def main():
     checkout, folder = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
-    host_models.enter(checkout)
+    host_models.imitate()
     make = host_models.from_imagenet()
     comparison = {
         name: compare(make, checkout, folder, [*SIZES, *opts]) for name, opts in CASES.items()

@@ -1,6 +1,6 @@
 """The models of the code bases that the plug-in knows, each from its checkout, with random weights and without a GPU.
 
-    python host_models.py CHECKOUT WORDS …    python -m demo_sdtps WORDS …, in that checkout
+    python host_models.py WORDS …    python -m demo_sdtps WORDS …, in the checkout that PYTHONPATH begins with
 
 Nothing of a host is here but the names that its own training script calls, and what its loop does with the outputs. A process
 builds one: the hosts' modules have common names.
@@ -45,8 +45,8 @@ class Run(NamedTuple):
 # What the hosts share
 
 
-def enter(checkout):
-    """Import from a checkout; a CPU answers in place of a GPU, random weights in place of files and of CLIP's."""
+def imitate():
+    """A CPU answers in place of a GPU, random weights in place of files and of CLIP's."""
     for owner in (Tensor, nn.Module):
         owner.cuda = lambda self, *args, **kwargs: self
         owner.to = moved_less(owner.to)
@@ -63,7 +63,6 @@ def enter(checkout):
     }.items():
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             stub(name, **attributes)
-    sys.path.insert(0, str(checkout))
 
 
 def moved_less(to):
@@ -133,8 +132,9 @@ def selective_scan(u, delta, A, B, C, D, delta_bias, delta_softplus):  # noqa: N
 
 def configuration(file, opts=(), module="config", name="cfg"):
     """The host's configuration with one of its published files, a path below its configs/."""
-    cfg = getattr(importlib.import_module(module), name)
-    cfg.merge_from_file(str(Path(sys.path[0], "configs", file)))
+    source = importlib.import_module(module)
+    cfg = getattr(source, name)
+    cfg.merge_from_file(str(Path(source.__file__).parents[1] / "configs" / file))
     cfg.merge_from_list(list(opts))
     return cfg
 
@@ -403,8 +403,6 @@ HOSTS = {
 }
 
 if __name__ == "__main__":
-    checkout, *words = sys.argv[1:]
-    enter(checkout)
-    sys.path.remove(checkout)
-    sys.argv = ["demo_sdtps", *words]
+    imitate()
+    sys.argv[0] = "demo_sdtps"
     runpy.run_module("demo_sdtps", run_name="__main__", alter_sys=True)

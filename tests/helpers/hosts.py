@@ -1,6 +1,6 @@
 """What the plug-in does to the model of one code base, measured on its checkout, with random weights on a CPU.
 
-    python tests/helpers/hosts.py CHECKOUT NAME OUT.json
+    PYTHONPATH=CHECKOUT python tests/helpers/hosts.py CHECKOUT NAME OUT.json
 
 NAME is one of host_models.HOSTS. Accuracy needs CLIP's weights and the data; this needs neither.
 """
@@ -41,6 +41,7 @@ COMMITS = {
 """Repository and commit for which the plug-in was made."""
 SLIMMED = {"SLIM_BLOCKS": [2, 5], "SLIM_KEEP": [0.5, 0.5], "SLIM_SCORE": "saliency"}
 IMAGES_PER_TRIPLET, ROUNDS = 3, 3
+FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")
 
 
 class Evaluation(nn.Module):
@@ -60,7 +61,7 @@ def main():
     torch.set_num_threads(1)
     seed()
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-        host_models.enter(checkout)
+        host_models.imitate()
         run = host_models.HOSTS[name](checkout)
         demo_sdtps.add_config(run.cfg)
         figures = {"host": name, "commit": COMMITS[name], **slimmed(run), "sdtps": with_sdtps(run)}
@@ -147,8 +148,11 @@ def difference(one, other):
     return float((one - other).abs().max())
 
 
+def importing_from(checkout):
+    """The environment of a process that imports the modules of a checkout before others."""
+    paths = [str(checkout), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 if __name__ == "__main__":
     main()
-
-
-FOLDER, FIGURES = os.environ.get("HOSTS", ""), os.environ.get("HOSTS_JSON", "")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hosts import FIGURES, FOLDER
+from hosts import FIGURES, FOLDER, importing_from
 from tiny import ROOT
 
 from benchmarks.rows import conditions
@@ -51,9 +51,10 @@ def figures():
 def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
     """All kept is the host to the last bit, and so is the model that unslim gives back; half kept and half of that once more
     takes less than 60 % of the operations, and a training step is finite."""
-    out = tmp_path / "figures.json"
+    out, checkout = tmp_path / "figures.json", checkout_of(name)
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout_of(name), name, out],
+        [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout, name, out],
+        env=importing_from(checkout),
         capture_output=True,
         text=True,
         check=False,

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 
 import pytest
-from hosts import FOLDER
+from hosts import FOLDER, importing_from
 from tiny import ROOT
 
 HELPERS, CHECKOUT = ROOT / "tests" / "helpers", os.path.join(os.path.abspath(FOLDER), "DeMo")
@@ -29,7 +29,6 @@ OFF = ["MODEL.HDM", "False", "MODEL.ATM", "False"]
 RANKING = """
 import json, sys
 import numpy as np, torch
-sys.path.insert(0, sys.argv[1])
 from utils import metrics
 from demo_sdtps.plug_in.fast import replace_ranking
 from demo_sdtps.plug_in.launch import Checkout
@@ -67,6 +66,7 @@ def python(*words, cwd):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *map(str, words)],
         cwd=cwd,
+        env=importing_from(CHECKOUT),
         capture_output=True,
         text=True,
         check=False,
@@ -96,7 +96,7 @@ def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
     """Six steps, the three patterns, a checkpoint, and test_net.py with it, with and without --fast."""
     folders = f"--config_file {CHECKOUT}/configs/RGBNT201/DeMo.yml DATASETS.ROOT_DIR {tiny_root}"
     words = [*folders.split(), "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
-    run = partial(python, HELPERS / "host_models.py", CHECKOUT, cwd=CHECKOUT)
+    run = partial(python, HELPERS / "host_models.py", cwd=CHECKOUT)
     trained = run("train_net.py", *words)
     losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
     assert len(losses) >= 5 and all(loss < 100 for loss in losses)

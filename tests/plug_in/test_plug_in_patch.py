@@ -1,6 +1,7 @@
 """demo_sdtps.patch and add_config on a model of the miniature of DeMo's checkout (reference/demo_host), in this process."""
 
 import copy
+import os
 import subprocess
 import sys
 import threading
@@ -286,8 +287,7 @@ def test_a_backbone_alone_and_a_failed_pass_leave_nothing_behind(build, opts):
 
 def test_patch_needs_torch_and_yacs_alone(tmp_path):
     program = (
-        "import sys\nsys.path.insert(0, sys.argv[1])\n"
-        "for name in ('timm', 'torchvision', 'numpy', 'PIL', 'transformers', 'fvcore', 'scipy', 'tqdm'):\n"
+        "import sys\nfor name in ('timm', 'torchvision', 'numpy', 'PIL', 'transformers', 'fvcore', 'scipy', 'tqdm'):\n"
         "    sys.modules[name] = None\n"
         "from demo_sdtps import add_config, patch\nprint(add_config.__name__, patch.__name__)\n"
         "import ast, pathlib\n"  # and in the syntax of Python 3.8, which DeMo pins
@@ -300,8 +300,9 @@ def test_patch_needs_torch_and_yacs_alone(tmp_path):
         "    assert not typed or 'from __future__ import annotations' in text, module"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, ROOT],
+        [sys.executable, "-W", "ignore", "-c", program],
         cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
