@@ -106,7 +106,7 @@ def gpu():
 
 @pytest.fixture(autouse=True)
 def golden_device(request):
-    """Inside, golden cases and new tensors are on this device."""
+    """Context manager: golden cases and new tensors are on this device."""
     if not hasattr(request, "param"):
         yield
         return

@@ -66,8 +66,10 @@ def encode_cases(
     encoded = []
     for case in cases:
         tokens = {name: (zero_stem if name in case else stem)[name] for name in images_of(images)}
-        blank = {name: _zeros(images[name], len(images[name])) for name in zeroed if name in case}
-        encoded.append(model.forward_stages(tokens, images | blank))
+        absent_images = {
+            name: _zeros(images[name], len(images[name])) for name in zeroed if name in case
+        }
+        encoded.append(model.forward_stages(tokens, images | absent_images))
     return encoded
 
 

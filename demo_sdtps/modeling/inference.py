@@ -12,7 +12,7 @@ from demo_sdtps.modeling.demo import DeMo
 
 @contextmanager
 def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
-    """Inside, `model` is in evaluation mode without gradients, with backbone weights cast to `precision`, if given."""
+    """Context manager: `model` is in evaluation mode without gradients, with backbone weights cast to `precision`, if given."""
     backbone = model.backbone
     with evaluating(model):
         try:
@@ -24,7 +24,7 @@ def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, `model` is in evaluation mode, without gradients."""
+    """Context manager: `model` is in evaluation mode, without gradients."""
     was_training = model.training
     model.eval()
     try:

@@ -117,8 +117,10 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
 
 def test_a_missing_modality_is_an_image_of_zeros():
     model, (images, cameras) = model_and_triplets("slimming")
-    blank = images | {"NI": torch.zeros_like(images["NI"])}
-    one, other = (rollout(model, pixels, cameras, frozenset({"NI"})) for pixels in (images, blank))
+    without_ni = images | {"NI": torch.zeros_like(images["NI"])}
+    one, other = (
+        rollout(model, pixels, cameras, frozenset({"NI"})) for pixels in (images, without_ni)
+    )
     assert all(torch.equal(one.values[modality], other.values[modality]) for modality in MODALITIES)
     assert not torch.equal(one.values["NI"], rollout(model, images, cameras).values["NI"])
 

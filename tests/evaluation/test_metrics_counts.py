@@ -36,7 +36,7 @@ def test_large_galleries_against_whole_matrices(seed, gallery, identities, nearn
 
 @pytest.mark.parametrize("seed", range(40, 44))
 @pytest.mark.parametrize("levels", [1, 3, 50])
-def test_matches_rank_behind_others_as_far(seed, levels):
+def test_matches_rank_after_others_as_far(seed, levels):
     """Many distances are equal, whatever the order of the gallery."""
     case = random_case(seed, identities=5)
     distance = torch.randint(levels, (40, 120), generator=generator(seed)).float()

@@ -302,7 +302,7 @@ def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, sh
                 assert by_light == near(means(those), len(those), counts[number])
 
 
-def test_sdtps_behind_slimming_is_measured_among_what_is_left(few, tmp_path, command):
+def test_sdtps_after_slimming_is_measured_among_what_is_left(few, tmp_path, command):
     words = slim_words(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "1.0")
     actual, stdout = measured(command, words)
     assert [line for line in stdout.splitlines() if line.endswith(":")] == [

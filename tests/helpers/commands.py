@@ -124,7 +124,7 @@ def assert_same_hits(actual, expected):
     """Rows (query, rank, gallery, distance) of features that differ by the roundings of both, as in batches of another size.
 
     By a change c of unit vectors a and b, |a - b|² changes by 4c·|a - b| + 4c² at most. Hits may change places, with each other
-    or with one behind the last, where they are as far but for that.
+    or with one after the last, where they are as far but for that.
     """
     assert [(*row[:2],) for row in actual] == [(*row[:2],) for row in expected]
     change, printed = tolerance(*MODEL, *MODEL), 1e-6

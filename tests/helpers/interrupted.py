@@ -40,7 +40,7 @@ def call(words, main=train_net.main):
 
 @contextmanager
 def at(owner, name, number, act):
-    """Inside, the call number `number`, from 1, of a method or function does `act` first."""
+    """Context manager: the call number `number`, from 1, of a method or function does `act` first."""
     original, calls = getattr(owner, name), []
 
     def watched(*arguments, **named):

@@ -27,7 +27,7 @@ def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
 
 
 def short(features):
-    """Multiples of 1/64, of which products have 12 bits behind the point, and sums of products up to 2^11 no more than 24."""
+    """Multiples of 1/64, of which products have 12 bits after the point, and sums of products up to 2^11 no more than 24."""
     return (64 * features).round() / 64
 
 

@@ -72,7 +72,7 @@ class Tower(nn.Module):
 
 
 class Host(nn.Module):
-    """{name: images (B, 3, H, W)} → tokens (B, L, C) of the three images, one behind the other, and a head's product."""
+    """{name: images (B, 3, H, W)} → tokens (B, L, C) of the three images, one after the other, and a head's product."""
 
     def __init__(self, way="image by image", **settings):
         super().__init__()

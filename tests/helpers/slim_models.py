@@ -34,7 +34,7 @@ PATH = (
     WIDTH,
     WIDTH,
 )
-"""Lengths of the sums (tests/helpers/numeric.py) behind scores and means of dropped patches, which are float32, to outputs."""
+"""Lengths of the sums (tests/helpers/numeric.py) from scores and means of dropped patches, which are float32, to outputs."""
 
 
 def timm_model(name, **changes):

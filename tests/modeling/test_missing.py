@@ -145,13 +145,13 @@ def test_every_image_passes_the_backbone_once(cases):
     needed = [
         modality for modality in MODALITIES if any(modality not in missing for missing in cases)
     ]
-    blank = [image for image in seen if image.eq(0).all()]
+    zeros = [image for image in seen if image.eq(0).all()]
     for modality in MODALITIES:
         for image in images[modality]:
             assert sum(torch.equal(image, other) for other in seen) == (modality in needed)
-    assert len(seen) - len(blank) == len(needed) * batch
-    assert len(blank) <= len(MODALITIES) * CAMERAS
-    assert bool(blank) == any(cases)
+    assert len(seen) - len(zeros) == len(needed) * batch
+    assert len(zeros) <= len(MODALITIES) * CAMERAS
+    assert bool(zeros) == any(cases)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def entering(name, model):
 
 @pytest.mark.parametrize("name", SLIMMED)
 def test_a_block_sees_the_kept_patches_among_the_other_tokens(name):
-    """Without merging: tokens before the patches and behind them stay."""
+    """Without merging: tokens before and after the patches stay."""
     model = slim(name, SLIM_MERGE=False)
     kept, (dense, tower) = watch(model), entering(name, build(name))
     for whole, actual, places in zip(
@@ -227,7 +227,7 @@ def test_a_missing_image_has_its_modalitys_name(name, miss):
 
 
 def test_the_first_that_is_there_decides():
-    """TOP-ReID's first modality in order misses: the next one's set is that of all behind it."""
+    """TOP-ReID's first modality in order misses: the next one's set is that of all after it."""
     model = slim("TOPReID", "n")
     batch, kept = clear_inputs("TOPReID", slim("TOPReID", SLIM_SHARED=False)), watch(model)
     outputs(model, batch)

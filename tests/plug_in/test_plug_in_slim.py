@@ -143,7 +143,7 @@ def test_gradients_are_those_of_our_model(build, ours):
     assert all(torch.isfinite(grad).all() for grad in theirs.values()) and len(theirs) > 50
 
 
-def test_sdtps_behind_slimming_selects_among_what_is_left(build):
+def test_sdtps_after_slimming_selects_among_what_is_left(build):
     model = build(*STAGES, *ON, *FUSED)
     seen = []
     model.sdtps.register_forward_hook(

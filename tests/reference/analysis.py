@@ -5,7 +5,7 @@ Distances are a list per query; identities, cameras and keys (cameras or scenes)
 
 
 def ranking(row, identity, key, gallery_ids, gallery_keys, kept=None):
-    """(distance, whether it is a match, gallery sample) by distance, a match behind others at its distance."""
+    """(distance, whether it is a match, gallery sample) by distance, a match after others at its distance."""
     entries = []
     for sample, (distance, other, other_key) in enumerate(
         zip(row, gallery_ids, gallery_keys, strict=True)

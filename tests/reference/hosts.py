@@ -12,7 +12,7 @@ NAMES = ("RGB", "NI", "TI")
 
 
 class Tower(nn.Module):
-    """Images (B, 3, H, W) → tokens (B, L, C): `prefix` first, `last` (B, C) behind the patches."""
+    """Images (B, 3, H, W) → tokens (B, L, C): `prefix` first, `last` (B, C) after the patches."""
 
     def __init__(self, prefix=1, tokens_first=True):
         super().__init__()
@@ -162,7 +162,7 @@ class MFRNet(Host):
 
 
 class MDReID(Host):
-    """… without those that miss; a token that the modalities share stands behind the class token."""
+    """… without those that miss; a token that the modalities share stands after the class token."""
 
     def build(self):
         self.BACKBONE = Backbone(Tower(prefix=2))
@@ -181,7 +181,7 @@ class MDReID(Host):
 
 
 class IDEA(Reshaping):
-    """A text's token stands behind the patches; another order in evaluation."""
+    """A text's token stands after the patches; another order in evaluation."""
 
     orders = ("NI", "RGB", "TI")
 

@@ -44,7 +44,7 @@ def run(
     nudge=lambda call, row, index, place: 0.0,
     weigh=None,
 ):
-    """`forward(model)` of a dense model, where slimmed tokens take the place of those behind the last block at `path`.
+    """`forward(model)` of a dense model, where slimmed tokens take the place of those after the last block at `path`.
 
     `stages` {index: (share, score)}, `score(call, row, index, layer, images)` one number for each patch of `images[row]` in the
     `call`-th call of the blocks, before block `index`, which is `layer`. `nudge`s are added where the best are chosen: they

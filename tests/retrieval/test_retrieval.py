@@ -47,7 +47,7 @@ def test_against_a_sort(counts, levels):
 
 
 @pytest.mark.parametrize("value", [0.0, -1.5])
-def test_a_match_ranks_behind_its_equals(value):
+def test_a_match_ranks_after_its_equals(value):
     """Equal similarities are no evidence: only where there are fewer candidates than k is a hit certain."""
     image_of = torch.arange(8).repeat_interleave(2)
     actual = retrieval(torch.full((8, 16), value), image_of)

@@ -29,7 +29,7 @@ from demo_sdtps.runtime.files import (
 
 @contextmanager
 def full_disk(limit=1000):
-    """Inside, no file may become larger than `limit` bytes."""
+    """Context manager: no file may become larger than `limit` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:

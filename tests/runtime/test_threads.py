@@ -19,7 +19,7 @@ PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
 
 @contextmanager
 def busy_neighbours(count):
-    """Inside, `count` single-threaded processes compute without end."""
+    """Context manager: `count` single-threaded processes compute without end."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
