@@ -6,7 +6,7 @@ from demo_sdtps.config import cli
 from demo_sdtps.synthetic import captions, shapes
 from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
 
-FOLDER = "shapes"
+SHAPES = "shapes"
 CAPTION_FLAGS = (
     # Matching needs at least one other image.
     Number("images", 800, "images of the training split", least=2),
@@ -24,10 +24,10 @@ def main(arguments: list[str] | None = None) -> None:
         arguments,
         "Write images of coloured shapes with short and long captions, in the layout of image-text data sets, and a tiny BERT "
         "with random weights and their vocabulary.",
-        FOLDER,
+        SHAPES,
         CAPTION_FLAGS,
     )
-    target = options.root / FOLDER
+    target = options.root / SHAPES
     recipe = {
         "version": shapes.SHAPES_VERSION,
         "tower": captions.BERT,
@@ -40,6 +40,6 @@ def main(arguments: list[str] | None = None) -> None:
         f"Wrote {options.images} training, {options.dev_images} dev and {options.test_images} test images of "
         f"{options.size}x{options.size} pixels, {options.captions} captions and a long one each, and a text tower, to "
         f"{target}",
-        f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {FOLDER} MODEL.TEXT_TOWER "
+        f"To train on it, give DATASETS.ROOT_DIR {options.root} DATASETS.NAMES {SHAPES} MODEL.TEXT_TOWER "
         f"{target / captions.TEXT_TOWER}",
     )

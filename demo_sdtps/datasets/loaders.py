@@ -29,7 +29,7 @@ CACHE_LIMIT = 1 << 30
 GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
 
 Decode = Callable[[Paths], Images]
-Transform = Callable[..., list[torch.Tensor]]
+SampleTransform = Callable[..., list[torch.Tensor]]
 """All images of a sample, and optionally a random generator → their inputs of the network."""
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
@@ -46,7 +46,7 @@ class ImageDataset(Dataset):
         self,
         paths: Sequence[Paths],
         targets: Sequence[tuple],
-        transform: Transform,
+        transform: SampleTransform,
         cache: bool,
         decode: Decode = decode_triplet,
         source_of: Sequence[int] | None = None,

@@ -31,7 +31,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     return records if isinstance(records, list) else []
 
 
-def evaluated(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def evaluated_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records of epochs after which the model was evaluated."""
     return [record for record in records if "patterns" in record]
 

@@ -40,19 +40,19 @@ class ForwardRecord:
         self.tokens: list[torch.Tensor] = []
         self.class_tokens: list[torch.Tensor] = []
         self.reduced: list[torch.Tensor] = []
-        self._selected: list[torch.Tensor] | None = None
+        self._sdtps_tokens: list[torch.Tensor] | None = None
 
     @property
     def global_feats(self) -> list[torch.Tensor]:
         return self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
 
-    def selected(self) -> list[torch.Tensor]:
+    def sdtps_tokens(self) -> list[torch.Tensor]:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
-        if self._selected is None:
+        if self._sdtps_tokens is None:
             missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
             inputs = (*self.tokens, *self.global_feats)
-            self._selected = list(self.model.sdtps(*inputs, missing=missing)[:3])
-        return self._selected
+            self._sdtps_tokens = list(self.model.sdtps(*inputs, missing=missing)[:3])
+        return self._sdtps_tokens
 
     def __enter__(self) -> ForwardRecord:
         self.outer, _thread.record = getattr(_thread, "record", None), self
@@ -88,7 +88,7 @@ def _record_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> No
 
 def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
     record = _record_of(fusion)
-    return (*record.selected(), *inputs[3:]) if record else None
+    return (*record.sdtps_tokens(), *inputs[3:]) if record else None
 
 
 def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
@@ -135,7 +135,7 @@ class SDTPSForward(nn.Module):
         return torch.cat([original, *enhanced] if asked == 3 else enhanced, dim=-1)
 
     def _feature(self, record: ForwardRecord) -> torch.Tensor:
-        return torch.cat([tokens.mean(dim=1) for tokens in record.selected()], dim=-1)
+        return torch.cat([tokens.mean(dim=1) for tokens in record.sdtps_tokens()], dim=-1)
 
     def _pair(self, record: ForwardRecord) -> tuple[torch.Tensor, ...]:
         feature = self._feature(record)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated, read_records
+from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated_records, read_records
 from demo_sdtps.modeling.checkpoints.loading import stored_config
 from demo_sdtps.reports.figures import plt, save
 from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
@@ -16,7 +16,7 @@ IMAGE = "curves.png"
 def evaluated_run(folder: Path) -> list[dict]:
     """The records of a run's metrics.json."""
     records = read_records(folder)
-    if not evaluated(records):
+    if not evaluated_records(records):
         raise UserError(
             f"The run {folder} has no {METRICS} with evaluated epochs; train first, or give the OUTPUT_DIR of a "
             "training."
@@ -44,7 +44,7 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     accuracy.set_ylim(0, 100)
     accuracy.grid(False)
 
-    tested = evaluated(records)
+    tested = evaluated_records(records)
     epochs = [record["epoch"] for record in tested]
     for pattern, colour in PATTERNS.items():
         for name, style in (("mAP", "-"), ("Rank-1", ":")):

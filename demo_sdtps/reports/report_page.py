@@ -22,7 +22,7 @@ from demo_sdtps.evaluation.tables import (
     PATTERN_NAMES,
     Record,
     distance_name,
-    evaluated,
+    evaluated_records,
     missing_rows,
     options,
     reid_caption,
@@ -108,7 +108,10 @@ def write_page(
     page = templates.get_template("report.html").render(
         title=Path(cfg.OUTPUT_DIR).resolve().name,
         caption=reid_caption(cfg, data),
-        runs={name: evaluated(run_records)[-1]["patterns"] for name, run_records in runs.items()},
+        runs={
+            name: evaluated_records(run_records)[-1]["patterns"]
+            for name, run_records in runs.items()
+        },
         differing=differing(list(runs)) if len(runs) > 1 else {},
         sections=sections,
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()},

@@ -70,7 +70,7 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     """Where a model comes from, for its card: the checkpoint's ORIGIN and, where it lies beside its run's files, the commit and
     the record of the evaluation after its epoch."""
     folder = checkpoint.path.parent
-    records = tables.evaluated(tables.read_records(folder))
+    records = tables.evaluated_records(tables.read_records(folder))
     metrics = {record["epoch"]: record["patterns"] for record in records}
     run = read_json(folder / tables.RECORD) or {}
     commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")

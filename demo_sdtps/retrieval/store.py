@@ -22,7 +22,7 @@ from demo_sdtps.runtime.files import atomic_write, read_json, write_json
 
 MANIFEST, LOCK, FORMAT = "store.json", ".store.lock", 2
 SUFFIX, FEATURES = ".safetensors", "features"
-BLOCK_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
+READ_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
 STORE_FILES = re.compile(
     r"\.?(store\.json|(shard|features|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss))(\..*\.part)?"
 )
@@ -38,7 +38,7 @@ class Stack:
     ):
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self.width, self.read = width, read
-        rows = max(1, BLOCK_ELEMENTS // width)
+        rows = max(1, READ_ELEMENTS // width)
         self.blocks = [
             (number, slice(start, min(start + rows, size)))
             for number, size in enumerate(sizes)

@@ -164,7 +164,7 @@ def test_a_damaged_record_of_shards_is_named(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     """Blocks smaller than a shard, and rows from some shards only."""
-    monkeypatch.setattr(store, "BLOCK_ELEMENTS", 5 * 8)
+    monkeypatch.setattr(store, "READ_ELEMENTS", 5 * 8)
     features = numpy_generator(1).standard_normal((30, 8)).astype(dtype)
     actual = open_features(write(tmp_path / "x", features, range(30), range(30)))
     whole = torch.nn.functional.normalize(torch.from_numpy(features).double()).numpy()
@@ -193,7 +193,7 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
 
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     """A third of the gallery are copies; ties are in the order of the paths."""
-    monkeypatch.setattr(store, "BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(store, "READ_ELEMENTS", 100)
     draws = numpy_generator(2)
     gallery = draws.standard_normal((40, 16)).astype(np.float16)
     gallery[28:] = gallery[draws.integers(0, 28, 12)]
