@@ -30,7 +30,7 @@ TOME = {
 
 
 def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Multiply-accumulates and images per second in float32 of SETTINGS."""
+    """Multiply-accumulates and images per second in float32 of STAGE_SETTINGS."""
     for name, architecture in list(MODELS.items())[: 1 if quick else None]:
         torch.manual_seed(0)
         dense = timm.create_model(architecture, img_size=SIZE, num_classes=0)
@@ -38,10 +38,8 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         cases |= {
             setting: demo_sdtps.slim(copy.deepcopy(dense), *setting) for setting in STAGE_SETTINGS
         }
-        operations = {
-            setting: total_macs(model, (torch.zeros(1, 3, SIZE, SIZE),))
-            for setting, model in cases.items()
-        }
+        image = torch.zeros(1, 3, SIZE, SIZE)
+        operations = {setting: total_macs(model, (image,)) for setting, model in cases.items()}
         images = torch.randn(2 if quick else BATCH, 3, SIZE, SIZE, device=device)
         works: dict[tuple, Callable[[], object]] = {
             setting: partial(infer, model.to(device), images) for setting, model in cases.items()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from benchmarks.rows import check_near, peak_memory, speed_row
+from benchmarks.rows import check_near, compare, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
@@ -39,37 +39,20 @@ from tests.reference.fusion import Fusion  # which the tests compare with
 
 BATCH, FEW, GPU_BATCH = 8, 2, 64
 FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the reference formulation
-MIB = 2**20
-
-Work = dict[str, Callable[[], object]]  # cases to time, by name
 
 
 def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Size of the models of RGBNT201, beside HDM's reference formulation."""
-    for name in ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_with_SDTPS", "DeMo_Slim")[
-        : 1 if quick else None
-    ]:
+    names = ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_with_SDTPS", "DeMo_Slim")
+    for name in names[: 1 if quick else None]:
         cfg = load_cfg(f"RGBNT201/{name}.yml", ["MODEL.PRETRAIN_PATH_T", "none"])
         model = make_model(cfg, CLASSES, CAMERAS).eval()
+        parameters = sum(count_parameters(model).values()) / 1e6
+        yield Row(f"{name}: trainable parameters", None, parameters, "M", None)
         macs = count_macs(cfg, model)
-        plain_hdm = (
-            reference_hdm_macs(model.backbone.width, tokens_of_hdm(model)) if model.hdm else 0
-        )
-        before = (macs[""] - macs.get("hdm", 0) + plain_hdm) / 1e9
-        yield Row(
-            f"{name}: trainable parameters",
-            None,
-            sum(count_parameters(model).values()) / 1e6,
-            "M",
-            None,
-        )
-        yield Row(
-            "… multiply-accumulates of a triplet",
-            before,
-            macs[""] / 1e9,
-            "G",
-            before * 1e9 / macs[""],
-        )
+        hdm = reference_hdm_macs(model.backbone.width, tokens_of_hdm(model)) if model.hdm else 0
+        before, now = (macs[""] - macs.get("hdm", 0) + hdm) / 1e9, macs[""] / 1e9
+        yield Row("… multiply-accumulates of a triplet", before, now, "G", before / now)
 
 
 class Sides:
@@ -92,21 +75,14 @@ class Sides:
             return model.eval()(self.images, self.cameras)
 
     def step(self, model: nn.Module, precision: torch.dtype | None = None) -> Callable[[], None]:
-        solver = self.cfg.SOLVER
-        optimizer = (
-            make_optimizer(self.cfg, model)
-            if model is self.ours
-            else reference_demo.make_optimizer(model, solver.BASE_LR, solver.WEIGHT_DECAY)
-        )
-        step = training_step(
-            self.cfg,
-            model.train(),
-            optimizer,
-            self.cameras,
-            self.labels,
-            precision,
-            self.ours.head_weights,
-        )
+        cfg, weights = self.cfg, self.ours.head_weights
+        if model is self.ours:
+            optimizer = make_optimizer(cfg, model)
+        else:
+            rate, decay = cfg.SOLVER.BASE_LR, cfg.SOLVER.WEIGHT_DECAY
+            optimizer = reference_demo.make_optimizer(model, rate, decay)
+        model.train()
+        step = training_step(cfg, model, optimizer, self.cameras, self.labels, precision, weights)
         return partial(step, self.images)
 
 
@@ -143,63 +119,49 @@ def precision_rows(
     for half in halves:
         sides, theirs = Sides(configuration(), batch), half if are_alike else None
         what = f"{'both in ' if are_alike else ''}{name_of(half)}, {batch} triplets"
-        work: Work = {
-            "reference": partial(sides.infer, sides.reference, theirs),
-            "ours": partial(sides.infer, sides.ours),
-        }
-        expected = sides.infer(sides.ours)
+        infer_reference = partial(sides.infer, sides.reference, theirs)
+        infer_ours = partial(sides.infer, sides.ours)
+        expected = infer_ours()
         check_near("inference", expected, sides.infer(sides.reference))
         with inference(sides.ours, half):  # weights are cast once for all batches
-            seconds = in_turns(f"inference, {what}", work, rounds, sides.device)
-            cosine = F.cosine_similarity(sides.infer(sides.ours), expected).min().item()
-        yield speed_row(f"inference, {what}", seconds, None if are_alike else 4 if half else 1)
+            target = None if are_alike else 4 if half else 1
+            row = compare(
+                f"inference, {what}", infer_reference, infer_ours, rounds, sides.device, target
+            )
+            cosine = F.cosine_similarity(infer_ours(), expected).min().item()
+        yield row
         if half:
-            yield Row(
-                "… least cosine of its features to float32's",
-                None,
-                cosine,
-                "",
-                None,
-                "≥ 0.999",
-                cosine >= 0.999,
-            )
-        steps: Work = {
-            "reference": sides.step(sides.reference, theirs),
-            "ours": sides.step(sides.ours, half),
-        }
-        yield speed_row(
-            f"training step, {what}",
-            in_turns(f"training, {what}", steps, rounds, sides.device),
-            None if are_alike else 3 if half else 1.1,
-        )
+            name, target = "… least cosine of its features to float32's", "≥ 0.999"
+            yield Row(name, None, cosine, "", None, target, cosine >= 0.999)
+        steps = sides.step(sides.reference, theirs), sides.step(sides.ours, half)
+        target = None if are_alike else 3 if half else 1.1
+        yield compare(f"training step, {what}", *steps, rounds, sides.device, target)
         if are_alike and sides.device.type == "cuda":
-            reference, ours = (
-                allocated_memory(step, sides.device) / MIB for step in steps.values()
-            )
-            yield Row(
-                "… memory beside models and optimisers", reference, ours, "MiB", reference / ours
+            yield memory_row(
+                "… memory beside models and optimisers",
+                *(allocated_memory(step, sides.device) for step in steps),
             )
             with inference(sides.ours, half):
                 sides.ours.backbone.compile_blocks()
-                compiled = in_turns("compiled", {"ours": work["ours"]}, rounds, sides.device)
+                compiled = in_turns("compiled", {"ours": infer_ours}, rounds, sides.device)
             yield speed_row(
                 f"inference, {name_of(half)}, MODEL.COMPILE beside none",
-                {"reference": seconds["ours"]} | compiled,
+                {"reference": row.ours} | compiled,
             )
-        del sides, work, steps  # frees memory for the processes that follow
+        # Frees memory for the processes that follow.
+        del sides, steps, infer_reference, infer_ours
         if with_memory and not half:
-            reference, ours = (
-                peak_memory(train, side, batch // 2) / MIB for side in ("reference", "ours")
-            )
-            yield Row(
+            yield memory_row(
                 f"… peak memory of a process, {batch // 2} triplets",
-                reference,
-                ours,
-                "MiB",
-                reference / ours,
-                "≥ 1×",
-                reference >= ours,
+                *(peak_memory(train, side, batch // 2) for side in ("reference", "ours")),
+                at_least=1,
             )
+
+
+def memory_row(what: str, reference: int, ours: int, at_least: float | None = None) -> Row:
+    """Row of bytes."""
+    mebibytes = {"reference": reference / 2**20, "ours": ours / 2**20}
+    return speed_row(what, mebibytes, at_least)._replace(unit="MiB")
 
 
 def allocated_memory(step: Callable[[], object], device: torch.device) -> int:
@@ -228,18 +190,9 @@ def evaluation_rows(quick: bool, device: torch.device) -> list[Row]:
 def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
     """Of four triplets of each of the test `identities`, both sides in the precision of TEST.AMP `mode`."""
     small = ("INPUT.SIZE_TRAIN", "[64, 32]", "INPUT.SIZE_TEST", "[64, 32]") if quick else ()
+    precision = ("TEST.AMP", mode, "TEST.IMS_PER_BATCH", str(batch))
     with tempfile.TemporaryDirectory() as root:
-        cfg = configuration(
-            "DATASETS.ROOT_DIR",
-            root,
-            "DATASETS.CACHE",
-            "no",
-            "TEST.IMS_PER_BATCH",
-            str(batch),
-            "TEST.AMP",
-            mode,
-            *small,
-        )
+        cfg = configuration("DATASETS.ROOT_DIR", root, "DATASETS.CACHE", "no", *precision, *small)
         height, width = cfg.INPUT.SIZE_TEST
         # 4 triplets of each
         drawing = {"images_per_camera": 1, "height": height, "width": width, "seed": 0}
@@ -247,47 +200,30 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])
-        seconds_by_side: dict[str, list[float]] = {}
-        seconds = in_turns(
-            "evaluation",
-            {
-                "reference": lambda: seconds_by_side.update(
-                    reference=[
-                        reference_evaluation(sides, data, number) for number in RETURN_PATTERNS
-                    ]
-                ),
-                "ours": lambda: seconds_by_side.update(
-                    ours=[
-                        one.mAP
-                        for case in evaluate_reid(cfg, sides.ours, data).values()
-                        for one in case.values()
-                    ]
-                ),
-            },
-            1,
-            sides.device,
-        )
+        maps: dict[str, torch.Tensor] = {}
+
+        def evaluate_reference() -> None:
+            values = [reference_evaluation(sides, data, pattern) for pattern in RETURN_PATTERNS]
+            maps["reference"] = torch.tensor(values)
+
+        def evaluate_ours() -> None:
+            (rankings,) = evaluate_reid(cfg, sides.ours, data).values()
+            maps["ours"] = torch.tensor([ranking.mAP for ranking in rankings.values()])
+
+        what = f"evaluation of an epoch, {len(data.samples)} triplets"
+        half = "" if mode == "off" else f", both in {mode}"
+        row = compare(f"{what}{half}", evaluate_reference, evaluate_ours, 1, sides.device, 3)
         if mode == "off":
             # Where rounding decides which of two images is nearer, an AP of three matches or more may differ by up to a sixth.
-            check_near(
-                "evaluation",
-                torch.tensor(seconds_by_side["ours"]),
-                torch.tensor(seconds_by_side["reference"]),
-                0.17 / len(data.query),
-            )
-        half = "" if mode == "off" else f", both in {mode}"
-        return speed_row(
-            f"evaluation of an epoch, {len(data.samples)} triplets{half}", seconds, at_least=3
-        )
+            check_near("evaluation", maps["ours"], maps["reference"], 0.17 / len(data.query))
+        return row
 
 
 def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     """mAP of one return pattern, from a pass of its own."""
     batch_features = []
-    with (
-        torch.no_grad(),
-        autocast(sides.device, choose_precision(sides.cfg.TEST.AMP, sides.device)),
-    ):
+    precision = choose_precision(sides.cfg.TEST.AMP, sides.device)
+    with torch.no_grad(), autocast(sides.device, precision):
         for images, _, cameras in batches(data.loader):
             images = {modality: image.to(sides.device) for modality, image in images.items()}
             batch_features.append(sides.reference.eval()(images, cameras.to(sides.device), pattern))
@@ -311,11 +247,8 @@ class Fast(nn.Module):
     def __init__(self, reference: Fusion, width: int, heads: int):
         super().__init__()
         self.hdm, self.atmoe = HDM(width), ATMoE(width, heads)
-        self.load_state_dict(
-            from_demo(
-                {f"generalFusion.{name}": weight for name, weight in reference.state_dict().items()}
-            )
-        )
+        weights = reference.state_dict(prefix="generalFusion.")
+        self.load_state_dict(from_demo(weights))
 
     def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         return self.atmoe(self.hdm(patches, global_feats))
@@ -328,29 +261,23 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     batch, rounds = (2, 1) if quick else (64, 2)
     backbone = make_backbone(cfg, camera_num=1)  # only for its shapes
     width, count = backbone.width, backbone.num_patches
-    reference = Fusion(width, cfg.MODEL.HEAD)
-    modules = {
-        "reference": reference.to(device),
-        "ours": Fast(reference, width, cfg.MODEL.HEAD).to(device),
-    }
+    reference = Fusion(width, cfg.MODEL.HEAD).to(device)
+    ours = Fast(reference, width, cfg.MODEL.HEAD).to(device)
     tokens = random_tokens(batch, count, width, device)
-    check_near("HDM + ATMoE", fuse(modules["ours"], tokens), fuse(modules["reference"], tokens))
-    title = f"HDM + ATMoE, {batch} triplets, {count} patches"
-    training = in_turns(
-        title,
-        {name: partial(fusion_step, module, tokens) for name, module in modules.items()},
-        rounds,
-        device,
-    )
-    evaluation = in_turns(
-        title,
-        {name: partial(fuse, module, tokens) for name, module in modules.items()},
-        2 * rounds,
-        device,
-    )
+    check_near("HDM + ATMoE", fuse(ours, tokens), fuse(reference, tokens))
     return [
-        speed_row(f"{title}: evaluation", evaluation, FUSION_TARGET),
-        speed_row(f"{title}: training step", training, FUSION_TARGET),
+        compare(
+            f"HDM + ATMoE, {batch} triplets, {count} patches: {kind}",
+            partial(work, reference, tokens),
+            partial(work, ours, tokens),
+            rounds_of_work,
+            device,
+            FUSION_TARGET,
+        )
+        for kind, work, rounds_of_work in (
+            ("evaluation", fuse, 2 * rounds),
+            ("training step", fusion_step, rounds),
+        )
     ]
 
 
@@ -358,13 +285,9 @@ def random_tokens(
     batch: int, count: int, width: int, device: torch.device
 ) -> tuple[ByModality, ByModality]:
     """Random patches (B, N, C), views of tokens that begin with a class token as from the backbone, and globals (B, C)."""
-    return (
-        {
-            modality: torch.randn(batch, 1 + count, width, device=device)[:, 1:]
-            for modality in MODALITIES
-        },
-        {modality: torch.randn(batch, width, device=device) for modality in MODALITIES},
-    )
+    tokens = {name: torch.randn(batch, 1 + count, width, device=device) for name in MODALITIES}
+    global_feats = {name: torch.randn(batch, width, device=device) for name in MODALITIES}
+    return {name: token[:, 1:] for name, token in tokens.items()}, global_feats
 
 
 @torch.no_grad()

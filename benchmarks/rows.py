@@ -1,8 +1,8 @@
 """Shared parts of the benchmarks: speed rows, the head of a record, and peak memory of a process."""
 
 import multiprocessing
+import re
 import resource
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.threads import cpu_cores
 from demo_sdtps.training.record import command, commit, machine, versions
+from demo_sdtps.training.timing import in_turns
 
 
 def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = None) -> Row:
@@ -19,6 +20,19 @@ def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = 
     ratio = seconds["reference"] / seconds["ours"]
     target, met = ("", None) if at_least is None else (f"≥ {at_least:g}×", ratio >= at_least)
     return Row(what, seconds["reference"], seconds["ours"], "s", ratio, target, met)
+
+
+def compare(
+    what: str,
+    reference: Callable[[], object],
+    ours: Callable[[], object],
+    rounds: int,
+    device: torch.device,
+    at_least: float | None = None,
+) -> Row:
+    """Row of both, timed in turns."""
+    seconds = in_turns(what, {"reference": reference, "ours": ours}, rounds, device)
+    return speed_row(what, seconds, at_least)
 
 
 def conditions(device: torch.device, quick: bool) -> dict:
@@ -56,11 +70,6 @@ def peak_memory(work: Callable[..., object], *arguments) -> int:
 def _peak_of(work: Callable[..., object], arguments: tuple) -> int:
     work(*arguments)
     # On Linux ru_maxrss of a new process starts at the peak of its parent.
-    for line in (
-        Path("/proc/self/status").read_text().splitlines() if sys.platform == "linux" else ()
-    ):
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    status = Path("/proc/self/status")
+    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    return 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

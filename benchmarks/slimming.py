@@ -38,34 +38,24 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        stages = ", ".join(
-            f"{share:g} after block {block}"
-            for block, share in zip(self.blocks, self.keep, strict=True)
-        )
-        return f"{self.score}, {stages}"
+        stages = zip(self.keep, self.blocks, strict=True)
+        return ", ".join([self.score, *(f"{keep:g} after block {block}" for keep, block in stages)])
 
     def of(self, cfg: CfgNode) -> CfgNode:
         """The configuration with this setting."""
-        return with_values(
-            cfg,
-            {
-                "MODEL.SLIM_BLOCKS": list(self.blocks),
-                "MODEL.SLIM_KEEP": list(self.keep),
-                "MODEL.SLIM_SCORE": self.score,
-                "INPUT.JOINT_AUGMENTATION": True,
-            },
-        )
+        slimming = {
+            "MODEL.SLIM_BLOCKS": list(self.blocks),
+            "MODEL.SLIM_KEEP": list(self.keep),
+            "MODEL.SLIM_SCORE": self.score,
+        }
+        return with_values(cfg, slimming | {"INPUT.JOINT_AUGMENTATION": True})
 
 
 STAGES = (0, 4)
+SCORES = ("saliency", "supervised", "self_supervised")
+LESS = Setting("self_supervised", STAGES, (0.5, 0.5))
 SLIM_SETTINGS = {
-    "ViT-B-16": (
-        Setting("self_supervised", STAGES, (0.5, 0.5)),
-        *(
-            Setting(score, STAGES, (0.4, 0.5))
-            for score in ("saliency", "supervised", "self_supervised")
-        ),
-    ),
+    "ViT-B-16": (LESS, *(Setting(score, STAGES, (0.4, 0.5)) for score in SCORES)),
     "vit_base_patch16_224": (Setting("self_supervised", STAGES, (0.4, 0.5)),),
 }
 PRODUCTS = {
@@ -97,13 +87,11 @@ def rows_of(
     device, batch = choose_device(cfg), FEW if quick else BATCH
     model = make_model(cfg, CLASSES, CAMERAS)
     slimmed = {setting.name: setting.of(cfg) for setting in settings}
-    stages = {
-        name: make_slimming(slim_model, model.backbone) for name, slim_model in slimmed.items()
-    }
+    stages = {name: make_slimming(slim, model.backbone) for name, slim in slimmed.items()}
     operations: dict[str, float] = {DENSE: count_macs(cfg, model)[""]}
-    for name, slim_model in slimmed.items():
+    for name, slim in slimmed.items():
         model.slimming = stages[name]
-        operations[name] = count_macs(slim_model, model)[""]
+        operations[name] = count_macs(slim, model)[""]
     # So that one optimizer serves all: its states are twice the size of the model.
     model.add_module("timed", nn.ModuleList(stages.values()))
     model.to(device)
@@ -111,34 +99,26 @@ def rows_of(
     masked = {**images, MASK: torch.ones(batch, 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
     optimizer = make_optimizer(cfg, model)
 
-    def works(
-        work: Callable[[ByModality], object], training: bool
-    ) -> dict[str, Callable[[], object]]:
+    def rows_of_work(
+        kind: str, half: torch.dtype | None, work: Callable[[ByModality], object], rounds: int
+    ) -> Iterator[Row]:
+        what = f"{cfg.MODEL.TRANSFORMER_TYPE}, {kind}, {name_of(half)}"
         cases: dict[str, Callable[[], object]] = {
             DENSE: partial(with_stages, model, None, partial(work, images))
         }
-        for name, slim_model in slimmed.items():
-            inputs = masked if training and reads_masks(slim_model) else images
+        for name, slim in slimmed.items():
+            inputs = masked if model.training and reads_masks(slim) else images
             cases[name] = partial(with_stages, model, stages[name], partial(work, inputs))
-        return cases
+        seconds = in_turns(what, cases, 1 if quick else rounds, device)
+        rest = others(cases) if half and device.type == "cpu" else {}
+        yield from pairs(what, seconds, operations, rest)
 
     for half in halves:
-        name = name_of(half)
-        what = f"{cfg.MODEL.TRANSFORMER_TYPE}, inference, {name}"
         with inference(model, half):
-            cases = works(lambda pixels: model(pixels, cameras), training=False)
-            seconds = in_turns(what, cases, 1 if quick else 4, device)
-            rest = others(cases) if half and device.type == "cpu" else {}
-        yield from pairs(what, seconds, operations, rest)
-        what = f"{cfg.MODEL.TRANSFORMER_TYPE}, training step, {name}"
-        step = training_step(
-            cfg, model.train(), optimizer, cameras, labels, half, model.head_weights
-        )
-        cases = works(step, training=True)
-        seconds = in_turns(what, cases, 1 if quick else 2, device)
-        yield from pairs(
-            what, seconds, operations, others(cases) if half and device.type == "cpu" else {}
-        )
+            yield from rows_of_work("inference", half, lambda pixels: model(pixels, cameras), 4)
+        model.train()
+        step = training_step(cfg, model, optimizer, cameras, labels, half, model.head_weights)
+        yield from rows_of_work("training step", half, step, 2)
 
 
 def with_stages(model: DeMo, stages: Slimming | None, work: Callable[[], object]) -> None:
@@ -148,19 +128,13 @@ def with_stages(model: DeMo, stages: Slimming | None, work: Callable[[], object]
 
 def others(cases: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds of each case in operators that are no matrix product, by torch's profiler."""
-    extra_rows = {}
+    seconds = {}
     for name, work in cases.items():
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             work()
-        extra_rows[name] = (
-            sum(
-                event.self_cpu_time_total
-                for event in profiler.key_averages()
-                if event.key not in PRODUCTS
-            )
-            / 1e6
-        )
-    return extra_rows
+        rest = [event for event in profiler.key_averages() if event.key not in PRODUCTS]
+        seconds[name] = sum(event.self_cpu_time_total for event in rest) / 1e6
+    return seconds
 
 
 def pairs(
@@ -171,26 +145,16 @@ def pairs(
 ) -> Iterator[Row]:
     """For every setting the times, dense and slimmed, and the share of time saved over that of operations saved; the times of
     the `rest` where they are given, and their ratio."""
-    for name, taken in seconds.items():
-        if name == DENSE:
-            continue
-        left = operations[name] / operations[DENSE]
+    for name in [name for name in seconds if name != DENSE]:
+        dense, slim, left = seconds[DENSE], seconds[name], operations[name] / operations[DENSE]
         yield speed_row(
             f"{what}: {name} ({100 * left:.0f} % of the operations)",
-            {"reference": seconds[DENSE], "ours": taken},
+            {"reference": dense, "ours": slim},
             FAST_TARGET if left < THIRD else None,
         )
-        saved = (1 - taken / seconds[DENSE]) / (1 - left)
-        yield Row(
-            "… time saved over operations saved",
-            None,
-            saved,
-            "",
-            None,
-            f"≥ {SAVED_TARGET:g}",
-            saved >= SAVED_TARGET,
-        )
+        saved = (1 - slim / dense) / (1 - left)
+        target, is_met = f"≥ {SAVED_TARGET:g}", saved >= SAVED_TARGET
+        yield Row("… time saved over operations saved", None, saved, "", None, target, is_met)
         if rest:
-            yield speed_row(
-                "… of it no matrix product", {"reference": rest[DENSE], "ours": rest[name]}
-            )
+            seconds_of_rest = {"reference": rest[DENSE], "ours": rest[name]}
+            yield speed_row("… of it no matrix product", seconds_of_rest)

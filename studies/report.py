@@ -1,7 +1,6 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from demo_sdtps.runtime.files import read_json
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
 TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
-CONFIDENCE = 0.95
 LEGEND = (
     "Percent, mean ± standard deviation over {seeds} seeds. Δ: paired difference to {first} with Student's 95 % "
     "interval; bold: it excludes 0. Operations and times: those of {first} are 1."
@@ -30,21 +28,12 @@ LEGEND = (
 
 def read_result(path: Path) -> dict[str, Any]:
     """Content of a study.json."""
-    result = read_json(path)
-    if (
-        not isinstance(result, dict)
-        or not {"variants", "patterns", "seeds", "title"} <= result.keys()
-    ):
+    result, keys = read_json(path), {"variants", "patterns", "seeds", "title"}
+    if not isinstance(result, dict) or not keys <= result.keys():
         raise UserError(
             f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json."
         )
     return result
-
-
-SeedValues = Callable[[dict[str, Any]], dict[str, float]]
-"""A variant's values by seed."""
-CostPoint = tuple[float, float, float, str]
-"""A variant's cost, mean and standard deviation of its mAP in percent, and the end of its name."""
 
 
 def paired_difference(
@@ -59,28 +48,45 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
     """The mean of normally distributed values, and Student's 95 % interval around it of a number with `variance` times that of
     the values: 1 / n for their mean, 1 + 1 / n for a further value."""
     mean = float(np.mean(values))
-    reach = float(
-        stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * variance**0.5 * np.std(values, ddof=1)
-    )
+    quantile, deviation = stats.t.ppf(0.975, len(values) - 1), np.std(values, ddof=1)
+    reach = float(quantile * variance**0.5 * deviation)
     return mean, mean - reach, mean + reach
+
+
+def values_by_seed(
+    variant: dict[str, Any], key: str, value_of: Callable[[Any], float]
+) -> dict[str, float]:
+    """In percent what `value_of` says of the entry `key` of each run that has one."""
+    return {seed: 100 * value_of(run[key]) for seed, run in variant["runs"].items() if key in run}
 
 
 def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str, float]:
     """A metric in percent after the last epoch, by seed, of the runs that finished."""
-    return {
-        seed: 100 * run["patterns"][str(pattern)][metric]
-        for seed, run in variant["runs"].items()
-        if "patterns" in run
-    }
+    return values_by_seed(variant, "patterns", lambda patterns: patterns[str(pattern)][metric])
 
 
 def map_of_cases(variant: dict[str, Any], pattern: int) -> dict[str, float]:
     """mAP in percent by seed, mean over the cases of missing modalities."""
-    return {
-        seed: 100 * float(np.mean([run["missing"][case][str(pattern)] for case in INCOMPLETE]))
-        for seed, run in variant["runs"].items()
-        if "missing" in run
-    }
+
+    def mean_of(cases: dict[str, dict[str, float]]) -> float:
+        return float(np.mean([cases[case][str(pattern)] for case in INCOMPLETE]))
+
+    return values_by_seed(variant, "missing", mean_of)
+
+
+def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str, float]:
+    """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
+
+    def mean_of(matrix: dict[str, dict[str, float]]) -> float:
+        cells = [
+            value
+            for query, row in matrix.items()
+            for gallery, value in row.items()
+            if query != gallery and bool(set(query) & set(gallery)) is is_common
+        ]
+        return float(np.mean(cells))
+
+    return values_by_seed(variant, f"cross_modal_{how}", mean_of)
 
 
 def study_markdown(result: dict[str, Any]) -> str:
@@ -93,81 +99,41 @@ def study_markdown(result: dict[str, Any]) -> str:
         if "failed" in run
     ]
     sections = [f"`{result['command']}`", study_table(result), legend]
-    sections += (
-        ["Failed runs, left out of every mean:\n\n" + "\n".join(failures)] if failures else []
-    )
+    if failures:
+        sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
     return "\n\n".join([*sections, _provenance(result)]) + "\n"
 
 
 def study_table(result: dict[str, Any]) -> str:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
-    first, last = result["variants"][0], result["patterns"][-1] if result["patterns"] else None
-    columns: dict[str, list[str]] = {
-        "variant": [_name_of(variant) for variant in result["variants"]]
-    }
+    variants, last = result["variants"], result["patterns"][-1]
+    columns = {"variant": [_name_of(variant) for variant in variants]}
 
-    def add(name: str, cells: Iterable[str]) -> None:
-        cells_of_row = list(cells)
-        if any(cell not in ("", "–") for cell in cells_of_row):
-            columns[name] = cells_of_row
+    def add(name: str, values: list[dict[str, float]], is_compared: bool = False) -> None:
+        if any(values):
+            columns[name] = [_spread(by_seed.values()) for by_seed in values]
+        differences = [_difference(by_seed, values[0]) for by_seed in values[1:]]
+        if is_compared and any(differences):
+            columns[f"Δ {name}"] = ["", *differences]
 
-    def add_mean(name: str, values_of: SeedValues) -> list[dict[str, float]]:
-        values = [values_of(variant) for variant in result["variants"]]
-        add(name, (_spread(by_seed.values()) for by_seed in values))
-        return values
-
-    def add_comparison(name: str, values_of: SeedValues) -> None:
-        baseline, *others = add_mean(name, values_of)
-        add(f"Δ {name}", ["", *(_difference(by_seed, baseline) for by_seed in others)])
-
-    for pattern in result["patterns"][:-1]:
-        add_mean(
-            f"mAP, {PATTERN_NAMES[pattern]}", partial(final_metric, pattern=pattern, metric="mAP")
-        )
-    if last:
-        both = partial(final_metric, pattern=last)
-        add_comparison(f"mAP, {PATTERN_NAMES[last]}", partial(both, metric="mAP"))
-        add_mean("Rank-1", partial(both, metric="Rank-1"))
-        if any(map_of_cases(variant, last) for variant in result["variants"]):
-            add_comparison("mAP, modalities missing", partial(map_of_cases, pattern=last))
+    for pattern in result["patterns"]:
+        values = [final_metric(variant, pattern, "mAP") for variant in variants]
+        add(f"mAP, {PATTERN_NAMES[pattern]}", values, is_compared=pattern == last)
+    add("Rank-1", [final_metric(variant, last, "Rank-1") for variant in variants])
+    values = [map_of_cases(variant, last) for variant in variants]
+    add("mAP, modalities missing", values, is_compared=True)
     for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
         if is_common or how != "shared":  # which then is undefined
-            name = f"mAP, {'a common modality' if is_common else 'none in common'}, {how}"
-            add_mean(name, partial(map_of_cells, how=how, is_common=is_common))
-    add_mean("recall of the person", recall_of_person)
+            values = [map_of_cells(variant, how, is_common) for variant in variants]
+            add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}", values)
+    add("recall of the person", [values_by_seed(one, "recall", float) for one in variants])
     for name, key in COSTS.items():
-        add(
-            name,
-            (
-                f"{variant[key] / first[key]:.2f}" if key in variant and key in first else "–"
-                for variant in result["variants"]
-            ),
-        )
+        if key in variants[0]:
+            columns[name] = [
+                f"{variant[key] / variants[0][key]:.2f}" if key in variant else "–"
+                for variant in variants
+            ]
     return markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
-
-
-def recall_of_person(variant: dict[str, Any]) -> dict[str, float]:
-    """Recall of the person's patches in percent, by seed."""
-    return {seed: 100 * run["recall"] for seed, run in variant["runs"].items() if "recall" in run}
-
-
-def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str, float]:
-    """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
-    return {
-        seed: 100
-        * float(
-            np.mean(
-                [
-                    value
-                    for query, row in run[f"cross_modal_{how}"].items()
-                    for gallery, value in row.items()
-                    if query != gallery and bool(set(query) & set(gallery)) is is_common
-                ]
-            )
-        )
-        for seed, run in variant["runs"].items()
-        if f"cross_modal_{how}" in run
-    }
 
 
 def _name_of(variant: dict[str, Any]) -> str:
@@ -178,35 +144,27 @@ def _name_of(variant: dict[str, Any]) -> str:
 
 
 def _provenance(result: dict[str, Any]) -> str:
-    runs = [
-        run
-        for variant in result["variants"]
-        for run in variant["runs"].values()
-        if "machine" in run
-    ]
+    runs = [run for variant in result["variants"] for run in variant["runs"].values()]
+    runs = [run for run in runs if "machine" in run]
     tree = result.get("tree")  # of files that no change had; otherwise
-    commits = sorted(
-        {
-            (run["commit"] or "unknown")[:10] + " with changes" * (run["changed"] and not tree)
-            for run in runs
-        }
-    )
-    machines = sorted(
-        {"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs}
-    )
+    commits = {
+        (run["commit"] or "unknown")[:10] + " with changes" * (run["changed"] and not tree)
+        for run in runs
+    }
+    machines = {"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs}
     versions = {
-        name: "/".join(sorted({run["versions"][name] for run in runs if run["versions"].get(name)}))
+        name: {run["versions"][name] for run in runs if run["versions"].get(name)}
         for name in (runs[0]["versions"] if runs else ())
     }
     facts = {
-        "commit": " and ".join(commits),
+        "commit": " and ".join(sorted(commits)),
         "files": (tree or "")[:10],
-        "machine": " and ".join(machines),
-        "versions": ", ".join(f"{name} {number}" for name, number in versions.items() if number),
+        "machine": " and ".join(sorted(machines)),
+        "versions": ", ".join(
+            f"{name} {'/'.join(sorted(numbers))}" for name, numbers in versions.items() if numbers
+        ),
     }
-    return (
-        "Made with " + "; ".join(f"{name} {value}" for name, value in facts.items() if value) + "."
-    )
+    return f"Made with {'; '.join(f'{name} {value}' for name, value in facts.items() if value)}."
 
 
 def _spread(values: Iterable[float]) -> str:
@@ -224,43 +182,34 @@ def _difference(values: dict[str, float], baseline: dict[str, float]) -> str:
     return f"{emphasis}{mean:+.1f}{emphasis} [{low:+.1f}, {high:+.1f}]"
 
 
+def _panels(count: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
+    """A figure in inches, and its panels side by side, which share the axis of mAP or of the variants."""
+    options |= {"sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(1, count, figsize=(width, height), **options)
+    return figure, axes[0]
+
+
 def draw_results(result: dict[str, Any], path: Path) -> None:
     """A panel per return pattern: the mAP of every run as a dot, of every variant as mean ± standard deviation."""
     variants, patterns = result["variants"], result["patterns"]
-    size = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns), 1.6 + 0.42 * len(variants)
-    figure, axes = plt.subplots(
-        1,
-        len(patterns),
-        figsize=size,
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, pattern in zip(axes[0], patterns, strict=True):
+    width = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns)
+    figure, axes = _panels(len(patterns), width, 1.6 + 0.42 * len(variants), sharex=True)
+    bar = {"color": TEXT, "marker": "|", "markersize": 16, "capsize": 3}
+    for axis, pattern in zip(axes, patterns, strict=True):
         for row, variant in enumerate(variants):
             values = list(final_metric(variant, pattern, "mAP").values())
-            axis.scatter(
-                values, np.full(len(values), row), s=16, alpha=0.7, color=PATTERNS[pattern]
-            )
+            rows = np.full(len(values), row)
+            axis.scatter(values, rows, s=16, alpha=0.7, color=PATTERNS[pattern])
             if values:
-                axis.errorbar(
-                    np.mean(values),
-                    row,
-                    xerr=_deviation(values),
-                    color=TEXT,
-                    marker="|",
-                    markersize=16,
-                    capsize=3,
-                )
+                axis.errorbar(np.mean(values), row, xerr=_deviation(values), **bar)
                 if row == 0:
                     axis.axvline(np.mean(values), color=PLAIN, linestyle=":", linewidth=1)
         axis.set(
             xlabel="mAP (%): runs, mean ± standard deviation",
             title=f"return pattern {PATTERN_NAMES[pattern]}",
         )
-    axes[0, 0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
-    axes[0, 0].set_ylim(len(variants) - 0.5, -0.5)
+    axes[0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
+    axes[0].set_ylim(len(variants) - 0.5, -0.5)
     figure.suptitle(f"{result['title']}: mAP by return pattern ({len(result['seeds'])} seeds)")
     save(figure, path)
 
@@ -272,64 +221,45 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     """
     first = result["variants"][0]
     names = {what: f"{name}, {first['name']} = 1" for name, what in COSTS.items() if what in first}
-    figure, axes = plt.subplots(
-        1,
-        len(names),
-        figsize=(4.5 * len(names) + 2, 5),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    families = list(
-        dict.fromkeys(variant["name"].partition(", ")[0] for variant in result["variants"])
-    )
-    for axis, (what, name) in zip(axes[0], names.items(), strict=True):
-        for family, points in _families(result, what).items():
+    figure, axes = _panels(len(names), 4.5 * len(names) + 2, 5)
+    families = list(dict.fromkeys(one["name"].partition(", ")[0] for one in result["variants"]))
+    curves = {what: _curves(result, what) for what in names}
+    for axis, what in zip(axes, names, strict=True):
+        for family, points in curves[what].items():
             cost, mean, deviation, _ = zip(*points, strict=True)
-            axis.errorbar(
-                cost,
-                mean,
-                yerr=deviation,
-                capsize=3,
-                elinewidth=0.8,
-                label=family,
-                **kind(families.index(family)),
-            )
-        axis.set(xlabel=name, xlim=(0, 1.05 * axis.get_xlim()[1]))
-    axes[0, 0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
-    axes[0, -1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+            style = {"capsize": 3, "elinewidth": 0.8, **kind(families.index(family))}
+            axis.errorbar(cost, mean, yerr=deviation, label=family, **style)
+        axis.set(xlabel=names[what], xlim=(0, 1.05 * axis.get_xlim()[1]))
+    axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
+    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(
         f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
         f"{len(result['seeds'])} seeds)"
     )
-    for axis, what in zip(axes[0], names, strict=True):
-        named = [
+    for axis, what in zip(axes, names, strict=True):  # now that the limits are known
+        ends = [
             (cost, mean, setting or family)
-            for family, points in _families(result, what).items()
+            for family, points in curves[what].items()
             for cost, mean, _, setting in points
         ]
-        if named:
-            name_points(
-                axis, np.array([place for *place, _ in named]), [name for *_, name in named], gap=8
-            )
+        if ends:
+            places = np.array([(cost, mean) for cost, mean, _ in ends])
+            name_points(axis, places, [name for *_, name in ends], gap=8)
     save(figure, path)
 
 
-def _families(result: dict[str, Any], what: str) -> dict[str, list[CostPoint]]:
-    """The finished variants that have the cost `what`, by the beginnings of their names, ascending."""
-    families: dict[str, list[CostPoint]] = {}
+def _curves(result: dict[str, Any], what: str) -> dict[str, list[tuple[float, float, float, str]]]:
+    """The finished variants that have the cost `what`, by the beginnings of their names: cost, mean and standard deviation of
+    the mAP in percent, and the end of the name; ascending."""
+    curves: dict[str, list[tuple[float, float, float, str]]] = {}
     for variant in result["variants"]:
         values = list(final_metric(variant, result["patterns"][-1], "mAP").values())
         if values and what in variant:
             family, _, setting = variant["name"].partition(", ")
-            point = (
-                variant[what] / result["variants"][0][what],
-                float(np.mean(values)),
-                _deviation(values) or 0.0,
-                setting,
-            )
-            families.setdefault(family, []).append(point)
-    return {family: sorted(points) for family, points in families.items()}
+            cost = variant[what] / result["variants"][0][what]
+            point = cost, float(np.mean(values)), _deviation(values) or 0.0, setting
+            curves.setdefault(family, []).append(point)
+    return {family: sorted(points) for family, points in curves.items()}
 
 
 def _deviation(values: Sequence[float]) -> float | None:

@@ -8,9 +8,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -53,19 +53,6 @@ DEFAULTS = {
     "times": False,
     "variants": {},
 }
-MEASURED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
-    "missing": [("missing", "test_net.py", ("TEST.MISS", "all"))],
-    "selection": [("selection", "tools/selection_quality.py", ())],
-    "cross_modal": [
-        (
-            f"cross_modal_{how}",
-            "test_net.py",
-            ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how),
-        )
-        for how in CROSS_MODAL_DISTANCES
-    ],
-}
-"""What is measured of each run by a key of the study: the name of its JSON file, the command and its options."""
 PROVENANCE = ("commit", "changed", "versions", "machine", "seconds")
 """What a result has of run.json."""
 VARIANT_DEFAULTS = {"config": "", "set": {}}
@@ -85,19 +72,25 @@ class Variant:
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", os.path.relpath(ROOT / "train_net.py"), *self.arguments])
+        return shlex.join(["python", script("train_net.py"), *self.arguments])
+
+
+def script(name: str) -> str:
+    """A script of the checkout; relative, so that the command in run.json works in the study's working directory."""
+    return os.path.relpath(ROOT / name)
 
 
 def run_study(arguments: argparse.Namespace) -> None:
     """Make the runs that are missing, write result, tables and plots, and print the tables. Exit code 1 where a run failed."""
     output = arguments.output or Path("runs/studies", arguments.study.stem)
+    files = {
+        name: check_output_file(output / name, Path(name).suffix, arguments.overwrite)
+        for name in (TABLES, *PLOTS)
+    }
     if arguments.study.suffix == ".json":
         result = read_result(arguments.study)
-        files = output_files(output, arguments.overwrite)
     else:
-        study = read_study(arguments.study)
-        files = output_files(output, arguments.overwrite)
-        result = make_result(arguments, study, arguments.json or output / RESULT)
+        result = make_result(arguments, arguments.json or output / RESULT)
     table = study_markdown(result)
     with atomic_write(files[TABLES]) as temporary:
         temporary.write_text(table, encoding="utf-8")
@@ -108,59 +101,47 @@ def run_study(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def make_result(arguments: argparse.Namespace, study: dict[str, Any], path: Path) -> dict[str, Any]:
+def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     """The result of a study, in `path` after every variant: those that it holds are not made again."""
+    study = read_study(arguments.study)
     check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
     known = None if arguments.changed_tree else tree  # variants of other files may be kept
     seeds = list(range(1, 1 + (arguments.seeds or study["seeds"])))
     variants = make_variants(study, arguments.opts, arguments.runs, tree)
     finished = finished_variants(path, variants, seeds, known)
-    result = {
+    left = [variant for variant in variants if variant.name not in finished]
+    costs = {variant.name: cost(variant.cfg) for variant in left}
+    result: dict[str, Any] = {
         "title": study["title"],
         "command": command(),
         "tree": known,
         "seeds": seeds,
         "patterns": study["return_patterns"],
-        "variants": [],
-    }
-    costs = {
-        variant.name: cost(variant.cfg) for variant in variants if variant.name not in finished
     }
 
-    def keep(variant: Variant, failures: Mapping[Path, str]) -> None:
-        finished[variant.name] = {
-            "name": variant.name,
-            **costs[variant.name],
-            **gather(variant, seeds, failures, study),
-        }
+    def write() -> None:
         result["variants"] = [finished[one.name] for one in variants if one.name in finished]
         write_result(path, result)
 
+    def keep(variant: Variant, failures: Sequence[str]) -> None:
+        runs = gather(variant, seeds, failures, study)
+        finished[variant.name] = {"name": variant.name, **costs[variant.name], **runs}
+        write()
+
     jobs = arguments.jobs or (1 if torch.cuda.is_available() else cpu_cores())
-    left = [variant for variant in variants if variant.name not in finished]
-    if seconds := [
-        record_of["seconds"]
-        for record in arguments.runs.glob(f"*/*/{RECORD}")
-        if "seconds" in (record_of := read_json(record) or {})
-    ]:
+    records = [read_json(record) or {} for record in arguments.runs.glob(f"*/*/{RECORD}")]
+    if seconds := [record["seconds"] for record in records if "seconds" in record]:
         count = len(left) * len(seeds)
         logger.info(
-            "%d of %d variants are left: at most %d runs, %d at a time, of %.0f s as those in %s: %.0f minutes",
-            len(left),
-            len(variants),
-            count,
-            jobs,
-            mean(seconds),
-            arguments.runs,
-            count * mean(seconds) / jobs / 60,
+            f"{len(left)} of {len(variants)} variants are left: at most {count} runs, {jobs} at a time, of "
+            f"{mean(seconds):.0f} s as those in {arguments.runs}: {count * mean(seconds) / jobs / 60:.0f} minutes"
         )
     run_all(left, seeds, jobs, study, keep)
     if study["times"] and not all("inference" in one for one in finished.values()):
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
             finished[name] |= times
-    result["variants"] = [finished[variant.name] for variant in variants]
-    write_result(path, result)
+    write()
     return result
 
 
@@ -200,14 +181,6 @@ def finished_variants(
     }
 
 
-def output_files(folder: Path, overwrite: bool) -> dict[str, Path]:
-    """The files that will be written, by name."""
-    return {
-        name: check_output_file(folder / name, Path(name).suffix, overwrite)
-        for name in (TABLES, *PLOTS)
-    }
-
-
 def cost(cfg: CfgNode) -> dict[str, float]:
     """GMACs of one complete triplet; the data set gives the classes."""
     samples = read_splits(cfg, ("train",))["train"]
@@ -229,12 +202,11 @@ def read_study(path: Path) -> dict[str, Any]:
         str(name): _check_section(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
         for name, variant in study["variants"].items()
     }
-    if not study["return_patterns"] or not all(
-        pattern in RETURN_PATTERNS for pattern in study["return_patterns"]
-    ):
+    patterns = study["return_patterns"]
+    if not patterns or not all(pattern in RETURN_PATTERNS for pattern in patterns):
         raise UserError(
-            f"The study {path}: return_patterns is {study['return_patterns']!r}, but it must be some of 1 "
-            "(original), 2 (enhanced) and 3 (both)."
+            f"The study {path}: return_patterns is {patterns!r}, but it must be some of 1 (original), 2 (enhanced) "
+            "and 3 (both)."
         )
     return study
 
@@ -267,22 +239,14 @@ def make_variants(
             raise UserError(
                 f"The variant {name!r} has no configuration; name one there or as `config` of the study."
             )
-        pairs = [
-            *(str(word) for pair in (study["set"] | variant["set"]).items() for word in pair),
-            *opts,
-        ]
+        pairs = [str(word) for pair in (study["set"] | variant["set"]).items() for word in pair]
+        pairs += opts
         cfg = load_cfg(config, pairs)
         # What determines a run's numbers, except its seed and the data: variants and studies that agree in it share runs.
         dumped = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
         key = hashlib.sha256(f"{dumped}{tree}".encode()).hexdigest()
-        variants.append(
-            Variant(
-                name,
-                cfg,
-                ("--config_file", config, *pairs),
-                runs / f"{Path(config).stem}-{key[:10]}",
-            )
-        )
+        folder = runs / f"{Path(config).stem}-{key[:10]}"
+        variants.append(Variant(name, cfg, ("--config_file", config, *pairs), folder))
     for one, other in combinations(variants, 2):
         if one.folder == other.folder:
             raise UserError(
@@ -292,70 +256,62 @@ def make_variants(
 
 
 def run_all(
-    variants: list[Variant],
-    seeds: list[int],
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
     jobs: int,
-    study: dict[str, Any],
-    keep: Callable[[Variant, Mapping[Path, str]], None],
+    study: Mapping[str, Any],
+    keep: Callable[[Variant, Sequence[str]], None],
 ) -> None:
-    """Train and measure whatever is not finished, `jobs` runs at a time; `keep` gets each variant at its end, and the reason of
-    each failure by run folder."""
-    runs = {variant.run_folder(seed): (variant, seed) for variant, seed in product(variants, seeds)}
-    left = {variant.name: len(seeds) for variant in variants}
-    failures: dict[Path, str] = {}
-    threads = (
-        os.environ["OMP_NUM_THREADS"] if threads_by_user() else str(max(1, cpu_cores() // jobs))
-    )
-    started: list[subprocess.Popen] = []
+    """Train and measure whatever is not finished, `jobs` runs at a time; `keep` gets each variant at its end, and what
+    `run_steps` says of its runs."""
+    threads = str(max(1, cpu_cores() // jobs))
+    processes: list[subprocess.Popen] = []
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"] if threads_by_user() else threads,
+        # of studies.baselines
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    }
     with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
-        futures = {
-            pool.submit(run_steps, *run, study, threads, started): folder
-            for folder, run in runs.items()
-        }
+        futures = [
+            [pool.submit(run_steps, variant, seed, study, environment, processes) for seed in seeds]
+            for variant in variants
+        ]
         try:
-            for one in progress(as_completed(futures), "runs", len(futures), unit="run"):
-                folder, reason = futures[one], one.result()
-                variant = runs[folder][0]
-                failures |= {folder: reason} if reason else {}
-                left[variant.name] -= 1
-                if not left[variant.name]:
-                    keep(variant, failures)
+            for variant, runs in zip(progress(variants, "variants"), futures, strict=True):
+                keep(variant, [run.result() for run in runs])
         finally:  # after Ctrl-C
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in started:
+            for process in processes:
                 process.terminate()
 
 
 def run_steps(
     variant: Variant,
     seed: int,
-    study: dict[str, Any],
-    threads: str,
-    started: list[subprocess.Popen],
+    study: Mapping[str, Any],
+    environment: Mapping[str, str],
+    processes: list[subprocess.Popen],
 ) -> str:
     """Take the unfinished steps of a run, up to one that fails → the reason, or ''."""
     folder, reason = variant.run_folder(seed), ""
     log = folder.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    # of studies.baselines
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     for words, output in steps(variant, seed, study):
         if is_done(output):
             continue
         with open(log, "a", encoding="utf-8") as file:
             process = subprocess.Popen(
-                [sys.executable, *words],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": python_path},
+                [sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, env=environment
             )
-            started.append(process)
+            processes.append(process)
             process.wait()
         if not is_done(output):
             last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
+            is_told = last.startswith("error: ")
             reason = (
                 last.removeprefix("error: ")
-                if last.startswith("error: ")
+                if is_told
                 else f"it was stopped before its end; see {log}"
             )
             break
@@ -363,33 +319,25 @@ def run_steps(
     return reason
 
 
-def steps(variant: Variant, seed: int, study: dict[str, Any]) -> list[tuple[list[str], Path]]:
+def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[list[str], Path]]:
     """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    # Relative, so that the command in run.json works in the study's working directory.
-    commands = [
-        ([os.path.relpath(ROOT / "train_net.py"), "--overwrite", *arguments], folder / RECORD)
-    ]
+    commands = [([script("train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
-    for key, measured in MEASURED.items():
-        for name, script, options in (
-            measured if study[key] and (key != "selection" or selects_patches(variant.cfg)) else ()
-        ):
-            output = folder / f"{name}.json"
-            commands.append(
-                (
-                    [
-                        os.path.relpath(ROOT / script),
-                        *arguments,
-                        *options,
-                        "--overwrite",
-                        "--json",
-                        str(output),
-                    ],
-                    output,
-                )
-            )
+
+    def measure(name: str, file: str, *options: str) -> None:
+        output = folder / f"{name}.json"
+        words = [script(file), *arguments, *options, "--overwrite", "--json", str(output)]
+        commands.append((words, output))
+
+    if study["missing"]:
+        measure("missing", "test_net.py", "TEST.MISS", "all")
+    if study["selection"] and selects_patches(variant.cfg):
+        measure("selection", "tools/selection_quality.py")
+    for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
+        options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
+        measure(f"cross_modal_{how}", "test_net.py", *options)
     return commands
 
 
@@ -404,16 +352,16 @@ def is_done(output: Path) -> bool:
 
 
 def gather(
-    variant: Variant, seeds: list[int], failures: Mapping[Path, str], study: dict[str, Any]
+    variant: Variant, seeds: Sequence[int], failures: Sequence[str], study: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The command of a variant, and what its runs gave, by seed (as text, for JSON)."""
     runs: dict[str, Any] = {}
-    for seed in seeds:
+    for seed, reason in zip(seeds, failures, strict=True):
         folder = variant.run_folder(seed)
         record = read_json(folder / RECORD) or {}
         run = runs[str(seed)] = {key: record[key] for key in PROVENANCE if key in record}
-        if folder in failures:
-            run["failed"] = failures[folder]
+        if reason:
+            run["failed"] = reason
             continue
         run["patterns"] = read_records(folder)[-1]["patterns"]
         for _, output in steps(variant, seed, study)[1:]:

@@ -38,34 +38,35 @@ def train(
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():
-                mark_finished(resumed.path.parent)
+                mark_finished(output)
                 print_lines(
-                    f"The run in {resumed.path.parent} is finished ({resumed.progress}); nothing is left to do."
+                    f"The run in {output} is finished ({resumed.progress}); nothing is left to do."
                 )
             return
         if resumed:
-            restore_threads(resumed.path.parent)
+            restore_threads(output)
         check_tracking(cfg)
         trainer = make_trainer(cfg, device, resumed)
         check_equal(trainer.digest, "files of the data set")
         if resumed:
             check_unchanged(resumed, trainer.digest)
-        with run_folder(cfg, device, resumed) as output:
+        with run_folder(output, cfg, device, resumed):
             trainer.run(output, resumed)
 
 
 @contextmanager
-def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[Path]:
-    """OUTPUT_DIR with configuration, log and record of the run in the context.
+def run_folder(
+    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None
+) -> Iterator[None]:
+    """Configuration, log and record of the run in OUTPUT_DIR in the context.
 
     `Stopped` ends the context without an error, and after Ctrl-C as `KeyboardInterrupt`. Files of an earlier run are
     replaced, unless it is resumed. Only the main process writes.
     """
-    output = Path(cfg.OUTPUT_DIR)
     all_gather_object(None)  # wait: another process may still read what is replaced
     try:
         if not is_main():
-            yield output
+            yield
             return
         if not resumed:
             make_output(output)
@@ -77,13 +78,12 @@ def run_folder(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> I
         with log_to(output / LOG), track_run(output, cfg, device, resumed):
             if resumed:
                 logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
-            yield output
+            yield
             logger.info("the run is in %s", output)
     except Stopped as stopped:
+        reason = stopped.args[0] or "a signal to another process"
         logger.info(
-            "stopped by %s, the run is saved in %s; the same command with RESUME auto continues it",
-            stopped.args[0] or "a signal to another process",
-            output,
+            f"stopped by {reason}, the run is saved in {output}; the same command with RESUME auto continues it"
         )
         if stopped.args[0] == "SIGINT":
             raise KeyboardInterrupt from None

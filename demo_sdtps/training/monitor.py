@@ -36,14 +36,11 @@ class Meter:
 
     def time_loading(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
         """The same batches; the time until each arrives counts as waited."""
-        iterator = iter(loaded)
-        while True:
-            asked = time.perf_counter()
-            batch = next(iterator, None)
+        asked = time.perf_counter()
+        for batch in loaded:
             self.waited += time.perf_counter() - asked
-            if batch is None:
-                return
             yield batch
+            asked = time.perf_counter()
 
     def means(self) -> dict[str, float]:
         """Means over the samples so far, by name; waits for a GPU."""
@@ -56,12 +53,8 @@ class Meter:
 
     def state(self) -> dict[str, object]:
         """The input of `from_state`."""
-        return {
-            "totals": self.totals,
-            "seen": self.seen,
-            "waited": self.waited,
-            "seconds": time.perf_counter() - self.started,
-        }
+        seconds = time.perf_counter() - self.started
+        return {"totals": self.totals, "seen": self.seen, "waited": self.waited, "seconds": seconds}
 
     @classmethod
     def from_state(cls, state: Mapping, device: torch.device) -> "Meter":

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -17,21 +17,17 @@ from demo_sdtps.runtime.files import read_json
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, LOG = "config.yml", "log.txt"
 RUN_FILES = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG)
-EVENTS = "events.out.tfevents.*"
 
-Board = Callable[[Mapping[str, float], int], None]
-"""Writes the scalars of an epoch by name."""
+WriteScalars = Callable[[Mapping[str, float], int], None]
+"""Writes the scalars of an epoch, by name."""
 
 logger = logging.getLogger(__name__)
 
 
 def own_files(output: Path) -> list[Path]:
     """What is in the folder under the names of a run's files."""
-    return [
-        path
-        for path in (*(output / name for name in RUN_FILES), *sorted(output.glob(EVENTS)))
-        if path.exists()
-    ]
+    paths = [*(output / name for name in RUN_FILES), *sorted(output.glob("events.out.tfevents.*"))]
+    return [path for path in paths if path.exists()]
 
 
 def make_output(output: Path) -> None:
@@ -48,33 +44,24 @@ def make_output(output: Path) -> None:
 
 
 @contextmanager
-def scalar_boards(output: Path, cfg: CfgNode, first: int | None = None) -> Iterator[list[Board]]:
-    """The boards of a run: TensorBoard's, and that of Weights & Biases with SOLVER.WANDB; none but in the main process.
+def scalar_boards(output: Path, cfg: CfgNode, first: int | None) -> Iterator[WriteScalars]:
+    """Writes to TensorBoard and, with SOLVER.WANDB, to Weights & Biases; only the main process has them.
 
-    A run is resumed from epoch `first` on.
+    A run that is resumed from epoch `first` on hides its points from there.
     """
-    with ExitStack() as stack:
-        boards = [stack.enter_context(_tensorboard(output, first))] if is_main() else []
-        if boards and cfg.SOLVER.WANDB:
-            boards.append(
-                stack.enter_context(_wandb(cfg, output, read_json(output / RECORD).get("id")))
-            )
-        yield boards
+    if not is_main():
+        yield lambda scalars, epoch: None
+        return
+    # Training alone needs it, and its import is slow.
+    from torch.utils.tensorboard import SummaryWriter
 
-
-@contextmanager
-def _tensorboard(output: Path, first: int | None) -> Iterator[Board]:
-    """Earlier points from epoch `first` on are hidden."""
-    from torch.utils.tensorboard import (
-        SummaryWriter,  # training alone needs it, and its import is slow
-    )
-
-    with SummaryWriter(output, purge_step=first) as writer:
+    with SummaryWriter(output, purge_step=first) as writer, _wandb(cfg, output) as log:
 
         def write(scalars: Mapping[str, float], epoch: int) -> None:
             for name, value in scalars.items():
                 writer.add_scalar(name, value, epoch)
             writer.flush()  # before a checkpoint counts the epoch as done
+            log(scalars, epoch)
 
         yield write
 
@@ -93,8 +80,11 @@ def check_tracking(cfg: CfgNode) -> None:
 
 
 @contextmanager
-def _wandb(cfg: CfgNode, output: Path, identifier: str | None) -> Iterator[Board]:
-    """A resumed run goes on under its identifier."""
+def _wandb(cfg: CfgNode, output: Path) -> Iterator[WriteScalars]:
+    """Nothing without SOLVER.WANDB. A resumed run goes on under its identifier."""
+    if not cfg.SOLVER.WANDB:
+        yield lambda scalars, epoch: None
+        return
     import wandb
 
     with _starting():
@@ -103,13 +93,12 @@ def _wandb(cfg: CfgNode, output: Path, identifier: str | None) -> Iterator[Board
             name=output.name,
             dir=output,
             resume="allow",
-            id=identifier,
+            id=read_json(output / RECORD).get("id"),
             config=yaml.safe_load(cfg.dump()),
             settings=wandb.Settings(console="off", disable_git=True, silent=True),
         )
-    logger.info(
-        "Weights & Biases: %s", Path(run.dir).parent if run.offline else run.url or "disabled"
-    )
+    where = Path(run.dir).parent if run.offline else run.url or "disabled"
+    logger.info("Weights & Biases: %s", where)
     exit_code = 1
     try:
         yield lambda scalars, epoch: run.log(dict(scalars), step=epoch)
@@ -126,7 +115,8 @@ def _starting() -> Iterator[None]:
     try:
         yield
     except (wandb.Error, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"SOLVER.WANDB is set, but Weights & Biases cannot start ({' '.join(str(error).split())}); run 'wandb "
-            "login', set WANDB_MODE=offline, or leave the key out."
+            f"SOLVER.WANDB is set, but Weights & Biases cannot start ({reason}); run 'wandb login', "
+            "set WANDB_MODE=offline, or leave the key out."
         ) from None

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -29,32 +29,13 @@ from demo_sdtps.training.stop import Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
-COMPARED = {"versions": ("python", *PACKAGES, "cuda"), "machine": ("name", "cpu", "threads")}
+ROOMS = ("config", "datasets", "evaluation", "modeling", "runtime", "synthetic", "training")
+COMMANDS = ("convert_checkpoint", "make_synthetic", "selection_quality", "test", "train")
 SOURCES = (
     "configs",
     "studies",
-    *(
-        f"demo_sdtps/{name}"
-        for name in (
-            "config",
-            "datasets",
-            "evaluation",
-            "modeling",
-            "runtime",
-            "synthetic",
-            "training",
-            *(
-                f"commands/{name}.py"
-                for name in (
-                    "convert_checkpoint",
-                    "make_synthetic",
-                    "selection_quality",
-                    "test",
-                    "train",
-                )
-            ),
-        )
-    ),
+    *(f"demo_sdtps/{name}" for name in ROOMS),
+    *(f"demo_sdtps/commands/{name}.py" for name in COMMANDS),
 )
 """The files of a checkout on which results depend, as pathspecs of git: what a run is made with."""
 FINISHED = "finished"
@@ -66,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def track_run(
-    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None = None
+    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None
 ) -> Iterator[None]:
     """Write run.json in `output` at the start of the context, and status and seconds at its end.
 
@@ -84,13 +65,7 @@ def track_run(
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if resumed:
-        before = read_record(output)
-        if changed := record_differences(before, record):
-            logger.warning(
-                "the run started with %s: its numbers may differ from those of an unbroken run",
-                ", ".join(f"{name} {was} (now {now})" for name, (was, now) in changed.items()),
-            )
-        record = with_resumption(record, before, resumed)
+        record = with_resumption(record, read_record(output), resumed)
     started = time.perf_counter()
     write_json(output / RECORD, record)
     ended: dict[str, object] = {"status": FINISHED}
@@ -105,32 +80,31 @@ def track_run(
 
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
-    """The record `before` of a resumed run, with an entry for this resumption; `record` fills in what `before` lacks."""
+    """The record `before` of a resumed run, with an entry for this resumption; `record` fills in what `before` lacks.
+
+    Versions, and properties of the machine that affect rounding, are compared: a difference is a warning.
+    """
+    differences = [
+        f"{name} {was} (now {record[section].get(name)})"
+        for section in ("versions", "machine")
+        for name, was in before.get(section, {}).items()
+        if name != "device" and was is not None and was != record[section].get(name)
+    ]
+    if differences:
+        logger.warning(
+            "the run started with %s: its numbers may differ from those of an unbroken run",
+            ", ".join(differences),
+        )
+    names = ("command", "commit", "changed", "started", "versions", "machine")
     entry = {
         "epoch": resumed.state["epoch"],
         "step": resumed.state["step"],
         "checkpoint": resumed.path.name,
-        **{
-            name: record[name]
-            for name in ("command", "commit", "changed", "started", "versions", "machine")
-        },
+        **{name: record[name] for name in names},
     }
     kept = {name: value for name, value in before.items() if name not in ("error", "seconds")}
-    return (
-        record
-        | kept
-        | {"status": "running", "resumptions": [*before.get("resumptions", []), entry]}
-    )
-
-
-def record_differences(before: Mapping, now: Mapping) -> dict[str, tuple[object, object]]:
-    """Versions, and properties of the machine that affect rounding, that differ between two records: both values by name."""
-    pairs = [
-        (name, before.get(section, {}).get(name), now[section].get(name))
-        for section, names in COMPARED.items()
-        for name in names
-    ]
-    return {name: (was, has) for name, was, has in pairs if was is not None and was != has}
+    resumptions = [*before.get("resumptions", []), entry]
+    return record | kept | {"status": "running", "resumptions": resumptions}
 
 
 def restore_threads(output: Path) -> None:
@@ -149,59 +123,44 @@ def mark_finished(output: Path) -> None:
 def command() -> str:
     """The command line of this process, quoted for a shell."""
     script, *words = sys.argv
-    return shlex.join(
-        [*(script.split() if script.startswith(f"{COMMAND} ") else ["python", script]), *words]
-    )
+    start = script.split() if script.startswith(f"{COMMAND} ") else ["python", script]
+    return shlex.join([*start, *words])
 
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
-    answers = _git(root, ("rev-parse", "HEAD"), ("status", "--porcelain"))
-    return (
-        {"commit": answers[0].strip(), "changed": bool(answers[1].strip())}
-        if answers
-        else {"commit": None, "changed": None}
-    )
+    revision, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+    if revision is None or changes is None:
+        return {"commit": None, "changed": None}
+    return {"commit": revision.strip(), "changed": bool(changes)}
 
 
 def source_tree(root: Path = ROOT) -> tuple[str | None, list[str]]:
-    """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None without git or history; and their changes."""
-    answers = _git(
-        root,
-        ("rev-parse", "HEAD"),
-        ("ls-files", "-s", "--", *SOURCES),
-        ("status", "--porcelain", "--", *SOURCES),
-    )
-    return (
-        (hashlib.sha1(answers[1].encode()).hexdigest(), answers[2].splitlines())
-        if answers
-        else (None, [])
-    )
+    """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None without git; and their changes."""
+    files = _git(root, "ls-files", "-s", "--", *SOURCES)
+    changes = _git(root, "status", "--porcelain", "--", *SOURCES)
+    if files is None or changes is None:
+        return None, []
+    return hashlib.sha1(files.encode()).hexdigest(), changes.splitlines()
 
 
-def _git(root: Path, *commands: Sequence[str]) -> list[str]:
-    """What git says to each command; [] where it cannot."""
+def _git(root: Path, *words: str) -> str | None:
+    """What a command of git prints in a checkout; None where it cannot."""
     if not (root / ".git").exists():  # installed, perhaps inside the repository of another project
-        return []
+        return None
     try:
-        return [
-            subprocess.run(
-                ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
-            ).stdout
-            for words in commands
-        ]
+        return subprocess.check_output(
+            ["git", "-C", str(root), *words], stderr=subprocess.DEVNULL, text=True
+        )
     except (OSError, subprocess.CalledProcessError):
-        return []
+        return None
 
 
 def versions(device: torch.device) -> dict[str, str | None]:
     """Versions of Python and of the packages that affect the numbers."""
     cuda = {"cuda": torch.version.cuda} if device.type == "cuda" else {}
-    return {
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-        **cuda,
-    }
+    packages = {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages, **cuda}
 
 
 def machine(device: torch.device) -> dict[str, str | int]:

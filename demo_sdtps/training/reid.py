@@ -43,26 +43,17 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         digest: Mapping[str, str],
         notes: Sequence[tuple[int, str]] = (),
     ):
-        optimizer = make_optimizer(cfg, model)
         self.centers = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
         self.centers.to(next(model.parameters()).device)
-        optimizers = [
-            optimizer,
-            *([make_center_optimizer(cfg, self.centers)] if self.centers else ()),
-        ]
-        super().__init__(
-            cfg,
-            model,
-            loader,
-            optimizers,
-            digest,
-            {"center_losses": self.centers},
-            {"num_class": model.num_class, "camera_num": model.camera_num},
-            notes,
-        )
+        optimizers = [make_optimizer(cfg, model)]
+        if self.centers:
+            optimizers.append(make_center_optimizer(cfg, self.centers))
+        auxiliary = {"center_losses": self.centers}
+        about = {"num_class": model.num_class, "camera_num": model.camera_num}
+        super().__init__(cfg, model, loader, optimizers, digest, auxiliary, about, notes)
         self.network = wrap_ddp(model)
         self.test_data = test_data
-        self.scheduler = make_scheduler(cfg, optimizer)
+        self.scheduler = make_scheduler(cfg, optimizers[0])
 
     def begin_epoch(self, epoch: int) -> None:
         self.scheduler.step(epoch)
@@ -88,20 +79,15 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
 
     def evaluate(self, epoch: int) -> Evaluation:
-        patterns = reid_record(
-            evaluate_reid(self.cfg, self.model, self.test_data)[self.cfg.TEST.MISS]
-        )
+        rankings = evaluate_reid(self.cfg, self.model, self.test_data)[self.cfg.TEST.MISS]
+        patterns = reid_record(rankings)
         scalars = {
             f"pattern_{pattern}/{name}": value
             for pattern, row in patterns.items()
             for name, value in row.items()
         }
-        return Evaluation(
-            {"patterns": patterns},
-            patterns[str(self.cfg.TEST.RETURN_PATTERN)]["mAP"],
-            scalars,
-            reid_table(patterns),
-        )
+        score = patterns[str(self.cfg.TEST.RETURN_PATTERN)]["mAP"]
+        return Evaluation({"patterns": patterns}, score, scalars, reid_table(patterns))
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"

@@ -37,23 +37,6 @@ RESUMABLE_KEYS = (
 )
 """Keys that may differ when a run is resumed. But for the last, no number depends on them."""
 
-STATE = (
-    "model",
-    "epoch",
-    "config",
-    "step",
-    "best",
-    "records",
-    "meter",
-    "optimizers",
-    "scaler",
-    "random",
-)
-"""Entries of last.pth that resuming needs: `epoch` epochs are done, and `step` steps of the next.
-
-Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the batches
-of an epoch follow from the seed (datasets/samplers.py)."""
-
 DIGEST = "files"
 """Entry of last.pth: the `digest_data` of the run."""
 
@@ -93,9 +76,7 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
         is_same = _is_same(cfg, output / CONFIG, schema)
         check_replaceable(output, overwrite=is_same)
         if is_same:
-            logger.warning(
-                "The run in %s has no checkpoint yet: it starts from the beginning.", output
-            )
+            logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
         return None
     checkpoint = read_last(output)
     check_config(cfg, checkpoint, schema)
@@ -103,8 +84,7 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
 
 
 def check_replaceable(output: Path, overwrite: bool) -> None:
-    """Raise `UserError` where the folder holds a file with the name of one of a run's, unless `overwrite` allows to replace
-    it."""
+    """Raise `UserError` where the folder holds a file of a run, unless `overwrite` allows to replace it."""
     files = own_files(output)
     if files and not overwrite:
         raise UserError(
@@ -129,8 +109,7 @@ def read_last(output: Path) -> Resumed:
 
 
 def check_config(cfg: CfgNode, checkpoint: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
-    """Raise `UserError` where a configuration differs from that of the run in another key than RESUMABLE_KEYS, and warn of
-    another length."""
+    """Raise `UserError` where another key than RESUMABLE_KEYS differs from the run's, and warn of another length."""
     stored = load_cfg(StoredText(checkpoint.path, checkpoint.state["config"]), (), schema)
     changed = _changes(cfg, stored, schema)
     if changed:
@@ -142,22 +121,19 @@ def check_config(cfg: CfgNode, checkpoint: Resumed, schema: Schema = DEMO_SCHEMA
         )
     if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
         logger.warning(
-            "SOLVER.MAX_EPOCHS is %d and was %d: the learning rates follow the new length, so the numbers are not "
-            "those of an unbroken run.",
-            cfg.SOLVER.MAX_EPOCHS,
-            stored.SOLVER.MAX_EPOCHS,
+            f"SOLVER.MAX_EPOCHS is {cfg.SOLVER.MAX_EPOCHS} and was {stored.SOLVER.MAX_EPOCHS}: the learning "
+            "rates follow the new length, so the numbers are not those of an unbroken run."
         )
 
 
 def _read_checkpoint(path: Path) -> Mapping:
-    """The content of a last.pth. Raises `UserError`, without a full stop, where it is damaged or not one of ours."""
+    """The content of a last.pth; the text of `UserError` has no full stop."""
     if not path.exists():
         raise UserError(f"{path} is missing")
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch itself does not check the checksums
-        if damaged:
-            raise UserError(f"{path} is damaged (the checksum of its part {damaged} is wrong)")
+            if archive.testzip():  # torch itself does not check the checksums
+                raise zipfile.BadZipFile
         state = load_file(path)
     except PermissionError:
         raise
@@ -165,11 +141,9 @@ def _read_checkpoint(path: Path) -> Mapping:
         raise UserError(
             f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)"
         ) from None
-    mapping = state if isinstance(state, Mapping) else {}
-    missing = [name for name in STATE if name not in mapping]
-    if missing:
-        raise UserError(f"{path} holds no state to continue from (no {missing[0]!r} in it)")
-    return mapping
+    if not isinstance(state, Mapping) or "optimizers" not in state:
+        raise UserError(f"{path} holds no state to continue from, as weights alone do not")
+    return state
 
 
 def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
@@ -194,12 +168,12 @@ def digest_data(
 ) -> dict[str, str]:
     """A digest of each part of the data, such as "query NI": of paths below `root` and their sizes, or of texts. Contents of
     images are not read."""
-    entries: dict[str, Iterable[str]] = {
+    parts: dict[str, Iterable[str]] = {
         name: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths)
         for name, paths in files.items()
     }
     digests = {}
-    for name, lines in (entries | dict(texts or {})).items():
+    for name, lines in {**parts, **(texts or {})}.items():
         digest = blake2b(digest_size=16)
         for line in lines:
             digest.update(line.encode(errors="surrogatepass") + b"\0")

@@ -21,7 +21,6 @@ from demo_sdtps.training.optim import make_optimizer
 Case = TypeVar("Case", bound=Hashable)
 
 CLASSES, CAMERAS = 171, 4  # RGBNT201's
-TIMING_ROUNDS = 10
 
 
 def in_turns(
@@ -82,29 +81,24 @@ def training_step(
 
 def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
     """Median seconds of "inference" and of a "training step" of each variant, on random batches of SOLVER.IMS_PER_BATCH."""
-    works: dict[str, dict[str, Callable[[], object]]] = {"inference": {}, "training step": {}}
+    inferences: dict[str, Callable[[], object]] = {}
+    steps: dict[str, Callable[[], object]] = {}
     for name, cfg in variants.items():
         torch.manual_seed(cfg.SOLVER.SEED)
         device = choose_device(cfg)
         model = make_model(cfg, CLASSES, CAMERAS).to(device)
         images, cameras, labels = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
+        inferences[name] = partial(infer, model, images, cameras)
+        optimizer, precision = make_optimizer(cfg, model), choose_precision(cfg.SOLVER.AMP, device)
+        step = training_step(cfg, model, optimizer, cameras, labels, precision, model.head_weights)
         masks = {MASK: torch.ones(len(labels), 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
-        works["inference"][name] = partial(infer, model, images, cameras)
-        step = training_step(
-            cfg,
-            model,
-            make_optimizer(cfg, model),
-            cameras,
-            labels,
-            choose_precision(cfg.SOLVER.AMP, device),
-            model.head_weights,
-        )
-        works["training step"][name] = partial(step, images | (masks if reads_masks(cfg) else {}))
-    result: dict[str, dict[str, float]] = {name: {} for name in variants}
-    for what, cases in works.items():
-        for name, seconds in in_turns(what, cases, TIMING_ROUNDS, device).items():
-            result[name][what] = seconds
-    return result
+        steps[name] = partial(step, images | (masks if reads_masks(cfg) else {}))
+    inference_seconds = in_turns("inference", inferences, 10, device)
+    step_seconds = in_turns("training step", steps, 10, device)
+    return {
+        name: {"inference": inference_seconds[name], "training step": step_seconds[name]}
+        for name in variants
+    }
 
 
 def infer(model: nn.Module, *inputs: Any) -> None:

@@ -34,13 +34,9 @@ PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)
 
 
-def values_below(values: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Those of an epoch's values whose names begin with `prefix`, by their names without it."""
-    return {
-        name.removeprefix(prefix): value
-        for name, value in values.items()
-        if name.startswith(prefix)
-    }
+def parts_of_loss(means: Mapping[str, float]) -> dict[str, float]:
+    """Those of an epoch's means that are parts of the loss, by part."""
+    return {name.removeprefix(PART): mean for name, mean in means.items() if name.startswith(PART)}
 
 
 class Evaluation(NamedTuple):
@@ -80,9 +76,8 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         self.device = next(model.parameters()).device
         self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
         # Only the gradients of float16 underflow; with other types the scaler does nothing.
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=self.precision is torch.float16
-        )
+        is_half = self.precision is torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_half)
         self.monitor, self.meter = LossMonitor(), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.saved = time.monotonic()
@@ -122,11 +117,11 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
 
         Returns the records of metrics.json, one per epoch.
         """
-        self.output, self.saved = output, time.monotonic()
+        self.output = output
         for level, note in self.notes:
             logger.log(level, "%s", note)
         first = resumed.state["epoch"] + 1 if resumed else None
-        with scalar_boards(output, self.cfg, first) as self.boards, self.stop.listening():
+        with scalar_boards(output, self.cfg, first) as self.write_scalars, self.stop.listening():
             if not is_main():  # processes start with equal models and draw different random numbers
                 set_seed((self.cfg.SOLVER.SEED + rank()) % 2**32)
             if resumed:
@@ -136,12 +131,8 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
 
     def _train(self) -> None:
         solver = self.cfg.SOLVER
-        logger.info(
-            "device %s, precision %s, threads: %d",
-            self.device,
-            self.precision or torch.float32,
-            torch.get_num_threads(),
-        )
+        precision, threads = self.precision or torch.float32, torch.get_num_threads()
+        logger.info("device %s, precision %s, threads: %d", self.device, precision, threads)
         if not self.records and self.step == 0 and self.is_due(0):
             self._report(0, {}, self._evaluate(0))
         while self.epoch < solver.MAX_EPOCHS:
@@ -179,10 +170,8 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
                 bar.set_postfix_str(
                     f"loss {self.monitor.recent[-1]:.3f}, {self.meter.speed()[0]:.0f} {self.unit}/s"
                 )
-            is_due = (
-                bool(solver.CHECKPOINT_MINUTES)
-                and time.monotonic() - self.saved >= 60 * solver.CHECKPOINT_MINUTES
-            )
+            minutes = solver.CHECKPOINT_MINUTES
+            is_due = bool(minutes) and time.monotonic() - self.saved >= 60 * minutes
             is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
             if is_stopped:
                 self._stop()
@@ -209,23 +198,15 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         """Record an epoch whose steps are done, evaluate it where that is due, and save the best checkpoint."""
         epoch = self.epoch + 1
         self.monitor.flush()
-        means, (speed, waited) = self.meter.means(), self.meter.speed()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        terms = "".join(
-            f", {name} {value:.3f}" for name, value in values_below(means, PART).items()
-        )
+        means, (speed, waited) = self.meter.means() | {"lr": rate}, self.meter.speed()
+        terms = "".join(f", {name} {value:.3f}" for name, value in parts_of_loss(means).items())
         logger.info(
-            "epoch %d: %s%s, lr %.2e, %.0f %s/s, waited %.1f %% for data",
-            epoch,
-            self.describe(means),
-            terms,
-            rate,
-            speed,
-            self.unit,
-            100 * waited,
+            f"epoch {epoch}: {self.describe(means)}{terms}, lr {rate:.2e}, {speed:.0f} {self.unit}/s, "
+            f"waited {100 * waited:.1f} % for data"
         )
         evaluation = self._evaluate(epoch) if self.is_due(epoch) else None
-        self._report(epoch, {**means, "lr": rate}, evaluation)
+        self._report(epoch, means, evaluation)
         self.epoch, self.step = epoch, 0
         if evaluation and evaluation.score > self.best:
             self.best = evaluation.score
@@ -247,26 +228,18 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None
     ) -> None:
         """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log."""
-        single, losses = (
-            {name: value for name, value in means.items() if "/" not in name},
-            values_below(means, PART),
-        )
+        record = {name: value for name, value in means.items() if "/" not in name}
+        losses = parts_of_loss(means)
         self.records.append(
-            {
-                "epoch": epoch,
-                **single,
-                **({"losses": losses} if losses else {}),
-                **(evaluation.record if evaluation else {}),
-            }
+            {"epoch": epoch, **record}
+            | ({"losses": losses} if losses else {})
+            | (dict(evaluation.record) if evaluation else {})
         )
         if not is_main():
             return
-        scalars = {f"train/{name}": value for name, value in means.items()} | dict(
-            evaluation.scalars if evaluation else {}
-        )
         write_json(self.output / METRICS, self.records)
-        for write in self.boards:
-            write(scalars, epoch)
+        scalars = {f"train/{name}": value for name, value in means.items()}
+        self.write_scalars({**scalars, **(evaluation.scalars if evaluation else {})}, epoch)
         if evaluation:
             title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
             logger.info("%s\n%s", title, evaluation.table)
@@ -277,7 +250,11 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         raise Stopped(self.stop.signal)
 
     def _save(self) -> None:
-        """Write last.pth, from which the run can be resumed; the previous one is kept beside it."""
+        """Write last.pth, from which the run can be resumed; the previous one is kept beside it.
+
+        `epoch` epochs are done, and `step` steps of the next. Learning rates follow from the epoch and are in the optimisers'
+        states; the position in the data is `step`, because the batches of an epoch follow from the seed.
+        """
         self.monitor.flush()
         states = all_gather_object(random_states())
         self.saved = time.monotonic()
@@ -307,7 +284,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             module.load_state_dict(state[name])
         for optimizer, state_of in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(state_of)
-        if self.scaler.is_enabled() and state["scaler"]:
+        if state["scaler"]:  # in float16
             self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.step, self.best, self.records = (
             state[name] for name in ("epoch", "step", "best", "records")

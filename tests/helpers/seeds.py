@@ -18,6 +18,8 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.record import commit
 from tools.pages import seeds
 
+LOG = Path("runs/seeds.log")
+"""What pytest prints."""
 SETTINGS = {
     "as it is": {},
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -30,30 +32,13 @@ SETTINGS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        nargs="+",
-        default=list(range(5)),
-        metavar="N",
-        help="values of TEST_SEED",
-    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(5), help="of TEST_SEED")
     parser.add_argument("--json", type=Path, metavar="X.json", help="write the table there too")
-    parser.add_argument(
-        "--log",
-        type=Path,
-        default=Path("runs/seeds.log"),
-        metavar="FILE",
-        help="what pytest prints",
-    )
     arguments = parser.parse_args()
-    arguments.log.parent.mkdir(parents=True, exist_ok=True)
+    LOG.parent.mkdir(parents=True, exist_ok=True)
     cases = [(setting, seed) for setting in SETTINGS for seed in arguments.seeds]
-    with open(arguments.log, "w", encoding="utf-8") as log:
-        rows = [
-            numeric_tests(setting, seed, log)
-            for setting, seed in progress(cases, "numeric tests", unit="run")
-        ]
+    with open(LOG, "w", encoding="utf-8") as log:
+        rows = [numeric_tests(*case, log) for case in progress(cases, "numeric tests", unit="run")]
     if arguments.json:
         arguments.json.write_text(
             json.dumps({**commit(), "processor": processor(), "rows": rows}, indent=1) + "\n"
@@ -73,25 +58,18 @@ def numeric_tests(setting: str, seed: int, log) -> dict:
     """Run the numeric tests that are not slow."""
     with tempfile.TemporaryDirectory() as folder:
         margins = Path(folder, "margins")
+        words = "-m pytest -q -n auto --maxprocesses 8 -m 'numeric and not slow'"
+        variables = SETTINGS[setting] | {"TEST_SEED": str(seed), "TEST_MARGINS": str(margins)}
         done = subprocess.run(
-            [
-                sys.executable,
-                *shlex.split("-m pytest -q -n auto --maxprocesses 8 -m 'numeric and not slow'"),
-            ],
-            env=os.environ
-            | SETTINGS[setting]
-            | {"TEST_SEED": str(seed), "TEST_MARGINS": str(margins)},
+            [sys.executable, *shlex.split(words)],
+            env=os.environ | variables,
             stdout=subprocess.PIPE,
             text=True,
-            check=False,
         )
         log.write(f"{setting}, TEST_SEED={seed}\n{done.stdout}\n")
         log.flush()
-        shares = (
-            [float(line.split()[0]) for line in margins.read_text().splitlines()]
-            if margins.exists()
-            else []
-        )
+        lines = margins.read_text().splitlines() if margins.exists() else []
+    shares = [float(line.split()[0]) for line in lines]
     counts = {
         name: int(number)
         for number, name in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])

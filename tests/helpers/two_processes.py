@@ -12,9 +12,9 @@ from numeric import seeded
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed
+from demo_sdtps.training.reid import gather_output
 
 BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
 
@@ -50,16 +50,8 @@ def steps(cfg) -> dict:
     losses = []
     for _ in range(STEPS):
         output = network({modality: own(image) for modality, image in images.items()}, own(cameras))
-        logits, features = (
-            {name: distributed.all_gather(part) for name, part in parts.items()}
-            for parts in output[:2]
-        )
-        auxiliary = None if output.auxiliary is None else distributed.all_gather(output.auxiliary)
         loss, _ = total_loss(
-            cfg,
-            TrainingOutput(logits, features, auxiliary),
-            distributed.all_gather(own(labels)),
-            model.head_weights,
+            cfg, gather_output(output), distributed.all_gather(own(labels)), model.head_weights
         )
         optimizer.zero_grad()
         loss.backward()

@@ -47,25 +47,14 @@ def random_images(cfg, device, batch=8):
 @pytest.mark.parametrize("mode", DTYPES)
 def test_a_resumed_run_equals_another_of_the_same_seed(gpu, mode, tiny_root, tmp_path):
     """To the last bit, in every precision; a loss that is not finite would end it."""
-    words = [
-        cli_args_for(
-            tiny_root,
-            "OUTPUT_DIR",
-            tmp_path / name,
-            "MODEL.DEVICE",
-            gpu,
-            "SOLVER.AMP",
-            mode,
-            "RESUME",
-            "auto",
-            *EVERY_STEP,
-        )
-        for name in ("one", "other")
-    ]
-    assert call(words[0]) == 0
+    opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "RESUME", "auto", *EVERY_STEP)
+    one, other = (
+        cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
+    )
+    assert call(one) == 0
     with at(Trainer, "_train_step", 9, kill):
-        assert call(words[1]) == 130
-    assert call(words[1]) == 0
+        assert call(other) == 130
+    assert call(other) == 0
     assert_same(tmp_path / "one", tmp_path / "other")
 
 
@@ -115,18 +104,9 @@ def test_compiled_blocks_equal_others(gpu):
 def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
     if gpu.type == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    words = [
-        "--config_file",
-        CONFIG,
-        "DATASETS.ROOT_DIR",
-        tiny_root,
-        *SMALL,
-        *STILL,
-        *shlex.split("SOLVER.EVAL_UNTRAINED False SOLVER.OPTIMIZER_NAME SGD"),
-        "MODEL.DEVICE",
-        gpu,
-        "OUTPUT_DIR",
-    ]
+    opts = shlex.split("SOLVER.EVAL_UNTRAINED False SOLVER.OPTIMIZER_NAME SGD")
+    words = ["--config_file", CONFIG, "DATASETS.ROOT_DIR", tiny_root, *SMALL, *STILL, *opts]
+    words += ["MODEL.DEVICE", gpu, "OUTPUT_DIR"]
     assert call([*words, tmp_path / "one"]) == 0
     done = torchrun("train_net.py", *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
     assert done.returncode == 0, done.stderr
@@ -153,13 +133,8 @@ def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root):
     cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml", words)
     splits = read_splits(cfg)
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
-    trainer = ReIDTrainer(
-        cfg,
-        make_model(cfg, CLASSES + 1, CAMERAS).cuda(),
-        train_loader(cfg, splits["train"]),
-        test_data,
-        {},
-    )
+    model = make_model(cfg, CLASSES + 1, CAMERAS).cuda()
+    trainer = ReIDTrainer(cfg, model, train_loader(cfg, splits["train"]), test_data, {})
     for mode in ("default", "error"):  # first without, for what is done once
         torch.cuda.set_sync_debug_mode(mode)
         try:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 
@@ -62,55 +63,27 @@ def test_two_processes_step_like_one(stepped):
 
 def test_what_the_processes_tell_each_other(stepped):
     alone, first, second = stepped
-    assert (alone["shared"], first["shared"], second["shared"]) == (
-        [0, 1, 2, 3, 4],
-        [0, 1, 2],
-        [3, 4, 0],
-    )
-    assert (
-        alone["of batch"] == [*first["of batch"], *second["of batch"]] == list(range(8))
-        and len(first["of batch"]) == 4
-    )
+    assert [one["shared"] for one in stepped] == [[0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0]]
+    assert [one["of batch"] for one in stepped] == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7]]
     for actual in stepped:
         assert torch.equal(actual["rows"], torch.arange(5.0).unsqueeze(1))
         assert actual["from main"] == "of 0"
     assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]
-    assert alone["is equal"] == [True, True] and first["is equal"] == second["is equal"] == [
-        True,
-        False,
-    ]
+    assert [one["is equal"] for one in stepped] == [[True, True], [True, False], [True, False]]
 
 
 RUN = (
-    "SOLVER.MAX_EPOCHS",
-    "2",
-    "SOLVER.EVAL_UNTRAINED",
-    "True",
-    "MODEL.METRIC_LOSS_TYPE",
-    "triplet_center",
+    *shlex.split("SOLVER.MAX_EPOCHS 2 SOLVER.EVAL_UNTRAINED True SOLVER.OPTIMIZER_NAME SGD"),
+    *("MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.SEED", seeded(1111)),
     *STILL,
-    "SOLVER.SEED",
-    seeded(1111),
-    "SOLVER.OPTIMIZER_NAME",
-    "SGD",
 )
 """Adam's steps are as long where a gradient is 0 but for roundings."""
 
 
 def words(root, output, *more):
-    return (
-        "--config_file",
-        CONFIGS / "DeMo_SDTPS.yml",
-        "DATASETS.ROOT_DIR",
-        root,
-        "OUTPUT_DIR",
-        output,
-        *SMALL,
-        *RUN,
-        *more,
-    )
+    return cli_args_for(root, "OUTPUT_DIR", output, *RUN, *more)
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +121,7 @@ def test_one_process_writes(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)]
-)
-def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
+def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
     """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
@@ -163,7 +133,7 @@ def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path, number):
     )
     try:
         wait_for(starter, output / "metrics.json")
-        os.killpg(starter.pid, number)
+        os.killpg(starter.pid, signal.SIGTERM)
         starter.wait(180)
     finally:
         starter.kill()
@@ -242,34 +212,16 @@ def test_two_processes_evaluate_like_one(command, weights, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_two_processes_compare_sets_of_modalities_like_one(command, weights, tmp_path):
-    from demo_sdtps.commands import test as test_net
-
-    words = ("--weight", weights, "--cross_modal", "--json")
-    assert command(test_net.main, *words, tmp_path / "1.json")[0] == 0
-    done = torchrun("test_net.py", *words, tmp_path / "2.json")
-    assert done.returncode == 0 and done.stdout.count("\nRNT ") == 2, done.stderr
-    one, two = (
-        json.loads((tmp_path / name).read_text())["cross_modal"] for name in ("1.json", "2.json")
-    )
-    assert list(one) == list(two) and all(
-        two[measure] == near(rows) for measure, rows in one.items()
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.soak
 def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
     from demo_sdtps.commands import search
 
     gallery, query = (own_root / "RGBNT201" / split for split in ("test", "train_171"))
     words = ["--weight", weights, "--gallery", gallery, "--query", query, "--top", "5"]
-    code, _, stderr = command(
-        search.main, *words, "--index", tmp_path / "1", "--csv", tmp_path / "1.csv"
+    one, two = (
+        ["--index", tmp_path / number, "--csv", tmp_path / f"{number}.csv"] for number in "12"
     )
+    code, _, stderr = command(search.main, *words, *one)
     assert code == 0, stderr
-    done = torchrun(
-        "tools/search.py", *words, "--index", tmp_path / "2", "--csv", tmp_path / "2.csv"
-    )
+    done = torchrun("tools/search.py", *words, *two)
     assert done.returncode == 0, done.stderr
     assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))

@@ -1,7 +1,5 @@
 """The optimiser's groups and the learning-rate schedule."""
 
-from functools import partial
-
 import pytest
 import torch
 from golden_cases import load_case
@@ -18,16 +16,10 @@ from demo_sdtps.training.optim import (
 )
 
 BASE_LR, BIAS_FACTOR, DECAY, BIAS_DECAY = 0.001, 2.5, 0.01, 0.02
-SOLVER = [
-    "SOLVER.BASE_LR",
-    str(BASE_LR),
-    "SOLVER.BIAS_LR_FACTOR",
-    str(BIAS_FACTOR),
-    "SOLVER.WEIGHT_DECAY",
-    str(DECAY),
-    "SOLVER.WEIGHT_DECAY_BIAS",
-    str(BIAS_DECAY),
-]
+SOLVER = (
+    f"SOLVER.BASE_LR {BASE_LR} SOLVER.BIAS_LR_FACTOR {BIAS_FACTOR} SOLVER.WEIGHT_DECAY {DECAY} "
+    f"SOLVER.WEIGHT_DECAY_BIAS {BIAS_DECAY}"
+).split()
 OF_THE_BACKBONE = 0.8 * BASE_LR
 
 
@@ -35,14 +27,8 @@ OF_THE_BACKBONE = 0.8 * BASE_LR
 def test_golden_schedule(optimizer):
     case = load_case("schedule")
     base_lr, epochs = case.settings["base_lr"], case.settings["max_epochs"]
-    cfg = tiny_cfg(
-        "SOLVER.BASE_LR",
-        base_lr,
-        "SOLVER.MAX_EPOCHS",
-        epochs,
-        "SOLVER.WARMUP_ITERS",
-        case.settings["warmup_iters"],
-    )
+    opts = ["SOLVER.BASE_LR", base_lr, "SOLVER.MAX_EPOCHS", epochs]
+    cfg = tiny_cfg(*opts, "SOLVER.WARMUP_ITERS", case.settings["warmup_iters"])
     groups = [
         {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate}
         for rate in case.settings["initial_lrs"]
@@ -79,13 +65,8 @@ def imagenet_kind(*opts):
 
 def test_a_run_of_one_epoch_says_nothing_of_its_schedule(caplog):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = make_scheduler(
-        load_cfg(
-            None, ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "SOLVER.BASE_LR", "1.0"]
-        ),
-        optimizer,
-    )
-    scheduler.step(1)
+    cfg = tiny_cfg("SOLVER.MAX_EPOCHS", 1, "SOLVER.WARMUP_ITERS", 0, "SOLVER.BASE_LR", 1.0)
+    make_scheduler(cfg, optimizer).step(1)
     assert not caplog.records and 0 < optimizer.param_groups[0]["lr"] < 1
 
 
@@ -134,83 +115,20 @@ def test_large_fc_lr():
     assert all(large[name] == (2 * BASE_LR, DECAY) for name in changed)
 
 
-def sgd_by_hand(value, gradient, state, rate, decay):
-    """→ the new value, and the largest term of the step, which a sum of the others may have cancelled."""
-    largest = gradient.abs() + decay * value.abs()
-    gradient = gradient + decay * value
-    state["speed"] = 0.7 * state["speed"] + gradient if state else gradient
-    return value - rate * state["speed"], rate * largest
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("SGD", {"momentum": 0.7}), ("Adam", {"fused": True}), ("AdamW", {"fused": True})],
+)
+def test_the_optimizer_is_torchs_with_the_settings(name, extra):
+    opts = [*SOLVER, "SOLVER.OPTIMIZER_NAME", name, "SOLVER.MOMENTUM", "0.7"]
+    optimizer = make_optimizer(tiny_cfg(*opts), tiny_model(*opts))
+    assert type(optimizer) is getattr(torch.optim, name)
+    settings = {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert len(settings) == len(optimizer.param_groups) == 4
+    assert all(group.items() >= extra.items() for group in optimizer.param_groups)
 
 
-def adam_by_hand(value, gradient, state, rate, decay, decoupled=False):
-    """Weight decay as part of the gradient; `decoupled` (AdamW): of the step."""
-    largest = gradient.abs() + (not decoupled) * decay * value.abs()
-    value, gradient = (
-        (value * (1 - rate * decay), gradient) if decoupled else (value, gradient + decay * value)
-    )
-    state["steps"] = state.get("steps", 0) + 1
-    state["mean"] = 0.9 * state.get("mean", 0.0) + 0.1 * gradient
-    state["square"] = 0.999 * state.get("square", 0.0) + 0.001 * gradient**2
-    mean, square = (
-        state["mean"] / (1 - 0.9 ** state["steps"]),
-        state["square"] / (1 - 0.999 ** state["steps"]),
-    )
-    length = square.sqrt() + 1e-8
-    return value - rate * mean / length, rate * largest / length
-
-
-BY_HAND = {"SGD": sgd_by_hand, "Adam": adam_by_hand, "AdamW": partial(adam_by_hand, decoupled=True)}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_three_steps_by_hand(name):
-    """Of every parameter in float64, with the rate and the decay of its group; decays so large that they show."""
-    opts = [
-        *SOLVER,
-        "SOLVER.OPTIMIZER_NAME",
-        name,
-        "SOLVER.MOMENTUM",
-        "0.7",
-        "SOLVER.WEIGHT_DECAY",
-        "5",
-        "SOLVER.WEIGHT_DECAY_BIAS",
-        "10",
-    ]
-    cfg, model = tiny_cfg(*opts), tiny_model(*opts)
-    optimizer = make_optimizer(cfg, model)
-    settings = {
-        id(parameter): (group["lr"], group["weight_decay"])
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    trained = {
-        name: parameter for name, parameter in model.named_parameters() if id(parameter) in settings
-    }
-    values = {name: parameter.detach().double() for name, parameter in trained.items()}
-    largest = {name: value.abs() for name, value in values.items()}
-    states = {name: {} for name in trained}
-    assert len({settings[id(parameter)] for parameter in trained.values()}) == 4
-    labels = torch.tensor([0, 0, 1, 1])
-    for seed in range(3):
-        images, cameras = random_images(seed)
-        optimizer.zero_grad()
-        total_loss(cfg, model.train()(images, cameras), labels, model.head_weights)[0].backward()
-        for key, parameter in trained.items():
-            values[key], term = BY_HAND[name](
-                values[key], parameter.grad.double(), states[key], *settings[id(parameter)]
-            )
-            largest[key] += term
-        optimizer.step()
-    for key, parameter in trained.items():  # ten operations a step
-        assert_close(
-            (parameter - values[key]) / largest[key].clamp_min(1e-30),
-            torch.zeros_like(parameter),
-            30,
-            scale=1.0,
-        )
-
-
-@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_a_first_step_that_the_scaler_leaves_out(name):
     """As float16 often begins: its gradients overflow, the scale is lowered, and the next step is the first."""
     actual = {}
@@ -243,16 +161,9 @@ def test_a_first_step_that_the_scaler_leaves_out(name):
 def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps_weight):
     """CENTER_LR times the gradient of the loss without CENTER_LOSS_WEIGHT, whatever moves the model."""
     opts = [
-        "SOLVER.OPTIMIZER_NAME",
-        name,
-        "MODEL.METRIC_LOSS_TYPE",
-        "triplet_center",
-        "SOLVER.CENTER_LR",
-        "0.25",
-        "SOLVER.CENTER_LOSS_WEIGHT",
-        weight,
-        "MODEL.SDTPS_LOSS_WEIGHT",
-        sdtps_weight,
+        *("SOLVER.OPTIMIZER_NAME", name, "MODEL.METRIC_LOSS_TYPE", "triplet_center"),
+        *("SOLVER.CENTER_LR", "0.25", "SOLVER.CENTER_LOSS_WEIGHT", weight),
+        *("MODEL.SDTPS_LOSS_WEIGHT", sdtps_weight),
     ]
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
     losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
@@ -281,14 +192,7 @@ def test_centers_step_does_not_know_the_weight_of_their_loss(name, weight, sdtps
 
 
 def test_centers_and_the_model_have_each_their_own_optimizer():
-    opts = [
-        "MODEL.METRIC_LOSS_TYPE",
-        "center",
-        "SOLVER.MOMENTUM",
-        "0.9",
-        "SOLVER.WEIGHT_DECAY",
-        "0.1",
-    ]
+    opts = ["MODEL.METRIC_LOSS_TYPE", "center", "SOLVER.MOMENTUM", 0.9, "SOLVER.WEIGHT_DECAY", 0.1]
     cfg, model = tiny_cfg(*opts), tiny_model(*opts)
     losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
     optimizer = make_center_optimizer(cfg, losses)

@@ -33,16 +33,8 @@ RUNS = {"one": (), "loaded otherwise": ("DATALOADER.NUM_WORKERS", "2", "DATASETS
 def runs(tiny_root, tmp_path_factory):
     """Trainings in processes of their own: → their folders by name."""
     folder = tmp_path_factory.mktemp("reproducible")
-    processes(
-        folder,
-        *(
-            [
-                "train_net.py",
-                *cli_args_for(tiny_root, *GUMBEL, "SOLVER.SEED", "2", *more, "OUTPUT_DIR", name),
-            ]
-            for name, more in RUNS.items()
-        ),
-    )
+    words = ["train_net.py", *cli_args_for(tiny_root, *GUMBEL, "SOLVER.SEED", "2")]
+    processes(folder, *([*words, *more, "OUTPUT_DIR", name] for name, more in RUNS.items()))
     return {name: folder / name for name in RUNS}
 
 
@@ -96,10 +88,8 @@ def test_a_run_records_what_it_was_made_with(runs):
     assert actual["python"] == platform.python_version()
     for package in (torch, torchvision, timm, numpy):
         assert actual[package.__name__].split("+")[0] == package.__version__.split("+")[0]
-    assert (
-        record["machine"]["device"] == "cpu"
-        and record["machine"]["threads"] == torch.get_num_threads()
-    )
+    threads = torch.get_num_threads()
+    assert record["machine"]["device"] == "cpu" and record["machine"]["threads"] == threads
 
     interpreter, script, *words = shlex.split(record["command"])
     assert interpreter == "python" and script.endswith("train_net.py")
@@ -121,33 +111,23 @@ def commit_all(folder):
     git(folder, "commit", "-q", "-m", "A model")
 
 
-def test_the_commit_of_a_checkout(tmp_path):
+def test_the_commit_and_the_hash_of_a_checkout(tmp_path):
+    """The hash is that of the files on which results depend."""
     assert commit(tmp_path) == {"commit": None, "changed": None}
-    (tmp_path / "model.py").write_text("width = 1")
-    commit_all(tmp_path)
-    revision = git(tmp_path, "rev-parse", "HEAD")
-    assert len(revision) == 40 and commit(tmp_path) == {"commit": revision, "changed": False}
-    (tmp_path / "new.py").write_text("depth = 1")
-    assert commit(tmp_path) == {"commit": revision, "changed": True}
-    (tmp_path / "new.py").unlink()
-    (tmp_path / "model.py").write_text("width = 2")
-    assert commit(tmp_path) == {"commit": revision, "changed": True}
-
-
-def test_the_hash_of_a_checkout_is_that_of_the_files_on_which_results_depend(tmp_path):
     assert source_tree(tmp_path) == (None, [])
-    for name in ("docs", "tests", "demo_sdtps/reports", "demo_sdtps/modeling"):
+    for name in ("docs", "demo_sdtps/reports", "demo_sdtps/modeling"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "one.py").write_text("width = 1")
     commit_all(tmp_path)
+    revision = git(tmp_path, "rev-parse", "HEAD")
+    assert len(revision) == 40 and commit(tmp_path) == {"commit": revision, "changed": False}
     tree, changes = source_tree(tmp_path)
     blob = git(tmp_path, "rev-parse", "HEAD:demo_sdtps/modeling/one.py")
-    assert (
-        tree == hashlib.sha1(f"100644 {blob} 0\tdemo_sdtps/modeling/one.py\n".encode()).hexdigest()
-        and not changes
-    )
-    for name in ("docs/one.py", "tests/two.py", "demo_sdtps/reports/one.py", "README.md"):
+    line = f"100644 {blob} 0\tdemo_sdtps/modeling/one.py\n"
+    assert tree == hashlib.sha1(line.encode()).hexdigest() and not changes
+    for name in ("docs/one.py", "demo_sdtps/reports/one.py", "README.md"):
         (tmp_path / name).write_text("width = 2")
+        assert commit(tmp_path) == {"commit": revision, "changed": True}
         assert source_tree(tmp_path) == (tree, [])
     (tmp_path / "demo_sdtps" / "modeling" / "one.py").write_text("width = 2")
     assert source_tree(tmp_path) == (tree, [" M demo_sdtps/modeling/one.py"])
@@ -159,11 +139,8 @@ def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
     cli_args = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", "SOLVER.BASE_LR", "1e30")
     code, _, stderr = command(train_net.main, *cli_args)
     record = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert code == 2 and stderr.splitlines()[-1].startswith(ONE_LINE)
-    assert record["status"] == "failed" and record["error"] == stderr.splitlines()[-1].removeprefix(
-        ONE_LINE
-    )
-    assert record["seconds"] > 0
+    assert code == 2 and stderr.splitlines()[-1] == f"{ONE_LINE}{record['error']}"
+    assert record["status"] == "failed" and record["seconds"] > 0
 
 
 IMPORTED = """
@@ -177,37 +154,27 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_the_hash_covers_the_modules_that_a_run_imports(tiny_root, tmp_path):
     """But for the package's own start, and for what prints and draws."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    listed = git(ROOT, "ls-files", "--", *SOURCES).splitlines()
     words = cli_args_for(tiny_root, "SOLVER.MAX_EPOCHS", "1", "OUTPUT_DIR", tmp_path)
-    imported = set()
     weight = ["TEST.WEIGHT", tmp_path / "last.pth"]
-    for script in (
+    imported = set()
+    for script, *more in (
         ["train_net.py"],
         ["test_net.py", *weight],
         ["tools/selection_quality.py", *weight],
     ):
-        made = subprocess.run(
-            [sys.executable, "-c", IMPORTED, script[0], *words, *script[1:]],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        python = [sys.executable, "-c", IMPORTED, script, *words, *more]
+        done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True, check=True)
+        lines = [line for line in done.stderr.splitlines() if line[:1] == "/"]
+        files = [Path(line).resolve() for line in lines if line.endswith(".py")]
         imported |= {
-            Path(line).resolve()
-            for line in made.stderr.splitlines()
-            if line[:1] == "/" and line.endswith(".py")
+            file.relative_to(ROOT).as_posix()
+            for file in files
+            if file.is_relative_to(ROOT) and ".venv" not in file.parts
         }
-    own = {
-        path.relative_to(ROOT).as_posix()
-        for path in imported
-        if path.is_relative_to(ROOT) and ".venv" not in path.parts
+    for name in ("modeling/demo", "training/reid", "evaluation/metrics"):
+        assert f"demo_sdtps/{name}.py" in imported
+    others = {name for name in imported if not name.startswith("demo_sdtps/reports/")}
+    assert others - set(listed) == {
+        f"demo_sdtps/{name}.py" for name in ("__init__", "lazy", "commands/__init__")
     }
-    assert {
-        f"demo_sdtps/{name}.py" for name in ("modeling/demo", "training/reid", "evaluation/metrics")
-    } <= own
-    assert {
-        name for name in own - {*listed.split()} if not name.startswith("demo_sdtps/reports/")
-    } == {f"demo_sdtps/{name}.py" for name in ("__init__", "lazy", "commands/__init__")}

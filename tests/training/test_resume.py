@@ -20,6 +20,8 @@ from demo_sdtps.training.resume import digest_data
 from demo_sdtps.training.trainer import Trainer
 
 AUTO = ("RESUME", "auto")
+NO_MINUTES = ("SOLVER.CHECKPOINT_MINUTES", "0")
+LOADING = (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,9 +36,7 @@ def in_the_root():
 def reference(tiny_root, tmp_path_factory):
     """An uninterrupted run that saves at its end alone → its folder."""
     output = tmp_path_factory.mktemp("reference") / "run"
-    assert (
-        call(cli_args_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.CHECKPOINT_MINUTES", "0")) == 0
-    )
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *NO_MINUTES)) == 0
     return output
 
 
@@ -61,12 +61,8 @@ def fails(command):
     def actual(words):
         code, _, stderr = command(train_net.main, *words)
         said = stderr.strip().splitlines()[-1]
-        assert (
-            code == 2
-            and said.startswith(ONE_LINE)
-            and said.endswith(".")
-            and "Traceback" not in stderr
-        )
+        assert code == 2 and said.startswith(ONE_LINE) and said.endswith(".")
+        assert "Traceback" not in stderr
         return said
 
     return actual
@@ -75,21 +71,9 @@ def fails(command):
 PLACES = {
     "in a step": (Trainer, "_train_step", 9, kill, EVERY_STEP),
     "SIGTERM in an evaluation": (reid, "evaluate_reid", 2, terminate, ()),
-    "in a step, with two loading processes": (
-        Trainer,
-        "_train_step",
-        9,
-        kill,
-        (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2"),
-    ),
+    "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, LOADING),
     "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "before anything was saved": (
-        Trainer,
-        "_train_step",
-        9,
-        kill,
-        ("SOLVER.CHECKPOINT_MINUTES", "0"),
-    ),
+    "before anything was saved": (Trainer, "_train_step", 9, kill, NO_MINUTES),
 }
 QUICKEST = ("in a step", "SIGTERM in an evaluation")
 
@@ -126,10 +110,8 @@ def test_sigterm_finishes_the_step_and_saves(stopped):
     last = torch.load(stopped / "last.pth", weights_only=True)
     assert last["epoch"] == 1 and last["meter"]["seen"] == 8 * last["step"] > 0  # batches of 8
     assert json.loads((stopped / "run.json").read_text())["status"] == "stopped"
-    assert (
-        "stopped by SIGTERM" in (stopped / "log.txt").read_text()
-        and (stopped / "last.previous.pth").exists()
-    )
+    assert "stopped by SIGTERM" in (stopped / "log.txt").read_text()
+    assert (stopped / "last.previous.pth").exists()
 
 
 def test_what_is_written_goes_on_too(copied, reference, tiny_root):
@@ -142,19 +124,13 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
     assert_same(reference, copied)
     log = (copied / "log.txt").read_text()
-    assert (
-        log.startswith(before)
-        and "continuing after epoch 1 and " in log[len(before) :]
-        and "may differ" not in log
-    )
+    assert log.startswith(before) and "may differ" not in log
+    assert "continuing after epoch 1 and " in log[len(before) :]
     run = json.loads((copied / "run.json").read_text())
     assert run["status"] == "finished" and "error" not in run and EVERY_STEP[0] in run["command"]
     (entry,) = run["resumptions"]
-    assert (
-        (entry["epoch"], entry["checkpoint"]) == (1, "last.pth")
-        and entry["step"] > 0
-        and "RESUME" in entry["command"]
-    )
+    assert (entry["epoch"], entry["checkpoint"]) == (1, "last.pth") and entry["step"] > 0
+    assert "RESUME" in entry["command"]
     board = EventAccumulator(str(copied))
     board.Reload()
     points = [(event.step, event.value) for event in board.Scalars("train/loss")]
@@ -165,14 +141,10 @@ def test_what_is_written_goes_on_too(copied, reference, tiny_root):
 
 def test_nothing_is_left_to_do(reference, tiny_root, command):
     before = contents(reference)
-    code, stdout, _ = command(
-        train_net.main, *cli_args_for(tiny_root, "OUTPUT_DIR", reference, *AUTO)
-    )
-    assert (
-        code == 0
-        and "is finished (epoch 3); nothing is left to do." in stdout
-        and contents(reference) == before
-    )
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", reference, *AUTO)
+    code, stdout, _ = command(train_net.main, *words)
+    assert code == 0 and "is finished (epoch 3); nothing is left to do." in stdout
+    assert contents(reference) == before
 
 
 def test_another_machine_is_a_warning(copied, tiny_root):
@@ -194,12 +166,8 @@ def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     output = shutil.copytree(reference, tmp_path / "run")
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
     records = records_of(output)
-    assert records[:3] == records_of(reference) and [record["epoch"] for record in records] == [
-        1,
-        2,
-        3,
-        4,
-    ]
+    assert records[:3] == records_of(reference)
+    assert [record["epoch"] for record in records] == [1, 2, 3, 4]
 
 
 REFUSED = {
@@ -216,10 +184,8 @@ REFUSED = {
 def test_what_cannot_be_continued(fails, copied, tiny_root, name):
     words, said = REFUSED[name]
     before = contents(copied)
-    assert (
-        said in fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *words))
-        and contents(copied) == before
-    )
+    assert said in fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *words))
+    assert contents(copied) == before
 
 
 def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_path):
@@ -239,28 +205,25 @@ def test_other_data_are_refused(fails, copied, own_root, tmp_path, reference):
     assert_same(reference, twin)
     first = sorted((moved / "RGBNT201" / "test" / "NI").iterdir())[0]
     first.write_bytes(first.read_bytes() + b"0")
-    assert (
-        "the run in" in (said := fails(cli_args_for(moved, "OUTPUT_DIR", copied, *AUTO)))
-        and "'query NI'" in said
-    )
+    said = fails(cli_args_for(moved, "OUTPUT_DIR", copied, *AUTO))
+    assert "the run in" in said and "'query NI'" in said
 
 
 def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
     paths = [str(tmp_path / name) for name in ("a.jpg", "b.jpg")]
     for path in paths:
         open(path, "w").close()
-    digest = digest_data(str(tmp_path), {"train": paths}, {"captions": ["a dog", "a cat"]})
-    assert digest == digest_data(str(tmp_path), {"train": paths}, {"captions": ["a dog", "a cat"]})
-    others = [
-        ({"train": paths[::-1]}, ["a dog", "a cat"]),
-        ({"train": paths[:1]}, ["a dog", "a cat"]),
-        ({"train": paths}, ["a cat", "a dog"]),
-    ]
-    assert all(
-        digest != digest_data(str(tmp_path), files, {"captions": texts}) for files, texts in others
-    )
+
+    def digest(paths, *captions):
+        return digest_data(str(tmp_path), {"train": paths}, {"captions": captions})
+
+    first = digest(paths, "a dog", "a cat")
+    assert first == digest(paths, "a dog", "a cat")
+    assert first != digest(paths[::-1], "a dog", "a cat")
+    assert first != digest(paths[:1], "a dog", "a cat")
+    assert first != digest(paths, "a cat", "a dog")
     (tmp_path / "b.jpg").write_text("longer")
-    assert digest["train"] != digest_data(str(tmp_path), {"train": paths})["train"]
+    assert first != digest(paths, "a dog", "a cat")
 
 
 def cut_short(path):

@@ -1,6 +1,7 @@
 """Trainings with other losses, samplers and optimisers, in this process, and what they leave in the checkpoints."""
 
 import math
+import shlex
 
 import pytest
 import torch
@@ -28,18 +29,9 @@ def train(command, tiny_root, tmp_path):
     """Call train_net.py with some more words, evaluating at the end: → the folder of the run and its configuration."""
 
     def call(*more, name="run"):
-        words = cli_args_for(
-            tiny_root,
-            "SOLVER.EVAL_UNTRAINED",
-            "False",
-            "SOLVER.EVAL_PERIOD",
-            "99",
-            "OUTPUT_DIR",
-            tmp_path / name,
-            "SOLVER.SEED",
-            seeded(1111),
-            *more,
-        )
+        end = ("SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99")
+        seed = ("SOLVER.SEED", seeded(1111))
+        words = cli_args_for(tiny_root, *end, *seed, "OUTPUT_DIR", tmp_path / name, *more)
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
         return tmp_path / name, load_cfg(CONFIG, words[2:])
@@ -109,11 +101,8 @@ def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
     for one, other, begin in zip(centers(plain), centers(half), start, strict=True):
         assert (one - begin).norm() > 1 and (one - other).norm() < 0.01 * (one - begin).norm()
 
-    moved = checkpoint(
-        train(
-            *CENTERS, "SOLVER.MAX_EPOCHS", "1", "SOLVER.OPTIMIZER_NAME", "SGD", "SOLVER.AMP", "fp16"
-        )[0]
-    )
+    opts = shlex.split("SOLVER.MAX_EPOCHS 1 SOLVER.OPTIMIZER_NAME SGD SOLVER.AMP fp16")
+    moved = checkpoint(train(*CENTERS, *opts)[0])
     # SGD's steps are as long as the gradients, which are scaled by some ten thousand on the way.
     steps = [
         (moved["model"][name] - begin).norm()
@@ -125,15 +114,8 @@ def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
 
 def test_a_run_of_shuffled_batches(train):
     """Batches of 7, which NUM_INSTANCE does not divide; the loss is that of the identities alone."""
-    opts = (
-        "DATALOADER.SAMPLER",
-        "softmax",
-        "SOLVER.IMS_PER_BATCH",
-        "7",
-        "DATALOADER.NUM_INSTANCE",
-        "4",
-    )
-    output, _ = train(*opts, "SOLVER.MAX_EPOCHS", "5")
+    opts = "DATALOADER.SAMPLER softmax SOLVER.IMS_PER_BATCH 7 DATALOADER.NUM_INSTANCE 4"
+    output, _ = train(*shlex.split(opts), "SOLVER.MAX_EPOCHS", "5")
     losses = [record["loss"] for record in records_of(output)]
     # Two pairs, with scores that start near 0; the triplet loss would add about as much again.
     assert losses[0] == pytest.approx(2 * math.log(IDENTITIES), abs=0.5)
