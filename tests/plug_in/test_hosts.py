@@ -1,7 +1,7 @@
 """The plug-in on checkouts of the code bases that it knows: HOSTS=<folder of checkouts> make test-hosts
 
-Each is a folder HOSTS/<name of host_models.HOSTS>; their packages (einops, ftfy, pandas, regex, scikit-learn, seaborn) may be on
-PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
+Each is a folder HOSTS/<name of host_models.HOSTS>; their packages (einops, ftfy, pandas, regex, scikit-learn, seaborn) may be
+on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
 """
 
 import json
