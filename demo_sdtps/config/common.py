@@ -13,7 +13,7 @@ CROSS_MODAL_DISTANCES = ("all", "shared", "pairs")
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 
 COMMAND = "demo-sdtps"
-"""The command of an installed package (demo_sdtps/commands.py)."""
+"""The command of an installed package (demo_sdtps/commands)."""
 
 WEIGHT_EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
 """A checkpoint, in messages."""
