@@ -3,6 +3,8 @@
 Names and, where they do not depend on a machine, defaults are DeMo's, so that DeMo's YAML files load.
 """
 
+from __future__ import annotations
+
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, MISSING_CASES
 from demo_sdtps.config.model_keys import MODEL_KEYS
 from demo_sdtps.config.schema import (

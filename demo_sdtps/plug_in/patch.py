@@ -44,7 +44,13 @@ class ForwardRecord:
 
     @property
     def global_feats(self) -> list[torch.Tensor]:
-        return self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
+        tokens = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
+        if not len(self.tokens) == len(tokens) == 3:
+            raise UserError(
+                f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches and {len(tokens)} global "
+                f"features, but three of each were expected of {self.model.sdtps_host.name}."
+            )
+        return tokens
 
     def sdtps_tokens(self) -> list[torch.Tensor]:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
@@ -168,11 +174,8 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     ):
         return model
     host = host_of(model)
-    if cfg.MODEL.USE_SDTPS and not host.backbone:
-        raise UserError(
-            f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
-            "model gives no patches and globals of three modalities; set it to False."
-        )
+    if cfg.MODEL.USE_SDTPS:
+        _check_host(model, host)
     rows, columns = grid = _grid(model, host, cfg)
     patches = rows * columns
     if cfg.MODEL.SLIM_BLOCKS:
@@ -188,6 +191,26 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     if cfg.MODEL.USE_SDTPS:
         _add_sdtps(model, host, cfg, patches)
     return model
+
+
+def _check_host(model: Any, host: Host) -> None:
+    """Raise `UserError` for a host that SDTPS does not fit, and for a model without what it builds on."""
+    if not host.backbone:
+        raise UserError(
+            f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
+            "model gives no patches and globals of three modalities; set it to False."
+        )
+    reduces = REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ()
+    for attribute in (host.backbone, "feat_dim", "num_classes", *reduces):
+        if module_at(model, attribute) is None:
+            raise UserError(
+                f"{type(model).__name__} has no {attribute}, which the model of {host.name} was expected to have."
+            )
+    if getattr(model, "ATM", False) and not model.HDM:
+        raise UserError(
+            "MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
+            "True or MODEL.ATM to False."
+        )
 
 
 def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:

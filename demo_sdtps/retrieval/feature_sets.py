@@ -133,6 +133,8 @@ def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str]
         raise UserError(
             f"The features {path} do not exist; give a file or folder that export_features.py wrote."
         ) from None
+    except MemoryError:
+        raise
     except Exception:  # a damaged archive raises many types
         raise UserError(
             f"The file {path} is damaged, or not of this version's export_features.py; export it again."

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,10 +90,13 @@ def _dense(folder: Path, split: str, order: Iterable[str], wanted: str) -> tuple
 
 def _json(text: str, where: str) -> dict:
     """The JSON object of a text."""
-    with suppress(ValueError):
-        if isinstance(content := json.loads(text), dict):
-            return content
-    raise UserError(f"{where}: {text!r:.50} is no JSON object; correct it.")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: no valid JSON ({error}); correct it.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: {text!r:.50} is no JSON object; correct it.")
+    return content
 
 
 def _lines(file: Path) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import host_models
 import numpy as np
 import torch
+from tiny import ROOT
 from torch import nn
 
 import demo_sdtps
@@ -148,10 +149,14 @@ def difference(one, other):
     return float((one - other).abs().max())
 
 
-def importing_from(checkout):
-    """The environment of a process that imports the modules of a checkout before others."""
-    paths = [str(checkout), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def importing_from(checkout, folder):
+    """The environment of a process that imports the modules of a checkout, and demo_sdtps by a link in `folder`: beside the
+    package itself are links of the hosts' names."""
+    (folder / "demo_sdtps").symlink_to(ROOT / "demo_sdtps")
+    (folder / "studies").symlink_to(ROOT / "studies")
+    paths = os.environ["PYTHONPATH"].split(os.pathsep)
+    others = [path for path in paths if path != str(ROOT)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(folder), *others])}
 
 
 if __name__ == "__main__":

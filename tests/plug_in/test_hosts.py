@@ -1,7 +1,7 @@
 """The plug-in on checkouts of the code bases that it knows: HOSTS=<folder of checkouts> make test-hosts
 
-Each is a folder HOSTS/<name of host_models.HOSTS>; their packages (einops, ftfy, pandas, regex, scikit-learn, seaborn) may be
-on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
+Each is a folder HOSTS/<name of host_models.HOSTS>; their packages (einops, ftfy, pandas, PyWavelets, regex, scikit-learn,
+seaborn) may be on PYTHONPATH. With HOSTS_JSON=docs/hosts.json the figures of docs/plug_in.md are written there.
 """
 
 import json
@@ -54,7 +54,7 @@ def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
     out, checkout = tmp_path / "figures.json", checkout_of(name)
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout, name, out],
-        env=importing_from(checkout),
+        env=importing_from(checkout, tmp_path),
         capture_output=True,
         text=True,
         check=False,

@@ -62,22 +62,29 @@ print(json.dumps({"cmc": float(np.abs(before[0] - after[0]).max()), "mAP": abs(b
 """
 
 
-def python(*words, cwd):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, words)],
-        cwd=cwd,
-        env=importing_from(CHECKOUT),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def python(tmp_path):
+    """Run a program in the checkout → what it prints."""
+    environment = importing_from(CHECKOUT, tmp_path)
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *map(str, words)],
+            cwd=CHECKOUT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
-def test_features_are_those_of_our_model(tmp_path):
+def test_features_are_those_of_our_model(python, tmp_path):
     """A state dict of the patched model, loaded here and by load_param: patterns 1, 2, 3 of batches of 2 and 3; --fast."""
-    python(HELPERS / "host_demo.py", CHECKOUT, tmp_path, cwd=CHECKOUT)
+    python(HELPERS / "host_demo.py", CHECKOUT, tmp_path)
     text = (tmp_path / "figures.json").read_text()
     print(text)
     for setting, actual in json.loads(text).items():
@@ -92,11 +99,11 @@ def test_features_are_those_of_our_model(tmp_path):
 
 
 @pytest.mark.parametrize("modules", [[], OFF])
-def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
+def test_demos_own_loop_and_evaluation(python, tiny_root, tmp_path, modules):
     """Six steps, the three patterns, a checkpoint, and test_net.py with it, with and without --fast."""
     folders = f"--config_file {CHECKOUT}/configs/RGBNT201/DeMo.yml DATASETS.ROOT_DIR {tiny_root}"
     words = [*folders.split(), "OUTPUT_DIR", tmp_path / "run", *SMALL, *RUN, *modules]
-    run = partial(python, HELPERS / "host_models.py", cwd=CHECKOUT)
+    run = partial(python, HELPERS / "host_models.py")
     trained = run("train_net.py", *words)
     losses = [float(loss) for loss in re.findall(r"Iteration\[\d+/\d+\] Loss: ([\d.]+)", trained)]
     assert len(losses) >= 5 and all(loss < 100 for loss in losses)
@@ -111,9 +118,9 @@ def test_demos_own_loop_and_evaluation(tiny_root, tmp_path, modules):
     print(losses, results[1])
 
 
-def test_ranking_and_reranking_by_ours_are_theirs():
+def test_ranking_and_reranking_by_ours_are_theirs(python):
     """Re-ranked distances differ by the rounding of theirs, which are float16."""
-    actual = json.loads(python("-c", RANKING, CHECKOUT, cwd=CHECKOUT).splitlines()[-1])
+    actual = json.loads(python("-c", RANKING, CHECKOUT).splitlines()[-1])
     print(actual)
     small, large, without_half_precision = actual["re-ranking"]
     assert small < 5e-3 and large < 1e-2 and without_half_precision < 1e-5

@@ -87,7 +87,10 @@ class Slim(StreamSlimming):
         if is_backward():
             self._recomputed_stream(tower, STEM, images)
             return
-        if now is None or not now.is_whole:  # a method of the model is called, which has no hooks
+        streams = [] if now is None else [stream for way in now.streams.values() for stream in way]
+        is_under_way = any(stream.next_block == self.blocks[0] for stream in streams)
+        # A method of the model is called, which has no hooks: a forward begins, or goes on where a tower has not begun.
+        if now is None or not (now.is_whole or is_under_way):
             self.state.losses.clear()
             self.state.forget()
             now = self.state.thread.now = ForwardPass(self, False, {}, None, self.state.losses)

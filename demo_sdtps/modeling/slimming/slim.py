@@ -97,7 +97,8 @@ def attach_to(
     slimming = Slim(towers, blocks, keep, scores, **settings)
     for tower in towers:
         what = f"{kind}{tower.path and '.' + tower.path}"
-        check_stages(slimming, tower.blocks, what, ("blocks", "score"))
+        names = "blocks", f"score is {type(scores[0]).__name__!r}"
+        check_stages(slimming, tower.blocks, what, names)
     for scorer in scores:
         name = type(scorer).__name__
         if scorer.needs_sizes:

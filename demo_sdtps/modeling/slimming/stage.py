@@ -159,7 +159,7 @@ def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     name, stages, keep = model.SLIM_SCORE, model.SLIM_BLOCKS, model.SLIM_KEEP
     scores = [make_score(name, cfg, width, grid, model.MODALITIES) for _ in stages]
     slimming = Slimming(stages, keep, scores, model.SLIM_MERGE, model.SLIM_SHARED)
-    keys = "MODEL.SLIM_BLOCKS", "MODEL.SLIM_SCORE"
+    keys = "MODEL.SLIM_BLOCKS", f"MODEL.SLIM_SCORE is {name!r}"
     check_stages(slimming, list(backbone.vit.blocks), model.TRANSFORMER_TYPE, keys)
     remaining_patches(backbone.num_patches, keep, "MODEL.SLIM_KEEP")
     return slimming
@@ -169,7 +169,7 @@ def check_stages(
     slimming: Slimming, blocks: Sequence[nn.Module], what: str, names: Sequence[str]
 ) -> None:
     """Refuse stages after blocks that `what` does not have, and a score of the class token's attention where the blocks'
-    attention is not known. `names` are those of the settings of blocks and score."""
+    attention is not known. `names` are that of the setting of the blocks, and the score's with its value."""
     if not all(0 <= block < len(blocks) for block in slimming.blocks):
         raise UserError(
             f"{names[0]} is {list(slimming.blocks)}, but {what} has {len(blocks)} blocks; choose among 0 (its "
@@ -177,7 +177,7 @@ def check_stages(
         )
     for block, scorer in zip(slimming.blocks, slimming.scores, strict=True):
         if scorer.needs_attention or scorer.needs_keys:
-            check_class_attention(blocks[block], f"{names[1]} is {type(scorer).__name__!r}")
+            check_class_attention(blocks[block], names[1])
 
 
 def slim_backbone(
