@@ -10,7 +10,7 @@ import pytest
 import torch
 from numeric import generator
 from plug_in_host import replicas_of
-from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, case_of, host_case
+from slim_host import COLUMNS, DEPTH, ROWS, Host, Segmenter, Tower, call_host, case_of, host_case
 from slim_models import CASES, GRID, WIDTH, by_saliency, compare, slim_both
 from torch import nn
 
@@ -125,6 +125,22 @@ def test_a_block_alone_is_as_it_was():
     # A tower that gives up after its stem leaves its images unfinished.
     model.tower.embed(images)
     assert torch.equal(case.call(model, images), expected)
+
+
+@pytest.mark.parametrize("way", ["image by image", "block by block"])
+def test_a_part_of_a_model_that_is_called_by_itself(way):
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.host = Host(way)
+
+        def forward(self, images):
+            return self.host(images)
+
+    settings = {"blocks_at": "host.tower.blocks", "shared": False}
+    model = demo_sdtps.slim(Whole().double().eval(), *STAGES, "saliency", **settings)
+    images = host_case().draw(6)
+    assert torch.equal(call_host(model.host, images), call_host(model, images))
 
 
 # Errors, copies and threads
