@@ -64,10 +64,26 @@ KEYS = (
         lambda value: 0 <= value <= LONGEST_SIDE,
         f"0 or greater, at most {LONGEST_SIDE}",
     ),
-    Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for all modalities"),
-    Key("INPUT.MODALITY_DROPOUT", 0.0, "probability to drop a modality, never all", *BELOW_ONE),
+    Key(
+        "INPUT.JOINT_AUGMENTATION",
+        False,
+        "draw flip and crop once for the three modalities of a triplet, so that a "
+        "patch is the same place in each",
+    ),
+    Key(
+        "INPUT.MODALITY_DROPOUT",
+        0.0,
+        "probability of each modality of a training triplet to be dropped (its image becomes "
+        "zeros), never of all",
+        *BELOW_ONE,
+    ),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean to normalise images with", *NUMBERS),
-    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "deviation to normalise with", *POSITIVE_NUMBERS),
+    Key(
+        "INPUT.PIXEL_STD",
+        [0.5, 0.5, 0.5],
+        "standard deviation to normalise with",
+        *POSITIVE_NUMBERS,
+    ),
     Key(
         "DATASETS.NAMES",
         "RGBNT201",
@@ -93,8 +109,17 @@ KEYS = (
         r"(?P<identity>\d{6})_cam(?P<camera>\d+)",
         "regular expression of identity and camera in the names of Folder's images",
     ),
-    Key("DATASETS.VERIFY", False, "decode every image before training; list unreadable ones"),
-    Key("DATASETS.CACHE", "auto", "keep images in memory; auto: up to 1 GB", ("auto", *YES_NO)),
+    Key(
+        "DATASETS.VERIFY",
+        False,
+        "decode every image before training and list those that cannot be read",
+    ),
+    Key(
+        "DATASETS.CACHE",
+        "auto",
+        "keep decoded images in memory: yes, no, or auto (where all fit into 1 GB)",
+        ("auto", *YES_NO),
+    ),
     Key(
         "DATALOADER.NUM_WORKERS",
         -1,
@@ -103,7 +128,13 @@ KEYS = (
         lambda value: -1 <= value <= MOST_WORKERS,
         f"-1 or greater, at most {MOST_WORKERS}",
     ),
-    Key("DATALOADER.TIMEOUT", 1800.0, "seconds to wait for a batch; 0: no limit", *NOT_NEGATIVE),
+    Key(
+        "DATALOADER.TIMEOUT",
+        1800.0,
+        "seconds without any batch from the loading processes after which a command ends; 0: no "
+        "limit",
+        *NOT_NEGATIVE,
+    ),
     Key(
         "DATALOADER.SAMPLER",
         "softmax_triplet",
@@ -111,7 +142,12 @@ KEYS = (
         "softmax: shuffled triplets, without the triplet loss",
         ("softmax_triplet", "softmax"),
     ),
-    Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch", *POSITIVE),
+    Key(
+        "DATALOADER.NUM_INSTANCE",
+        16,
+        "triplets per identity in a batch (SAMPLER softmax_triplet)",
+        *POSITIVE,
+    ),
     Key(
         "SOLVER.SEED",
         1111,
@@ -121,7 +157,13 @@ KEYS = (
     ),
     Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
-    Key("SOLVER.IMS_PER_BATCH", 128, "triplets per batch, a multiple of NUM_INSTANCE", *POSITIVE),
+    Key(
+        "SOLVER.IMS_PER_BATCH",
+        128,
+        "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER "
+        "softmax_triplet)",
+        *POSITIVE,
+    ),
     Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the backbone", *POSITIVE),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
     Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
@@ -130,8 +172,18 @@ KEYS = (
     Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0001, "weight decay of biases", *NOT_NEGATIVE),
     Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
     Key("SOLVER.MARGIN", 0.3, "margin of the triplet loss where NO_MARGIN is False", *NOT_NEGATIVE),
-    Key("SOLVER.AMP", "auto", "mixed precision: auto (by the hardware), bf16, fp16 or off", AMP),
-    Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations, and at the end", *POSITIVE),
+    Key(
+        "SOLVER.AMP",
+        "auto",
+        "mixed precision in training: auto (where the hardware has it), bf16, fp16 or off",
+        AMP,
+    ),
+    Key(
+        "SOLVER.EVAL_PERIOD",
+        1,
+        "epochs between evaluations; the last epoch is always evaluated",
+        *POSITIVE,
+    ),
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch too, as epoch 0"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
     Key(
@@ -141,15 +193,31 @@ KEYS = (
         lambda value: len(value) <= 128 and not set(value) & set("/\\#?%:"),
         r"a name of at most 128 characters without / \ # ? % :",
     ),
-    Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs from one last.pth to the next", *POSITIVE),
+    Key(
+        "SOLVER.CHECKPOINT_PERIOD",
+        10,
+        "epochs between writes of last.pth; written after the last epoch too",
+        *POSITIVE,
+    ),
     Key(
         "SOLVER.CHECKPOINT_MINUTES",
         10.0,
         "minutes after which last.pth is written within an epoch too; 0: never",
         *NOT_NEGATIVE,
     ),
-    Key("SOLVER.GRAD_CLIP", 0.0, "norm to clip the gradient to; 0: no clipping", *NOT_NEGATIVE),
-    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD", *POSITIVE),
+    Key(
+        "SOLVER.GRAD_CLIP",
+        0.0,
+        "maximum norm of the gradient of the model's parameters, to which it is clipped; 0: no "
+        "clipping",
+        *NOT_NEGATIVE,
+    ),
+    Key(
+        "SOLVER.CENTER_LR",
+        0.5,
+        "learning rate of the centers, by SGD whatever the optimiser",
+        *POSITIVE,
+    ),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
     *(
         fixed(name, default, UNUSED, why)
@@ -157,7 +225,13 @@ KEYS = (
         for name, default in unused.items()
     ),
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
-    Key("TEST.AMP", "off", "precision in evaluation: off (float32), auto, bf16 or fp16", AMP),
+    Key(
+        "TEST.AMP",
+        "off",
+        "half precision of the backbone in evaluation: off (float32, as the reference evaluates), auto "
+        "(where the hardware has it), bf16 or fp16",
+        AMP,
+    ),
     Key("TEST.WEIGHT", "", "checkpoint: a file, a folder, or owner/name on Hugging Face's hub"),
     Key(
         "TEST.RETURN_PATTERN",
@@ -171,11 +245,16 @@ KEYS = (
         "modalities zeroed in evaluation: r, n, t, rn, rt or nt; 'None' or 'nothing': none; all (test_net.py): every case",
         ("None", "nothing", *MISSING_CASES, "all"),
     ),
-    Key("TEST.CROSS_MODAL", False, "every set of modalities against every other (test_net.py)"),
+    Key(
+        "TEST.CROSS_MODAL",
+        False,
+        "every set of modalities of the query against every one of the gallery (test_net.py)",
+    ),
     Key(
         "TEST.CROSS_MODAL_DISTANCE",
         "shared",
-        "distance between unequal sets of modalities: of all columns, of those of shared modalities, or a mean over pairs",
+        "distance between unequal sets of modalities: of all columns, of those of "
+        "shared modalities, or the mean over pairs of one modality of each (docs/method.md)",
         CROSS_MODAL_DISTANCES,
     ),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
@@ -185,5 +264,10 @@ KEYS = (
         "features before or after the neck's BatchNorm",
         ("before", "after"),
     ),
-    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking, of L2-normalised features", YES_NO),
+    Key(
+        "TEST.RE_RANKING",
+        "no",
+        "k-reciprocal re-ranking of the distances, then those of L2-normalised features",
+        YES_NO,
+    ),
 )

@@ -34,7 +34,11 @@ MODEL_KEYS = (
         lambda value: value.isdecimal() and len(value) < 4,
         "the number of one GPU",
     ),
-    Key("MODEL.DIST_TRAIN", False, "refuse to train in a single process, without torchrun"),
+    Key(
+        "MODEL.DIST_TRAIN",
+        False,
+        "refuse to train in a single process: torchrun starts several, with or without this key",
+    ),
     Key(
         "MODEL.TRANSFORMER_TYPE",
         "vit_base_patch16_224",
@@ -46,23 +50,58 @@ MODEL_KEYS = (
         "",
         "weights of the backbone: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a warning)",
     ),
-    Key("MODEL.PATCH_SIZE", 0, "side of a patch in pixels; 0: that of the backbone", *NOT_NEGATIVE),
-    Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches [vertical, horizontal]", *SIZE),
-    Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block; not of CLIP's", *BELOW_ONE),
-    Key("MODEL.DROP_OUT", 0.0, "dropout in the backbone; not in CLIP's", *BELOW_ONE),
+    Key(
+        "MODEL.PATCH_SIZE",
+        0,
+        "side of a patch in pixels for a backbone without published weights; 0: the backbone's own",
+        *NOT_NEGATIVE,
+    ),
+    Key(
+        "MODEL.STRIDE_SIZE",
+        [16, 16],
+        "step between patches [vertical, horizontal]; below the patch they overlap",
+        *SIZE,
+    ),
+    Key(
+        "MODEL.DROP_PATH",
+        0.1,
+        "stochastic depth of the last block, rising linearly from 0; not for CLIP's backbone",
+        *BELOW_ONE,
+    ),
+    Key(
+        "MODEL.DROP_OUT",
+        0.0,
+        "dropout in the backbone, on its tokens, after attention and in its MLPs; not for CLIP's "
+        "backbone",
+        *BELOW_ONE,
+    ),
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on attention weights; not in CLIP's", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera (side information)"),
     fixed("MODEL.SIE_VIEW", False, "add an embedding of the view", "data sets have no view labels"),
     Key("MODEL.SIE_COE", 3.0, "weight of the camera embedding", math.isfinite, "a finite number"),
-    Key("MODEL.FROZEN", False, "fix the backbone; the camera embedding and what follows learn"),
+    Key(
+        "MODEL.FROZEN",
+        False,
+        "keep the backbone's weights fixed; the camera embedding, PIFE and everything after it learn",
+    ),
     fixed("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", NOT_DEMO),
     fixed("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", NOT_DEMO),
-    Key("MODEL.COMPILE", False, "compile the backbone (torch.compile; on a CPU by a C++ compiler)"),
-    Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the patches' mean into each global feature"),
+    Key(
+        "MODEL.COMPILE",
+        False,
+        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and "
+        "a C++ compiler on a CPU",
+    ),
+    Key(
+        "MODEL.GLOBAL_LOCAL",
+        False,
+        "PIFE: mix the mean of the patch tokens into each modality's global feature",
+    ),
     Key(
         "MODEL.SLIM_BLOCKS",
         [],
-        "blocks of the backbone after which patches are dropped ('slimming'), 0: its input; []: none",
+        "blocks of the backbone after which patches are dropped (token pruning, 'slimming'), "
+        "strictly increasing, 0 for the input; []: none",
         lambda value: all(type(block) is int for block in value),
         "a list of whole numbers such as [4, 8]",
     ),
@@ -73,11 +112,37 @@ MODEL_KEYS = (
         lambda value: all(type(share) in (int, float) and 0 < share <= 1 for share in value),
         "a list of shares in (0, 1] such as [0.5, 0.5]",
     ),
-    Key("MODEL.SLIM_SCORE", "saliency", "score of patches: of config/scores.py, or module:Class"),
-    Key("MODEL.SLIM_SHARED", True, "keep the same positions in all modalities, by the scores' sum"),
-    Key("MODEL.SLIM_MERGE", True, "merge dropped patches as the score says, by default into one"),
-    Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of a score that learns", *NOT_NEGATIVE),
-    Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (SDTPS)"),
+    Key(
+        "MODEL.SLIM_SCORE",
+        "saliency",
+        "score by which patches are kept: one of config/scores.py, or package.module:Class of "
+        "your own",
+    ),
+    Key(
+        "MODEL.SLIM_SHARED",
+        True,
+        "keep the same positions in all modalities, by the sum of the scores of those present; "
+        "False: each its own",
+    ),
+    Key(
+        "MODEL.SLIM_MERGE",
+        True,
+        "merge the dropped patches of each of SLIM_BLOCKS as the score says, by default into one "
+        "extra token",
+    ),
+    Key(
+        "MODEL.SLIM_LOSS_WEIGHT",
+        5.0,
+        "weight of the loss of SLIM_SCORE supervised against the masks, and of self_supervised "
+        "against pseudo-masks",
+        *NOT_NEGATIVE,
+    ),
+    Key(
+        "MODEL.USE_SDTPS",
+        False,
+        "select and aggregate patch tokens after the backbone (sparse and dense token-aware patch "
+        "selection)",
+    ),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches after aggregation", *RATIO),
     Key(
@@ -87,16 +152,42 @@ MODEL_KEYS = (
         lambda value: 0 <= value <= 0.5,
         "in [0, 0.5]",
     ),
-    Key("MODEL.SDTPS_USE_GUMBEL", False, "straight-through gradients, with Gumbel noise"),
+    Key(
+        "MODEL.SDTPS_USE_GUMBEL",
+        False,
+        "straight-through gradients with Gumbel noise through the choice of patches",
+    ),
     Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),
-    Key("MODEL.SDTPS_GUMBEL_SELECT", False, "noise perturbs the choice in training (Gumbel-top-k)"),
-    Key("MODEL.SDTPS_GUIDE_MISSING", True, "let the feature of a missing modality guide others"),
+    Key(
+        "MODEL.SDTPS_GUMBEL_SELECT",
+        False,
+        "let that noise also perturb which patches are kept in training (Gumbel-top-k); "
+        "never in evaluation",
+    ),
+    Key(
+        "MODEL.SDTPS_GUIDE_MISSING",
+        True,
+        "use the global feature of a missing modality (TEST.MISS) as a guide of the others",
+    ),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
-    Key("MODEL.SDTPS_FEEDS_HDM", True, "HDM attends to the tokens of SDTPS, not to all patches"),
-    Key("MODEL.HDM", False, "hierarchical decoupling: a feature per subset of the modalities"),
-    Key("MODEL.ATM", False, "ATMoE, the mixture of experts, over HDM's features"),
+    Key(
+        "MODEL.SDTPS_FEEDS_HDM",
+        True,
+        "HDM attends to the tokens of SDTPS, as published, and not to all patches",
+    ),
+    Key(
+        "MODEL.HDM",
+        False,
+        "hierarchical decoupling module (HDM): one feature per subset of the modalities",
+    ),
+    Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),
-    Key("MODEL.DIRECT", 1, "1: one head on three globals concatenated; 0: one each", (0, 1)),
+    Key(
+        "MODEL.DIRECT",
+        1,
+        "1: one head on the three globals concatenated; 0: one head per modality",
+        (0, 1),
+    ),
     fixed("MODEL.NECK", "bnneck", "between feature and classifier", "DeMo has no other neck"),
     fixed("MODEL.ID_LOSS_TYPE", "softmax", "loss of the logits", "DeMo's classifiers are linear"),
     Key("MODEL.ID_LOSS_WEIGHT", 1.0, "weight of the identity loss", *NOT_NEGATIVE),
@@ -109,5 +200,11 @@ MODEL_KEYS = (
     ),
     Key("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "weight of the triplet loss", *NOT_NEGATIVE),
     Key("MODEL.NO_MARGIN", True, "soft-margin triplet loss; False: the margin SOLVER.MARGIN"),
-    Key("MODEL.IF_WITH_CENTER", "no", "yes: check that METRIC_LOSS_TYPE contains center", YES_NO),
+    Key(
+        "MODEL.IF_WITH_CENTER",
+        "no",
+        "'yes' requires a MODEL.METRIC_LOSS_TYPE that contains center, which is what enables "
+        "the center loss",
+        YES_NO,
+    ),
 )
