@@ -81,7 +81,8 @@ class DeMo(nn.Module):
             self.backbone.vit.requires_grad_(False)
 
     def _make_sdtps(self, cfg: CfgNode) -> SDTPS:
-        backbone, patches = self.backbone, self.backbone.num_patches
+        backbone = self.backbone
+        patches = backbone.num_patches
         if self.slimming:
             patches = self.slimming.counts(patches)[-1]
         names = ("guide_missing", *SDTPS_ARGUMENTS)

@@ -55,7 +55,8 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         analysis = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
         runs = {cfg.OUTPUT_DIR: records, **others}
-        write_page(arguments, cfg, model, data, analysis, runs, untrained, matrices)
+        page, thumbnails = arguments.html, arguments.thumbnails
+        write_page(page, cfg, model, data, analysis, runs, untrained, matrices, thumbnails)
         drawn = {"page": arguments.html}
     else:
         drawn = {

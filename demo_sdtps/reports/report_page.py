@@ -1,6 +1,5 @@
 """The page of tools/report.py --html: one file with everything in it, which makes no request."""
 
-import argparse
 import base64
 import io
 from collections.abc import Mapping, Sequence
@@ -63,7 +62,7 @@ SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixe
 
 
 def write_page(
-    arguments: argparse.Namespace,
+    path: Path,
     cfg: CfgNode,
     model: DeMo,
     data: TestData,
@@ -71,8 +70,9 @@ def write_page(
     runs: Mapping[str, list[dict[str, Any]]],
     untrained: Record | None,
     cross_modal: CrossModal,
+    thumbnails: int,
 ) -> None:
-    """Write the page of an analysed evaluation to --html, with the images of at most --thumbnails triplets. `runs` are the
+    """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `runs` are the
     records of the run, and of those that it is compared with, by OUTPUT_DIR, `untrained` is the record of the model before
     training, `cross_modal` the result of `rank_sets`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -80,7 +80,7 @@ def write_page(
 
     indices = page_samples(data, analysis)
     samples = [data.samples[index] for index in indices]
-    shown = samples[: arguments.thumbnails]
+    shown = samples[:thumbnails]
     sections = dict(SECTIONS)
     if len(runs) == 1:
         del sections["comparison"]
@@ -140,7 +140,7 @@ def write_page(
         style=source("report.css"),
         scripts=[get_plotlyjs(), *map(source, SCRIPTS)],
     )
-    with atomic_write(arguments.html) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 

@@ -150,10 +150,7 @@ def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -
     axes.set_title(caption, fontsize=8)
     axes.legend()
     # the others share the settings of the first
-    named = {
-        place: f"{point.keep} after {point.blocks}"
-        for point, place in of_points
-        if point.own or point.score in scores[:1]
-    }
-    name_points(axes, np.array(list(named)), list(named.values()), gap=12)
+    named = [pair for pair in of_points if pair[0].own or pair[0].score in scores[:1]]
+    labels = [f"{point.keep} after {point.blocks}" for point, _ in named]
+    name_points(axes, np.array([place for _, place in named]), labels, gap=12)
     return save(figure, path)

@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -103,9 +103,12 @@ def begin(store: Store, shards: Mapping[str, Sequence[Sample]], overwrite: bool)
     if before:
         check_origin(before, store.origin)
         for shard, samples in shards.items():
-            with suppress(UserError):  # one that is missing or damaged
-                if before.shape(shard)[0] == len(samples):
-                    store.shards.append(shard)
+            try:
+                rows = before.shape(shard)[0]
+            except UserError:  # it is missing or damaged
+                continue
+            if rows == len(samples):
+                store.shards.append(shard)
     store.commit()
 
 

@@ -97,9 +97,21 @@ class Extractor(
     makes an equal one, as from a repository of the Hugging Face hub, to which `push_to_hub` uploads it.
     """
 
-    def __init__(self, settings: str, num_class: int, camera_num: int, origin: dict[str, Any]):
+    def __init__(
+        self,
+        settings: str = "",
+        num_class: int = 0,
+        camera_num: int = 0,
+        origin: dict[str, Any] | None = None,
+    ):
         super().__init__()
-        self.cfg, self.origin = load_cfg(StoredText(Path("config.json"), settings)), origin
+        if not settings:  # `from_pretrained` passes what config.json has
+            raise UserError(
+                "There is no configuration of the model; give a folder or a repository that save_pretrained or "
+                "push_to_hub has written, with its config.json."
+            )
+        self.cfg = load_cfg(StoredText(Path("config.json"), settings))
+        self.origin = origin or {}
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
             self.model.backbone.compile_blocks()

@@ -107,7 +107,8 @@ def encode_captions(
     cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase"
 ) -> tuple[list[list[int]], list[list[int]] | None]:
     """Tokens of the captions and, where there are any, of the long captions of a split."""
-    captions, long_captions = encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS), None
+    captions = encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS)
+    long_captions = None
     if split.long_captions:
         long_captions = encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
     return captions, long_captions

@@ -43,7 +43,8 @@ def read_image_texts(root: Path, name: str, split: str, long_captions: str = "au
         )
     order: dict[str, int] = {}  # image id → index, by first appearance
     image_of = [order.setdefault(image_id, len(order)) for image_id in ids for _ in range(per_id)]
-    paths, dense = _paths(folder, ids_file, order), _dense(folder, split, order, long_captions)
+    paths = _paths(folder, ids_file, order)
+    dense = _dense(folder, split, order, long_captions)
     return ImageTexts(paths, tuple(captions), tuple(image_of), dense)
 
 

@@ -199,7 +199,8 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         epoch = self.epoch + 1
         self.monitor.flush()
         rate = max(group["lr"] for group in self.optimizers[0].param_groups)
-        means, (speed, waited) = self.meter.means() | {"lr": rate}, self.meter.speed()
+        means = self.meter.means() | {"lr": rate}
+        speed, waited = self.meter.speed()
         terms = "".join(f", {name} {value:.3f}" for name, value in parts_of_loss(means).items())
         logger.info(
             f"epoch {epoch}: {self.describe(means)}{terms}, lr {rate:.2e}, {speed:.0f} {self.unit}/s, "

@@ -171,13 +171,16 @@ def _rename(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
 
 def _prefixes(is_clip: bool) -> list[tuple[str, str]]:
     """First parts of names: DeMo's and ours. The camera embedding has another name beside CLIP's backbone."""
-    cameras = ("BACKBONE.cv_embed", "BACKBONE.base.sie_embed")
+    camera, other_camera = "BACKBONE.base.sie_embed", "BACKBONE.cv_embed"
+    if is_clip:
+        camera, other_camera = other_camera, camera
     gate = {"linear_re": "gate", "q_": "query", "k_": "key"}
     pife = {"rgb": "RGB", "nir": "NI", "tir": "TI"}
     heads = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
     gates = f"{FUSION}moe.gating_network.gate."
     return [
-        *((theirs, "backbone.camera_embedding") for theirs in cameras[:: 1 if is_clip else -1]),
+        (camera, "backbone.camera_embedding"),
+        (other_camera, "backbone.camera_embedding"),
         ("BACKBONE.base.", OUR_BACKBONE),
         *((f"{gates}{theirs}.", f"atmoe.{ours}.") for theirs, ours in gate.items()),
         *((f"{theirs}_reduce.", f"pife.reduce.{ours}.") for theirs, ours in pife.items()),

@@ -114,7 +114,7 @@ class Score(nn.Module):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         """tokens (B, N, C) of `context.modality` → (B, N), the best highest."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines neither score nor scores.")
 
     def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
         """Masks (B, N) of the whole grid, made of the images, for a forward in training that is given none; {} for none."""
