@@ -10,7 +10,7 @@
 # make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/ and the code
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
 #                 REPO_URL=https://… links it to the repository
-# make bench      speed and memory relative to plain implementations: as docs/performance.md has them (about twenty minutes)
+# make bench      speed and memory relative to reference implementations: as docs/performance.md has them (about twenty minutes)
 # make gpu-check  tests and speed on a GPU, with .venv if it is there, else with PYTHON: the table and runs/gpu_check.json
 # make setup      the environment .venv; the other targets run it if needed
 # PYTHON=python3.12 make … selects the interpreter for .venv. TEST_WORKERS=1 is the number of test processes (auto: one per

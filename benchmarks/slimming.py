@@ -52,10 +52,10 @@ class Setting(NamedTuple):
 
 
 STAGES = (0, 4)
-SCORES = ("saliency", "supervised", "self_supervised")
+MEASURED_SCORES = ("saliency", "supervised", "self_supervised")
 LESS = Setting("self_supervised", STAGES, (0.5, 0.5))
 SLIM_SETTINGS = {
-    "ViT-B-16": (LESS, *(Setting(score, STAGES, (0.4, 0.5)) for score in SCORES)),
+    "ViT-B-16": (LESS, *(Setting(score, STAGES, (0.4, 0.5)) for score in MEASURED_SCORES)),
     "vit_base_patch16_224": (Setting("self_supervised", STAGES, (0.4, 0.5)),),
 }
 PRODUCTS = {

@@ -13,7 +13,7 @@ from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
-from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
+from demo_sdtps.reports.palette import NEUTRAL, PATTERNS, TEXT
 from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import read_json
 
@@ -203,7 +203,7 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
             if values:
                 axis.errorbar(np.mean(values), row, xerr=_deviation(values), **bar)
                 if row == 0:
-                    axis.axvline(np.mean(values), color=PLAIN, linestyle=":", linewidth=1)
+                    axis.axvline(np.mean(values), color=NEUTRAL, linestyle=":", linewidth=1)
         axis.set(
             xlabel="mAP (%): runs, mean ± standard deviation",
             title=f"return pattern {PATTERN_NAMES[pattern]}",

@@ -34,8 +34,10 @@ def main() -> None:
     model, splits = load_model_and_data(cfg, (arguments.split,))
     samples = splits[arguments.split]
     on_person = selection.foreground(cfg, model.backbone, samples)
-    lights = [illumination(sample) for sample in samples]
-    quality = selection.measure_selection(model, test_loader(cfg, samples), on_person, lights)
+    illuminations = [illumination(sample) for sample in samples]
+    quality = selection.measure_selection(
+        model, test_loader(cfg, samples), on_person, illuminations
+    )
     title = selection.caption(cfg, quality, arguments.split)
     if arguments.json:
         about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT}

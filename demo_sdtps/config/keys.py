@@ -20,7 +20,7 @@ from demo_sdtps.config.schema import (
     SIZE,
     YES_NO,
     Key,
-    fixed,
+    constant_key,
 )
 
 UNUSED = "no effect, as in DeMo; only its default is accepted, so that DeMo's files load"
@@ -220,7 +220,7 @@ KEYS = (
     ),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
     *(
-        fixed(name, default, UNUSED, why)
+        constant_key(name, default, UNUSED, why)
         for why, unused in UNUSED_KEYS.items()
         for name, default in unused.items()
     ),

@@ -12,13 +12,13 @@ from demo_sdtps.config.schema import (
     SIZE,
     YES_NO,
     Key,
-    fixed,
+    constant_key,
 )
 
 NOT_DEMO = "it belongs to MambaPro and is not part of DeMo"
 
 MODEL_KEYS = (
-    fixed("MODEL.NAME", "DeMo", "the model", "there is no other"),
+    constant_key("MODEL.NAME", "DeMo", "the model", "there is no other"),
     Key(
         "MODEL.MODALITIES",
         list(MODALITIES),
@@ -77,15 +77,17 @@ MODEL_KEYS = (
     ),
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on attention weights; not in CLIP's", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera (side information)"),
-    fixed("MODEL.SIE_VIEW", False, "add an embedding of the view", "data sets have no view labels"),
+    constant_key(
+        "MODEL.SIE_VIEW", False, "add an embedding of the view", "data sets have no view labels"
+    ),
     Key("MODEL.SIE_COE", 3.0, "weight of the camera embedding", math.isfinite, "a finite number"),
     Key(
         "MODEL.FROZEN",
         False,
         "keep the backbone's weights fixed; the camera embedding, PIFE and everything after it learn",
     ),
-    fixed("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", NOT_DEMO),
-    fixed("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", NOT_DEMO),
+    constant_key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", NOT_DEMO),
+    constant_key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", NOT_DEMO),
     Key(
         "MODEL.COMPILE",
         False,
@@ -188,8 +190,12 @@ MODEL_KEYS = (
         "1: one head on the three globals concatenated; 0: one head per modality",
         (0, 1),
     ),
-    fixed("MODEL.NECK", "bnneck", "between feature and classifier", "DeMo has no other neck"),
-    fixed("MODEL.ID_LOSS_TYPE", "softmax", "loss of the logits", "DeMo's classifiers are linear"),
+    constant_key(
+        "MODEL.NECK", "bnneck", "between feature and classifier", "DeMo has no other neck"
+    ),
+    constant_key(
+        "MODEL.ID_LOSS_TYPE", "softmax", "loss of the logits", "DeMo's classifiers are linear"
+    ),
     Key("MODEL.ID_LOSS_WEIGHT", 1.0, "weight of the identity loss", *NOT_NEGATIVE),
     Key("MODEL.IF_LABELSMOOTH", "on", "label smoothing 0.1 in the identity loss", ON_OFF),
     Key(

@@ -19,7 +19,7 @@ class Key(NamedTuple):
     allowed_text: str = ""
 
 
-def fixed(name: str, value: object, description: str, why: str) -> Key:
+def constant_key(name: str, value: object, description: str, why: str) -> Key:
     """A key that has a single value."""
     return Key(name, value, description, (value,), why)
 

@@ -93,7 +93,7 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
     # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):
         if model.backbone.fused_attention is None:
-            model.backbone.fused_attention = False  # the plain form contains its softmax
+            model.backbone.fused_attention = False  # the unfused form contains its softmax
         return _by_module(model, (images, torch.zeros(1, dtype=torch.long)))
 
 
@@ -133,10 +133,10 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
         giga = macs["" if name == "total" else name] / 1e9
         lines.append(f"{MODULE_NAMES.get(name, name):24}{count:14,}{giga:10.4f}")
     if model.hdm:
-        plain = reference_hdm_macs(model.backbone.width, tokens_of_hdm(model))
-        whole = macs[""] - macs["hdm"] + plain
+        reference = reference_hdm_macs(model.backbone.width, tokens_of_hdm(model))
+        whole = macs[""] - macs["hdm"] + reference
         lines += [
-            f"{'reference formulation: HDM':38}{plain / 1e9:10.4f}",
+            f"{'reference formulation: HDM':38}{reference / 1e9:10.4f}",
             f"{'reference formulation: total':24}{total:14,}{whole / 1e9:10.4f}",
         ]
     return lines

@@ -13,7 +13,7 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.analysis import Analysis
 from demo_sdtps.reports.embedding import draw_points, name_groups
 from demo_sdtps.reports.figures import draw_matrix, np, plt, room, save
-from demo_sdtps.reports.palette import MATCH, PATTERNS, PLAIN, WRONG
+from demo_sdtps.reports.palette import MATCH, NEUTRAL, PATTERNS, WRONG
 from demo_sdtps.reports.ranks import draw_list
 
 PANELS: list[list[Any]] = [
@@ -80,7 +80,7 @@ def _draw_cameras(axis: plt.Axes, analysis: Analysis) -> None:
 
 def _draw_identities(axis: plt.Axes, analysis: Analysis) -> None:
     scores = analysis.identities
-    axis.bar(np.arange(len(scores)), [100 * score.mAP for score in scores], color=PLAIN)
+    axis.bar(np.arange(len(scores)), [100 * score.mAP for score in scores], color=NEUTRAL)
     # Names of many identities would cover each other.
     names = [str(score.identity) for score in scores] if len(scores) <= 60 else []
     axis.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)

@@ -40,7 +40,7 @@ from demo_sdtps.reports.figures import (
     room,
     save,
 )
-from demo_sdtps.reports.palette import MODALITY, PLAIN, TEXT
+from demo_sdtps.reports.palette import MODALITY, NEUTRAL, TEXT
 from demo_sdtps.runtime.progress import progress
 
 SCALES = {
@@ -175,7 +175,7 @@ def draw_gates(
     """Horizontal bars of ATMoE's gates (heads, subsets), the mean over the heads, a dot for each head, and a line at equal
     gates."""
     places = range(gates.shape[1])
-    axis.barh(places, gates.mean(dim=0).numpy(), color=PLAIN)
+    axis.barh(places, gates.mean(dim=0).numpy(), color=NEUTRAL)
     for gate in gates:
         axis.plot(gate.numpy(), places, ".", color=TEXT, markersize=3)
     axis.axvline(1 / len(places), color=TEXT, linewidth=0.5, linestyle=":")

@@ -7,7 +7,7 @@ from demo_sdtps.config.load import StoredText
 from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated_records, read_records
 from demo_sdtps.modeling.checkpoints.loading import stored_config
 from demo_sdtps.reports.figures import plt, save
-from demo_sdtps.reports.palette import PATTERNS, PLAIN, TEXT
+from demo_sdtps.reports.palette import NEUTRAL, PATTERNS, TEXT
 from demo_sdtps.training.output import LAST
 
 IMAGE = "curves.png"
@@ -39,8 +39,8 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     left.set(xlabel="epoch", ylabel="training loss (black)", title="training")
     accuracy = left.twinx()
     accuracies = [100 * record["accuracy"] for record in trained]
-    accuracy.plot(epochs, accuracies, "--", color=PLAIN, marker=".")
-    accuracy.set_ylabel("training accuracy (%, dashed)", color=PLAIN)
+    accuracy.plot(epochs, accuracies, "--", color=NEUTRAL, marker=".")
+    accuracy.set_ylabel("training accuracy (%, dashed)", color=NEUTRAL)
     accuracy.set_ylim(0, 100)
     accuracy.grid(False)
 

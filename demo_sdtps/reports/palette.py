@@ -8,7 +8,7 @@ MATCH, WRONG = "#009e73", "#d55e00"
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7010e0")
 """Of anything else: identities, variants, runs."""
 # of what has no kind, of queries, and of a cell without a number
-PLAIN, TEXT, EMPTY = ("#64748b", "#000000", "#eeeeee")
+NEUTRAL, TEXT, EMPTY = ("#64748b", "#000000", "#eeeeee")
 # cover of a dropped patch: a colour that is visible on a black night image too
 DROPPED, OPACITY = ((96, 88, 148), 0.75)
 HEAT, SHARES = "viridis", "Blues"  # colour maps: of values over an image, and of percentages
@@ -18,7 +18,7 @@ AS_DATA = {
     "match": MATCH,
     "wrong": WRONG,
     "series": SERIES,
-    "plain": PLAIN,
+    "plain": NEUTRAL,
     "dropped": [*DROPPED, OPACITY],
 }
 """What the pages take of it."""

@@ -17,7 +17,7 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption, reid_recor
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import load_weights
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
-from demo_sdtps.reports.palette import PLAIN, TEXT
+from demo_sdtps.reports.palette import NEUTRAL, TEXT
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
@@ -140,7 +140,7 @@ def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -
     for number, score in enumerate(scores):
         curve = sorted(place for point, place in of_points if point.score in ("", score))
         axes.plot(*zip(*curve, strict=True), label=score, **kind(number))
-    axes.axhline(places[0][1], color=PLAIN, linestyle="--", linewidth=1, label="dense")
+    axes.axhline(places[0][1], color=NEUTRAL, linestyle="--", linewidth=1, label="dense")
     for point, place in of_points:
         if point.own:
             text = f"{point.score}, {AS_TRAINED}"

@@ -20,7 +20,7 @@ from demo_sdtps.runtime.progress import progress
 
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
-COMPARED_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
+NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 
 class Hits(NamedTuple):
@@ -91,7 +91,7 @@ def rerank_all(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: i
 def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
     values = np.full(rows.shape, np.inf, np.float32)
-    size = max(1, COMPARED_ELEMENTS // (rows.shape[1] * queries.shape[1]))
+    size = max(1, NEAREST_ELEMENTS // (rows.shape[1] * queries.shape[1]))
     for start in range(0, len(rows), size):
         unique, place = np.unique(rows[start : start + size].clip(0), return_inverse=True)
         features = gallery.take(unique).astype(np.float64)

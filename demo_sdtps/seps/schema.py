@@ -14,7 +14,7 @@ from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH,
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 
-def _shared(name: str, description: str | None = None, **changed: Any) -> Key:
+def _reid_key(name: str, description: str | None = None, **changed: Any) -> Key:
     """Row of re-identification, optionally with another description or default."""
     key = DEMO_SCHEMA.by_name[name]._replace(**changed)
     return key._replace(description=description or key.description)
@@ -24,21 +24,21 @@ MOST_MAXIMA = 4096
 WORDS = (lambda value: value >= 3, "3 or greater, since two tokens are special")
 
 KEYS = (
-    *map(_shared, ("OUTPUT_DIR", "RESUME", "MODEL.DEVICE", "MODEL.DEVICE_ID")),
+    *map(_reid_key, ("OUTPUT_DIR", "RESUME", "MODEL.DEVICE", "MODEL.DEVICE_ID")),
     Key(
         "MODEL.TRANSFORMER_TYPE",
         "vit_base_patch16_224",
         "image tower: a Vision Transformer of timm with at most one class token, or a Swin Transformer such as "
         "swin_base_patch4_window7_224",
     ),
-    _shared(
+    _reid_key(
         "MODEL.PRETRAIN_PATH_T",
         "weights of the image tower: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a warning)",
     ),
-    _shared(
+    _reid_key(
         "MODEL.PATCH_SIZE", "side of a patch in pixels, without pretrained weights; 0: the tower's"
     ),
-    _shared("MODEL.DROP_PATH", "stochastic depth of the image tower's last block", default=0.0),
+    _reid_key("MODEL.DROP_PATH", "stochastic depth of the image tower's last block", default=0.0),
     Key(
         "MODEL.TEXT_TOWER",
         "bert-base-uncased",
@@ -54,32 +54,32 @@ KEYS = (
         lambda value: 0 < value <= MOST_MAXIMA,
         f"greater than 0, at most {MOST_MAXIMA}, as there are no more words or tokens",
     ),
-    _shared("MODEL.SDTPS_SPARSE_RATIO", "share of the patches that are kept for a caption"),
-    _shared("MODEL.SDTPS_AGGR_RATIO", "share of the kept patches that remains after aggregation"),
-    *map(_shared, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
+    _reid_key("MODEL.SDTPS_SPARSE_RATIO", "share of the patches that are kept for a caption"),
+    _reid_key("MODEL.SDTPS_AGGR_RATIO", "share of the kept patches that remains after aggregation"),
+    *map(_reid_key, ("MODEL.SDTPS_BETA", "MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU")),
     Key("INPUT.SIZE", [224, 224], "[height, width] of the images", *SIZE),
-    _shared("INPUT.PROB"),
+    _reid_key("INPUT.PROB"),
     Key(
         "INPUT.MIN_CROP",
         0.6,
         "least share of the area in a random crop; 1: the whole image",
         *RATIO,
     ),
-    *map(_shared, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
+    *map(_reid_key, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
     Key("INPUT.MAX_WORDS", 64, "tokens to which a caption is truncated, special ones too", *WORDS),
     Key("INPUT.MAX_LONG_WORDS", 256, "tokens of a long caption, likewise", *WORDS),
     Key("DATASETS.NAMES", "f30k", "data set: the name of its folder, such as f30k, coco or shapes"),
-    _shared("DATASETS.ROOT_DIR"),
+    _reid_key("DATASETS.ROOT_DIR"),
     Key(
         "DATASETS.LONG_CAPTIONS",
         "auto",
         "use long captions: yes, no, or auto (where the data set has them)",
         ("auto", "yes", "no"),
     ),
-    *map(_shared, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
-    _shared("SOLVER.SEED"),
+    *map(_reid_key, ("DATASETS.CACHE", "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT")),
+    _reid_key("SOLVER.SEED"),
     Key("SOLVER.OPTIMIZER_NAME", "AdamW", "the optimiser", ("AdamW",), "SEPS has no other"),
-    _shared("SOLVER.MAX_EPOCHS", default=30),
+    _reid_key("SOLVER.MAX_EPOCHS", default=30),
     Key(
         "SOLVER.IMS_PER_BATCH",
         128,
@@ -87,9 +87,9 @@ KEYS = (
         lambda value: value >= 2,
         "2 or greater, since every caption needs a negative image",
     ),
-    _shared("SOLVER.BASE_LR", "learning rate of everything but the towers", default=2e-4),
+    _reid_key("SOLVER.BASE_LR", "learning rate of everything but the towers", default=2e-4),
     Key("SOLVER.TOWER_LR_FACTOR", 1.0, "learning rate of the towers over BASE_LR", *POSITIVE),
-    _shared("SOLVER.WEIGHT_DECAY", default=0.01),
+    _reid_key("SOLVER.WEIGHT_DECAY", default=0.01),
     Key(
         "SOLVER.STEPS",
         (9, 15, 20, 25),
@@ -115,12 +115,12 @@ KEYS = (
     Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", *RATIO),
     Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", *NOT_NEGATIVE),
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
-    _shared("SOLVER.AMP"),
-    _shared("SOLVER.EVAL_PERIOD", "epochs between evaluations on the dev split, and at the end"),
-    *map(_shared, ("SOLVER.LOG_PERIOD", "SOLVER.WANDB")),
-    *map(_shared, ("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
+    _reid_key("SOLVER.AMP"),
+    _reid_key("SOLVER.EVAL_PERIOD", "epochs between evaluations on the dev split, and at the end"),
+    *map(_reid_key, ("SOLVER.LOG_PERIOD", "SOLVER.WANDB")),
+    *map(_reid_key, ("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
-    _shared("TEST.WEIGHT"),
+    _reid_key("TEST.WEIGHT"),
     Key("TEST.SPLIT", "test", "split that test_seps.py evaluates", ("train", "dev", "test")),
     Key(
         "TEST.FOLDS",

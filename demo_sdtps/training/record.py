@@ -30,12 +30,12 @@ from demo_sdtps.training.stop import Stopped
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 ROOMS = ("config", "datasets", "evaluation", "modeling", "runtime", "synthetic", "training")
-COMMANDS = ("convert_checkpoint", "make_synthetic", "selection_quality", "test", "train")
+RUN_COMMANDS = ("convert_checkpoint", "make_synthetic", "selection_quality", "test", "train")
 SOURCES = (
     "configs",
     "studies",
     *(f"demo_sdtps/{name}" for name in ROOMS),
-    *(f"demo_sdtps/commands/{name}.py" for name in COMMANDS),
+    *(f"demo_sdtps/commands/{name}.py" for name in RUN_COMMANDS),
 )
 """The files of a checkout on which results depend, as pathspecs of git: what a run is made with."""
 FINISHED = "finished"

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import seps_tiny
 import torch
@@ -120,3 +121,8 @@ def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, tool
 def test_a_run_without_evaluated_epochs(refusal, tmp_path, tool):
     (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}]))
     assert "metrics.json" in refusal(tool.main, "--run", tmp_path)
+
+
+@pytest.mark.parametrize("allocate", [np.empty, torch.empty], ids=["numpy", "torch"])
+def test_a_lack_of_memory_is_one_sentence(refusal, allocate):
+    assert refusal(lambda: allocate(1 << 60)).startswith("There is not enough memory for this;")

@@ -38,7 +38,7 @@ class GuidedScore(Score):
         raise NotImplementedError
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        guidance, weights = self._guided(tokens, context)
+        guidance, weights = self._guidance(tokens, context)
         predicted = predict(self.mlp(context.modality), tokens)
         return guided_score(predicted, guidance, weights, self.beta)
 
@@ -46,11 +46,11 @@ class GuidedScore(Score):
         """Terms of the score (B, N), which the analysis of the selection measures as detectors: "MLP", and by modality the
         guidance of its global feature."""
         guides = [MODALITIES[i] for i in guide_order(MODALITIES.index(context.modality))]
-        guidance = dict(zip(guides, self._guided(tokens, context)[0], strict=True))
+        guidance = dict(zip(guides, self._guidance(tokens, context)[0], strict=True))
         predicted = predict(self.mlp(context.modality), tokens)
         return {"MLP": predicted, **{modality: guidance[modality] for modality in MODALITIES}}
 
-    def _guided(
+    def _guidance(
         self, tokens: torch.Tensor, context: Context
     ) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
         """→ guidance (G, B, N) in `guide_order` and its weights."""
