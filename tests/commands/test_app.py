@@ -58,7 +58,7 @@ def place(tiny_root, files, tmp_path, monkeypatch):
 
 
 @contextmanager
-def served(place, *words):
+def serve(place, *words):
     """The address that the command serves, in a process of its own."""
     start = [sys.executable, "-c", PROGRAM, "app", *map(str, words)]
     environment = os.environ | {"MPLBACKEND": "Agg"}
@@ -74,7 +74,7 @@ def served(place, *words):
         process.wait(20)
 
 
-def requested(driver):
+def requests_of(driver):
     """Addresses that the pages asked for, but for those that are the data themselves."""
     events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
     actual = [
@@ -93,7 +93,7 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
     query = [place / "query" / name / shown.name for name in ("RGB", "TI")]
     shutil.rmtree(place / "query" / "NI")
     words = (*WORDS, "--index", "kept", "--top", 3)
-    with headless(log=True) as driver, served(place, *words, "--port", free_port()) as address:
+    with headless(log=True) as driver, serve(place, *words, "--port", free_port()) as address:
         page = Page(driver, address)
         page.show(1400, "light")
         slots = until(lambda: driver.find_elements("css selector", "input[type=file]"))
@@ -126,7 +126,7 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         for width in (1400, 400):
             page.show(width, "light")
             assert page.run("return document.documentElement.scrollWidth") <= width
-        asked = requested(driver)
+        asked = requests_of(driver)
         assert len(asked) > 5 and all(url.startswith(address) for url in asked), asked
     assert "asked for" not in (place / "said.txt").read_text()
     code, _, stderr = command(search.main, *words, "--query", "query", "--csv", "x.csv")

@@ -93,7 +93,7 @@ def test_flags_have_either_stroke(command, refusal):
     assert "no-such.pth do not exist" in said
 
 
-def dispatched(*words):
+def dispatch(*words):
     return subprocess.run(
         [sys.executable, "-c", DISPATCH, *words], capture_output=True, text=True, timeout=120
     )
@@ -108,22 +108,22 @@ def test_the_command_of_an_installed_package_has_every_script():
         if not script.startswith("benchmarks/")
     }
     assert scripts == {*modules} | CHECKOUT and len({*modules}) == len(modules)
-    said = dispatched("--help")
-    assert said.returncode == 0 and dispatched().stdout == said.stdout
+    said = dispatch("--help")
+    assert said.returncode == 0 and dispatch().stdout == said.stdout
     rows = [line for line in said.stdout.splitlines() if line.startswith("  ")]
     assert [row[2:22].strip() for row in rows] == list(COMMANDS)
-    group = dispatched("draw", "--help").stdout
+    group = dispatch("draw", "--help").stdout
     assert group.count("\n  draw ") == 5 and "search" not in group
 
 
 def test_a_command_is_its_script(command, tmp_path):
     words = ("--config_file", "Synthetic/Baseline.yml", "--num_class", "7")
-    assert dispatched("flops", *words).stdout == command(profile_flops.main, *words)[1]
-    said = dispatched("draw", "tokens", "--help").stdout
+    assert dispatch("flops", *words).stdout == command(profile_flops.main, *words)[1]
+    said = dispatch("draw", "tokens", "--help").stdout
     assert said.startswith("usage: demo-sdtps draw tokens [-h]")
     mistakes = ((["serch", "--weight", "x"], "search"), (["draw", "tokns"], "draw tokens"))
     for words, nearest in mistakes:
-        done = dispatched(*words)
+        done = dispatch(*words)
         assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
         assert done.stderr.startswith(ONE_LINE) and f"the nearest is {nearest!r}" in done.stderr
-    assert dispatched("--version").stdout.strip() == import_module("demo_sdtps").__version__
+    assert dispatch("--version").stdout.strip() == import_module("demo_sdtps").__version__

@@ -5,7 +5,7 @@ import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, cli_args_for
 from golden_cases import relative_error
-from numeric import seeded
+from numeric import seed_of
 
 from demo_sdtps.commands import convert_checkpoint, export_features
 from demo_sdtps.config import load_cfg
@@ -26,7 +26,7 @@ def words(tiny_root):
 def ours(words, tmp_path_factory):
     """A checkpoint with every module's weights, as train_net.py writes one."""
     cfg = load_cfg(CONFIG, words[2:])
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     model = make_model(cfg, 6, 4)
     for name, tensor in model.named_buffers():
         if "running" in name:

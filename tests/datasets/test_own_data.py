@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from layouts import pixels, save
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from tiny import ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.commands import search
@@ -54,7 +54,7 @@ def configuration(root, name="Folder", *opts):
 def write_incomplete(root, junk=True):
     """ROOT/{train,query,gallery}/{RGB,NI,TI}, some in nested folders, each triplet with one to three of its images; what the
     reader must find, (split, name, identity, camera, paths) with labels as in the names."""
-    draw, rows = random.Random(seeded(1)), []
+    draw, rows = random.Random(seed_of(1)), []
     identities = ["0007", "0011", "0012", "0030", *["-1"] * junk]
     for split in SPLITS:
         for number, (identity, camera) in enumerate(product(identities, (2, 5, 9))):

@@ -8,7 +8,7 @@ import torch
 from layouts import save, write_rgbnt100
 from numeric import assert_close
 from PIL import Image
-from triplets import PLAIN, SCALED, config, message_of, normalised
+from triplets import PLAIN, SCALED, config, message_of, normalise
 
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.images import decode_triplet
@@ -49,7 +49,7 @@ def test_batches_hold_the_three_parts(root, cache):
     for number, modality in enumerate(("RGB", "NI", "TI")):
         expected = torch.stack([parts_of(sample.paths[0])[number] for sample in samples])
         actual = torch.cat([batch[modality] for batch in images])
-        assert_close(actual, normalised(expected), *SCALED)
+        assert_close(actual, normalise(expected), *SCALED)
 
 
 def test_resizing_a_part_is_resizing_it_alone(root):

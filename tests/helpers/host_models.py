@@ -49,7 +49,7 @@ def imitate():
     """A CPU answers in place of a GPU, random weights in place of files and of CLIP's."""
     for owner in (Tensor, nn.Module):
         owner.cuda = lambda self, *args, **kwargs: self
-        owner.to = moved_less(owner.to)
+        owner.to = without_cuda(owner.to)
     torch.cuda.synchronize = lambda *args: None
     torch.jit.load = lambda *args, **kwargs: SimpleNamespace(
         eval=lambda: SimpleNamespace(state_dict=random_clip)
@@ -65,7 +65,7 @@ def imitate():
             stub(name, **attributes)
 
 
-def moved_less(to):
+def without_cuda(to):
     def move(self, *args, **kwargs):
         return (
             self

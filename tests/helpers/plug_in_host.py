@@ -1,7 +1,7 @@
 """What the tests of the plug-in share: inputs and features of models of the miniature (reference/demo_host)."""
 
 import torch
-from numeric import seeded
+from numeric import seed_of
 from tiny import BLOCK, ROOT
 
 HOST = ROOT / "tests" / "reference" / "demo_host"
@@ -25,7 +25,7 @@ PATH = (
 
 
 def images(batch, seed=0):
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return {name: torch.randn(batch, 3, 64, 32) for name in NAMES}
 
 

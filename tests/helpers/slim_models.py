@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, disturb
-from numeric import assert_close, generator, seeded, tolerance
+from numeric import assert_close, generator, seed_of, tolerance
 from sdtps_cases import assert_gradients_equal
 from tiny import sums_of_a_block
 from torch import nn
@@ -116,7 +116,7 @@ class Case(NamedTuple):
     settings: dict = {}  # noqa: RUF012 (never changed)
 
     def model(self):
-        torch.manual_seed(seeded())
+        torch.manual_seed(seed_of())
         return disturb(self.build()).double().eval()
 
     def draw(self, batch=2, seed=0):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from choices import margins
-from numeric import assert_close, generator, seeded, tolerance
+from numeric import assert_close, generator, seed_of, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.missing import encode_cases
@@ -66,14 +66,14 @@ def tiny_cfg(*opts):
 
 def tiny_model(*opts, seed=0, cameras=CAMERAS):
     """A randomly initialised model of `tiny_cfg`; the same seed and options give the same weights."""
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return make_model(tiny_cfg(*opts), CLASSES, cameras)
 
 
 @lru_cache(maxsize=1)
 def clip_model():
     """The model with CLIP's backbone and PIFE, built once; whoever changes it puts it back."""
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     return make_model(load_cfg(CLIP_CONFIG), CLASSES, CAMERAS)
 
 
@@ -120,7 +120,7 @@ def clear(draw, cases=(frozenset(),)):
 
 
 @contextmanager
-def amplified(module) -> Iterator[list[float]]:
+def measure_amplification(module) -> Iterator[list[float]]:
     """How many times as large each BatchNorm of a training forward inside makes roundings: the largest value over the least
     deviation in the batch, which it is divided by."""
     actual = []

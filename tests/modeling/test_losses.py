@@ -6,7 +6,7 @@ import shlex
 import pytest
 import torch
 from golden_cases import load_case, relative_error
-from numeric import assert_close, generator, seeded, with_gradient
+from numeric import assert_close, generator, seed_of, with_gradient
 from tiny import CLASSES, output_of, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.modeling.losses import (
@@ -39,14 +39,16 @@ def draw(seed, identities=4, instances=3, width=10, classes=7):
     return features, 3 * torch.randn(len(labels), classes, generator=draws), labels
 
 
-def cancelled(features):
+def cancellation(features):
     """How much larger than a squared distance the squares of norms can be that it is the difference of."""
     return 2 * float(features.square().sum(dim=1).max() / torch.pdist(features).min() ** 2)
 
 
 def largest(features, logits):
     """The largest term of a head's losses: a distance, with what cancels in it, or a logit."""
-    return max(float(torch.pdist(features).max()) * cancelled(features), float(logits.abs().max()))
+    return max(
+        float(torch.pdist(features).max()) * cancellation(features), float(logits.abs().max())
+    )
 
 
 @pytest.mark.parametrize("name", ["soft_triplet", "margin_triplet", "label_smooth_ce"])
@@ -80,13 +82,13 @@ def test_triplet(seed, margin):
         lambda leaf: reference.batch_hard_triplet_loss(leaf, labels, margin), features.double()
     )
     distances = torch.pdist(features)
-    assert_close(value, expected[0], *SUMS, scale=float(distances.max()) * cancelled(features))
+    assert_close(value, expected[0], *SUMS, scale=float(distances.max()) * cancellation(features))
     assert_close(
         gradient,
         expected[1],
         *SUMS,
         *SUMS,
-        scale=float(expected[1].abs().max()) * cancelled(features),
+        scale=float(expected[1].abs().max()) * cancellation(features),
     )
 
 
@@ -190,7 +192,7 @@ def draw_pairs(classes=6):
 def test_center(seed):
     """Values, and gradients of features and of centers."""
     features, _, labels = draw(seed)
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     loss = CenterLoss(7, features.shape[1])
     expected_centers = loss.centers.detach().double().requires_grad_()
     value, gradient = with_gradient(lambda leaf: loss(leaf, labels), features)
@@ -207,7 +209,7 @@ def test_center(seed):
 
 
 def test_centers_start_as_standard_normal():
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     centers = CenterLoss(200, 50).centers
     assert centers.requires_grad
     centers, standard_error = centers.detach(), 0.01
@@ -258,7 +260,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
             "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
         ),
     )
-    torch.manual_seed(seeded(2))
+    torch.manual_seed(seed_of(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
     expected = scale = 0.0 if auxiliary is None else float(auxiliary)
@@ -279,7 +281,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
 
 def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     cfg = tiny_cfg(*CENTER, "MODEL.TRIPLET_LOSS_WEIGHT", "3")
-    torch.manual_seed(seeded(2))
+    torch.manual_seed(seed_of(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
     *outputs, auxiliary = (part.requires_grad_() for part in (*outputs, torch.tensor([0.5])))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from plug_in_host import CLASSES, PATH, WIDTH, equal, features, images, replicas_of
 from sdtps_cases import assert_gradients_equal
 from tiny import ROOT
@@ -34,7 +34,7 @@ def build(host):
     def build(*opts, is_on=True):
         cfg = demo_sdtps.add_config(defaults.clone())
         cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], "MODEL.USE_SDTPS", is_on, *opts])
-        torch.manual_seed(seeded())
+        torch.manual_seed(seed_of())
         model = make_model(cfg, CLASSES, 4)
         return demo_sdtps.patch(model, cfg)
 
@@ -53,7 +53,7 @@ def test_the_keys_are_the_schemas(host):
 
 def step(model, precision=None):
     """A training forward and its gradients; the same noise whenever it is called."""
-    torch.manual_seed(seeded(1))
+    torch.manual_seed(seed_of(1))
     with torch.autocast("cpu", precision, enabled=precision is not None):
         output = model.train()(images(4), cam_label=torch.arange(4))
     pairs = output[:-1] if len(output) % 2 else output
@@ -76,7 +76,7 @@ EACH_SETTING = pytest.mark.parametrize(
 
 @EACH_SETTING
 def test_off_changes_nothing_and_on_no_other_weight(build, host, opts):
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     cfg = host[0].clone()
     cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], *opts])
     untouched, off, on = host[1](cfg, CLASSES, 4), build(*opts, is_on=False), build(*opts)
@@ -257,7 +257,7 @@ def test_a_loss_weight_scales_the_pairs_gradient(build, weight):
     gradients, values = [], []
     for key in (1.0, weight):
         model = build(*FUSED, "MODEL.SDTPS_LOSS_WEIGHT", key).train()
-        torch.manual_seed(seeded(1))
+        torch.manual_seed(seed_of(1))
         output = model(images(4), cam_label=torch.zeros(4, dtype=torch.long))
         pair = output[0].square().mean() + output[1].square().mean()
         rest = sum(part.square().mean() for part in output[2:-1])

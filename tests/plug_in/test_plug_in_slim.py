@@ -6,7 +6,7 @@ import pytest
 import torch
 from choices import margins
 from commands import BASELINE
-from numeric import assert_close, seeded, tolerance
+from numeric import assert_close, seed_of, tolerance
 from plug_in_host import CLASSES, NAMES, PATH
 from tiny import pairs
 from torch import nn
@@ -35,7 +35,7 @@ def build(host):
     def build(*opts):
         cfg = demo_sdtps.add_config(defaults.clone())
         cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *opts])
-        torch.manual_seed(seeded())
+        torch.manual_seed(seed_of())
         return demo_sdtps.patch(make_theirs(cfg, CLASSES, CAMERAS), cfg)
 
     return build
@@ -66,7 +66,7 @@ def ours(monkeypatch, tmp_path):
 
 
 def triplets(batch=3, seed=1):
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return {name: torch.randn(batch, 3, *SIZE) for name in NAMES}, torch.arange(batch) % CAMERAS
 
 

@@ -162,7 +162,7 @@ def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
     assert ("**" in actual) == is_bold == (low > 0 or high < 0)
 
 
-def drawn(draw, name, seeds=("1", "2", "3")):
+def draw_variant(draw, name, seeds=("1", "2", "3")):
     """A variant with random measurements; some of its dense kind have none of the selection."""
     sets = ("R", "N", "T", "RN", "RT", "NT", "RNT")
     cases = ("nothing", "r", "n", "t", "rn", "rt", "nt")
@@ -189,7 +189,7 @@ def drawn(draw, name, seeds=("1", "2", "3")):
 
 def test_the_table_is_that_of_the_measurements():
     draw = random.Random(1)
-    first, other = (drawn(draw, name) for name in ("dense", "slim"))
+    first, other = (draw_variant(draw, name) for name in ("dense", "slim"))
     actual = rows_of(study_table({"patterns": [1, 3], "variants": [first, other]}))
 
     def spread(values):
@@ -247,7 +247,7 @@ def test_the_recall_is_that_of_the_last_stage():
 
 
 def test_a_result_is_json_with_a_line_for_each_run(tmp_path):
-    content = {"seeds": [1], "variants": [drawn(random.Random(3), "x", "12")], "empty": []}
+    content = {"seeds": [1], "variants": [draw_variant(random.Random(3), "x", "12")], "empty": []}
     write_result(tmp_path / "study.json", content)
     text = (tmp_path / "study.json").read_text()
     assert json.loads(text) == content
@@ -257,7 +257,7 @@ def test_a_result_is_json_with_a_line_for_each_run(tmp_path):
 
 def test_a_variant_whose_runs_failed_hides_no_column():
     draw = random.Random(2)
-    first, other = drawn(draw, "dense"), drawn(draw, "slim")
+    first, other = draw_variant(draw, "dense"), draw_variant(draw, "slim")
     first["runs"] = {seed: {"failed": "diverged"} for seed in "123"}
     other["runs"]["3"] = {"failed": "diverged"}
     actual = rows_of(study_table({"patterns": [3], "variants": [first, other]}))

@@ -12,7 +12,7 @@ from browser import Page, headless
 from commands import BASELINE, CONFIG, EPOCH, SMALL, distance_rounding, squared_distances
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
-from numeric import seeded
+from numeric import seed_of
 
 from demo_sdtps.commands import analyse, report
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -38,7 +38,7 @@ def make_run(folder, root, *opts, config=CONFIG):
     cfg = load_cfg(
         config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts]
     )
-    torch.manual_seed(seeded(3))
+    torch.manual_seed(seed_of(3))
     save_checkpoint(folder / "last.pth", cfg, make_model(cfg, 6, 8), 2)
     (folder / "config.yml").write_text(cfg.dump())
     untrained = {"epoch": 0, "patterns": EPOCH["patterns"]}

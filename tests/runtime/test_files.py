@@ -124,10 +124,10 @@ with lock_file(Path({str(tmp_path / LOCK)!r}), "it"):
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
-    def refused(*_):
+    def refuse(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr("fcntl.flock", refused)
+    monkeypatch.setattr("fcntl.flock", refuse)
     with lock_file(tmp_path / LOCK, "OUTPUT_DIR x"):
         assert "OUTPUT_DIR x is not locked, as its file system has no locks" in caplog.text
 

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import transformers
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from seps_tiny import cfg_for, save_bert
 from tiny import ENCODER, WIDTH
 from torch import nn
@@ -54,7 +54,7 @@ def cfg_with(folder, *more):
 
 
 def image_tower(bert, *more):
-    torch.manual_seed(seeded(3))
+    torch.manual_seed(seed_of(3))
     return ImageTower(cfg_with(bert, *more)).eval()
 
 
@@ -89,7 +89,7 @@ def test_a_swin_transformers_tokens_are_its_grid_row_by_row(bert):
 
 
 def classifier():
-    torch.manual_seed(seeded(11))
+    torch.manual_seed(seed_of(11))
     vit = timm.create_model("test_vit", num_classes=10, img_size=32, patch_size=8)
     return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
 

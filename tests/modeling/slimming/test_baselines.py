@@ -51,16 +51,16 @@ def draw(seed, has_sizes):
     return tokens, context
 
 
-def joined(parts):
+def join(parts):
     return torch.cat(list(parts.values())).detach().double()
 
 
 def exactly(context):
     """Keys, attention and sizes of all rows in float64."""
     attention = torch.stack(
-        [torch.stack(reference_scores.mean_attention(row)) for row in joined(context.attention)]
+        [torch.stack(reference_scores.mean_attention(row)) for row in join(context.attention)]
     )
-    return joined(context.keys), attention, joined(context.sizes)
+    return join(context.keys), attention, join(context.sizes)
 
 
 def are_apart(values, *lengths):

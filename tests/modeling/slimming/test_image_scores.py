@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from tiny import tiny_cfg
 
 from demo_sdtps.config import MODALITIES
@@ -32,7 +32,7 @@ def context_of(seed, batch=3):
 
 
 def score_of(name, seed=1, *opts):
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return make_score(name, tiny_cfg(*opts), WIDTH, GRID)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
 from interrupted import call
-from numeric import generator, seeded
+from numeric import generator, seed_of
 from tiny import PATCHES, WIDTH, tiny_cfg
 
 from demo_sdtps.commands import draw_tokens, profile_flops, report, selection_quality
@@ -120,9 +120,9 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
         missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing},
         global_feats={name: part + 1 for name, part in context.class_tokens.items()},
     )
-    torch.manual_seed(seeded(5))
+    torch.manual_seed(seed_of(5))
     actual = ours(context)
-    torch.manual_seed(seeded(5))
+    torch.manual_seed(seed_of(5))
     expected = alone(
         *context.tokens.values(),
         *context.global_feats.values(),

@@ -7,7 +7,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from sdtps_cases import assert_gradients_equal
 from slim_models import attention, cross_entropy, distinctness, gradients_of, nudge, supervised
 from timm.models.vision_transformer import ParallelScalingBlock
@@ -32,7 +32,7 @@ def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
     stages = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep)
     opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "distinctness", *opts)))
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     if name in ("test_vit", "CLIP"):
         kind = ["MODEL.PATCH_SIZE", 16]
         if name == "CLIP":
@@ -59,7 +59,7 @@ def stem_of(backbone, images, stop):
     return dict(zip(images, stem.chunk(len(images)), strict=True))
 
 
-def shared(score):
+def sum_over_modalities(score):
     """The sum over the modalities, of which `images` has as many rows each."""
 
     def total(call, row, index, layer, images):
@@ -79,7 +79,7 @@ def slow(cfg, backbone, slimming, images, stages):
         EVIT: attention,
     }
     score = scores[cfg.MODEL.SLIM_SCORE]
-    score = shared(score) if cfg.MODEL.SLIM_SHARED else score
+    score = sum_over_modalities(score) if cfg.MODEL.SLIM_SHARED else score
     rows = torch.cat(list(images.values()))
 
     def bump(call, row, index, place):

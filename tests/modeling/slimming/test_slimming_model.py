@@ -64,7 +64,7 @@ def exact(images):
     return {name: image.double() for name, image in images.items()}
 
 
-def trained(model, seed=7):
+def warm_up(model, seed=7):
     """A few batches for maps and BatchNorms."""
     model.train()
     with torch.no_grad():
@@ -96,7 +96,7 @@ def alike(one, other, score):
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
-    model = trained(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
+    model = warm_up(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
     images, _ = random_images(1, batch=5)
     images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
     together = encode_cases(model, images, cameras, CASES)
@@ -119,7 +119,7 @@ def test_every_case_of_missing_modalities(score):
 def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
     opts = ("MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True)
-    model = trained(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
+    model = warm_up(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
     model.slimming.train()
     images, cameras = random_images(8, batch=len(CASES))
     images = exact(with_masks(images))
@@ -176,7 +176,7 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
 @pytest.mark.parametrize("size", [7, 1])
 @torch.no_grad()
 def test_chunks_have_the_values_of_one_pass(size, monkeypatch):
-    model = trained(slim_model("supervised")).double()
+    model = warm_up(slim_model("supervised")).double()
     images, cameras = random_images(3, batch=7)
     images = exact(with_masks(images))
     whole = model.forward_features(images, cameras)
@@ -246,7 +246,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
 @every(*SCORES, EVIT, EDITOR, TOME)
 def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
-    model = trained(slim_model(score))
+    model = warm_up(slim_model(score))
     images, cameras = random_images(10)
     images = with_masks(images)
     with inference(model, None):
@@ -286,7 +286,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_slimming_is_eager_slimming():
-    eager, compiled = (trained(slim_model("supervised")) for _ in range(2))
+    eager, compiled = (warm_up(slim_model("supervised")) for _ in range(2))
     compiled.backbone.compile_blocks()
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)
