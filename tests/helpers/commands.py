@@ -110,7 +110,9 @@ def near(record, queries=QUERIES, matches=MATCHES, printed=0.0, exchanges=1):
 
 def squared_distances(features):
     """Of (n, D), as differences: (n, n) float64."""
-    return torch.stack([(features.double() - one.double()).square().sum(1) for one in features])
+    return torch.stack(
+        [(features.double() - feature.double()).square().sum(1) for feature in features]
+    )
 
 
 def distance_rounding(features):

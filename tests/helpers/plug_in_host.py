@@ -29,12 +29,12 @@ def images(batch, seed=0):
     return {name: torch.randn(batch, 3, 64, 32) for name in NAMES}
 
 
-def features(model, given):
+def features(model, inputs):
     with torch.no_grad():
         return [
             model.eval()(
-                given,
-                cam_label=torch.zeros(len(given["RGB"]), dtype=torch.long),
+                inputs,
+                cam_label=torch.zeros(len(inputs["RGB"]), dtype=torch.long),
                 return_pattern=pattern,
             )
             for pattern in (1, 2, 3)

@@ -132,7 +132,7 @@ def assert_gradients_equal(actual, expected, lengths=BACK):
     }
     for layer in set(layers.values()):
         names = [name for name in expected if layers[name] == layer]
-        one, other = (flat(part[name] for name in names) for part in (actual, expected))
+        one, other = (flat(gradients[name] for name in names) for gradients in (actual, expected))
         if other.eq(0).all():
             assert one.eq(0).all(), layer
         else:

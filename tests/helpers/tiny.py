@@ -60,7 +60,7 @@ MODEL = (*ENCODER, *PIFE, *SDTPS, *sums_of_the_fusion(WIDTH, PATCHES))
 def tiny_cfg(*opts):
     """The synthetic configuration on images of SIZE; `opts` are KEY, VALUE, …"""
     opts = [str(value) for value in opts]
-    sizes = [part for key in UNSIZED if key not in opts for part in (key, str(list(SIZE)))]
+    sizes = [word for key in UNSIZED if key not in opts for word in (key, str(list(SIZE)))]
     return load_cfg(CONFIG, [*sizes, *opts])
 
 
@@ -154,7 +154,9 @@ def assert_logits(logits, head, features):
 def pairs(output):
     """[logits, features, logits, features, …] of a training forward, head by head."""
     return [
-        part for name, logits in output.logits.items() for part in (logits, output.features[name])
+        tensor
+        for name, logits in output.logits.items()
+        for tensor in (logits, output.features[name])
     ]
 
 
