@@ -62,10 +62,10 @@ def serve(place, *words):
     """The address that the command serves, in a process of its own."""
     start = [sys.executable, "-c", PROGRAM, "app", *map(str, words)]
     environment = os.environ | {"MPLBACKEND": "Agg"}
-    with open(place / "said.txt", "w") as said:
-        process = subprocess.Popen(start, cwd=place, stdout=said, stderr=said, env=environment)
+    with open(place / "output.txt", "w") as output:
+        process = subprocess.Popen(start, cwd=place, stdout=output, stderr=output, env=environment)
     try:
-        while " searches in " not in (text := (place / "said.txt").read_text()):
+        while " searches in " not in (text := (place / "output.txt").read_text()):
             assert process.poll() is None, text
             time.sleep(0.2)
         yield text.splitlines()[-1].split()[0]
@@ -128,16 +128,16 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
             assert page.run("return document.documentElement.scrollWidth") <= width
         asked = requests_of(driver)
         assert len(asked) > 5 and all(url.startswith(address) for url in asked), asked
-    assert "asked for" not in (place / "said.txt").read_text()
+    assert "asked for" not in (place / "output.txt").read_text()
     code, _, stderr = command(search.main, *words, "--query", "query", "--csv", "x.csv")
     assert code == 0, stderr
     with open("x.csv") as file:
-        own = [row for row in csv.reader(file) if row[0] == f"query/RGB/{shown.name}"]
+        hits = [row for row in csv.reader(file) if row[0] == f"query/RGB/{shown.name}"]
     assert [name.strip() for name in names[1:]] == [
-        os.path.splitext(os.path.basename(row[2]))[0] for row in own
+        os.path.splitext(os.path.basename(row[2]))[0] for row in hits
     ]
     assert [float(title.split("= ")[1]) for title in numbers[1:]] == pytest.approx(
-        [float(row[3]) for row in own], abs=1e-3
+        [float(row[3]) for row in hits], abs=1e-3
     )
 
 
@@ -146,11 +146,11 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
 def test_a_port_that_cannot_be_served_is_one_sentence(place, refusal, port):
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1] if port == "taken" else port
-        said = refusal(app.main, *WORDS, "--port", number)
-    assert said.startswith(f"127.0.0.1:{number} cannot be served") and "--port" in said
+        message = refusal(app.main, *WORDS, "--port", number)
+    assert message.startswith(f"127.0.0.1:{number} cannot be served") and "--port" in message
 
 
 @pytest.mark.skipif(bool(find_spec("gradio")), reason="gradio is installed")
 def test_without_gradio_the_extra_is_named(place, refusal):
-    said = refusal(app.main, *WORDS)
-    assert said == "tools/app.py needs gradio; install them by pip install -e '.[app]'."
+    message = refusal(app.main, *WORDS)
+    assert message == "tools/app.py needs gradio; install them by pip install -e '.[app]'."

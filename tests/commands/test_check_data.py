@@ -54,11 +54,11 @@ def test_counts_of_every_layout(check, tmp_path, name):
 def test_the_published_counts_are_those_of_the_document():
     text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     counts = READERS["RGBNT201"].published
-    told = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
-    told += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])
+    row = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
+    row += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])
     assert (
         counts["query"] == counts["gallery"]
-        and f"{told}{counts['all']['cameras']} cameras |" in text
+        and f"{row}{counts['all']['cameras']} cameras |" in text
     )
     assert [name for name, reader in READERS.items() if reader.published] == ["RGBNT201"]
 
@@ -72,9 +72,9 @@ def test_synthetic_data_are_compared_with_what_was_asked_for(check, own_root):
         and "can train on it" in stdout
     )
     assert actual["counts"]["train"]["masks"] == 48 and not actual["decoded"]
-    one = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
+    image = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
     for modality in ("RGB", "NI", "TI"):
-        (own_root / "RGBNT201" / "train_171" / modality / one).unlink()
+        (own_root / "RGBNT201" / "train_171" / modality / image).unlink()
     code, stdout, actual = check(*words)
     assert code == 1 and "WARNING: train has 47 triplets, but 48 are expected; 1 fewer" in stdout
     (own_root / "RGBNT201" / "synthetic.json").write_text("{}")
@@ -86,9 +86,9 @@ def test_damaged_images_are_all_found_by_decoding(refusal, check, own_root):
     for path in cut:
         path.write_bytes(path.read_bytes()[:-200])
     assert check(*cli_args_for(own_root))[0] == 0
-    said = refusal(check_data.main, *cli_args_for(own_root), "--decode")
-    assert said.startswith("2 of 240 images cannot be read") and all(
-        said.count(str(path)) == 1 for path in cut
+    message = refusal(check_data.main, *cli_args_for(own_root), "--decode")
+    assert message.startswith("2 of 240 images cannot be read") and all(
+        message.count(str(path)) == 1 for path in cut
     )
 
 
@@ -103,5 +103,5 @@ def test_captions(check, refusal, shapes_root, tmp_path):
     }
     assert "TEST.FOLDS is 3" in refusal(check_data.main, *words, "TEST.FOLDS", "3")
     (tmp_path / "shapes").mkdir()
-    said = refusal(check_data.main, *words, "DATASETS.ROOT_DIR", tmp_path)
-    assert "_caps.txt is missing" in said
+    message = refusal(check_data.main, *words, "DATASETS.ROOT_DIR", tmp_path)
+    assert "_caps.txt is missing" in message

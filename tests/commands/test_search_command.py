@@ -141,14 +141,14 @@ def test_re_ranking_and_approximate_search_are_told(run_search, place):
     code, stdout, stderr = run_search(
         *shlex.split("--index_type hnsw --re_rank 9 --top 2 --csv x.csv --output x.html")
     )
-    said = "hnsw: recall@5 1.000 against exact search (queries: 2)"
-    assert code == 0 and said in stdout, stderr
+    recall = "hnsw: recall@5 1.000 against exact search (queries: 2)"
+    assert code == 0 and recall in stdout, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
     assert all(0 <= float(row[3]) <= 1 for row in rows_of("x.csv")[1:])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--gallery", "galery"], "folder galery is missing"),
         (["--query", "query/RGB/x.txt"], "does not end like that of an image"),
@@ -156,12 +156,12 @@ def test_re_ranking_and_approximate_search_are_told(run_search, place):
         (["--gallery", "query/RGB/x.txt"], "x.txt is a file"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_is_written(run_search, place, words, said):
+def test_bad_input_is_one_sentence_and_nothing_is_written(run_search, place, words, message):
     (place / "query" / "RGB" / "x.txt").touch()
     before = contents(place)
     code, _, stderr = run_search(*words)
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
-    assert said in stderr and contents(place) == before
+    assert message in stderr and contents(place) == before
 
 
 def test_csv_and_page_are_written_both_or_neither(run_search, place, monkeypatch):

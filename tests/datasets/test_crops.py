@@ -50,9 +50,9 @@ def test_crops_have_torchvisions_distribution():
     torch.manual_seed(seed_of())
     theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
     image = torch.zeros(3, 90, 120, dtype=torch.uint8)
-    drawn = [theirs_transform.make_params([image]) for _ in range(count)]
+    crops = [theirs_transform.make_params([image]) for _ in range(count)]
     names = ("top", "left", "height", "width")
-    theirs = torch.tensor([[box[name] for name in names] for box in drawn]).double()
+    theirs = torch.tensor([[box[name] for name in names] for box in crops]).double()
     for boxes in (ours, theirs):
         assert (boxes >= 0).all()
         assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor([90, 120])).all()

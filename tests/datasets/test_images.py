@@ -61,8 +61,8 @@ def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
     for ours, theirs in zip(decode_triplet(paths), expected, strict=True):
         assert torch.equal(ours, theirs)
     path, whole = image(tmp_path / "whole.png", 12)
-    for number, part in enumerate(decode_triplet((path,))):
-        assert torch.equal(part, whole[:, :, 4 * number : 4 * number + 4])
+    for number, third in enumerate(decode_triplet((path,))):
+        assert torch.equal(third, whole[:, :, 4 * number : 4 * number + 4])
 
 
 def test_verify_lists_all_damaged_images_and_no_other(own_root):
@@ -161,7 +161,7 @@ def postscript(path):
 
 
 @pytest.mark.parametrize(
-    ("write", "said"),
+    ("write", "reason"),
     [
         (writer_of(GREY_16.astype(np.int32), "TIFF"), "32 bits"),
         (writer_of(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
@@ -169,6 +169,6 @@ def postscript(path):
     ],
     ids=["32 bits", "floats", "PostScript, for which Pillow would run Ghostscript"],
 )
-def test_what_has_no_pixels_is_refused(write, said, tmp_path):
+def test_what_has_no_pixels_is_refused(write, reason, tmp_path):
     write(tmp_path / "image.jpg")
-    assert said in message_of(decode, str(tmp_path / "image.jpg"))
+    assert reason in message_of(decode, str(tmp_path / "image.jpg"))

@@ -237,9 +237,9 @@ def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
     )
     wait_for(run, tmp_path / "run" / "metrics.json")
     os.kill(children_of(run.pid)[0], signal.SIGKILL)
-    *_, said = run.communicate(timeout=120)[1].strip().splitlines()
-    assert run.returncode == 2 and "error: The loading processes failed (DataLoader" in said
-    assert said.endswith("for a slow disk.")
+    *_, message = run.communicate(timeout=120)[1].strip().splitlines()
+    assert run.returncode == 2 and "error: The loading processes failed (DataLoader" in message
+    assert message.endswith("for a slow disk.")
 
 
 def test_loading_processes_outlive_a_signal_that_stops_the_run(tiny_root, monkeypatch):

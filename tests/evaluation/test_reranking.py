@@ -96,8 +96,8 @@ def test_neighbourhoods_that_are_expanded(seed):
     sides = clusters(seed, 30, 60, identities=6, spread=0.6)
     features = F.normalize(torch.cat(sides).double(), dim=1).tolist()
     order = [
-        plain.neighbours(place, plain.relative_distances(one, features))
-        for place, one in enumerate(features)
+        plain.neighbours(place, plain.relative_distances(feature, features))
+        for place, feature in enumerate(features)
     ]
     originals = [plain.reciprocal_set(place, k1, order) for place in range(len(features))]
     grown = sum(

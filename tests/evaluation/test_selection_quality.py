@@ -297,9 +297,11 @@ def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, sh
             expected = near(means(rows), len(samples), counts[number])
             assert by_stage[number][modality] == expected, (number, case, modality)
             for light in LIGHTS.values() if case == "nothing" else ():
-                those = [row for row, one in zip(rows, lights, strict=True) if one == light]
+                light_rows = [
+                    row for row, row_light in zip(rows, lights, strict=True) if row_light == light
+                ]
                 by_light = actual["lights"][light][f"stage {number + 1}"][modality]
-                assert by_light == near(means(those), len(those), counts[number])
+                assert by_light == near(means(light_rows), len(light_rows), counts[number])
 
 
 def test_sdtps_after_slimming_is_measured_among_what_is_left(few, tmp_path, command):
@@ -330,7 +332,8 @@ def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):
         for title, by_modality in grids.items()
     }
     assert {
-        title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks
+        title: {int(values.sum()) for mask in masks[title].values() for values in mask}
+        for title in masks
     } == {"stage 1": {16}, "stage 2": {8}, "SDTPS": {4}}
     for modality in MODALITIES:
         first, second, last = (mask[modality] for mask in masks.values())

@@ -58,16 +58,16 @@ def normalise(tokens, norm, eps):
 
 
 @contextmanager
-def replace(module, **parts):
+def replace(module, **values):
     """A module with other attributes, parameters or children for a while (monkeypatch would not put those back)."""
-    kept = {name: getattr(module, name) for name in parts}
+    kept = {name: getattr(module, name) for name in values}
     try:
-        for name, part in parts.items():
-            setattr(module, name, part)
+        for name, value in values.items():
+            setattr(module, name, value)
         yield
     finally:
-        for name, part in kept.items():
-            setattr(module, name, part)
+        for name, value in kept.items():
+            setattr(module, name, value)
 
 
 def without_blocks(backbone):

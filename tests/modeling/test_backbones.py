@@ -111,15 +111,17 @@ def test_camera_reaches_all_tokens_registers_too(name):
         draw(name),
         torch.tensor([3, 1]),
     )
-    seen = []
-    backbone.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    embeddings = []
+    backbone.vit.pos_drop.register_forward_pre_hook(
+        lambda module, inputs: embeddings.append(inputs[0])
+    )
     backbone(images, cameras)
-    (actual,), camera = seen, backbone.camera_embedding
+    (actual,), camera = embeddings, backbone.camera_embedding
     backbone.camera_embedding = None
     backbone(images, cameras)
     assert actual.shape == (2, PREFIX[name] + 6, backbone.vit.embed_dim)
     assert_close(
-        actual - seen[1],
+        actual - embeddings[1],
         (2 * camera[cameras].double()).expand_as(actual),
         *4 * (1,),
         scale=float(actual.abs().max()),
@@ -138,10 +140,10 @@ def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, sl
         "MODEL.USE_SDTPS",
         "False",
     )
-    seen, attention = [], torch.nn.functional.scaled_dot_product_attention
+    calls, attention = [], torch.nn.functional.scaled_dot_product_attention
 
     def watch(query, key, value, *, attn_mask=None, **options):
-        seen.append((query, key, value, attn_mask))
+        calls.append((query, key, value, attn_mask))
         return attention(query, key, value, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
@@ -150,8 +152,8 @@ def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, sl
     images = {modality: draw(name) for modality in MODALITIES}
     with torch.autocast("cpu", torch.bfloat16):
         model(images, torch.zeros(2, dtype=torch.long))
-    assert len(seen) == len(model.backbone.vit.blocks)
-    for *tensors, mask in seen:
+    assert len(calls) == len(model.backbone.vit.blocks)
+    for *tensors, mask in calls:
         assert mask is None
         for tensor in tensors:
             assert tensor.dtype == torch.bfloat16 and tensor.stride(-1) == 1

@@ -45,7 +45,7 @@ def switches_and_model(request):
     switches = request.param
     model = randomise(
         tiny_model(
-            *(part for item in switches.items() for part in item), "MODEL.SDTPS_LOSS_WEIGHT", "0.7"
+            *(word for item in switches.items() for word in item), "MODEL.SDTPS_LOSS_WEIGHT", "0.7"
         )
     )
     if model.hdm:
@@ -90,15 +90,15 @@ def test_training_pairs(switches_and_model):
     with measure_amplification(model.atmoe or torch.nn.Identity()) as amplification:
         output = model(images, cameras)
     assert list(output.logits) == list(output.features) == heads and output.auxiliary is None
-    for name, wanted in zip(heads, expected, strict=True):
+    for name, target in zip(heads, expected, strict=True):
         scores, feature = output.logits[name], output.features[name]
         assert scores.shape == (B, CLASSES)
         assert feature.shape == (B, width_of(name))
         assert_close(
             feature,
-            wanted,
+            target,
             *MODEL,
-            scale=float(wanted.abs().max()) * max([1, *amplification * (name == "moe")]),
+            scale=float(target.abs().max()) * max([1, *amplification * (name == "moe")]),
         )
         assert_logits(scores, model.heads[name], feature)
     assert list(model.heads) == heads
@@ -112,9 +112,9 @@ def test_patterns(switches_and_model):
     expected = expected_patterns(model, images, cameras)
     patterns = extract_patterns(model, images, cameras)[0]
     assert patterns.keys() == expected.keys()
-    for pattern, wanted in expected.items():
-        assert patterns[pattern].shape == wanted.shape
-        assert_close(patterns[pattern], wanted, *MODEL)
+    for pattern, target in expected.items():
+        assert patterns[pattern].shape == target.shape
+        assert_close(patterns[pattern], target, *MODEL)
     assert torch.equal(model(images, cameras), patterns[3])
     for pattern in (1, 2):
         actual = model(images, cameras, return_pattern=pattern)
@@ -150,8 +150,8 @@ def test_features_after_the_neck(direct):
         2: torch.cat([features["sdtps"], features["moe"]], dim=1),
         3: torch.cat([original, features["sdtps"], features["moe"]], dim=1),
     }
-    for pattern, wanted in expected.items():
-        assert_close(actual[pattern], wanted, *6 * (1,))
+    for pattern, target in expected.items():
+        assert_close(actual[pattern], target, *6 * (1,))
         assert relative_error(actual[pattern], before[pattern]) > 0.05
 
 
@@ -192,10 +192,10 @@ def frozen_names(model):
 # A softmax over the selected tokens does not feel a bias that they share: its gradient is zero but for rounding.
 UNFELT = {f"sdtps.{name}_aggr.weight.3.bias" for name in ("rgb", "nir", "tir")}
 SCORERS = {
-    f"sdtps.{name}_sparse.score_predictor.{layer}.{part}"
+    f"sdtps.{name}_sparse.score_predictor.{layer}.{leaf}"
     for name in ("rgb", "nir", "tir")
     for layer in (0, 2)
-    for part in ("weight", "bias")
+    for leaf in ("weight", "bias")
 }
 
 

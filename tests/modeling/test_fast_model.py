@@ -236,14 +236,16 @@ def test_attention_is_chosen_by_precision(in_half, fused):
 @COMPILES
 def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
     """Of one folder of compiled code, as machines with a common disk have it, each takes what is of its vectors' width."""
-    own = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
-    own |= {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"
+    }
+    environment |= {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     for capability in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}):
         done = subprocess.run(
             [sys.executable, str(ROOT / "tests" / "helpers" / "compiled.py")],
             capture_output=True,
             text=True,
-            env=own | capability,
+            env=environment | capability,
         )
         assert done.returncode == 0, done.stderr
 
@@ -267,14 +269,14 @@ def test_compiled_equals_eager_in_training_and_evaluation():
             list(output.features.values())
             for output in (reference(exact_images, cameras), compiled.train()(images, cameras))
         )
-        for theirs, own in zip(expected, actual, strict=True):
-            assert_close(own, theirs, *MODEL)
+        for theirs, ours in zip(expected, actual, strict=True):
+            assert_close(ours, theirs, *MODEL)
         for features in (expected, actual):
-            sum(part.square().mean() for part in features).backward()
-        for theirs, own in zip(reference.parameters(), compiled.parameters(), strict=True):
+            sum(feature.square().mean() for feature in features).backward()
+        for theirs, ours in zip(reference.parameters(), compiled.parameters(), strict=True):
             if theirs.grad is not None:
                 assert_close(
-                    own.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES
+                    ours.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES
                 )
         features = []
         for model in (eager, compiled):

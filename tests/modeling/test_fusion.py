@@ -81,8 +81,8 @@ def test_golden(name, mode):
     plain.load_state_dict(case.weights)
     ours = ours_of(plain.train(mode == "train"), settings["dropout"])
     tokens = [
-        {modality: case.arrays[f"{modality}_{part}"] for modality in MODALITIES}
-        for part in ("cash", "global")
+        {modality: case.arrays[f"{modality}_{kind}"] for modality in MODALITIES}
+        for kind in ("cash", "global")
     ]
     expected = case.arrays[f"{mode}_output"]
     for actual in (run(ours, *tokens), plain(*tokens)):
@@ -103,10 +103,10 @@ def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, o
     assert actual.keys() == expected.keys() - {name for name, _ in ours.named_buffers()}
     for name, gradient in actual.items():
         assert relative_error(gradient, expected[name]) < 1e-9, name
-    for part, (theirs, own) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
+    for place, (theirs, ours_by_modality) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
         for modality in MODALITIES:
-            assert relative_error(own[modality].grad, theirs[modality].grad) < 1e-9, (
-                part,
+            assert relative_error(ours_by_modality[modality].grad, theirs[modality].grad) < 1e-9, (
+                place,
                 modality,
             )
 
@@ -279,7 +279,7 @@ def test_mixed_precision_is_near(mode, precision):
     tokens = random_tokens(128, 8, 16, dtype=torch.float32)
     with torch.no_grad():
         expected = plain.double()(
-            *({modality: part.double() for modality, part in parts.items()} for parts in tokens)
+            *({modality: tensor.double() for modality, tensor in parts.items()} for parts in tokens)
         )
     with torch.autocast("cpu", precision):
         actual = run(ours, *tokens)

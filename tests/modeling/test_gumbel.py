@@ -49,8 +49,8 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
     if is_cast:
         plain, gumbel = plain.to(precision), gumbel.to(precision)
         tokens, global_feats = (
-            [tensor.detach().to(precision).requires_grad_() for tensor in part]
-            for part in (tokens, global_feats)
+            [tensor.detach().to(precision).requires_grad_() for tensor in tensors]
+            for tensors in (tokens, global_feats)
         )
     with torch.autocast("cpu", precision, enabled=precision != torch.float32 and not is_cast):
         expected, actual = plain(*tokens, *global_feats), gumbel(*tokens, *global_feats)
@@ -135,7 +135,7 @@ def central_differences(function, point):
     )
 
 
-def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
+def continuous(weights, patches, score, noise, kept, dropped, tau, out_tokens):
     """The slimmed tokens by a mask that moves: hard + softmax((moved score + noise) / tau) - softmax((score + noise) / tau).
 
     At the score they are the module's, and their derivative, which can be measured, is what the module has backward.
@@ -145,7 +145,7 @@ def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
     def slim(moved):
         soft = reference.soft_decision(moved, noise, tau)
         decision = [(place in kept) + soft[place] - start[place] for place in range(len(patches))]
-        return reference.slim(own, patches, moved, kept, dropped, decision, out_tokens)
+        return reference.slim(weights, patches, moved, kept, dropped, decision, out_tokens)
 
     return slim
 
@@ -159,7 +159,8 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     batch, patches, width, sparse_ratio = 2, 9, 20, 0.5
     module = build(51, patches, width, sparse_ratio, 0.7, 0.25, True, tau, select).double()
     tokens, global_feats = (
-        [tensor.detach().double() for tensor in part] for part in draw(52, batch, patches, width)
+        [tensor.detach().double() for tensor in tensors]
+        for tensors in draw(52, batch, patches, width)
     )
     scores = [torch.rand(batch, patches, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     waiting = iter(scores)
@@ -178,23 +179,23 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
             probes[index][sample],
         )
         kept, dropped = reference.choose(score + noise if select else score, sparse_ratio)
-        own = reference.weights_of(module.state_dict(), reference.STATE_NAMES[index])
+        weights = reference.weights_of(module.state_dict(), reference.STATE_NAMES[index])
         slim = continuous(
-            own, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1
+            weights, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1
         )
         assert_close(outputs[index][sample], slim(score), *PATH, dtype=torch.float64)
         by_differences = (central_differences(slim, score) * probe).sum(dim=(1, 2))
-        for part, places in (("kept", kept), ("dropped", dropped)):
-            actual[part].append(scores[index].grad[sample][places])
-            expected[part].append(by_differences[places])
+        for group, places in (("kept", kept), ("dropped", dropped)):
+            actual[group].append(scores[index].grad[sample][places])
+            expected[group].append(by_differences[places])
     terms = max(
-        float(probe.abs().max() * part.abs().max())
-        for probe, part in zip(probes, tokens, strict=True)
+        float(probe.abs().max() * tensor.abs().max())
+        for probe, tensor in zip(probes, tokens, strict=True)
     )
-    for part in actual:
+    for group in actual:
         assert_close(
-            flat(actual[part]),
-            flat(expected[part]),
+            flat(actual[group]),
+            flat(expected[group]),
             *PATH,
             probes[0][0].numel(),
             dtype=torch.float64,

@@ -237,7 +237,7 @@ def test_a_models_widths_are_those_of_its_training_features(opts):
     output = model.train()(images, cameras)
     losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
     assert [tuple(loss.centers.shape) for loss in losses] == [
-        (CLASSES, part.shape[1]) for part in output.features.values()
+        (CLASSES, feature.shape[1]) for feature in output.features.values()
     ]
     total_loss(cfg, output, torch.tensor([0, 0, 1, 1]), model.head_weights, losses)[0].backward()
     assert all(
@@ -265,7 +265,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
     outputs, labels = draw_pairs()
     expected = scale = 0.0 if auxiliary is None else float(auxiliary)
     for index, weight in enumerate(PAIRS.values()):
-        logits, features = (part.double() for part in outputs[2 * index : 2 * index + 2])
+        logits, features = (tensor.double() for tensor in outputs[2 * index : 2 * index + 2])
         pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, 0.1))
         if "triplet" in kind and sampler == "softmax_triplet":
             pair += 3 * float(reference.batch_hard_triplet_loss(features, labels))
@@ -284,13 +284,13 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     torch.manual_seed(seed_of(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
-    *outputs, auxiliary = (part.requires_grad_() for part in (*outputs, torch.tensor([0.5])))
+    *outputs, auxiliary = (tensor.requires_grad_() for tensor in (*outputs, torch.tensor([0.5])))
     total, parts = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
     assert list(parts) == [
         "auxiliary",
         *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center")),
     ]
-    assert not any(part.requires_grad for part in parts.values()) and total.requires_grad
+    assert not any(loss.requires_grad for loss in parts.values()) and total.requires_grad
     assert_close(total, sum(map(float, parts.values())), len(parts))
     assert float(parts["auxiliary"]) == 0.5
     with torch.no_grad():
@@ -316,11 +316,11 @@ def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
 
 def test_center_is_computed_in_float32_under_autocast():
     outputs, labels = draw_pairs()
-    half = [part.bfloat16() for part in outputs]
+    half = [tensor.bfloat16() for tensor in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
     losses = make_center_losses(cfg, 6, WIDTHS)
     expected, _ = total_loss(
-        cfg, output_of([part.float() for part in half], PAIRS), labels, PAIRS, losses
+        cfg, output_of([tensor.float() for tensor in half], PAIRS), labels, PAIRS, losses
     )
     with torch.autocast("cpu", torch.bfloat16):
         actual, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)

@@ -92,7 +92,7 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
         torch.manual_seed(seed_of(5))  # HDM has dropout
         trained = model.train()(images, cameras)
         complete, *_ = extract_patterns(model.eval(), images, cameras, CASES)
-        actual.append([torch.as_tensor(part) for part in (*pairs(trained), *complete.values())])
+        actual.append([torch.as_tensor(value) for value in (*pairs(trained), *complete.values())])
     assert len(actual[0]) == 3 * 2 + 3
     assert all(torch.equal(one, other) for one, other in zip(*actual, strict=True))
 
@@ -113,25 +113,25 @@ def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
     context = exact_model.forward_features(exact_images, cameras).context
     unguided = [] if is_guided else [MODALITIES.index(modality) for modality in missing]
     tokens = [
-        [part[modality] for modality in MODALITIES]
-        for part in (context.tokens, context.global_feats)
+        [by_modality[modality] for modality in MODALITIES]
+        for by_modality in (context.tokens, context.global_feats)
     ]
     slimmed, _ = reference.sdtps(
         exact_model.sdtps.state_dict(), *tokens, 0.5, 0.4, 0.25, missing=unguided
     )
     (actual,) = extract_patterns(model, images, cameras, [missing])
-    assert_close(actual[2], torch.cat([part.mean(dim=1) for part in slimmed], 1), *MODEL)
+    assert_close(actual[2], torch.cat([output.mean(dim=1) for output in slimmed], 1), *MODEL)
 
 
 def backbone_inputs(model, call):
     """The images that a call sends through the backbone, one by one."""
-    seen = []
+    images = []
     handle = model.backbone.register_forward_pre_hook(
-        lambda _, inputs: seen.extend(inputs[0].unbind())
+        lambda _, inputs: images.extend(inputs[0].unbind())
     )
     call()
     handle.remove()
-    return seen
+    return images
 
 
 @pytest.mark.parametrize("cases", [CASES, CASES[:1], CASES[3:5]], ids=["all", "complete", "two"])
@@ -141,15 +141,15 @@ def test_every_image_passes_the_backbone_once(cases):
     model = tiny_model().eval()
     batch = 9
     images, cameras = random_images(2, batch=batch)
-    seen = backbone_inputs(model, lambda: extract_patterns(model, images, cameras, cases))
+    inputs = backbone_inputs(model, lambda: extract_patterns(model, images, cameras, cases))
     needed = [
         modality for modality in MODALITIES if any(modality not in missing for missing in cases)
     ]
-    zeros = [image for image in seen if image.eq(0).all()]
+    zeros = [image for image in inputs if image.eq(0).all()]
     for modality in MODALITIES:
         for image in images[modality]:
-            assert sum(torch.equal(image, other) for other in seen) == (modality in needed)
-    assert len(seen) - len(zeros) == len(needed) * batch
+            assert sum(torch.equal(image, other) for other in inputs) == (modality in needed)
+    assert len(inputs) - len(zeros) == len(needed) * batch
     assert len(zeros) <= len(MODALITIES) * CAMERAS
     assert bool(zeros) == any(cases)
 
@@ -170,7 +170,7 @@ def test_the_options_of_an_evaluation(options, tiny_root):
     missing = frozenset(MISSING.get(cfg.TEST.MISS, []))
     (expected,) = extract_patterns(model, images, cameras, [missing], cfg.TEST.NECK_FEAT)
     extracted = []
-    seen = backbone_inputs(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
+    inputs = backbone_inputs(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
     assert len(extracted) == 1 and list(extracted[0]) == list(expected)
     for pattern, feature in extracted[0].items():
         assert torch.equal(feature[: len(cameras)], expected[pattern])
@@ -178,7 +178,7 @@ def test_the_options_of_an_evaluation(options, tiny_root):
             feature.untyped_storage().data_ptr() == extracted[0][3].untyped_storage().data_ptr()
         ), "held once"
     for modality, image in images.items():
-        assert any(torch.equal(image[0], other) for other in seen) == (modality not in missing)
+        assert any(torch.equal(image[0], other) for other in inputs) == (modality not in missing)
     (complete,) = extract_patterns(model, images, cameras, [frozenset()])
     assert torch.equal(model(images, cameras, return_pattern=2), complete[2])
     assert torch.equal(complete[3], expected[3]) == (options[1] == "nothing")

@@ -178,6 +178,6 @@ def test_the_flag_chooses_the_rows(command, monkeypatch, ranking_case, tmp_path)
     best, worst = (first_hits(*ranking_case, nearer)[numbers[0]] for nearer in (2, -2))
     late = {f"\nfirst hit at rank {rank}" if rank > 10 else "" for rank in range(best, worst + 1)}
     assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() in {
-        f"query{said}\n{title}" for said in late
+        f"query{text}\n{title}" for text in late
     }
     assert max(first_hits(*ranking_case)) > 10  # so that one is said

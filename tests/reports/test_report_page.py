@@ -131,7 +131,7 @@ def test_the_numbers_are_those_of_plain_loops(analysed_run):
         list(sample.paths) for sample in data.samples
     ]
     lows, highs = (
-        [plain.average_precision(one) for one in plain.rankings(actual, ids, cameras)]
+        [plain.average_precision(ranking) for ranking in plain.rankings(actual, ids, cameras)]
         for actual in (low, high)
     )
     averages = [query["average_precision"] for query in numbers["queries"]]
@@ -141,12 +141,12 @@ def test_the_numbers_are_those_of_plain_loops(analysed_run):
     rankings = plain.rankings(exact.tolist(), ids, cameras)
     for rank_list in numbers["rank_lists"]:
         nearest = [distance for distance, *_ in rankings[rank_list["query"]][:10]]
-        assert [one["distance"] for one in rank_list["nearest"]] == pytest.approx(
+        assert [hit["distance"] for hit in rank_list["nearest"]] == pytest.approx(
             nearest, abs=rounding
         )
         assert all(
-            one["is_match"] == (ids[1][one["sample"]] == ids[0][rank_list["query"]])
-            for one in rank_list["nearest"]
+            hit["is_match"] == (ids[1][hit["sample"]] == ids[0][rank_list["query"]])
+            for hit in rank_list["nearest"]
         )
     (every, low), (_, high) = (
         plain.camera_matrix(actual, ids, cameras, cameras) for actual in (low, high)

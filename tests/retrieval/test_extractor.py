@@ -185,7 +185,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("said", BAD)
-def test_what_cannot_be_used_is_told(reid, files, said):
-    with pytest.raises(UserError, match=said):
-        reid.features(**BAD[said](files))
+@pytest.mark.parametrize("reason", BAD)
+def test_what_cannot_be_used_is_told(reid, files, reason):
+    with pytest.raises(UserError, match=reason):
+        reid.features(**BAD[reason](files))

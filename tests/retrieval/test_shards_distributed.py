@@ -69,11 +69,11 @@ def assert_same(output, alone):
 
 
 def test_two_nodes_export_what_one_process_does(start_nodes, alone, words, tmp_path):
-    said = [
+    outputs = [
         process.communicate(timeout=120)
         for process in start_nodes(two_nodes(), [*words, "--output", tmp_path / "x.npz"])
     ]
-    assert "".join(stdout for stdout, _ in said).count("Wrote ") == 1, said
+    assert "".join(stdout for stdout, _ in outputs).count("Wrote ") == 1, outputs
     assert_same(tmp_path / "x.npz", alone)
 
 

@@ -63,7 +63,7 @@ def test_two_processes_step_like_one(steps):
     first, second = shared
     assert first["losses"] == second["losses"]
     assert all(torch.equal(first["state"][name], value) for name, value in second["state"].items())
-    assert [part["hardest"] for part in alone["parts"]] == 3 * [False] + 3 * [True]
+    assert [step["hardest"] for step in alone["parts"]] == 3 * [False] + 3 * [True]
 
 
 def test_two_processes_evaluate_like_one(steps):

@@ -78,7 +78,7 @@ def test_other_precisions(dtype, paper):
     inputs = tokens.to(dtype), words.to(dtype), [4, 2]
     expected, _ = reference.similarities(
         {name: value.double() for name, value in network.state_dict().items()},
-        *(part.double() for part in inputs[:2]),
+        *(tensor.double() for tensor in inputs[:2]),
         [4, 2],
         paper=paper,
         dual=True,

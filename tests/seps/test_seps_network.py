@@ -329,7 +329,7 @@ def test_the_public_names_make_the_networks_they_name():
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "said"),
+    ("place", "value", "reason"),
     [
         (2, torch.tensor([7, 1, 8, 4]), r"\(4, 7, 20\).*cap_lens \[7, 1, 8, 4\]"),
         (2, torch.tensor([7, 1, 3]), r"\(4, 7, 20\).*cap_lens \[7, 1, 3\]"),
@@ -337,9 +337,9 @@ def test_the_public_names_make_the_networks_they_name():
         (0, torch.randn(3, 11, WIDTH), r"\(3, 11, 20\).* 9 patches"),
     ],
 )
-def test_inputs_that_do_not_fit_are_reported(place, value, said):
+def test_inputs_that_do_not_fit_are_reported(place, value, reason):
     """Before anything is computed."""
     inputs = draw(29)
     inputs[place] = value
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         build("paper")(*inputs)

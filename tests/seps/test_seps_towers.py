@@ -136,7 +136,7 @@ def test_the_tokenizer_is_the_towers(bert):
 
 
 @pytest.mark.parametrize(
-    ("opts", "said"),
+    ("opts", "reason"),
     [
         (
             ["MODEL.TRANSFORMER_TYPE", "vit_small_patch14_reg4_dinov2", "INPUT.SIZE", "[28,28]"],
@@ -148,9 +148,9 @@ def test_the_tokenizer_is_the_towers(bert):
         (["MODEL.TEXT_TOWER", "data/no such/bert"], "is no folder"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(bert, opts, said):
+def test_what_does_not_fit_is_one_sentence(bert, opts, reason):
     cfg = cfg_with(bert, *opts)
-    assert said in message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
+    assert reason in message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
 
 
 def test_a_tokenizer_of_another_bert(tmp_path):
@@ -183,7 +183,7 @@ def test_the_model_learns_in_all_its_parts(bert, opts):
     similarities, _ = model(*inputs)
     assert similarities.shape == (2, 2)
     similarities.square().sum().backward()
-    for part in (
+    for module in (
         model.image_tower.tower,
         model.image_tower.projection,
         model.text_tower.tower,
@@ -192,7 +192,7 @@ def test_the_model_learns_in_all_its_parts(bert, opts):
         assert (
             sum(
                 float(parameter.grad.abs().sum())
-                for parameter in part.parameters()
+                for parameter in module.parameters()
                 if parameter.grad is not None
             )
             > 0

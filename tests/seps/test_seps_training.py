@@ -176,13 +176,13 @@ def test_the_test_command_gives_the_recorded_table(run_folder, command, tmp_path
     words = (*words, "--json", tmp_path / "x.json", "TEST.SPLIT", split, *more)
     code, stdout, stderr = command(test_seps.main, *words)
     assert code == 0, stderr
-    written = json.loads((tmp_path / "x.json").read_text())
-    assert written[split] == near(records_of(run_folder)[-1][split], split)
-    assert list(written) == ["caption", split]
-    said = stdout.splitlines()
-    assert said[0] == written["caption"]
-    assert f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in said[0]
-    assert said[2].split() == [split, *(f"{written[split][column]:.1f}" for column in COLUMNS)]
+    content = json.loads((tmp_path / "x.json").read_text())
+    assert content[split] == near(records_of(run_folder)[-1][split], split)
+    assert list(content) == ["caption", split]
+    lines = stdout.splitlines()
+    assert lines[0] == content["caption"]
+    assert f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in lines[0]
+    assert lines[2].split() == [split, *(f"{content[split][column]:.1f}" for column in COLUMNS)]
 
 
 def test_folds_are_searched_each_for_itself(run_folder, shapes_root):

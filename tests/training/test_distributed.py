@@ -63,15 +63,15 @@ def test_two_processes_step_like_one(steps):
 
 def test_what_the_processes_tell_each_other(steps):
     alone, first, second = steps
-    assert [one["shared"] for one in steps] == [[0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0]]
-    assert [one["of batch"] for one in steps] == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [record["shared"] for record in steps] == [[0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0]]
+    assert [record["of batch"] for record in steps] == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7]]
     for actual in steps:
         assert torch.equal(actual["rows"], torch.arange(5.0).unsqueeze(1))
         assert actual["from main"] == "of 0"
     assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]
-    assert [one["is equal"] for one in steps] == [[True, True], [True, False], [True, False]]
+    assert [record["is equal"] for record in steps] == [[True, True], [True, False], [True, False]]
 
 
 RUN = (

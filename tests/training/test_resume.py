@@ -60,10 +60,10 @@ def fails(command):
 
     def actual(words):
         code, _, stderr = command(train_net.main, *words)
-        said = stderr.strip().splitlines()[-1]
-        assert code == 2 and said.startswith(ONE_LINE) and said.endswith(".")
+        message = stderr.strip().splitlines()[-1]
+        assert code == 2 and message.startswith(ONE_LINE) and message.endswith(".")
         assert "Traceback" not in stderr
-        return said
+        return message
 
     return actual
 
@@ -160,7 +160,9 @@ def test_another_machine_is_a_warning(run_copy, tiny_root):
         for line in (run_copy / "log.txt").read_text().splitlines()
         if "WARNING the run started with" in line
     )
-    assert all(part in warning for part in ("torch 0.4 (now", "cpu ABACUS (now", "threads 64 (now"))
+    assert all(
+        phrase in warning for phrase in ("torch 0.4 (now", "cpu ABACUS (now", "threads 64 (now")
+    )
 
 
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
@@ -183,9 +185,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_continued(fails, run_copy, tiny_root, name):
-    words, said = REFUSED[name]
+    words, reason = REFUSED[name]
     before = contents(run_copy)
-    assert said in fails(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *words))
+    assert reason in fails(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *words))
     assert contents(run_copy) == before
 
 
@@ -206,8 +208,8 @@ def test_other_data_are_refused(fails, run_copy, own_root, tmp_path, reference):
     assert_same(reference, twin)
     first = sorted((moved / "RGBNT201" / "test" / "NI").iterdir())[0]
     first.write_bytes(first.read_bytes() + b"0")
-    said = fails(cli_args_for(moved, "OUTPUT_DIR", run_copy, *AUTO))
-    assert "the run in" in said and "'query NI'" in said
+    message = fails(cli_args_for(moved, "OUTPUT_DIR", run_copy, *AUTO))
+    assert "the run in" in message and "'query NI'" in message
 
 
 def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
@@ -253,8 +255,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     for name in ("last.pth", "last.previous.pth"):
         DAMAGES[kind](damaged / name)
     words = cli_args_for(tiny_root, *AUTO)
-    said = fails([*words, "OUTPUT_DIR", damaged])
-    assert "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
+    message = fails([*words, "OUTPUT_DIR", damaged])
+    assert "last.pth" in message and "last.previous.pth" in message and "--overwrite" in message
 
     DAMAGES[kind](run_copy / "last.pth")
     assert call([*words, "OUTPUT_DIR", run_copy]) == 0

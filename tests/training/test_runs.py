@@ -189,7 +189,7 @@ def assert_drawn(path, rows=1):
         # more than a hundred colours
         assert image.format == "PNG" and image.convert("RGB").getcolors(100) is None
         pixels = np.asarray(image.convert("L"), dtype=np.float32)
-    assert min(pixels.shape) > 100 and min(part.std() for part in np.array_split(pixels, rows)) > 10
+    assert min(pixels.shape) > 100 and min(band.std() for band in np.array_split(pixels, rows)) > 10
 
 
 def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):

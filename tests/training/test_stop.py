@@ -92,8 +92,8 @@ def test_ctrl_c_to_a_run_and_its_loading_processes_saves(tiny_root, tmp_path):
     output = tmp_path / "run"
     with start_training(tiny_root, output) as process:
         os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 130 and "Traceback" not in said, said
+        stderr = process.communicate(timeout=120)[1]
+        assert process.returncode == 130 and "Traceback" not in stderr, stderr
         assert not members(process.pid)
     assert torch.load(output / "last.pth", weights_only=True)["epoch"] >= 1
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"

@@ -45,7 +45,7 @@ def test_the_loss_is_that_of_the_formula(way):
         )
     ]
     weight = model.slimming.scores[0].loss_weight
-    expected = weight * sum(sum(part) / len(part) for part in terms) / len(terms)
+    expected = weight * sum(sum(row_terms) / len(row_terms) for row_terms in terms) / len(terms)
     assert_close(loss, expected, 2, 64, 64, 3, 16, 2)
     reached = torch.autograd.grad(
         loss, [*model.slimming.parameters(), model.tower.stem.weight], retain_graph=True
@@ -84,17 +84,17 @@ def test_training_steps_learn_the_masks(kind):
         model = case_of(partial(Host, recompute=way)).model()
         demo_sdtps.slim(model, *STAGES, "supervised", blocks_at="tower.blocks").train()
         _, images, masks, _ = slim_with_masks()
-        optimizer, own = torch.optim.SGD(model.parameters(), lr=1e-3), []
+        optimizer, values = torch.optim.SGD(model.parameters(), lr=1e-3), []
         for _ in range(4):
             output = model(images, foreground=masks)
             loss = demo_sdtps.slim_loss(model) + 1e-3 * output.square().mean()
-            own.append(float(loss.detach()))
+            values.append(float(loss.detach()))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         other = copy.deepcopy(model)
-        assert torch.equal(other.eval()(images), model.eval()(images)) and own[-1] < own[0]
-        losses.append(own)
+        assert torch.equal(other.eval()(images), model.eval()(images)) and values[-1] < values[0]
+        losses.append(values)
     assert_close(losses[-1], losses[0], *8 * PATH)
 
 

@@ -106,8 +106,8 @@ def test_every_case_of_missing_modalities(score):
         (of_noise,) = encode_cases(model, noise, cameras, [missing])
         for other in (model.forward_features(zeroed, cameras), of_noise):
             rows = alike(actual, other, score)
-            for part in ("tokens", "class_tokens", "global_feats"):
-                one, same = (getattr(each.context, part) for each in (other, actual))
+            for attribute in ("tokens", "class_tokens", "global_feats"):
+                one, same = (getattr(each.context, attribute) for each in (other, actual))
                 for name in MODALITIES:
                     assert_close(one[name][rows], same[name][rows], *SCORE, *SCORE)
         assert all(actual.context.missing[name].eq(name in missing).all() for name in MODALITIES)
@@ -135,13 +135,15 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
         for row in range(len(CASES))
     ]
     for name in MODALITIES:
-        for stage, *stages in zip(together.stages, *(one.stages for one in alone), strict=True):
-            assert torch.equal(stage.kept[name], torch.cat([part.kept[name] for part in stages]))
-        tokens = torch.cat([one.context.tokens[name] for one in alone])
+        for stage, *stages in zip(
+            together.stages, *(single.stages for single in alone), strict=True
+        ):
+            assert torch.equal(stage.kept[name], torch.cat([other.kept[name] for other in stages]))
+        tokens = torch.cat([single.context.tokens[name] for single in alone])
         assert_close(together.context.tokens[name], tokens, *SCORE, *SCORE)
-        scores = torch.cat([model.sdtps(one.context)[name].score for one in alone])
+        scores = torch.cat([model.sdtps(single.context)[name].score for single in alone])
         assert_close(model.sdtps(together.context)[name].score, scores, *SCORE, *SCORE)
-    loss = torch.stack([one.loss for one in alone]).mean(dim=0)
+    loss = torch.stack([single.loss for single in alone]).mean(dim=0)
     assert_close(together.loss, loss, *SCORE)
     weight = model.slimming.scores[0].heads["NI"][-1].weight
     (expected,) = torch.autograd.grad(loss, weight)

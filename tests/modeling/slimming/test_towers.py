@@ -177,12 +177,12 @@ def test_less_than_one_patch_is_refused_by_the_first_forward():
 def test_a_tower_is_found_wherever_it_is():
     model = nn.Sequential(nn.Identity(), nn.ModuleDict({"body": torchvision_model()}))
     assert demo_sdtps.slim(model, (1,), (0.5,)).slimming.blocks == (1,)
-    seen = []
+    counts = []
     model[1].body.encoder.layers[1].register_forward_hook(
-        lambda block, args, output: seen.append(output.shape[1])
+        lambda block, args, output: counts.append(output.shape[1])
     )
     model[1].body(torch.randn(1, 3, 64, 64))
-    assert seen == [1 + 8 + 1]
+    assert counts == [1 + 8 + 1]
 
 
 @pytest.mark.slow
