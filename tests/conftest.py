@@ -209,9 +209,11 @@ def refusal(command, tmp_path, monkeypatch):
         assert contents(tmp_path) == before
         # A progress bar that is wiped away leaves a carriage return and blanks before the line.
         lines = stderr.replace("\r", "\n").splitlines()
-        said = "\n".join(line for line in lines if line.strip() and not line.startswith(PROGRESS))
-        assert said.startswith(ONE_LINE)
-        return said.removeprefix(ONE_LINE)
+        message = "\n".join(
+            line for line in lines if line.strip() and not line.startswith(PROGRESS)
+        )
+        assert message.startswith(ONE_LINE)
+        return message.removeprefix(ONE_LINE)
 
     return call
 

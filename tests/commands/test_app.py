@@ -58,14 +58,14 @@ def place(tiny_root, files, tmp_path, monkeypatch):
 
 
 @contextmanager
-def served(place, *words):
+def serve(place, *words):
     """The address that the command serves, in a process of its own."""
     start = [sys.executable, "-c", PROGRAM, "app", *map(str, words)]
     environment = os.environ | {"MPLBACKEND": "Agg"}
-    with open(place / "said.txt", "w") as said:
-        process = subprocess.Popen(start, cwd=place, stdout=said, stderr=said, env=environment)
+    with open(place / "output.txt", "w") as output:
+        process = subprocess.Popen(start, cwd=place, stdout=output, stderr=output, env=environment)
     try:
-        while " searches in " not in (text := (place / "said.txt").read_text()):
+        while " searches in " not in (text := (place / "output.txt").read_text()):
             assert process.poll() is None, text
             time.sleep(0.2)
         yield text.splitlines()[-1].split()[0]
@@ -74,7 +74,7 @@ def served(place, *words):
         process.wait(20)
 
 
-def requested(driver):
+def requests_of(driver):
     """Addresses that the pages asked for, but for those that are the data themselves."""
     events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
     actual = [
@@ -93,7 +93,7 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
     query = [place / "query" / name / shown.name for name in ("RGB", "TI")]
     shutil.rmtree(place / "query" / "NI")
     words = (*WORDS, "--index", "kept", "--top", 3)
-    with headless(log=True) as driver, served(place, *words, "--port", free_port()) as address:
+    with headless(log=True) as driver, serve(place, *words, "--port", free_port()) as address:
         page = Page(driver, address)
         page.show(1400, "light")
         slots = until(lambda: driver.find_elements("css selector", "input[type=file]"))
@@ -126,18 +126,18 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         for width in (1400, 400):
             page.show(width, "light")
             assert page.run("return document.documentElement.scrollWidth") <= width
-        asked = requested(driver)
+        asked = requests_of(driver)
         assert len(asked) > 5 and all(url.startswith(address) for url in asked), asked
-    assert "asked for" not in (place / "said.txt").read_text()
+    assert "asked for" not in (place / "output.txt").read_text()
     code, _, stderr = command(search.main, *words, "--query", "query", "--csv", "x.csv")
     assert code == 0, stderr
     with open("x.csv") as file:
-        own = [row for row in csv.reader(file) if row[0] == f"query/RGB/{shown.name}"]
+        hits = [row for row in csv.reader(file) if row[0] == f"query/RGB/{shown.name}"]
     assert [name.strip() for name in names[1:]] == [
-        os.path.splitext(os.path.basename(row[2]))[0] for row in own
+        os.path.splitext(os.path.basename(row[2]))[0] for row in hits
     ]
     assert [float(title.split("= ")[1]) for title in numbers[1:]] == pytest.approx(
-        [float(row[3]) for row in own], abs=1e-3
+        [float(row[3]) for row in hits], abs=1e-3
     )
 
 
@@ -146,11 +146,11 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
 def test_a_port_that_cannot_be_served_is_one_sentence(place, refusal, port):
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1] if port == "taken" else port
-        said = refusal(app.main, *WORDS, "--port", number)
-    assert said.startswith(f"127.0.0.1:{number} cannot be served") and "--port" in said
+        message = refusal(app.main, *WORDS, "--port", number)
+    assert message.startswith(f"127.0.0.1:{number} cannot be served") and "--port" in message
 
 
 @pytest.mark.skipif(bool(find_spec("gradio")), reason="gradio is installed")
 def test_without_gradio_the_extra_is_named(place, refusal):
-    said = refusal(app.main, *WORDS)
-    assert said == "tools/app.py needs gradio; install them by pip install -e '.[app]'."
+    message = refusal(app.main, *WORDS)
+    assert message == "tools/app.py needs gradio; install them by pip install -e '.[app]'."

@@ -17,7 +17,7 @@ SMALL = ("SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2")
 
 
 @pytest.fixture
-def checked(command, tmp_path):
+def check(command, tmp_path):
     """Call the command with --json → its exit code, what it prints, and the content of the file."""
 
     def call(*words):
@@ -31,11 +31,11 @@ def checked(command, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "Synthetic"])
-def test_counts_of_every_layout(checked, tmp_path, name):
+def test_counts_of_every_layout(check, tmp_path, name):
     """Those of RGBNT201 are known, and a small copy of it differs from them."""
     splits = WRITERS[name](tmp_path / "data")
     config = ROOT / "configs" / name / "DeMo.yml"
-    code, stdout, actual = checked(*cli_args_for(tmp_path / "data", config=config, small=SMALL))
+    code, stdout, actual = check(*cli_args_for(tmp_path / "data", config=config, small=SMALL))
     distinct = set(chain(*splits.values()))
     for split, samples in {**splits, "all": distinct}.items():
         identities = {"train": TRAIN, "all": TRAIN + TEST}.get(split, TEST)
@@ -54,47 +54,47 @@ def test_counts_of_every_layout(checked, tmp_path, name):
 def test_the_published_counts_are_those_of_the_document():
     text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     counts = READERS["RGBNT201"].published
-    told = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
-    told += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])
+    row = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
+    row += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])
     assert (
         counts["query"] == counts["gallery"]
-        and f"{told}{counts['all']['cameras']} cameras |" in text
+        and f"{row}{counts['all']['cameras']} cameras |" in text
     )
     assert [name for name, reader in READERS.items() if reader.published] == ["RGBNT201"]
 
 
-def test_synthetic_data_are_compared_with_what_was_asked_for(checked, own_root):
+def test_synthetic_data_are_compared_with_what_was_asked_for(check, own_root):
     words = cli_args_for(own_root)
-    code, stdout, actual = checked(*words)
+    code, stdout, actual = check(*words)
     assert (
         code == 0
         and actual["expected"]["train"] == {"triplets": 48, "identities": 6}
         and "can train on it" in stdout
     )
     assert actual["counts"]["train"]["masks"] == 48 and not actual["decoded"]
-    one = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
+    image = sorted((own_root / "RGBNT201" / "train_171" / "RGB").iterdir())[0].name
     for modality in ("RGB", "NI", "TI"):
-        (own_root / "RGBNT201" / "train_171" / modality / one).unlink()
-    code, stdout, actual = checked(*words)
+        (own_root / "RGBNT201" / "train_171" / modality / image).unlink()
+    code, stdout, actual = check(*words)
     assert code == 1 and "WARNING: train has 47 triplets, but 48 are expected; 1 fewer" in stdout
     (own_root / "RGBNT201" / "synthetic.json").write_text("{}")
     assert published_counts(load_cfg(CONFIG, words[2:])) == READERS["RGBNT201"].published
 
 
-def test_damaged_images_are_all_found_by_decoding(refusal, checked, own_root):
+def test_damaged_images_are_all_found_by_decoding(refusal, check, own_root):
     cut = sorted((own_root / "RGBNT201" / "test" / "TI").iterdir())[:2]
     for path in cut:
         path.write_bytes(path.read_bytes()[:-200])
-    assert checked(*cli_args_for(own_root))[0] == 0
-    said = refusal(check_data.main, *cli_args_for(own_root), "--decode")
-    assert said.startswith("2 of 240 images cannot be read") and all(
-        said.count(str(path)) == 1 for path in cut
+    assert check(*cli_args_for(own_root))[0] == 0
+    message = refusal(check_data.main, *cli_args_for(own_root), "--decode")
+    assert message.startswith("2 of 240 images cannot be read") and all(
+        message.count(str(path)) == 1 for path in cut
     )
 
 
-def test_captions(checked, refusal, shapes_root, tmp_path):
+def test_captions(check, refusal, shapes_root, tmp_path):
     words = seps_tiny.cli_args_for(shapes_root)
-    code, stdout, actual = checked(*words, "--decode")
+    code, stdout, actual = check(*words, "--decode")
     sizes, captions = seps_tiny.SIZES, seps_tiny.CAPTIONS
     assert code == 0 and actual["decoded"] and "not known here" in stdout
     assert actual["counts"] == {
@@ -103,5 +103,5 @@ def test_captions(checked, refusal, shapes_root, tmp_path):
     }
     assert "TEST.FOLDS is 3" in refusal(check_data.main, *words, "TEST.FOLDS", "3")
     (tmp_path / "shapes").mkdir()
-    said = refusal(check_data.main, *words, "DATASETS.ROOT_DIR", tmp_path)
-    assert "_caps.txt is missing" in said
+    message = refusal(check_data.main, *words, "DATASETS.ROOT_DIR", tmp_path)
+    assert "_caps.txt is missing" in message

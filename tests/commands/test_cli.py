@@ -46,8 +46,8 @@ def test_keys_are_printed(command, words, is_chosen):
 
 
 def test_negative_values_pass_the_command_line(refusal, tmp_path):
-    said = refusal(train_net.main, *cli_args_for(tmp_path, "SOLVER.BASE_LR", "-1e-4"))
-    assert said.startswith("SOLVER.BASE_LR") and "greater than 0" in said
+    message = refusal(train_net.main, *cli_args_for(tmp_path, "SOLVER.BASE_LR", "-1e-4"))
+    assert message.startswith("SOLVER.BASE_LR") and "greater than 0" in message
 
 
 def test_help_comes_before_torch_and_before_other_processes(tmp_path):
@@ -75,7 +75,7 @@ print(json.dumps(results))
     assert done.returncode == 0, done.stderr
     actual = json.loads(done.stdout)
     assert len(actual) == len(EVERY) + 2 and all(
-        told == [True, False] for told in actual.values()
+        result == [True, False] for result in actual.values()
     ), actual
 
 
@@ -87,13 +87,13 @@ def test_flags_have_either_stroke(command, refusal):
     )
     assert first == second and first[0] == 0 and "7 classes, 2 cameras" in first[1]
     # values keep theirs
-    said = refusal(search.main, "--weight=no-such.pth", "--gallery", "a-b", "--query", "c-d")
-    assert "no-such.pth do not exist" in said
-    said = refusal(convert_checkpoint.main, "no-such.pth", "x-y.pth", "--to", "ours")
-    assert "no-such.pth do not exist" in said
+    message = refusal(search.main, "--weight=no-such.pth", "--gallery", "a-b", "--query", "c-d")
+    assert "no-such.pth do not exist" in message
+    message = refusal(convert_checkpoint.main, "no-such.pth", "x-y.pth", "--to", "ours")
+    assert "no-such.pth do not exist" in message
 
 
-def dispatched(*words):
+def dispatch(*words):
     return subprocess.run(
         [sys.executable, "-c", DISPATCH, *words], capture_output=True, text=True, timeout=120
     )
@@ -108,22 +108,22 @@ def test_the_command_of_an_installed_package_has_every_script():
         if not script.startswith("benchmarks/")
     }
     assert scripts == {*modules} | CHECKOUT and len({*modules}) == len(modules)
-    said = dispatched("--help")
-    assert said.returncode == 0 and dispatched().stdout == said.stdout
-    rows = [line for line in said.stdout.splitlines() if line.startswith("  ")]
+    usage = dispatch("--help")
+    assert usage.returncode == 0 and dispatch().stdout == usage.stdout
+    rows = [line for line in usage.stdout.splitlines() if line.startswith("  ")]
     assert [row[2:22].strip() for row in rows] == list(COMMANDS)
-    group = dispatched("draw", "--help").stdout
+    group = dispatch("draw", "--help").stdout
     assert group.count("\n  draw ") == 5 and "search" not in group
 
 
 def test_a_command_is_its_script(command, tmp_path):
     words = ("--config_file", "Synthetic/Baseline.yml", "--num_class", "7")
-    assert dispatched("flops", *words).stdout == command(profile_flops.main, *words)[1]
-    said = dispatched("draw", "tokens", "--help").stdout
-    assert said.startswith("usage: demo-sdtps draw tokens [-h]")
+    assert dispatch("flops", *words).stdout == command(profile_flops.main, *words)[1]
+    usage = dispatch("draw", "tokens", "--help").stdout
+    assert usage.startswith("usage: demo-sdtps draw tokens [-h]")
     mistakes = ((["serch", "--weight", "x"], "search"), (["draw", "tokns"], "draw tokens"))
     for words, nearest in mistakes:
-        done = dispatched(*words)
+        done = dispatch(*words)
         assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
         assert done.stderr.startswith(ONE_LINE) and f"the nearest is {nearest!r}" in done.stderr
-    assert dispatched("--version").stdout.strip() == import_module("demo_sdtps").__version__
+    assert dispatch("--version").stdout.strip() == import_module("demo_sdtps").__version__

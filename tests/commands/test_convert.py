@@ -5,7 +5,7 @@ import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, cli_args_for
 from golden_cases import relative_error
-from numeric import seeded
+from numeric import seed_of
 
 from demo_sdtps.commands import convert_checkpoint, export_features
 from demo_sdtps.config import load_cfg
@@ -26,7 +26,7 @@ def words(tiny_root):
 def ours(words, tmp_path_factory):
     """A checkpoint with every module's weights, as train_net.py writes one."""
     cfg = load_cfg(CONFIG, words[2:])
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     model = make_model(cfg, 6, 4)
     for name, tensor in model.named_buffers():
         if "running" in name:
@@ -67,14 +67,14 @@ def assert_same(actual, expected):
 
 def test_to_ours_and_back(convert, demo, tmp_path):
     expected = torch.load(demo, weights_only=True)
-    content, said = convert(demo, tmp_path / "new" / "ours.pth", "ours")
+    content, stdout = convert(demo, tmp_path / "new" / "ours.pth", "ours")
     assert content == {"model": content["model"], "num_class": 6, "camera_num": 4}
-    assert said == (
+    assert stdout == (
         f"Wrote {len(content['model'])} tensors under our names to {tmp_path / 'new' / 'ours.pth'}: "
         "6 identities, 4 cameras\n"
     )
-    back, said = convert(tmp_path / "new" / "ours.pth", tmp_path / "back.pth", "demo")
-    assert f"Wrote {len(expected)} tensors under DeMo's names" in said
+    back, stdout = convert(tmp_path / "new" / "ours.pth", tmp_path / "back.pth", "demo")
+    assert f"Wrote {len(expected)} tensors under DeMo's names" in stdout
     assert_same(back, expected)
     # Stacks and views leave no ballast.
     sizes = [path.stat().st_size for path in (demo, tmp_path / "back.pth")]
@@ -84,8 +84,8 @@ def test_to_ours_and_back(convert, demo, tmp_path):
 def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_path):
     """Of the same patch size, though the backbone's own is another."""
     for source in (ours, demo):
-        weights, said = convert(source, tmp_path / "backbone.pth", "backbone", "--overwrite")
-        assert f"MODEL.PRETRAIN_PATH_T {tmp_path / 'backbone.pth'}" in said
+        weights, stdout = convert(source, tmp_path / "backbone.pth", "backbone", "--overwrite")
+        assert f"MODEL.PRETRAIN_PATH_T {tmp_path / 'backbone.pth'}" in stdout
         path = str(tmp_path / "backbone.pth")
         model = make_model(load_cfg(CONFIG, [*words[2:], "MODEL.PRETRAIN_PATH_T", path]), 3, 2)
         assert "0 missing" in load_pretrained(model.backbone, "test_vit", path)
@@ -122,5 +122,5 @@ def test_every_form_gives_the_same_features(command, convert, words, ours, demo,
 
 def test_refuses_where_there_is_nothing_to_convert(refusal, ours, demo, tmp_path):
     for source, to, other in ((ours, "ours", "demo"), (demo, "demo", "ours")):
-        said = refusal(convert_checkpoint.main, source, tmp_path / "x.pth", "--to", to)
-        assert "nothing to convert" in said and f"--to {other}" in said
+        message = refusal(convert_checkpoint.main, source, tmp_path / "x.pth", "--to", to)
+        assert "nothing to convert" in message and f"--to {other}" in message

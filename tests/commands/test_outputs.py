@@ -49,8 +49,8 @@ def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, nam
         yaml.safe_dump({"config": str(CONFIG), "variants": {"one": {}}})
     )
     (tmp_path / file).write_text("mine")
-    said = refusal(command.main, *words)
-    assert f"{file} already exists; choose another, or pass --overwrite to replace it." in said
+    message = refusal(command.main, *words)
+    assert f"{file} already exists; choose another, or pass --overwrite to replace it." in message
 
 
 def test_overwrite_replaces_an_output(tiny_root, command, tmp_path):

@@ -153,8 +153,8 @@ def test_a_wheel_trains_without_a_checkout(tiny_root, tmp_path):
     (entry,) = installed.entry_points
     assert (entry.name, installed.version) == ("demo-sdtps", demo_sdtps.__version__)
     assert entry.value == "demo_sdtps.commands:main"
-    one = python("-c", PROGRAM, "test", "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
-    assert one.stdout.startswith("usage: demo-sdtps test "), one.stderr
+    usage = python("-c", PROGRAM, "test", "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert usage.stdout.startswith("usage: demo-sdtps test "), usage.stderr
 
 
 @pytest.mark.slow

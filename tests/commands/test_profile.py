@@ -52,8 +52,8 @@ def test_profile_of_the_published_model(command):
         what.removeprefix(PLAIN): rows.pop(what) for what in list(rows) if what.startswith(PLAIN)
     }
     *parts, total = rows.values()
-    assert list(rows)[-1] == "total" and total[0] == sum(part[0] for part in parts) == 98_792_960
-    assert sum(part[1] for part in parts) == pytest.approx(total[1], abs=5e-4)
+    assert list(rows)[-1] == "total" and total[0] == sum(row[0] for row in parts) == 98_792_960
+    assert sum(row[1] for row in parts) == pytest.approx(total[1], abs=5e-4)
     assert plain["total"] == [total[0], pytest.approx(35.1, rel=0.003)]
     assert plain["HDM"] == [
         pytest.approx(products(Fusion(512).eval().decouple, *tokens_of(512, 128)) / 1e9, abs=6e-5)

@@ -58,7 +58,7 @@ def copy(path, to):
 
 
 @pytest.fixture
-def searched(command, weights, place):
+def run_search(command, weights, place):
     """Call the command on `gallery` and `query`: → (exit code, stdout, stderr)."""
 
     def call(*words, query="query", gallery="gallery"):
@@ -80,8 +80,8 @@ def triplets(folder):
     }
 
 
-def test_hits_are_those_of_the_extractors_features(searched, weights, place):
-    code, stdout, stderr = searched("--csv", "hits.csv", "--top", "4", "--return_pattern", 1)
+def test_hits_are_those_of_the_extractors_features(run_search, weights, place):
+    code, stdout, stderr = run_search("--csv", "hits.csv", "--top", "4", "--return_pattern", 1)
     assert code == 0, stderr
     first, second = stdout.splitlines()
     assert first.endswith("5 triplets (5 new)") and second == "Wrote hits.csv, hits: 8"
@@ -103,23 +103,23 @@ def test_hits_are_those_of_the_extractors_features(searched, weights, place):
 
 
 @pytest.mark.slow
-def test_one_image_is_searched_for_with_its_siblings(searched, place, monkeypatch):
-    searched("--csv", "all.csv", "--top", "5")
+def test_one_image_is_searched_for_with_its_siblings(run_search, place, monkeypatch):
+    run_search("--csv", "all.csv", "--top", "5")
     expected = [row for row in rows_of("all.csv") if "<i>&1" in row[0]]
     for number, image in enumerate((expected[0][0], place / "query" / "TI" / "<i>&1.jpg")):
-        code, stdout, stderr = searched("--csv", f"{number}.csv", query=image)
+        code, stdout, stderr = run_search("--csv", f"{number}.csv", query=image)
         assert code == 0 and "no change" in stdout, stderr
         alone = [[expected[0][0], *row[1:]] for row in rows_of(f"{number}.csv")[1:]]
         assert_same_hits(alone, expected)
     monkeypatch.chdir(place / "query" / "RGB")
-    code, stdout, stderr = searched(query="<i>&1.jpg", gallery="../../gallery")
+    code, stdout, stderr = run_search(query="<i>&1.jpg", gallery="../../gallery")
     assert code == 0, stderr
     printed = [line.split("/")[-1] for line in stdout.splitlines() if "/gallery/" in line]
     assert printed == [row[2].split("/")[-1] for row in alone]
 
 
-def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch):
-    code, stdout, stderr = searched("--output", "hits.html", "--top", "3")
+def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypatch):
+    code, stdout, stderr = run_search("--output", "hits.html", "--top", "3")
     assert code == 0 and "queries: 2, hits of each: 3" in stdout, stderr
     page = (place / "hits.html").read_text(encoding="utf-8")
     assert "&lt;i&gt;&amp;0" in page and "<i>" not in page
@@ -132,23 +132,23 @@ def test_the_page_is_one_file_that_holds_the_images(searched, place, monkeypatch
     assert sum(boxes) == 3 * 2 * (1 + 3)
     monkeypatch.setattr(search_page, "THUMBNAIL_BYTES", 1)
     monkeypatch.setattr(search_page, "MOST_HITS", 2)
-    stdout = searched("--output", "hits.html", "--top", "3", "--overwrite")[1]
+    stdout = run_search("--output", "hits.html", "--top", "3", "--overwrite")[1]
     assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in stdout
 
 
 @pytest.mark.slow
-def test_re_ranking_and_approximate_search_are_told(searched, place):
-    code, stdout, stderr = searched(
+def test_re_ranking_and_approximate_search_are_told(run_search, place):
+    code, stdout, stderr = run_search(
         *shlex.split("--index_type hnsw --re_rank 9 --top 2 --csv x.csv --output x.html")
     )
-    said = "hnsw: recall@5 1.000 against exact search (queries: 2)"
-    assert code == 0 and said in stdout, stderr
+    recall = "hnsw: recall@5 1.000 against exact search (queries: 2)"
+    assert code == 0 and recall in stdout, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
     assert all(0 <= float(row[3]) <= 1 for row in rows_of("x.csv")[1:])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--gallery", "galery"], "folder galery is missing"),
         (["--query", "query/RGB/x.txt"], "does not end like that of an image"),
@@ -156,46 +156,46 @@ def test_re_ranking_and_approximate_search_are_told(searched, place):
         (["--gallery", "query/RGB/x.txt"], "x.txt is a file"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_is_written(searched, place, words, said):
+def test_bad_input_is_one_sentence_and_nothing_is_written(run_search, place, words, message):
     (place / "query" / "RGB" / "x.txt").touch()
     before = contents(place)
-    code, _, stderr = searched(*words)
+    code, _, stderr = run_search(*words)
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
-    assert said in stderr and contents(place) == before
+    assert message in stderr and contents(place) == before
 
 
-def test_csv_and_page_are_written_both_or_neither(searched, place, monkeypatch):
+def test_csv_and_page_are_written_both_or_neither(run_search, place, monkeypatch):
     """Where a hit's image is gone before it is drawn."""
-    searched("--index", "kept")
+    run_search("--index", "kept")
     search_page.thumbnail.cache_clear()
     before = contents(place)
     monkeypatch.setattr(
         "demo_sdtps.retrieval.search.report",
         lambda *_: (place / "gallery" / "TI" / "photo 0.jpg").unlink() or "gone",
     )
-    code, _, stderr = searched("--index", "kept", "--csv", "hits.csv", "--output", "hits.html")
+    code, _, stderr = run_search("--index", "kept", "--csv", "hits.csv", "--output", "hits.html")
     assert code == 2 and stderr.startswith(ONE_LINE)
     before.pop("gallery/TI/photo 0.jpg")
     assert contents(place) == before
 
 
 def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
-    searched, place, tiny_root
+    run_search, place, tiny_root
 ):
-    searched("--index", "kept", "--top", "2")
+    run_search("--index", "kept", "--top", "2")
     before = contents(place)
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
     other = checkpoint_file(place.parent / f"{place.name}.pth", cfg, classes=7)
     for words in (("--weight", other), ("INPUT.PIXEL_MEAN", "[0,0,0]")):
-        code, _, stderr = searched("--index", "kept", *words)
+        code, _, stderr = run_search("--index", "kept", *words)
         assert code == 2 and "--rebuild" in stderr and contents(place) == before
-    code, stdout, stderr = searched("--index", "kept", "--weight", other, "--rebuild")
+    code, stdout, stderr = run_search("--index", "kept", "--weight", other, "--rebuild")
     assert code == 0 and "Index kept: 5 triplets (5 new)" in stdout, stderr
 
 
-def test_an_index_is_used_by_one_command_at_a_time(searched, place):
+def test_an_index_is_used_by_one_command_at_a_time(run_search, place):
     with lock_file(place / "kept" / LOCK, "The index"):
-        code, stdout, stderr = searched("--index", "kept")
+        code, stdout, stderr = run_search("--index", "kept")
     assert code == 2 and "The index kept is in use by another process" in stderr and not stdout
     assert not (place / "kept").exists()
 
@@ -208,11 +208,11 @@ BOXES = """return [...document.querySelectorAll(".box")].map((box) => {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1400])
-def test_a_browser_shows_images_of_any_size_in_boxes_of_one_height(searched, place, width):
+def test_a_browser_shows_images_of_any_size_in_boxes_of_one_height(run_search, place, width):
     sizes = [(600, 20), (20, 600), (900, 900), (3, 3)] * 9
     for path, size in zip(sorted(place.glob("gallery/*/*")), sizes, strict=False):
         Image.open(path).resize(size).save(path)
-    searched("--output", "pages/hits.html")
+    run_search("--output", "pages/hits.html")
     with headless() as driver:
         page = Page(driver, place / "pages" / "hits.html")
         page.show(width, "dark")
@@ -250,7 +250,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_query_in_the_gallery_is_no_hit_of_its_own(searched, place, way):
+def test_a_query_in_the_gallery_is_no_hit_of_its_own(run_search, place, way):
     """A copy is a hit, a link to the same file is none, and --keep_self has both."""
     copied = place / "gallery" / "TI" / "sub" / "copy.jpg"
     copy(place / "gallery" / "TI" / "photo 2.jpg", copied)
@@ -259,17 +259,17 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(searched, place, way):
     for query, self_of in (("gallery", lambda name: name), ("linked", lambda name: "copy.jpg")):
         words = ("--index", "kept", "--overwrite", *WAYS[way])
         for top in (6, 4):
-            assert searched("--csv", "x.csv", "--top", top, *words, query=query)[0] == 0
+            assert run_search("--csv", "x.csv", "--top", top, *words, query=query)[0] == 0
             for name, hits in hits_by_query("x.csv").items():
                 assert len(hits) == len(set(hits)) == min(top, 5) and self_of(name) not in hits
-        assert searched("--csv", "x.csv", "--top", 6, "--keep_self", *words, query=query)[0] == 0
+        assert run_search("--csv", "x.csv", "--top", 6, "--keep_self", *words, query=query)[0] == 0
         kept = hits_by_query("x.csv")
         assert all(self_of(name) in hits and len(hits) == 6 for name, hits in kept.items())
         if way in ("exact", "approximate"):
             assert all(kept[name][0] in (self_of(name), "copy.jpg") for name in kept)
 
 
-def test_unreadable_images_are_left_out_and_listed(searched, place):
+def test_unreadable_images_are_left_out_and_listed(run_search, place):
     """One of a triplet, all of another, the query's, and one that breaks after it was indexed; replaced, they are read."""
     names = ("RGB/photo 0.jpg", "RGB/photo 1.jpg", "TI/photo 1.jpg", "../query/RGB/<i>&0.jpg")
     broken = [(place / "gallery" / name).resolve() for name in names]
@@ -277,10 +277,10 @@ def test_unreadable_images_are_left_out_and_listed(searched, place):
     for path, content in whole.items():
         path.write_bytes(content[: len(content) // 2])
     words = ("--csv", "x.csv", "--index", "kept", "--overwrite", "--top")
-    code, _, stderr = searched(*words, 4)
+    code, _, stderr = run_search(*words, 4)
     assert code == 2 and "cannot be read" in stderr
     for count in (4, 5):
-        code, stdout, stderr = searched(*words, 4, "--skip_unreadable")
+        code, stdout, stderr = run_search(*words, 4, "--skip_unreadable")
         assert code == 0 and "4 triplets" in stdout, stderr
         assert f"Left out, {count} images:" in stdout
         assert all(str(path.relative_to(place)) in stdout.split("Left out")[1] for path in broken)
@@ -290,43 +290,43 @@ def test_unreadable_images_are_left_out_and_listed(searched, place):
             broken.append(place / "gallery" / "TI" / "photo 3.jpg")
             whole[broken[-1]] = broken[-1].read_bytes()
             broken[-1].write_bytes(b"no image")
-    code, stdout, stderr = searched(*words, 4)
+    code, stdout, stderr = run_search(*words, 4)
     assert code == 2 and "query/RGB" in stderr
     for path, content in whole.items():
         path.write_bytes(content)
-    code, stdout, stderr = searched(*words, 5)
+    code, stdout, stderr = run_search(*words, 5)
     assert code == 0 and "Left out" not in stdout, stderr
     assert "5 triplets (1 new, 2 changed)" in stdout
     again = rows_of("x.csv")
-    assert searched("--csv", "y.csv", "--index", "anew", "--top", 5)[0] == 0
+    assert run_search("--csv", "y.csv", "--index", "anew", "--top", 5)[0] == 0
     assert_same_hits(rows_of("y.csv")[1:], again[1:])
 
 
-def test_folders_of_one_modality_are_read_with_its_name(searched, place):
+def test_folders_of_one_modality_are_read_with_its_name(run_search, place):
     """A flat gallery with a nested folder, and a query in a folder of its own, of one file, and in folders of modalities."""
     for number, path in enumerate(sorted((place / "gallery" / "TI").iterdir())):
         copy(path, place / "flat" / ("night/deep" if number % 2 else "") / path.name)
     copy(place / "query" / "TI" / "<i>&0.jpg", place / "one" / "<i>&0.jpg")
     for modality in ("RGB", "NI"):
         shutil.rmtree(place / "gallery" / modality)
-    assert searched("--csv", "x.csv", query="query/TI/<i>&0.jpg")[0] == 0
+    assert run_search("--csv", "x.csv", query="query/TI/<i>&0.jpg")[0] == 0
     shutil.rmtree(place / "query" / "RGB")
-    assert searched("--csv", "x.csv", "--overwrite", query="query/TI/<i>&0.jpg")[0] == 0
+    assert run_search("--csv", "x.csv", "--overwrite", query="query/TI/<i>&0.jpg")[0] == 0
     expected = [float(row[3]) for row in rows_of("x.csv")[1:]]
     for number, query in enumerate(("one", "one/<i>&0.jpg", "query/TI/<i>&0.jpg")):
         words = ("--csv", f"{number}.csv", "--modality", "ti")
-        assert searched(*words, gallery="flat", query=query)[0] == 0
+        assert run_search(*words, gallery="flat", query=query)[0] == 0
         rows = rows_of(f"{number}.csv")[1:]
         assert [float(row[3]) for row in rows] == pytest.approx(expected, abs=1e-4)
         assert {place / row[2] for row in rows} == {*(place / "flat").rglob("*.jpg")}
-    code, _, stderr = searched(gallery="flat", query="one")
+    code, _, stderr = run_search(gallery="flat", query="one")
     assert code == 2 and "--modality RGB" in stderr
 
 
 def test_a_gallery_that_is_too_large_to_be_re_ranked_as_a_whole_asks_for_re_rank(
-    searched, monkeypatch
+    run_search, monkeypatch
 ):
     monkeypatch.setattr(retrieval_search, "MOST_RERANKED", 4)
-    code, _, stderr = searched("TEST.RE_RANKING", "yes")
+    code, _, stderr = run_search("TEST.RE_RANKING", "yes")
     assert code == 2 and "--re_rank K" in stderr and stderr.count("\n") == 1
-    assert searched("TEST.RE_RANKING", "yes", "--re_rank", 5)[0] == 0
+    assert run_search("TEST.RE_RANKING", "yes", "--re_rank", 5)[0] == 0

@@ -77,9 +77,9 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_mistake_is_one_sentence(refusal, own_root, weights, name):
-    tool, make, words, said = EXAMPLES[name]
+    tool, make, words, message = EXAMPLES[name]
     make(own_root, weights)
-    assert said in refusal(tool.main, *cli_args_for(own_root), *words)
+    assert message in refusal(tool.main, *cli_args_for(own_root), *words)
 
 
 def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
@@ -94,27 +94,27 @@ def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
 
 
 def test_weights_of_another_configuration_are_told_by_their_tensors(refusal, own_root, weights):
-    said = refusal(test_net.main, *cli_args_for(own_root, *FILE, config=BASELINE))
-    assert "do not fit" in said and "sdtps" in said and "and 36 more" in said
-    assert said.count("is not part of the model") == 3
+    message = refusal(test_net.main, *cli_args_for(own_root, *FILE, config=BASELINE))
+    assert "do not fit" in message and "sdtps" in message and "and 36 more" in message
+    assert message.count("is not part of the model") == 3
     sizes = ("INPUT.SIZE_TRAIN", "[64,16]", "INPUT.SIZE_TEST", "[64,16]")
-    said = refusal(test_net.main, *cli_args_for(own_root, *FILE, *sizes))
-    assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in said
+    message = refusal(test_net.main, *cli_args_for(own_root, *FILE, *sizes))
+    assert "backbone.vit.pos_embed has the shape (1, 33, 64), not (1, 65, 64)" in message
     weights_file(weights, load_cfg(BASELINE, cli_args_for(own_root)[2:]))
-    said = refusal(test_net.main, *cli_args_for(own_root, *FILE))
-    assert said.count("is missing") == 3 and "sdtps." in said
+    message = refusal(test_net.main, *cli_args_for(own_root, *FILE))
+    assert message.count("is missing") == 3 and "sdtps." in message
 
 
 @pytest.mark.parametrize(
-    ("tool", "words", "said"),
+    ("tool", "words", "message"),
     [
         (train_seps, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
         (test_seps, FILE, "do not fit the configuration"),
     ],
     ids=["data", "weights of train_net.py"],
 )
-def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, tool, words, said):
-    assert said in refusal(tool.main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
+def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, tool, words, message):
+    assert message in refusal(tool.main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
 
 
 @pytest.mark.parametrize("tool", [draw_curves, report], ids=["draw_curves", "report"])

@@ -25,8 +25,8 @@ with open(ROOT / "tests" / "golden" / "config_keys.tsv", encoding="utf-8") as ta
 
 
 def value_of(cfg, name):
-    for part in name.split("."):
-        cfg = cfg[part]
+    for key in name.split("."):
+        cfg = cfg[key]
     return cfg
 
 

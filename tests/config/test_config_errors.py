@@ -40,10 +40,10 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_wrong_value_is_reported(name):
-    words, said = MISTAKES[name]
+    words, phrases = MISTAKES[name]
     message = error(None, words.split())
     key = words.partition(" ")[0].rstrip("=")
-    assert [part for part in (key, *said) if part not in message] == []
+    assert [phrase for phrase in (key, *phrases) if phrase not in message] == []
 
 
 def test_a_mistake_in_a_configuration_of_seps_is_reported():
@@ -52,7 +52,7 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "reason"),
     [
         ("SOLVER:\n  MAX_EPOCHS: many", "SOLVER.MAX_EPOCHS"),
         ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
@@ -61,10 +61,10 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
     ],
     ids=str,
 )
-def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, said):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, reason):
     path = tmp_path / "run.yml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert str(path) in (message := error(path)) and said in message
+    assert str(path) in (message := error(path)) and reason in message
 
 
 @pytest.mark.parametrize("schema", [DEMO_SCHEMA, SEPS_SCHEMA], ids=["DeMo", "SEPS"])

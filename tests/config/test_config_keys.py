@@ -41,8 +41,13 @@ def test_every_key_is_refused_or_read():
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_key_is_refused_with_a_reason(name):
     value, reason = REFUSED[name]
-    said = error(None, [name, value])
-    assert said.startswith(name) and value in said and reason in said and said.endswith(".")
+    message = error(None, [name, value])
+    assert (
+        message.startswith(name)
+        and value in message
+        and reason in message
+        and message.endswith(".")
+    )
     default = DEMO_SCHEMA.by_name[name].default
-    assert repr(default) in said or f"to {default!r}" in said
+    assert repr(default) in message or f"to {default!r}" in message
     load_cfg(None, [name, str(default)])  # the way out

@@ -56,9 +56,9 @@ def test_seps_reads_it(command, seps_checkpoint, shapes_root):
 
 def test_checkpoints_of_the_other_kind_are_reported(refusal, checkpoint, seps_checkpoint):
     for main, weights in ((test_net.main, seps_checkpoint), (test_seps.main, checkpoint)):
-        said = refusal(main, "--weight", weights)
-        assert said.startswith("Unknown key ") and str(weights) in said
-        assert "belongs to another command or version" in said
+        message = refusal(main, "--weight", weights)
+        assert message.startswith("Unknown key ") and str(weights) in message
+        assert "belongs to another command or version" in message
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
@@ -70,8 +70,8 @@ def test_weights_without_a_configuration_need_the_file(
     torch.save(
         torch.load(weights, weights_only=True), weights, _use_new_zipfile_serialization=zipped
     )
-    said = refusal(test_net.main, "--weight", weights)
-    assert "hold no configuration" in said and "give --config_file the one" in said
+    message = refusal(test_net.main, "--weight", weights)
+    assert "hold no configuration" in message and "give --config_file the one" in message
     assert command(test_net.main, *cli_args_for(tiny_root, "--weight", weights))[0] == 0
 
 

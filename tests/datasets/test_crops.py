@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, seeded, tolerance
+from numeric import assert_close, seed_of, tolerance
 from torchvision.transforms import v2
-from triplets import SCALED, normalised, random_image
+from triplets import SCALED, normalise, random_image
 from yacs.config import CfgNode
 
 from demo_sdtps.seps.transforms import CROP_ASPECT, CropTransform, crop_box, resize_transform
@@ -28,7 +28,7 @@ def assert_resized(actual, image):
     )[0].clamp(0, 255)
     assert actual.dtype == torch.float32
     # whole grey levels on the way
-    assert (actual - normalised(expected)).abs().max() < 2.5 / 127.5
+    assert (actual - normalise(expected)).abs().max() < 2.5 / 127.5
 
 
 def test_evaluation_resizes_and_a_crop_is_a_part_of_the_image_resized():
@@ -36,7 +36,7 @@ def test_evaluation_resizes_and_a_crop_is_a_part_of_the_image_resized():
     # no value is cut between the two passes of the bicubic filter
     image = random_image(48, 60) // 3 + 80
     assert_resized(resize_transform(cfg)(image), image)
-    for seed in range(seeded(), seeded(20)):
+    for seed in range(seed_of(), seed_of(20)):
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
         actual = CropTransform(cfg)(image, random.Random(seed))
         assert actual.shape == (3, 16, 24)
@@ -45,14 +45,14 @@ def test_evaluation_resizes_and_a_crop_is_a_part_of_the_image_resized():
 
 def test_crops_have_torchvisions_distribution():
     """Area, shape and middle of many crops, beside RandomResizedCrop's."""
-    draw, count = random.Random(seeded()), 4000
+    draw, count = random.Random(seed_of()), 4000
     ours = torch.tensor([crop_box(90, 120, 0.3, draw) for _ in range(count)]).double()
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
     image = torch.zeros(3, 90, 120, dtype=torch.uint8)
-    drawn = [theirs_transform.make_params([image]) for _ in range(count)]
+    crops = [theirs_transform.make_params([image]) for _ in range(count)]
     names = ("top", "left", "height", "width")
-    theirs = torch.tensor([[box[name] for name in names] for box in drawn]).double()
+    theirs = torch.tensor([[box[name] for name in names] for box in crops]).double()
     for boxes in (ours, theirs):
         assert (boxes >= 0).all()
         assert (boxes[:, :2] + boxes[:, 2:] <= torch.tensor([90, 120])).all()
@@ -77,9 +77,9 @@ def test_of_a_long_image_the_middle_is_taken(height, width, box):
 
 def test_half_the_images_are_flipped():
     image, transform = random_image(32, 32), CropTransform(config(MIN_CROP=1.0))
-    plain = normalised(image)
+    plain = normalise(image)
     flips = 0
-    for seed in range(seeded(), seeded(200)):
+    for seed in range(seed_of(), seed_of(200)):
         actual = transform(image, random.Random(seed))
         flipped = bool((actual - plain.flip(2)).abs().max() < tolerance(*SCALED))
         flips += flipped

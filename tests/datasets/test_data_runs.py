@@ -11,10 +11,10 @@ from commands import (
     COLUMNS,
     cli_args_for,
     near,
-    printed,
     records_of,
     scores_of,
     table_of,
+    table_rows,
 )
 from layouts import WRITERS
 
@@ -47,7 +47,7 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     code, stdout, stderr = command(test_net.main, *words, "--json", tmp_path / "x.json")
     assert code == 0, stderr
     scores, sides = scores_of(tmp_path / "x.json"), (len(expected["query"]), MATCHES[name])
-    assert near(scores, *sides) == record["patterns"] and table_of(stdout) == printed(scores)
+    assert near(scores, *sides) == record["patterns"] and table_of(stdout) == table_rows(scores)
 
     features = {}
     for split in SPLITS:

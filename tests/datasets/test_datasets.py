@@ -126,12 +126,12 @@ def test_two_images_of_one_name_are_refused(tmp_path, name):
 
 def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
     message = complaint(tmp_path, name)
-    for part in (
+    for phrase in (
         f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};",
         READERS[name].layout,
         "correct DATASETS.ROOT_DIR",
     ):
-        assert part in message
+        assert phrase in message
     # the synthetic images have RGBNT201's layout
     assert ("make demo" in message) == (name in ("RGBNT201", "Synthetic"))
 

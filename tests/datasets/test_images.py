@@ -61,8 +61,8 @@ def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
     for ours, theirs in zip(decode_triplet(paths), expected, strict=True):
         assert torch.equal(ours, theirs)
     path, whole = image(tmp_path / "whole.png", 12)
-    for number, part in enumerate(decode_triplet((path,))):
-        assert torch.equal(part, whole[:, :, 4 * number : 4 * number + 4])
+    for number, third in enumerate(decode_triplet((path,))):
+        assert torch.equal(third, whole[:, :, 4 * number : 4 * number + 4])
 
 
 def test_verify_lists_all_damaged_images_and_no_other(own_root):
@@ -93,7 +93,7 @@ def three(grey):
     return np.repeat(grey[..., None], 3, axis=2)
 
 
-def saved(pixels, format="PNG", **options):
+def writer_of(pixels, format="PNG", **options):
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     return lambda path: image.save(path, format, **options)
 
@@ -116,7 +116,7 @@ def palette(**options):
     """Of three colours."""
     image = Image.frombytes("P", (WIDTH, HEIGHT), (GREY % 3).tobytes())
     image.putpalette([200, 30, 40, 10, 250, 60, 5, 6, 7])
-    return saved(image, **options)
+    return writer_of(image, **options)
 
 
 PALETTE = np.array([(200, 30, 40), (10, 250, 60), (5, 6, 7)], np.uint8)[GREY % 3]
@@ -124,18 +124,21 @@ TURNED = Image.Exif()
 TURNED[0x0112] = 6
 CMYK = Image.fromarray(np.dstack([COLOURS, GREY // 4]), "CMYK")
 EXACT = {
-    "PNG, grey": (saved(GREY), three(GREY)),
-    "PNG, colours and alpha": (saved(np.dstack([COLOURS, GREY])), COLOURS),
-    "PNG, black and white": (saved(Image.fromarray(GREY > 99)), three(np.uint8(255) * (GREY > 99))),
+    "PNG, grey": (writer_of(GREY), three(GREY)),
+    "PNG, colours and alpha": (writer_of(np.dstack([COLOURS, GREY])), COLOURS),
+    "PNG, black and white": (
+        writer_of(Image.fromarray(GREY > 99)),
+        three(np.uint8(255) * (GREY > 99)),
+    ),
     "PNG, palette with transparent colours": (palette(transparency=b"\x00\x80\xff"), PALETTE),
-    "PNG, grey of 16 bits": (saved(GREY_16), three(GREY_16 >> 8)),
+    "PNG, grey of 16 bits": (writer_of(GREY_16), three(GREY_16 >> 8)),
     "PNG, colours of 16 bits": (png_of_16_bits, COLOURS_16 >> 8),
-    "PNG, turned by its header": (saved(COLOURS, exif=TURNED), COLOURS),
-    "TIFF, grey of 16 bits": (saved(GREY_16, "TIFF"), three(GREY_16 >> 8)),
-    "TIFF, CMYK": (saved(CMYK, "TIFF"), np.asarray(CMYK.convert("RGB"))),
-    "BMP": (saved(COLOURS, "BMP"), COLOURS),
+    "PNG, turned by its header": (writer_of(COLOURS, exif=TURNED), COLOURS),
+    "TIFF, grey of 16 bits": (writer_of(GREY_16, "TIFF"), three(GREY_16 >> 8)),
+    "TIFF, CMYK": (writer_of(CMYK, "TIFF"), np.asarray(CMYK.convert("RGB"))),
+    "BMP": (writer_of(COLOURS, "BMP"), COLOURS),
     "GIF": (palette(format="GIF"), PALETTE),
-    "WebP": (saved(COLOURS, "WEBP", lossless=True), COLOURS),
+    "WebP": (writer_of(COLOURS, "WEBP", lossless=True), COLOURS),
 }
 """How a file is written, and its pixels."""
 
@@ -158,14 +161,14 @@ def postscript(path):
 
 
 @pytest.mark.parametrize(
-    ("write", "said"),
+    ("write", "reason"),
     [
-        (saved(GREY_16.astype(np.int32), "TIFF"), "32 bits"),
-        (saved(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
+        (writer_of(GREY_16.astype(np.int32), "TIFF"), "32 bits"),
+        (writer_of(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
         (postscript, "cannot identify"),
     ],
     ids=["32 bits", "floats", "PostScript, for which Pillow would run Ghostscript"],
 )
-def test_what_has_no_pixels_is_refused(write, said, tmp_path):
+def test_what_has_no_pixels_is_refused(write, reason, tmp_path):
     write(tmp_path / "image.jpg")
-    assert said in message_of(decode, str(tmp_path / "image.jpg"))
+    assert reason in message_of(decode, str(tmp_path / "image.jpg"))

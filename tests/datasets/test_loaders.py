@@ -17,8 +17,8 @@ import seps_tiny
 import torch
 from commands import ROOT, cli_args_for
 from launch import children_of, wait_for
-from numeric import assert_close, seeded
-from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalised
+from numeric import assert_close, seed_of
+from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalise
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import loaders, read_splits
@@ -135,7 +135,7 @@ def test_a_training_batch(tiny_root):
             sample = by_pixels[pixels.numpy().tobytes()]
             assert (labels[index], cameras[index]) == (sample.identity - 1, sample.camera)
             for modality, path in zip(MODALITIES, sample.paths, strict=True):
-                assert_close(images[modality][index], normalised(decode(path)), *SCALED)
+                assert_close(images[modality][index], normalise(decode(path)), *SCALED)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_modalities_are_dropped_at_the_rate_but_never_all(tiny_root, rate, expec
     """Of 400 triplets, to six standard errors: 1,200 · rate, without the triplets of which all were dropped, which keep one."""
     cfg = config(tiny_root, "INPUT.MODALITY_DROPOUT", rate)
     dataset = train_loader(cfg, read_splits(cfg, ("train",))["train"]).dataset
-    missing = [[not image.any() for image in dataset[0, seeded(seed)][0]] for seed in range(400)]
+    missing = [[not image.any() for image in dataset[0, seed_of(seed)][0]] for seed in range(400)]
     assert not any(map(all, missing))
     assert sum(map(sum, missing)) == pytest.approx(expected, abs=error)
 
@@ -183,7 +183,7 @@ def test_evaluation_takes_all_samples_in_order(tiny_root):
     for place, modality in enumerate(MODALITIES):
         images = torch.cat([images[modality] for images, *_ in loaded])
         expected = torch.stack([decode(sample.paths[place]) for sample in samples])
-        assert_close(images, normalised(expected), *SCALED)
+        assert_close(images, normalise(expected), *SCALED)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
     )
     wait_for(run, tmp_path / "run" / "metrics.json")
     os.kill(children_of(run.pid)[0], signal.SIGKILL)
-    *_, said = run.communicate(timeout=120)[1].strip().splitlines()
-    assert run.returncode == 2 and "error: The loading processes failed (DataLoader" in said
-    assert said.endswith("for a slow disk.")
+    *_, message = run.communicate(timeout=120)[1].strip().splitlines()
+    assert run.returncode == 2 and "error: The loading processes failed (DataLoader" in message
+    assert message.endswith("for a slow disk.")
 
 
 def test_loading_processes_outlive_a_signal_that_stops_the_run(tiny_root, monkeypatch):

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from layouts import WRITERS
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from PIL import Image
-from triplets import PLAIN, SCALED, config, message_of, normalised, random_image
+from triplets import PLAIN, SCALED, config, message_of, normalise, random_image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK
@@ -40,7 +40,7 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
     transform = JointTrainTransform(
         config(tiny_root, *JOINT, "INPUT.RE_PROB", "0.0", "INPUT.PADDING", "4")
     )
-    for seed in range(seeded(), seeded(20)):
+    for seed in range(seed_of(), seed_of(20)):
         draw = random.Random(seed)
         flip, down, right = draw.random() < 0.5, draw.randint(-4, 4), draw.randint(-4, 4)
 
@@ -50,7 +50,7 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
 
         *actual, actual_mask = transform([*images, mask], random.Random(seed))
         for image, original in zip(actual, images, strict=True):
-            assert_close(image, normalised(slow(original)), *SCALED)
+            assert_close(image, normalise(slow(original)), *SCALED)
         assert_close(actual_mask, slow(mask).double() / 255, 1)
 
 

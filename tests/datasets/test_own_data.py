@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from layouts import pixels, save
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from tiny import ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.commands import search
@@ -54,7 +54,7 @@ def configuration(root, name="Folder", *opts):
 def write_incomplete(root, junk=True):
     """ROOT/{train,query,gallery}/{RGB,NI,TI}, some in nested folders, each triplet with one to three of its images; what the
     reader must find, (split, name, identity, camera, paths) with labels as in the names."""
-    draw, rows = random.Random(seeded(1)), []
+    draw, rows = random.Random(seed_of(1)), []
     identities = ["0007", "0011", "0012", "0030", *["-1"] * junk]
     for split in SPLITS:
         for number, (identity, camera) in enumerate(product(identities, (2, 5, 9))):
@@ -216,17 +216,17 @@ def test_mistakes_in_a_table_are_told(tmp_path, line, expected):
 def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
     """With the weights of the whole model: each modality's own columns, and HDM's of the subsets that have no other."""
     options = ("MODEL.HDM", "True", "MODEL.USE_SDTPS", "False")
-    whole, part = (
+    whole, subset_model = (
         tiny_model(*options, "MODEL.MODALITIES", list(names)).eval().double()
         for names in (MODALITIES, modalities)
     )
     names = [*subsets_of(modalities)]
     rows = [list(SUBSETS).index(name) for name in names]
-    given = whole.state_dict()
-    part.load_state_dict(
+    weights = whole.state_dict()
+    subset_model.load_state_dict(
         {
-            name: given[name][rows] if name.startswith("hdm.") else given[name]
-            for name in part.state_dict()
+            name: weights[name][rows] if name.startswith("hdm.") else weights[name]
+            for name in subset_model.state_dict()
             if not name.startswith("heads.")
         },
         strict=False,
@@ -235,13 +235,13 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
     images = {name: image.double() for name, image in images.items()}
     expected, actual = (
         extract_patterns(whole, images, cameras)[0],
-        extract_patterns(part, {name: images[name] for name in modalities}, cameras)[0],
+        extract_patterns(subset_model, {name: images[name] for name in modalities}, cameras)[0],
     )
-    own = torch.cat(
+    columns = torch.cat(
         [expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1
     )
     enhanced = torch.cat([expected[2].chunk(7, dim=1)[row] for row in rows], dim=1)
-    assert_close(actual[1], own, *ENCODER, *PIFE)
+    assert_close(actual[1], columns, *ENCODER, *PIFE)
     assert_close(actual[2], enhanced, *MODEL)
 
 
@@ -274,7 +274,7 @@ def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
     assert 2.8 * macs[0] < macs[1]
     images, cameras = random_images(3)
     output = one.train()({"RGB": images["RGB"]}, cameras)
-    losses = [part.square().sum() for part in output.logits.values()]
+    losses = [logits.square().sum() for logits in output.logits.values()]
     (sum(losses) + (0 if output.auxiliary is None else output.auxiliary.sum())).backward()
     idle = [name for name, parameter in one.named_parameters() if parameter.grad is None]
     assert [name for name in idle if not name.endswith("bottleneck.bias")] == []

@@ -8,7 +8,7 @@ import torch
 from layouts import save, write_rgbnt100
 from numeric import assert_close
 from PIL import Image
-from triplets import PLAIN, SCALED, config, message_of, normalised
+from triplets import PLAIN, SCALED, config, message_of, normalise
 
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.images import decode_triplet
@@ -49,7 +49,7 @@ def test_batches_hold_the_three_parts(root, cache):
     for number, modality in enumerate(("RGB", "NI", "TI")):
         expected = torch.stack([parts_of(sample.paths[0])[number] for sample in samples])
         actual = torch.cat([batch[modality] for batch in images])
-        assert_close(actual, normalised(expected), *SCALED)
+        assert_close(actual, normalise(expected), *SCALED)
 
 
 def test_resizing_a_part_is_resizing_it_alone(root):
@@ -59,8 +59,8 @@ def test_resizing_a_part_is_resizing_it_alone(root):
     images = ImageDataset([sample.paths], [(0, 0)], PerModality(test_transform(cfg)), cache=False)[
         0
     ][0]
-    for image, part in zip(images, parts_of(sample.paths[0]), strict=True):
-        assert torch.equal(image, test_transform(cfg)(part))
+    for image, pixels in zip(images, parts_of(sample.paths[0]), strict=True):
+        assert torch.equal(image, test_transform(cfg)(pixels))
 
 
 @pytest.mark.parametrize("width", [256, 767, 769])
@@ -75,5 +75,5 @@ def test_an_image_that_is_not_three_side_by_side_is_reported(tmp_path, width):
 def test_the_three_parts_are_drawn(root):
     large = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]")
     sample = read_splits(large, ("query",))["query"][2]
-    for drawn, part in zip(figures.images(large, sample), parts_of(sample.paths[0]), strict=True):
-        assert np.array_equal(drawn, part.permute(1, 2, 0).numpy())
+    for image, pixels in zip(figures.images(large, sample), parts_of(sample.paths[0]), strict=True):
+        assert np.array_equal(image, pixels.permute(1, 2, 0).numpy())

@@ -29,7 +29,7 @@ def test_sampler_batches(batch_size, instances):
             parts = [
                 indices[start : start + instances] for start in range(0, batch_size, instances)
             ]
-            identities = [{LABELS[index] for index in part} for part in parts]
+            identities = [{LABELS[index] for index in group} for group in parts]
             assert all(len(identity) == 1 for identity in identities)
             # no identity twice in a batch
             assert len(set().union(*identities)) == batch_size // instances
@@ -48,7 +48,7 @@ def test_sampler_batches(batch_size, instances):
 
 def test_a_short_identity_is_filled_with_its_own_samples():
     sampler = IdentityBatchSampler([0, 0, 0, 1], batch_size=8, instances=4, seed=0)
-    seen = set()
+    groups = set()
     for epoch in range(20):
         (batch,) = epoch_of(sampler, epoch)
         by_identity = [
@@ -57,9 +57,9 @@ def test_a_short_identity_is_filled_with_its_own_samples():
         ]
         assert by_identity[1] == [3, 3, 3, 3]
         assert len(by_identity[0]) == 4 and set(by_identity[0]) <= {0, 1, 2}
-        seen.add(tuple(by_identity[0]))
-    assert len(seen) > 3  # drawn with replacement as a whole: more than all three and one again
-    assert any(len(set(group)) < 3 for group in seen)
+        groups.add(tuple(by_identity[0]))
+    assert len(groups) > 3  # drawn with replacement as a whole: more than all three and one again
+    assert any(len(set(group)) < 3 for group in groups)
 
 
 def test_the_remainder_is_another_one_every_epoch():

@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, seeded, tolerance
+from numeric import assert_close, seed_of, tolerance
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import functional
-from triplets import PLAIN, SCALED, config, normalised, random_image
+from triplets import PLAIN, SCALED, config, normalise, random_image
 
 from demo_sdtps.datasets.transforms import TrainTransform, erase, pad_and_crop, test_transform
 
@@ -24,7 +24,7 @@ def test_evaluation_resizes_bilinearly_first(tiny_root):
     actual = test_transform(config(tiny_root))(image)
     assert actual.dtype == torch.float32 and actual.shape == (3, 32, 16)
     # Rounding to whole grey levels on the way is worth half a level.
-    assert (actual - normalised(resized)).abs().max() < 1.5 / 127.5
+    assert (actual - normalise(resized)).abs().max() < 1.5 / 127.5
 
 
 def test_mean_and_deviation_are_the_configurations(tiny_root):
@@ -41,8 +41,8 @@ def test_mean_and_deviation_are_the_configurations(tiny_root):
 def test_half_the_images_are_flipped(tiny_root):
     transform = TrainTransform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5"))
     image = random_image()
-    mirrored = normalised(image.flip(2))
-    random.seed(seeded())
+    mirrored = normalise(image.flip(2))
+    random.seed(seed_of())
     errors = [(transform(image) - mirrored).abs().max() for _ in range(200)]
     flips = sum(error < tolerance(*SCALED) for error in errors)
     assert abs(flips - 100) < 6 * 50**0.5  # standard errors
@@ -61,7 +61,7 @@ def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
     cfg = config(tiny_root, "INPUT.PROB", "0.5", "INPUT.PADDING", "3", "INPUT.RE_PROB", "0.0")
     transform, image = TrainTransform(cfg), random_image(*size)
     as_pillow = Image.fromarray(image.permute(1, 2, 0).numpy())
-    for seed in range(seeded(), seeded(20)):
+    for seed in range(seed_of(), seed_of(20)):
         random.seed(seed)
         actual = transform(image)
         random.seed(seed)
@@ -82,7 +82,7 @@ def test_an_image_in_either_memory_order_is_the_same(tiny_root):
         image = random_image(*size)
         by_pixel = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
         assert torch.equal(test_transform(cfg)(image), test_transform(cfg)(by_pixel))
-        actual = [TrainTransform(cfg)(each, random.Random(seeded())) for each in (image, by_pixel)]
+        actual = [TrainTransform(cfg)(each, random.Random(seed_of())) for each in (image, by_pixel)]
         assert torch.equal(*actual)
 
 
@@ -90,7 +90,7 @@ def test_an_image_in_either_memory_order_is_the_same(tiny_root):
 def test_the_same_draws_erase_what_timm_erases(size):
     """timm draws one number before, for whether to erase, then the rectangle as Zhong et al. (2020) do."""
     theirs = RandomErasing(1.0, mode="pixel", max_count=1, device="cpu")
-    for seed in range(seeded(), seeded(200)):
+    for seed in range(seed_of(), seed_of(200)):
         draw = random.Random(seed)
         draw.random()
         ours = erase(torch.full((3, *size), -1.0), draw)
@@ -103,7 +103,7 @@ def test_half_of_the_images_are_erased_with_normal_noise(tiny_root):
     """Per pixel and channel, of mean 0 and deviation 1."""
     transform = TrainTransform(config(tiny_root, *PLAIN[:-1], "0.5"))
     black = torch.zeros(3, 32, 16, dtype=torch.uint8)
-    random.seed(seeded())
+    random.seed(seed_of())
     noise = []
     for _ in range(600):
         actual = transform(black)

@@ -53,9 +53,9 @@ def known(values):
 
 def test_queries(case):
     actual = analysis.score_queries(case.rows, *case.sides)
-    averages = [plain.average_precision(one) for one in case.rankings]
+    averages = [plain.average_precision(ranking) for ranking in case.rankings]
     assert averages == known(actual.average_precision.tolist()) and None in averages
-    assert actual.first_match.tolist() == [plain.first_match(one) for one in case.rankings]
+    assert actual.first_match.tolist() == [plain.first_match(ranking) for ranking in case.rankings]
     # Their mean is the mAP of the evaluation.
     scenes = dict(zip(("query_scenes", "gallery_scenes"), case.keys, strict=True))
     whole = evaluate_distances(case.distance, *case.ids, *case.cameras, **scenes)
@@ -76,7 +76,7 @@ def test_identities(case):
     averages = analysis.score_queries(case.rows, *case.sides).average_precision
     actual = analysis.score_identities(averages, case.ids[0])
     expected = plain.identity_scores(
-        [plain.average_precision(one) for one in case.rankings], case.lists[0][0]
+        [plain.average_precision(ranking) for ranking in case.rankings], case.lists[0][0]
     )
     rows = [(pytest.approx(score.mAP), score.identity, score.queries) for score in actual]
     assert rows == expected
@@ -104,7 +104,7 @@ def test_nearest(case):
 
 def test_distances(case):
     actual = analysis.distance_histogram(case.rows, *case.sides, bins=13)
-    largest = max(distance for one in case.rankings for distance, *_ in one)
+    largest = max(distance for ranking in case.rankings for distance, *_ in ranking)
     assert actual.edges[0] == 0 and actual.edges[-1] == largest and len(actual.edges) == 14
     # Inside the bins, where no rounding of an edge decides.
     inside = Case(2)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from backbone_cases import EVA02, REGISTERS
 from choices import margins
 from commands import CONFIG, SMALL
-from numeric import assert_close, seeded, tolerance
+from numeric import assert_close, seed_of, tolerance
 from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -131,7 +131,7 @@ def test_every_backbone_is_looked_into(name):
     registers."""
     words = "MODEL.STRIDE_SIZE [14,14] INPUT.SIZE_TRAIN [56,28] INPUT.SIZE_TEST [56,28]"
     cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, *words.split()])
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     model = make_model(cfg, 5, CAMERAS).eval()
     model.backbone.vit.blocks = model.backbone.vit.blocks[:2]
     images, cameras = random_images(seed=3, batch=1, size=(56, 28))

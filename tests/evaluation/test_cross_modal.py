@@ -135,9 +135,9 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
     outputs = ("--json", tmp_path / "x.json", "--output", tmp_path / "x.png")
     code, stdout, stderr = command(test_net.main, *words, "--cross_modal", *outputs)
     assert code == 0, stderr
-    written = json.loads((tmp_path / "x.json").read_text())
-    assert (written["distance"], written["return_pattern"]) == (how, pattern)
-    actual = written["cross_modal"]
+    content = json.loads((tmp_path / "x.json").read_text())
+    assert (content["distance"], content["return_pattern"]) == (how, pattern)
+    actual = content["cross_modal"]
     assert (tmp_path / "x.png").stat().st_size > 10_000 and "x.png" in stdout
 
     more = ("TEST.MISS", "all", "--json", tmp_path / "all.json")
@@ -193,7 +193,7 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, message",
     [
         (("--cross_modal", "TEST.RE_RANKING", "yes"), "without re-ranking"),
         (("--cross_modal", "TEST.MISS", "rn"), "TEST.MISS"),
@@ -201,6 +201,6 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
     ],
     ids=" ".join,
 )
-def test_what_does_not_go_together(more, said, words, command):
+def test_what_does_not_go_together(more, message, words, command):
     code, _, stderr = command(test_net.main, *words, *more)
-    assert code == 2 and said in stderr and stderr.count("\n") == 1
+    assert code == 2 and message in stderr and stderr.count("\n") == 1

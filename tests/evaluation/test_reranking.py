@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from commands import squared_distances
 from golden_cases import load_case
 from numeric import assert_close, generator
-from ranking_cases import LargestResult, cosine_error, roundings, undecided
+from ranking_cases import LargestResult, cosine_error, near_ties, roundings
 
 from demo_sdtps.evaluation import reranking
 from demo_sdtps.evaluation.metrics import evaluate_distances
@@ -14,14 +14,14 @@ from demo_sdtps.evaluation.reranking import k_reciprocal
 from tests.reference import reranking as plain
 
 
-def clustered(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ranks=slice(None)):
+def clusters(seed, queries=20, gallery=60, identities=8, dim=8, spread=0.5, ranks=slice(None)):
     """Query and gallery features of so many identities, without ties: those of which roundings decide on the order are drawn
-    again (`undecided`)."""
+    again (`near_ties`)."""
     draws = generator(seed)
     centres = torch.randn(identities, dim, generator=draws)
     identity = torch.randint(identities, (queries + gallery,), generator=draws)
     features = centres[identity] + spread * torch.randn(queries + gallery, dim, generator=draws)
-    while (again := undecided(features, ranks)).any():
+    while (again := near_ties(features, ranks)).any():
         features[again] = centres[identity[again]] + spread * torch.randn(
             int(again.sum()), dim, generator=draws
         )
@@ -86,18 +86,18 @@ def test_golden():
 )
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_random_features_against_loops(queries, gallery, settings, spread):
-    sides = clustered(queries + gallery + len(settings), queries, gallery, spread=spread)
+    sides = clusters(queries + gallery + len(settings), queries, gallery, spread=spread)
     assert_same(k_reciprocal(*sides, *settings), by_loops(*sides, *settings), sides)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbourhoods_that_are_expanded(seed):
     k1 = 8 + seed
-    sides = clustered(seed, 30, 60, identities=6, spread=0.6)
+    sides = clusters(seed, 30, 60, identities=6, spread=0.6)
     features = F.normalize(torch.cat(sides).double(), dim=1).tolist()
     order = [
-        plain.neighbours(place, plain.relative_distances(one, features))
-        for place, one in enumerate(features)
+        plain.neighbours(place, plain.relative_distances(feature, features))
+        for place, feature in enumerate(features)
     ]
     originals = [plain.reciprocal_set(place, k1, order) for place in range(len(features))]
     grown = sum(
@@ -111,7 +111,7 @@ def test_neighbourhoods_that_are_expanded(seed):
 @pytest.mark.parametrize("settings", [(10, 4, 0.3), (3, 1, 0.3), (2, 6, 0.0), (30, 10, 0.3)])
 def test_the_same_images_in_query_and_gallery(settings):
     """As in RGBNT201; every image has a twin at distance 0 and equal distances to all the others."""
-    samples = torch.cat(clustered(5, 10, 25))
+    samples = torch.cat(clusters(5, 10, 25))
     for sides in (
         (samples, samples),
         (samples, samples.flip(0)),
@@ -123,7 +123,7 @@ def test_the_same_images_in_query_and_gallery(settings):
 @pytest.mark.parametrize("k2", [1, 2, 3])
 def test_more_twins_than_neighbours(k2):
     """A sample is its own neighbour all the same."""
-    query, gallery = clustered(6, 4, 12)
+    query, gallery = clusters(6, 4, 12)
     sides = query.repeat(6, 1), gallery.repeat(6, 1)
     assert_same(k_reciprocal(*sides, 4, k2), by_loops(*sides, 4, k2), sides)
 
@@ -133,7 +133,7 @@ def test_twins_are_exactly_as_far(monkeypatch, kept):
     """Whatever the processor does with the rows of a block; of wide features, where sums come out differently."""
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
     monkeypatch.setattr(reranking, "STRIP", 37)
-    features = F.normalize(torch.cat(clustered(6, 40, 60, dim=517, ranks=[])), dim=1)
+    features = F.normalize(torch.cat(clusters(6, 40, 60, dim=517, ranks=[])), dim=1)
     distances = reranking.Distances(features.repeat(3, 1))
     assert len(distances.distinct) == 100
     distance = torch.cat([distances[start : start + 7] for start in range(0, 300, 7)])
@@ -152,7 +152,7 @@ def test_features_that_are_all_the_same():
 
 @pytest.mark.parametrize("elements", [1, 99, 100, 1234])
 def test_blocks_do_not_change_the_result(monkeypatch, elements):
-    samples = torch.cat(clustered(8, 10, 20))
+    samples = torch.cat(clusters(8, 10, 20))
     sides = samples[:20], samples  # with ties
     expected = by_loops(*sides, 9, 4)
     monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", elements)
@@ -164,14 +164,14 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
 def test_all_pairs_are_never_there_at_once(monkeypatch):
     monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", 8000)
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", 0)
-    sides = clustered(9, 10, 590, identities=60, ranks=[])
+    sides = clusters(9, 10, 590, identities=60, ranks=[])
     with LargestResult() as watched:
         k_reciprocal(*sides, 6, 3)
     assert watched.elements < 600**2 / 20
 
 
 def test_features_are_normalised_and_left_as_they_are():
-    sides = clustered(11)
+    sides = clusters(11)
     copies = [side.clone() for side in sides]
     actual = k_reciprocal(*sides, 9, 4)
     assert all(torch.equal(side, copy) for side, copy in zip(sides, copies, strict=True))
@@ -182,7 +182,7 @@ def test_features_are_normalised_and_left_as_they_are():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_precisions_give_float32(dtype):
-    sides = [side.to(dtype) for side in clustered(12)]
+    sides = [side.to(dtype) for side in clusters(12)]
     actual = k_reciprocal(*sides, 9, 4)
     assert actual.dtype == torch.float32
     assert torch.equal(actual, k_reciprocal(*(side.float() for side in sides), 9, 4))
@@ -193,4 +193,4 @@ def test_other_precisions_give_float32(dtype):
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=r"at least 1, lambda_value .* between 0 and 1"):
-        k_reciprocal(*clustered(14), **wrong)
+        k_reciprocal(*clusters(14), **wrong)

@@ -66,7 +66,7 @@ def save_weights(words, path):
     return path
 
 
-def measured(command, words, *more):
+def measure(command, words, *more):
     """What the command writes to its --json file, and prints."""
     output = Path(words[-1]).with_name("measured.json")
     code, stdout, stderr = command(
@@ -137,7 +137,7 @@ def slow_row(cfg, model, context, modality, missing, relevant):
             cfg.MODEL.SDTPS_BETA,
             cfg.MODEL.SDTPS_GUIDE_MISSING,
         )
-        kept = reference.kept(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
+        kept = reference.best_places(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
         shares = {
             "base_rate": sum(here) / len(here),
             "kept": sum(here[patch] for patch in kept) / len(kept),
@@ -176,7 +176,7 @@ OPTS = {
 def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command, opts):
     words = cli_args_for(few, *opts.split())
     words += ["--weight", save_weights(words, tmp_path / "weights.pth")]
-    actual, _ = measured(command, words)
+    actual, _ = measure(command, words)
     cfg, model, samples = model_and_samples(words)
     expected = slow_measures(cfg, model, samples)
     about = [actual[name] for name in ("images", "left_out", "split", "weight")]
@@ -203,7 +203,7 @@ def test_how_alike_the_globals_of_two_images_are(words, command):
     """By the pairs themselves."""
     cfg, model, samples = model_and_samples(words)
     global_feats = model.forward_features(*images_of(cfg, *samples)).context.global_feats
-    actual, _ = measured(command, words, "TEST.IMS_PER_BATCH", "3")
+    actual, _ = measure(command, words, "TEST.IMS_PER_BATCH", "3")
     for modality in MODALITIES:
         pairs = [
             float(torch.cosine_similarity(one, other, dim=0))
@@ -216,7 +216,7 @@ def test_how_alike_the_globals_of_two_images_are(words, command):
 
 
 def test_table_and_file_tell_the_same(words, command):
-    actual, stdout = measured(command, words)
+    actual, stdout = measure(command, words)
     _, header, *rows, _, _ = stdout.splitlines()
     columns = ("base_rate", "kept", "recall", "score", "MLP", *MODALITIES)
     of_light = [actual["lights"][light]["SDTPS"] for light in ("day", "night")]
@@ -281,7 +281,7 @@ def means(rows):
 @pytest.mark.parametrize("shared", [True, False])
 def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, shared):
     words = slim_words(few, tmp_path, "MODEL.SLIM_SHARED", shared, "TEST.IMS_PER_BATCH", "3")
-    actual, _ = measured(command, words)
+    actual, _ = measure(command, words)
     cfg, model, samples = model_and_samples(words)
     counts = remaining_patches(model.backbone.num_patches, cfg.MODEL.SLIM_KEEP)
     lights = [LIGHTS[Path(sample.paths[0]).name.split("_")[2]] for sample in samples]
@@ -297,14 +297,16 @@ def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, sh
             expected = near(means(rows), len(samples), counts[number])
             assert by_stage[number][modality] == expected, (number, case, modality)
             for light in LIGHTS.values() if case == "nothing" else ():
-                those = [row for row, one in zip(rows, lights, strict=True) if one == light]
+                light_rows = [
+                    row for row, row_light in zip(rows, lights, strict=True) if row_light == light
+                ]
                 by_light = actual["lights"][light][f"stage {number + 1}"][modality]
-                assert by_light == near(means(those), len(those), counts[number])
+                assert by_light == near(means(light_rows), len(light_rows), counts[number])
 
 
 def test_sdtps_after_slimming_is_measured_among_what_is_left(few, tmp_path, command):
     words = slim_words(few, tmp_path, "MODEL.USE_SDTPS", "True", "MODEL.SDTPS_SPARSE_RATIO", "1.0")
-    actual, stdout = measured(command, words)
+    actual, stdout = measure(command, words)
     assert [line for line in stdout.splitlines() if line.endswith(":")] == [
         "stage 1:",
         "stage 2:",
@@ -330,7 +332,8 @@ def test_masks_of_every_stage_and_of_sdtps(few, tmp_path, score):
         for title, by_modality in grids.items()
     }
     assert {
-        title: {int(one.sum()) for mask in masks[title].values() for one in mask} for title in masks
+        title: {int(values.sum()) for mask in masks[title].values() for values in mask}
+        for title in masks
     } == {"stage 1": {16}, "stage 2": {8}, "SDTPS": {4}}
     for modality in MODALITIES:
         first, second, last = (mask[modality] for mask in masks.values())

@@ -34,7 +34,7 @@ def cfg_of(name, *opts, stride=None):
             str(list(stride)),
             "MODEL.DROP_PATH",
             "0",
-            *(part for split in ("TRAIN", "TEST") for part in (f"INPUT.SIZE_{split}", str(size))),
+            *(word for split in ("TRAIN", "TEST") for word in (f"INPUT.SIZE_{split}", str(size))),
             *opts,
         ],
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from numeric import seeded, tolerance
+from numeric import seed_of, tolerance
 from tiny import MODEL
 
 from demo_sdtps.modeling import make_model
@@ -110,7 +110,9 @@ def near(record, queries=QUERIES, matches=MATCHES, printed=0.0, exchanges=1):
 
 def squared_distances(features):
     """Of (n, D), as differences: (n, n) float64."""
-    return torch.stack([(features.double() - one.double()).square().sum(1) for one in features])
+    return torch.stack(
+        [(features.double() - feature.double()).square().sum(1) for feature in features]
+    )
 
 
 def distance_rounding(features):
@@ -146,7 +148,7 @@ def scores_of(path):
     return record
 
 
-def printed(record):
+def table_rows(record):
     """The rows of a record as a table prints them, by pattern."""
     return {
         pattern: [f"{100 * value:.1f}" for value in row.values()] for pattern, row in record.items()
@@ -161,7 +163,7 @@ def table_of(text):
 
 def checkpoint_file(path, cfg, classes=6, cameras=4):
     """A checkpoint of a model as it is made, with its configuration; its cameras differ much."""
-    torch.manual_seed(seeded(3))
+    torch.manual_seed(seed_of(3))
     model = make_model(cfg, classes, cameras)
     model.backbone.camera_embedding.data.normal_()
     save_checkpoint(path, cfg, model, 1)
@@ -169,7 +171,7 @@ def checkpoint_file(path, cfg, classes=6, cameras=4):
 
 
 def weights_file(path, cfg, dataset="RGBNT201"):
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     torch.save(
         {"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path
     )

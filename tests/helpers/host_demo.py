@@ -85,30 +85,33 @@ def compare(make, checkout, folder, opts):
     comparison = dict.fromkeys(("ours", "copy", "fast"), 0.0)
     for batch in (2, 3):
         torch.manual_seed(batch)
-        given, cameras = (
+        images, cameras = (
             {name: torch.randn(batch, 3, *SMALL) for name in ("RGB", "NI", "TI")},
             torch.arange(batch) % CAMERAS,
         )
         with torch.no_grad():
             (expected,) = extract_patterns(
-                ours, given, cameras, [missing_modalities(ours_cfg.TEST.MISS)]
+                ours, images, cameras, [missing_modalities(ours_cfg.TEST.MISS)]
             )
             for pattern in (1, 2, 3):
-                feature = model.eval()(given, cam_label=cameras, return_pattern=pattern)
+                feature = model.eval()(images, cam_label=cameras, return_pattern=pattern)
                 comparison["ours"] = max(comparison["ours"], relative(feature, expected[pattern]))
                 for name, other in others.items():
                     feature_of_other = other.eval()(
-                        given, cam_label=cameras, return_pattern=pattern
+                        images, cam_label=cameras, return_pattern=pattern
                     )
                     comparison[name] = max(comparison[name], relative(feature_of_other, feature))
-    output = model.train()(given, cam_label=cameras)
-    sum(part.float().square().mean() for part in output if torch.is_tensor(part)).backward()
+    output = model.train()(images, cam_label=cameras)
+    sum(tensor.float().square().mean() for tensor in output if torch.is_tensor(tensor)).backward()
     finite = all(
         parameter.grad.isfinite().all()
         for parameter in model.parameters()
         if parameter.grad is not None
     )
-    return comparison | {"pair": [list(part.shape) for part in output[:2]], "finite": bool(finite)}
+    return comparison | {
+        "pair": [list(tensor.shape) for tensor in output[:2]],
+        "finite": bool(finite),
+    }
 
 
 def relative(one, other):

@@ -49,7 +49,7 @@ def imitate():
     """A CPU answers in place of a GPU, random weights in place of files and of CLIP's."""
     for owner in (Tensor, nn.Module):
         owner.cuda = lambda self, *args, **kwargs: self
-        owner.to = moved_less(owner.to)
+        owner.to = without_cuda(owner.to)
     torch.cuda.synchronize = lambda *args: None
     torch.jit.load = lambda *args, **kwargs: SimpleNamespace(
         eval=lambda: SimpleNamespace(state_dict=random_clip)
@@ -65,7 +65,7 @@ def imitate():
             stub(name, **attributes)
 
 
-def moved_less(to):
+def without_cuda(to):
     def move(self, *args, **kwargs):
         return (
             self
@@ -176,18 +176,22 @@ def run(
     model = make(cfg, num_class=classes, camera_num=BATCH, **({"view_num": views} if views else {}))
     loss_fn = make_loss(cfg, num_classes=classes)
     loss_fn = loss_fn[0] if isinstance(loss_fn, tuple) else loss_fn
-    own, other = inputs.pop("training", {}), inputs.pop("evaluation", {})
+    training, evaluation = inputs.pop("training", {}), inputs.pop("evaluation", {})
     batch = {name: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for name in images}
 
-    def call(model, given, labels):
-        return model(image=given, **inputs, **labels) if named else model(given, **inputs, **labels)
+    def call(model, tensors, labels):
+        return (
+            model(image=tensors, **inputs, **labels)
+            if named
+            else model(tensors, **inputs, **labels)
+        )
 
     def train(model):
-        return (loss or tail())(model, call(model.train(), batch, LABELS | own), loss_fn)
+        return (loss or tail())(model, call(model.train(), batch, LABELS | training), loss_fn)
 
     @torch.no_grad()
     def evaluate(model, images):
-        output = call(model.eval(), images, UNLABELLED | other)
+        output = call(model.eval(), images, UNLABELLED | evaluation)
         return features(output) if features else output
 
     return Run(model, cfg, batch, train, evaluate)
@@ -219,7 +223,7 @@ def signal(checkout):
         sign, *output = output
         end = len(output) - (len(factors) if sign == 3 else 0)
         return pairs(output[:end], loss_fn) + sum(
-            f * own for f, own in zip(factors, output[end:], strict=False)
+            f * term for f, term in zip(factors, output[end:], strict=False)
         )
 
     return run(
@@ -241,17 +245,20 @@ def mdreid(checkout):
     def loss(model, output, loss_fn):
         if cfg.MODEL.DIRECT:
             value = loop.cal_loss(loss_fn, output, IDENTITIES, CAMERAS)
-            own, shared = output[1].chunk(2, 1) if cfg.MODEL.ADD_SHARE else (output[1], None)
+            specific, shared = output[1].chunk(2, 1) if cfg.MODEL.ADD_SHARE else (output[1], None)
         else:
             value = loop.cal_loss(loss_fn, output[:8], IDENTITIES, CAMERAS, 6)
-            own, shared = torch.cat(output[1:6:2], -1), output[7] if cfg.MODEL.ADD_SHARE else None
+            specific, shared = (
+                torch.cat(output[1:6:2], -1),
+                output[7] if cfg.MODEL.ADD_SHARE else None,
+            )
         if cfg.MODEL.ADD_CLOSS:
-            six = torch.stack([*own.chunk(3, 1), *shared.chunk(3, 1)], 1)
+            six = torch.stack([*specific.chunk(3, 1), *shared.chunk(3, 1)], 1)
             value = value + 1.5 * loop.orthonomal_loss(loop.CoRefine(six, six)) / len(six)
         if cfg.MODEL.ADD_ELOSS:
             joint = torch.cat(output[9:14:2], -1)
             value = value + 5.25 * EnhancedTripletLoss(cfg.SOLVER.MARGIN)(
-                joint, own, shared, IDENTITIES
+                joint, specific, shared, IDENTITIES
             )
         return value
 
@@ -346,8 +353,8 @@ def upcl(checkout):
             score=feature, feat=logits, target=IDENTITIES.repeat(4), target_cam=CAMERAS.repeat(4)
         )
         total = total + sum(
-            memory(own, IDENTITIES)
-            for memory, own in zip(
+            memory(feature, IDENTITIES)
+            for memory, feature in zip(
                 (model.memory_RGB, model.memory_NI, model.memory_TI), features, strict=True
             )
         )
@@ -358,7 +365,7 @@ def upcl(checkout):
         target = torch.cat([prototypes(model.memory_unbiased, kind) for kind in kinds])[
             LABELS["view_label"]
         ]
-        return total + keys.FINCH_COE * sum(F.mse_loss(own, target) for own in features)
+        return total + keys.FINCH_COE * sum(F.mse_loss(feature, target) for feature in features)
 
     host_run = run(
         cfg,

@@ -65,7 +65,12 @@ def main():
         host_models.imitate()
         run = host_models.HOSTS[name](checkout)
         demo_sdtps.add_config(run.cfg)
-        figures = {"host": name, "commit": COMMITS[name], **slimmed(run), "sdtps": with_sdtps(run)}
+        figures = {
+            "host": name,
+            "commit": COMMITS[name],
+            **with_slimming(run),
+            "sdtps": with_sdtps(run),
+        }
     Path(out).write_text(json.dumps(figures, indent=1))
 
 
@@ -79,22 +84,22 @@ def features(run, model):
     return run.evaluate(model, run.images)
 
 
-def patched(run, model, **keys):
+def patch(run, model, **keys):
     cfg = run.cfg.clone()
     cfg.merge_from_list([word for name, value in keys.items() for word in (f"MODEL.{name}", value)])
     return demo_sdtps.patch(model, cfg)
 
 
-def slimmed(run):
+def with_slimming(run):
     """Differences, the training step, and what the model costs before and after; or the sentence that refuses slimming."""
     dense = features(run, run.model)
     model = copy.deepcopy(run.model)
     try:
-        patched(run, model, **SLIMMED | {"SLIM_KEEP": [1.0, 1.0]})
+        patch(run, model, **SLIMMED | {"SLIM_KEEP": [1.0, 1.0]})
     except UserError as error:
         return {"refused": str(error)}
     figures = {"keep_all": difference(features(run, model), dense)}
-    patched(run, demo_sdtps.unslim(model), **SLIMMED)
+    patch(run, demo_sdtps.unslim(model), **SLIMMED)
     figures["patches"] = list(slimming_of(model).counts(128))
     figures["slimmed"] = difference(features(run, model), dense)
     before = copy.deepcopy(model.state_dict())
@@ -122,7 +127,7 @@ def with_sdtps(run):
     model = copy.deepcopy(run.model)
     width = features(run, model).shape[1]
     try:
-        patched(run, model, USE_SDTPS=True)
+        patch(run, model, USE_SDTPS=True)
     except UserError as error:
         return {"refused": str(error)}
     return {

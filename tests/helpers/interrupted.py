@@ -43,13 +43,13 @@ def at(owner, name, number, act):
     """Context manager: the call number `number`, from 1, of a method or function does `act` first."""
     original, calls = getattr(owner, name), []
 
-    def watched(*arguments, **named):
+    def watch(*arguments, **named):
         calls.append(name)
         if len(calls) == number:
             act()
         return original(*arguments, **named)
 
-    with mock.patch.object(owner, name, watched):
+    with mock.patch.object(owner, name, watch):
         yield
     assert len(calls) >= number, f"{name} was called {len(calls)} times"
 

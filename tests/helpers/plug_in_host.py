@@ -1,7 +1,7 @@
 """What the tests of the plug-in share: inputs and features of models of the miniature (reference/demo_host)."""
 
 import torch
-from numeric import seeded
+from numeric import seed_of
 from tiny import BLOCK, ROOT
 
 HOST = ROOT / "tests" / "reference" / "demo_host"
@@ -25,16 +25,16 @@ PATH = (
 
 
 def images(batch, seed=0):
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return {name: torch.randn(batch, 3, 64, 32) for name in NAMES}
 
 
-def features(model, given):
+def features(model, inputs):
     with torch.no_grad():
         return [
             model.eval()(
-                given,
-                cam_label=torch.zeros(len(given["RGB"]), dtype=torch.long),
+                inputs,
+                cam_label=torch.zeros(len(inputs["RGB"]), dtype=torch.long),
                 return_pattern=pattern,
             )
             for pattern in (1, 2, 3)

@@ -49,7 +49,7 @@ class LargestResult(TorchDispatchMode):
         return result
 
 
-def undecided(features, ranks=slice(None)):
+def near_ties(features, ranks=slice(None)):
     """Whether roundings decide which sample has one of these ranks (from 0, the sample itself) and which the next: (N,)."""
     gaps = squared_distances(F.normalize(features.double(), dim=1)).sort(dim=1).values.diff(dim=1)
     return (gaps[:, ranks] < 2 * cosine_error(features.shape[1])).any(1)

@@ -1,7 +1,7 @@
 """SDTPS beside its slow version: inputs, noise and comparisons."""
 
 import torch
-from numeric import assert_close, generator, seeded, tolerance
+from numeric import assert_close, generator, seed_of, tolerance
 
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from tests.reference import sdtps as reference
@@ -39,7 +39,7 @@ def build(
     stir=0.3,
 ):
     """A module whose parameters are all random, norms, biases and scales too; as it starts training where `stir` is 0."""
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     module = MultiModalSDTPS(
         width, patches, sparse_ratio, aggr_ratio, use_gumbel, tau, beta, gumbel_select=select
     )
@@ -59,13 +59,13 @@ def draw(seed, batch, patches, width):
 
 
 def draw_noises(seed, batch, patches, dtype=torch.float32):
-    """The noise that a training forward draws after `torch.manual_seed(seeded(seed))`: -log of exponentials, one modality at a
+    """The noise that a training forward draws after `torch.manual_seed(seed_of(seed))`: -log of exponentials, one modality at a
     time."""
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
 
 
-def probed(seed, outputs):
+def scalar_of(seed, outputs):
     """A scalar that depends on every number of `outputs`, differently."""
     draws = generator(seed)
     return sum(
@@ -83,10 +83,10 @@ def assert_like_reference(
     )
     tokens, global_feats = draw(seed + 100, batch, patches, width)
     noises = None if tau is None else draw_noises(seed + 200, batch, patches)
-    torch.manual_seed(seeded(seed + 200))
+    torch.manual_seed(seed_of(seed + 200))
     outputs = module(*tokens, *global_feats, missing=tuple(place in missing for place in range(3)))
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
-    probed(seed, probed_outputs).backward()
+    scalar_of(seed, probed_outputs).backward()
 
     nudges = [
         tolerance(*PATH)
@@ -112,7 +112,7 @@ def assert_like_reference(
         missing,
         nudges,
     )
-    probed(seed, [*slimmed, *masks][: len(probed_outputs)]).backward()
+    scalar_of(seed, [*slimmed, *masks][: len(probed_outputs)]).backward()
 
     for output, expected in zip(outputs, [*slimmed, *masks], strict=True):
         assert_close(output, expected, *PATH)
@@ -132,7 +132,7 @@ def assert_gradients_equal(actual, expected, lengths=BACK):
     }
     for layer in set(layers.values()):
         names = [name for name in expected if layers[name] == layer]
-        one, other = (flat(part[name] for name in names) for part in (actual, expected))
+        one, other = (flat(gradients[name] for name in names) for gradients in (actual, expected))
         if other.eq(0).all():
             assert one.eq(0).all(), layer
         else:

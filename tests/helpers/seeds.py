@@ -49,8 +49,10 @@ def main() -> int:
 
 def processor() -> str:
     """Its name, as Linux tells it, or its kind."""
-    told = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)$", told.read_text(), re.M) if told.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    names = (
+        re.findall(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else []
+    )
     return names[0] if names else platform.machine()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from commands import ROOT
-from numeric import seeded, tolerance
+from numeric import seed_of, tolerance
 from tiny import ENCODER, WIDTH
 
 from demo_sdtps.commands import train_seps
@@ -21,7 +21,7 @@ CONFIG = ROOT / "configs" / "SEPS" / "shapes.yml"
 SIZES = {"train": 12, "dev": 6, "test": 8}
 CAPTIONS = 2
 """Of each image."""
-SEED = seeded(1111)
+SEED = seed_of(1111)
 WORDS, TOKENS = 128, 16
 PATH = (
     *ENCODER,
@@ -86,7 +86,7 @@ def train(root, output, *more):
 
 def save_bert(folder, **changed):
     """A tiny BERT with random weights, as save_pretrained leaves it."""
-    torch.manual_seed(seeded(5))
+    torch.manual_seed(seed_of(5))
     sizes = {
         "vocab_size": 9,
         "hidden_size": 16,

@@ -49,7 +49,7 @@ class Tower(nn.Module):
 
     def embed(self, images):
         patches = self.stem(images).flatten(2).transpose(1, 2) + self.position
-        ends = (part.expand(len(images), -1, -1) for part in (self.class_token, self.tail))
+        ends = (token.expand(len(images), -1, -1) for token in (self.class_token, self.tail))
         return torch.cat([next(ends), patches, next(ends)], dim=1)
 
     def step(self, index, x, **masks):

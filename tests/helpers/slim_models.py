@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, disturb
-from numeric import assert_close, generator, seeded, tolerance
+from numeric import assert_close, generator, seed_of, tolerance
 from sdtps_cases import assert_gradients_equal
 from tiny import sums_of_a_block
 from torch import nn
@@ -116,7 +116,7 @@ class Case(NamedTuple):
     settings: dict = {}  # noqa: RUF012 (never changed)
 
     def model(self):
-        torch.manual_seed(seeded())
+        torch.manual_seed(seed_of())
         return disturb(self.build()).double().eval()
 
     def draw(self, batch=2, seed=0):
@@ -211,20 +211,20 @@ def distinctness(call, row, index, layer, images):
 def attention(call, row, index, layer, images):
     """What the block itself computes, in its plain form."""
 
-    def all_weights(part, args, kwargs):
+    def all_weights(module, args, kwargs):
         return args, kwargs | {"need_weights": True, "average_attn_weights": False}
 
     block, outputs, handles = layer.args[0], [], []
-    for part in block.modules():
-        if isinstance(part, nn.MultiheadAttention):
-            handles.append(part.register_forward_pre_hook(all_weights, with_kwargs=True))
-        elif hasattr(part, "fused_attn"):  # timm's
-            part.fused_attn = False
-            hook = part.attn_drop.register_forward_pre_hook
+    for module in block.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            handles.append(module.register_forward_pre_hook(all_weights, with_kwargs=True))
+        elif hasattr(module, "fused_attn"):  # timm's
+            module.fused_attn = False
+            hook = module.attn_drop.register_forward_pre_hook
             handles.append(hook(lambda _, args: outputs.append((None, args[0]))))
-        elif hasattr(part, "config"):  # transformers'
-            part.config._attn_implementation = "eager"
-        handles.append(part.register_forward_hook(lambda _, args, output: outputs.append(output)))
+        elif hasattr(module, "config"):  # transformers'
+            module.config._attn_implementation = "eager"
+        handles.append(module.register_forward_hook(lambda _, args, output: outputs.append(output)))
     with torch.no_grad():
         layer(images[row])
     for handle in handles:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from choices import margins
-from numeric import assert_close, generator, seeded, tolerance
+from numeric import assert_close, generator, seed_of, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.missing import encode_cases
@@ -60,20 +60,20 @@ MODEL = (*ENCODER, *PIFE, *SDTPS, *sums_of_the_fusion(WIDTH, PATCHES))
 def tiny_cfg(*opts):
     """The synthetic configuration on images of SIZE; `opts` are KEY, VALUE, …"""
     opts = [str(value) for value in opts]
-    sizes = [part for key in UNSIZED if key not in opts for part in (key, str(list(SIZE)))]
+    sizes = [word for key in UNSIZED if key not in opts for word in (key, str(list(SIZE)))]
     return load_cfg(CONFIG, [*sizes, *opts])
 
 
 def tiny_model(*opts, seed=0, cameras=CAMERAS):
     """A randomly initialised model of `tiny_cfg`; the same seed and options give the same weights."""
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return make_model(tiny_cfg(*opts), CLASSES, cameras)
 
 
 @lru_cache(maxsize=1)
 def clip_model():
     """The model with CLIP's backbone and PIFE, built once; whoever changes it puts it back."""
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     return make_model(load_cfg(CLIP_CONFIG), CLASSES, CAMERAS)
 
 
@@ -120,7 +120,7 @@ def clear(draw, cases=(frozenset(),)):
 
 
 @contextmanager
-def amplified(module) -> Iterator[list[float]]:
+def measure_amplification(module) -> Iterator[list[float]]:
     """How many times as large each BatchNorm of a training forward inside makes roundings: the largest value over the least
     deviation in the batch, which it is divided by."""
     actual = []
@@ -154,7 +154,9 @@ def assert_logits(logits, head, features):
 def pairs(output):
     """[logits, features, logits, features, …] of a training forward, head by head."""
     return [
-        part for name, logits in output.logits.items() for part in (logits, output.features[name])
+        tensor
+        for name, logits in output.logits.items()
+        for tensor in (logits, output.features[name])
     ]
 
 

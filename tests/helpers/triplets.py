@@ -74,7 +74,7 @@ SCALED = (1, 1, 1)
 """The roundings of a normalised pixel (tests/helpers/numeric.py)."""
 
 
-def normalised(image):
+def normalise(image):
     """A uint8 image with values from -1 to 1, in float64."""
     return (image.double() / 255 - 0.5) / 0.5
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from numeric import seeded
+from numeric import seed_of
 from seps_tiny import cfg_for
 
 from demo_sdtps.datasets.loaders import sampler_of
@@ -46,7 +46,7 @@ def steps(root, version) -> dict:
     """Losses of some steps, what the model has become, and its evaluation."""
     cfg = cfg_for(root, *KEEP_ALL, *VERSIONS[version])
     splits, tokenizer = read_caption_splits(cfg), load_tokenizer(cfg)
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     model, _ = make_seps(cfg)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     loader = caption_loader(cfg, splits["train"], tokenizer)

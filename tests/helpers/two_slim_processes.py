@@ -35,7 +35,7 @@ def train(rank: int, world: int) -> dict:
     for number in range(STEPS):
         images = case.draw(BATCH, number)
         masks = torch.rand(images[:, :1].shape, generator=generator(number), dtype=images.dtype)
-        images, masks = (part.chunk(world)[rank] for part in (images, masks))
+        images, masks = (tensor.chunk(world)[rank] for tensor in (images, masks))
         output = network(images, foreground=masks)
         optimizer.zero_grad()
         (output.square().mean() + demo_sdtps.slim_loss(model)).backward()

@@ -35,10 +35,10 @@ def tree(weights):
     for name, tensor in weights.items():
         *path, leaf = name.split(".")
         node = root
-        for part in path:
-            if part not in node._modules:
-                node.add_module(part, nn.Module())
-            node = node._modules[part]
+        for child in path:
+            if child not in node._modules:
+                node.add_module(child, nn.Module())
+            node = node._modules[child]
         node.register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
     return root
 

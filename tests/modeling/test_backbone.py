@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from tiny import CAMERAS, CLIP_CONFIG, clip_model, exact, sums_of_a_backbone, tiny_cfg
 from torch import nn
 
@@ -17,7 +17,7 @@ NO_CAMERA = ("MODEL.SIE_CAMERA", "False")
 
 def build(*opts, seed=0, cameras=CAMERAS):
     """A backbone in evaluation mode whose parameters are all random, norms and biases too."""
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     backbone = make_backbone(tiny_cfg(*opts), cameras).eval()
     with torch.no_grad():
         for parameter in backbone.parameters():
@@ -52,27 +52,27 @@ def unfold_patches(vit, images, stride):
     return patches if bias is None else patches + bias, tuple(grid)
 
 
-def normed(tokens, norm, eps):
+def normalise(tokens, norm, eps):
     """Layer normalisation in float64."""
     return F.layer_norm(tokens, tokens.shape[-1:], norm.weight.double(), norm.bias.double(), eps)
 
 
 @contextmanager
-def replaced(module, **parts):
+def replace(module, **values):
     """A module with other attributes, parameters or children for a while (monkeypatch would not put those back)."""
-    kept = {name: getattr(module, name) for name in parts}
+    kept = {name: getattr(module, name) for name in values}
     try:
-        for name, part in parts.items():
-            setattr(module, name, part)
+        for name, value in values.items():
+            setattr(module, name, value)
         yield
     finally:
-        for name, part in kept.items():
-            setattr(module, name, part)
+        for name, value in kept.items():
+            setattr(module, name, value)
 
 
 def without_blocks(backbone):
     """No transformer blocks, so that no token hears of another."""
-    return replaced(backbone.vit, blocks=nn.Sequential())
+    return replace(backbone.vit, blocks=nn.Sequential())
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_equals_timm(size, stride):
 def test_clip_equals_timm_and_its_projection():
     backbone = clip_model().backbone.eval()
     images = draw(2, (256, 128), batch=1)
-    with replaced(backbone, camera_embedding=None):
+    with replace(backbone, camera_embedding=None):
         patches, class_token = backbone(images, torch.tensor([0]))
         vit = exact(backbone.vit)
         expected = vit.forward_features(images.double()) @ vit.head.weight.T
@@ -126,7 +126,7 @@ def test_camera_reaches_all_tokens(weight):
         + vit.pos_embed
     )
     camera = torch.stack([backbone.camera_embedding[camera, 0] for camera in cameras.tolist()])
-    expected = normed(tokens + weight * camera[:, None].double(), vit.norm, 1e-6)
+    expected = normalise(tokens + weight * camera[:, None].double(), vit.norm, 1e-6)
     assert_close(
         torch.cat([class_token[:, None], patches], dim=1), expected, 3 * 8**2, backbone.width
     )
@@ -137,7 +137,7 @@ def test_camera_reaches_all_tokens(weight):
 def test_camera_reaches_clips_class_token_only(weight):
     backbone = clip_model().backbone.eval()
     images, cameras = draw(5, (256, 128), batch=1).expand(2, -1, -1, -1), torch.tensor([1, 2])
-    with without_blocks(backbone), replaced(backbone, camera_weight=weight):
+    with without_blocks(backbone), replace(backbone, camera_weight=weight):
         patches, class_token = backbone(images, cameras)
     assert not torch.allclose(class_token[0], class_token[1])
 
@@ -150,7 +150,7 @@ def test_camera_reaches_clips_class_token_only(weight):
     tokens = unfold_patches(vit, images, (16, 16))[0] + vit.pos_embed[:, 1:]
     for actual, expected in ((class_token, start), (patches, tokens)):
         for norm in (vit.norm_pre, vit.norm):
-            expected = normed(expected, norm, 1e-5)
+            expected = normalise(expected, norm, 1e-5)
         assert_close(actual, expected @ vit.head.weight.double().T, *4 * (768,))
 
 
@@ -164,7 +164,7 @@ def test_a_single_camera_needs_no_embedding():
 
 
 def test_camera_embedding_starts_small():
-    torch.manual_seed(seeded(6))
+    torch.manual_seed(seed_of(6))
     embedding = make_backbone(tiny_cfg(), 100).camera_embedding.detach()
     standard_error = 0.02 / embedding.numel() ** 0.5
     assert float(embedding.std()) == pytest.approx(0.02, abs=6 * standard_error)

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from backbone_cases import DINOV2, DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb, side_of
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from tiny import CAMERAS, CLASSES, exact, random_images, sums_of_a_backbone
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,7 +25,7 @@ BACKBONES = pytest.mark.parametrize("name", PREFIX)
 
 
 def build(name, *opts, stride=None, cameras=CAMERAS):
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     return disturb(make_backbone(cfg_of(name, *opts, stride=stride), cameras)).train()
 
 
@@ -111,15 +111,17 @@ def test_camera_reaches_all_tokens_registers_too(name):
         draw(name),
         torch.tensor([3, 1]),
     )
-    seen = []
-    backbone.vit.pos_drop.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    embeddings = []
+    backbone.vit.pos_drop.register_forward_pre_hook(
+        lambda module, inputs: embeddings.append(inputs[0])
+    )
     backbone(images, cameras)
-    (actual,), camera = seen, backbone.camera_embedding
+    (actual,), camera = embeddings, backbone.camera_embedding
     backbone.camera_embedding = None
     backbone(images, cameras)
     assert actual.shape == (2, PREFIX[name] + 6, backbone.vit.embed_dim)
     assert_close(
-        actual - seen[1],
+        actual - embeddings[1],
         (2 * camera[cameras].double()).expand_as(actual),
         *4 * (1,),
         scale=float(actual.abs().max()),
@@ -138,20 +140,20 @@ def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, sl
         "MODEL.USE_SDTPS",
         "False",
     )
-    seen, attention = [], torch.nn.functional.scaled_dot_product_attention
+    calls, attention = [], torch.nn.functional.scaled_dot_product_attention
 
-    def watched(query, key, value, *, attn_mask=None, **options):
-        seen.append((query, key, value, attn_mask))
+    def watch(query, key, value, *, attn_mask=None, **options):
+        calls.append((query, key, value, attn_mask))
         return attention(query, key, value, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
     model = make_model(cfg_of(name, *(slimming if slim else ())), CLASSES, CAMERAS)
     model.backbone.fused_attention = True
     images = {modality: draw(name) for modality in MODALITIES}
     with torch.autocast("cpu", torch.bfloat16):
         model(images, torch.zeros(2, dtype=torch.long))
-    assert len(seen) == len(model.backbone.vit.blocks)
-    for *tensors, mask in seen:
+    assert len(calls) == len(model.backbone.vit.blocks)
+    for *tensors, mask in calls:
         assert mask is None
         for tensor in tensors:
             assert tensor.dtype == torch.bfloat16 and tensor.stride(-1) == 1
@@ -162,7 +164,7 @@ def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, sl
 def test_a_training_step_and_an_evaluation(name):
     """Every parameter moves; half precision and the compiler's features are those of float32 but for rounding."""
     cfg = cfg_of(name, "SOLVER.OPTIMIZER_NAME", "Adam")
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     model = make_model(cfg, CLASSES, CAMERAS)
     before = {key: parameter.clone() for key, parameter in model.named_parameters()}
     images, cameras = random_images(1, size=tuple(cfg.INPUT.SIZE_TRAIN))
@@ -233,7 +235,7 @@ def test_images_smaller_than_a_patch_and_strides_beyond_it_are_refused(name):
 # Published weights
 
 
-def published(name, grid=4, **kwargs):
+def hub_weights(name, grid=4, **kwargs):
     """Random weights for square images, under timm's names, as its hub holds them."""
     torch.manual_seed(5)
     side = side_of(name)
@@ -253,7 +255,7 @@ def load(name, weights, tmp_path):
 
 @BACKBONES
 def test_weights_under_timms_names(name, tmp_path):
-    weights = published(name)
+    weights = hub_weights(name)
     state, report = load(name, weights, tmp_path)
     for key, tensor in state.items():
         expected = weights[
@@ -272,7 +274,7 @@ def test_weights_under_timms_names(name, tmp_path):
 
 def test_dinov2_as_its_authors_publish_it(tmp_path):
     """With a position for the class token, which timm adds to it, and with the mask of pretraining."""
-    weights = published(REGISTERS)
+    weights = hub_weights(REGISTERS)
     theirs = weights | {
         "register_tokens": weights["reg_token"],
         "mask_token": torch.zeros(1, 384),
@@ -287,7 +289,7 @@ def test_dinov2_as_its_authors_publish_it(tmp_path):
 
 
 def test_weights_with_other_prefix_tokens_are_reported(tmp_path):
-    _, report = load(REGISTERS, published(DINOV2), tmp_path)
+    _, report = load(REGISTERS, hub_weights(DINOV2), tmp_path)
     assert report.startswith("WARNING: incomplete") and report.endswith(
         "1 of another shape (pos_embed)"
     )

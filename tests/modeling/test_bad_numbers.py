@@ -40,8 +40,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(
         code, _, stderr = command(
             main, *words(request.getfixturevalue(root), "OUTPUT_DIR", tmp_path / "run", *EVERY_STEP)
         )
-    said = stderr.strip().splitlines()[-1]
-    assert code == 2 and said.startswith(f"{ONE_LINE}The loss became {value} in epoch 1, step 2 (")
+    message = stderr.strip().splitlines()[-1]
+    assert code == 2 and message.startswith(
+        f"{ONE_LINE}The loss became {value} in epoch 1, step 2 ("
+    )
     last = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
     assert (last["epoch"], last["step"]) == (0, 1) and all(
         tensor.isfinite().all() for tensor in last["model"].values()

@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from return_patterns import B, C, expected_features, expected_patterns
 from tiny import (
     CAMERAS,
     CLASSES,
     MODEL,
-    amplified,
     assert_logits,
     clear,
+    measure_amplification,
     pairs,
     random_images,
     tiny_cfg,
@@ -40,12 +40,12 @@ SWITCHES = [
 @pytest.fixture(
     scope="module", params=SWITCHES, ids=lambda switches: "-".join(map(str, switches.values()))
 )
-def switched(request):
+def switches_and_model(request):
     """(switches, a model with them): every combination; HDM without dropout, whose masks nothing here could follow."""
     switches = request.param
-    model = randomised(
+    model = randomise(
         tiny_model(
-            *(part for item in switches.items() for part in item), "MODEL.SDTPS_LOSS_WEIGHT", "0.7"
+            *(word for item in switches.items() for word in item), "MODEL.SDTPS_LOSS_WEIGHT", "0.7"
         )
     )
     if model.hdm:
@@ -65,7 +65,7 @@ def width_of(head):
     return C * {"sdtps": 3, "moe": 7, "original": 3}.get(head, 1)
 
 
-def randomised(model):
+def randomise(model):
     """The same model with norms, biases and running statistics that are no longer at their start."""
     draws = generator(99)
     with torch.no_grad():
@@ -81,40 +81,40 @@ def clear_images(model, seed, batch=4):
 
 
 @torch.no_grad()
-def test_training_pairs(switched):
-    switches, model = switched
+def test_training_pairs(switches_and_model):
+    switches, model = switches_and_model
     model.train()
     images, cameras = clear_images(model, 1, B)
     expected = expected_features(model, images, cameras)
     heads = head_names(switches)
-    with amplified(model.atmoe or torch.nn.Identity()) as amplification:
+    with measure_amplification(model.atmoe or torch.nn.Identity()) as amplification:
         output = model(images, cameras)
     assert list(output.logits) == list(output.features) == heads and output.auxiliary is None
-    for name, wanted in zip(heads, expected, strict=True):
+    for name, target in zip(heads, expected, strict=True):
         scores, feature = output.logits[name], output.features[name]
         assert scores.shape == (B, CLASSES)
         assert feature.shape == (B, width_of(name))
         assert_close(
             feature,
-            wanted,
+            target,
             *MODEL,
-            scale=float(wanted.abs().max()) * max([1, *amplification * (name == "moe")]),
+            scale=float(target.abs().max()) * max([1, *amplification * (name == "moe")]),
         )
         assert_logits(scores, model.heads[name], feature)
     assert list(model.heads) == heads
 
 
 @torch.no_grad()
-def test_patterns(switched):
-    _, model = switched
+def test_patterns(switches_and_model):
+    _, model = switches_and_model
     model.eval()
     images, cameras = clear_images(model, 2)
     expected = expected_patterns(model, images, cameras)
     patterns = extract_patterns(model, images, cameras)[0]
     assert patterns.keys() == expected.keys()
-    for pattern, wanted in expected.items():
-        assert patterns[pattern].shape == wanted.shape
-        assert_close(patterns[pattern], wanted, *MODEL)
+    for pattern, target in expected.items():
+        assert patterns[pattern].shape == target.shape
+        assert_close(patterns[pattern], target, *MODEL)
     assert torch.equal(model(images, cameras), patterns[3])
     for pattern in (1, 2):
         actual = model(images, cameras, return_pattern=pattern)
@@ -128,7 +128,7 @@ def test_patterns(switched):
 @torch.no_grad()
 def test_features_after_the_neck(direct):
     """The BatchNorm of each feature's head, with its running statistics."""
-    model = randomised(tiny_model(*BOTH, "MODEL.DIRECT", direct))
+    model = randomise(tiny_model(*BOTH, "MODEL.DIRECT", direct))
     images, cameras = random_images(11)
     model.train()(images, cameras)
     before = extract_patterns(model.eval(), images, cameras)[0]
@@ -150,14 +150,14 @@ def test_features_after_the_neck(direct):
         2: torch.cat([features["sdtps"], features["moe"]], dim=1),
         3: torch.cat([original, features["sdtps"], features["moe"]], dim=1),
     }
-    for pattern, wanted in expected.items():
-        assert_close(actual[pattern], wanted, *6 * (1,))
+    for pattern, target in expected.items():
+        assert_close(actual[pattern], target, *6 * (1,))
         assert relative_error(actual[pattern], before[pattern]) > 0.05
 
 
 @torch.no_grad()
 def test_order_of_the_images_does_not_matter_but_their_names_do():
-    model = randomised(tiny_model()).eval()
+    model = randomise(tiny_model()).eval()
     images, cameras = random_images(4)
     expected = model(images, cameras)
     assert torch.equal(
@@ -185,24 +185,24 @@ def without_gradient(model, seed=8):
     }
 
 
-def fixed(model):
+def frozen_names(model):
     return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
 # A softmax over the selected tokens does not feel a bias that they share: its gradient is zero but for rounding.
 UNFELT = {f"sdtps.{name}_aggr.weight.3.bias" for name in ("rgb", "nir", "tir")}
 SCORERS = {
-    f"sdtps.{name}_sparse.score_predictor.{layer}.{part}"
+    f"sdtps.{name}_sparse.score_predictor.{layer}.{leaf}"
     for name in ("rgb", "nir", "tir")
     for layer in (0, 2)
-    for part in ("weight", "bias")
+    for leaf in ("weight", "bias")
 }
 
 
-def test_a_backward_reaches_every_parameter(switched):
-    _, model = switched
-    assert fixed(model) == {f"heads.{name}.bottleneck.bias" for name in model.heads}
-    assert without_gradient(model) - UNFELT == fixed(model)
+def test_a_backward_reaches_every_parameter(switches_and_model):
+    _, model = switches_and_model
+    assert frozen_names(model) == {f"heads.{name}.bottleneck.bias" for name in model.heads}
+    assert without_gradient(model) - UNFELT == frozen_names(model)
 
 
 @pytest.mark.parametrize(
@@ -217,21 +217,24 @@ def test_a_backward_reaches_every_parameter(switched):
 )
 def test_score_mlp_is_reached_only_where_the_score_matters(opts, expected):
     """By the extra token's weights where something is dropped, by Gumbel's mask; not where guidance alone decides."""
-    model = randomised(tiny_model(*opts))
-    assert without_gradient(model) - UNFELT - fixed(model) == expected
+    model = randomise(tiny_model(*opts))
+    assert without_gradient(model) - UNFELT - frozen_names(model) == expected
 
 
 def test_a_frozen_backbone():
     """MODEL.FROZEN: the transformer keeps its weights; the camera embedding and all that follows learn."""
-    model = randomised(tiny_model(*BOTH, "MODEL.FROZEN", True))
+    model = randomise(tiny_model(*BOTH, "MODEL.FROZEN", True))
     transformer = {f"backbone.vit.{name}" for name, _ in model.backbone.vit.named_parameters()}
-    assert fixed(model) - transformer == {f"heads.{name}.bottleneck.bias" for name in model.heads}
-    assert transformer < fixed(model) and "backbone.camera_embedding" not in fixed(model)
-    assert without_gradient(model) - UNFELT == fixed(model)
+    assert frozen_names(model) - transformer == {
+        f"heads.{name}.bottleneck.bias" for name in model.heads
+    }
+    assert transformer < frozen_names(model)
+    assert "backbone.camera_embedding" not in frozen_names(model)
+    assert without_gradient(model) - UNFELT == frozen_names(model)
 
 
 def test_heads_start():
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     model = make_model(tiny_cfg(), 500, CAMERAS)
     for head in model.heads.values():
         assert head.classifier.bias is None and head.bottleneck.bias.eq(0).all()
@@ -241,8 +244,8 @@ def test_heads_start():
         assert head.bottleneck.weight.eq(1).all()
 
 
-def test_pairs_weights_and_widths(switched):
-    switches, model = switched
+def test_pairs_weights_and_widths(switches_and_model):
+    switches, model = switches_and_model
     heads = head_names(switches)
     assert model.head_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
     assert list(model.layout.widths.items()) == [(name, width_of(name)) for name in heads]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compilers import COMPILES, IN_THE_COMPILER
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from tiny import (
     CAMERAS,
     CLASSES,
@@ -18,9 +18,9 @@ from tiny import (
     MODEL,
     PATCHES,
     ROOT,
-    amplified,
     assert_logits,
     exact,
+    measure_amplification,
     pairs,
     random_images,
     sums_of_a_backbone,
@@ -62,7 +62,7 @@ LEAF = re.compile("(weight|bias)$")
 @pytest.fixture(scope="module")
 def both():
     """The reference DeMo in float64 and ours with its weights, none of them at their start, without dropout."""
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     reference = reference_demo.Demo(SIZE, CLASSES, CAMERAS, dropout=0.0)
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -81,15 +81,15 @@ def both():
     return reference.double(), ours
 
 
-def doubled(images):
+def to_double(images):
     return {modality: image.double() for modality, image in images.items()}
 
 
 def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both):
     reference, ours = both
     images, cameras = random_images(2, batch=8, size=SIZE)
-    with amplified(reference.generalFusion) as amplification:
-        expected = reference.train()(doubled(images), cameras)
+    with measure_amplification(reference.generalFusion) as amplification:
+        expected = reference.train()(to_double(images), cameras)
     actual = ours.train()(images, cameras)
     assert actual.auxiliary is None and list(actual.features) == list(expected.features)
     for (name, theirs), factor in zip(
@@ -154,7 +154,7 @@ def test_a_step_of_the_reference_models_optimiser_is_ours(both):
 @pytest.mark.parametrize("seed", range(3))
 def test_quick_gelu_between_scaled_weights(seed):
     """Values and gradients in float64 beside fc2(h·sigmoid(1.702 h)), h = fc1."""
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     fast = QuickGELUMlp(6, 24).double()
     tokens = (4 * torch.randn(2, 5, 6, dtype=torch.double)).requires_grad_()
     probe = torch.randn(2, 5, 6, dtype=torch.double)
@@ -236,14 +236,16 @@ def test_attention_is_chosen_by_precision(in_half, fused):
 @COMPILES
 def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
     """Of one folder of compiled code, as machines with a common disk have it, each takes what is of its vectors' width."""
-    own = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
-    own |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"
+    }
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     for capability in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}):
         done = subprocess.run(
             [sys.executable, str(ROOT / "tests" / "helpers" / "compiled.py")],
             capture_output=True,
             text=True,
-            env=own | capability,
+            env=environment | capability,
         )
         assert done.returncode == 0, done.stderr
 
@@ -267,14 +269,14 @@ def test_compiled_equals_eager_in_training_and_evaluation():
             list(output.features.values())
             for output in (reference(exact_images, cameras), compiled.train()(images, cameras))
         )
-        for theirs, own in zip(expected, actual, strict=True):
-            assert_close(own, theirs, *MODEL)
+        for theirs, ours in zip(expected, actual, strict=True):
+            assert_close(ours, theirs, *MODEL)
         for features in (expected, actual):
-            sum(part.square().mean() for part in features).backward()
-        for theirs, own in zip(reference.parameters(), compiled.parameters(), strict=True):
+            sum(feature.square().mean() for feature in features).backward()
+        for theirs, ours in zip(reference.parameters(), compiled.parameters(), strict=True):
             if theirs.grad is not None:
                 assert_close(
-                    own.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES
+                    ours.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES
                 )
         features = []
         for model in (eager, compiled):

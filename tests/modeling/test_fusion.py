@@ -5,7 +5,7 @@ from itertools import cycle
 import pytest
 import torch
 from golden_cases import load_case, relative_error, weight
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.checkpoints.names import from_demo
@@ -48,7 +48,7 @@ def random_plain(width, heads, seed=0, dropout=0.1):
     plain = Fusion(width, heads, dropout)
     plain.load_state_dict(
         {
-            name: torch.from_numpy(weight(name, tuple(tensor.shape), seeded(seed)))
+            name: torch.from_numpy(weight(name, tuple(tensor.shape), seed_of(seed)))
             for name, tensor in plain.state_dict().items()
         }
     )
@@ -81,8 +81,8 @@ def test_golden(name, mode):
     plain.load_state_dict(case.weights)
     ours = ours_of(plain.train(mode == "train"), settings["dropout"])
     tokens = [
-        {modality: case.arrays[f"{modality}_{part}"] for modality in MODALITIES}
-        for part in ("cash", "global")
+        {modality: case.arrays[f"{modality}_{kind}"] for modality in MODALITIES}
+        for kind in ("cash", "global")
     ]
     expected = case.arrays[f"{mode}_output"]
     for actual in (run(ours, *tokens), plain(*tokens)):
@@ -103,10 +103,10 @@ def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, o
     assert actual.keys() == expected.keys() - {name for name, _ in ours.named_buffers()}
     for name, gradient in actual.items():
         assert relative_error(gradient, expected[name]) < 1e-9, name
-    for part, (theirs, own) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
+    for place, (theirs, ours_by_modality) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
         for modality in MODALITIES:
-            assert relative_error(own[modality].grad, theirs[modality].grad) < 1e-9, (
-                part,
+            assert relative_error(ours_by_modality[modality].grad, theirs[modality].grad) < 1e-9, (
+                place,
                 modality,
             )
 
@@ -162,7 +162,7 @@ def test_equals_the_plain_version(shape, mode, dropout, same_dropout):
 
 @torch.no_grad()
 def test_dropout_acts_in_training_alone():
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     hdm = HDM(128)
     patches, global_feats = random_tokens(128, 128, 16, dtype=torch.float32)
     keys = {subset: torch.randn(2, 128) / 12 for subset in SUBSETS}
@@ -182,7 +182,7 @@ def test_dropout_acts_in_training_alone():
         assert torch.equal(same, whole[subset]) and same.shape[-1] == 129 * len(SUBSETS[subset])
         assert_close(same.double().sum(dim=-1), torch.ones(16, 2), same.shape[-1])
     hdm.train()
-    torch.manual_seed(seeded(1))
+    torch.manual_seed(seed_of(1))
     left, others = attention(), attention()
     draws = []
     for subset, kept in left.items():
@@ -221,7 +221,7 @@ def test_parameters_start_as_torchs_layers_do():
     Means and deviations to six standard errors, which are at most those of normal numbers; the largest of n uniform numbers is
     20/n below the bound once in exp(20) times.
     """
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     plain, hdm, atmoe = Fusion(256, 4), HDM(256), ATMoE(256, 4)
     ours = {f"hdm.{name}": tensor for name, tensor in hdm.state_dict().items()}
     ours |= {f"atmoe.{name}": tensor for name, tensor in atmoe.state_dict().items()}
@@ -270,7 +270,7 @@ def test_widths_that_do_not_fit():
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_mixed_precision_is_near(mode, precision):
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     plain = Fusion(128, 4, dropout=0.0).train(mode == "train")
     with torch.no_grad():  # gates and experts that matter
         for name, parameter in plain.named_parameters():
@@ -279,7 +279,7 @@ def test_mixed_precision_is_near(mode, precision):
     tokens = random_tokens(128, 8, 16, dtype=torch.float32)
     with torch.no_grad():
         expected = plain.double()(
-            *({modality: part.double() for modality, part in parts.items()} for parts in tokens)
+            *({modality: tensor.double() for modality, tensor in parts.items()} for parts in tokens)
         )
     with torch.autocast("cpu", precision):
         actual = run(ours, *tokens)

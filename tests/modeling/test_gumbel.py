@@ -6,8 +6,17 @@ from unittest import mock
 
 import pytest
 import torch
-from numeric import assert_close, seeded
-from sdtps_cases import PATH, SHAPES, assert_like_reference, build, draw, draw_noises, flat, probed
+from numeric import assert_close, seed_of
+from sdtps_cases import (
+    PATH,
+    SHAPES,
+    assert_like_reference,
+    build,
+    draw,
+    draw_noises,
+    flat,
+    scalar_of,
+)
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
@@ -40,8 +49,8 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
     if is_cast:
         plain, gumbel = plain.to(precision), gumbel.to(precision)
         tokens, global_feats = (
-            [tensor.detach().to(precision).requires_grad_() for tensor in part]
-            for part in (tokens, global_feats)
+            [tensor.detach().to(precision).requires_grad_() for tensor in tensors]
+            for tensors in (tokens, global_feats)
         )
     with torch.autocast("cpu", precision, enabled=precision != torch.float32 and not is_cast):
         expected, actual = plain(*tokens, *global_feats), gumbel(*tokens, *global_feats)
@@ -54,19 +63,19 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
         assert mask.sum(dim=1).eq(8).all()
         assert ((mask == 0) | (mask == 1)).all()
 
-    probed(15, actual).backward()
+    scalar_of(15, actual).backward()
     assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *gumbel.parameters()))
 
 
 def cross_entropy(seed, slimmed):
     """The identity loss of the SDTPS feature, the mean over the tokens, through a new head."""
     feature = torch.cat([tokens.mean(dim=1) for tokens in slimmed], dim=-1)
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return identity_loss(BNNeck(feature.shape[1], 2)(feature), torch.tensor([0, 0, 1, 1]))
 
 
 # batch, patches, width, how far the weights are from their start, loss
-SIZES = {"probe": (3, 16, 20, 0.3, probed), "as in training": (4, 128, 64, 0.0, cross_entropy)}
+SIZES = {"probe": (3, 16, 20, 0.3, scalar_of), "as in training": (4, 128, 64, 0.0, cross_entropy)}
 
 
 def gradient_norms(size, *gumbel):
@@ -76,7 +85,7 @@ def gradient_norms(size, *gumbel):
     for seed in range(8):
         module = build(seed, patches, width, 0.5, 0.4, 0.25, *gumbel, stir=stir)
         tokens, global_feats = draw(seed + 100, batch, patches, width)
-        torch.manual_seed(seeded(seed + 200))
+        torch.manual_seed(seed_of(seed + 200))
         loss(seed + 300, module(*tokens, *global_feats)[:3]).backward()
         at_tokens += [tensor.grad for tensor in tokens]
         at_scorers += [
@@ -126,19 +135,19 @@ def central_differences(function, point):
     )
 
 
-def continuous(own, patches, score, noise, kept, dropped, tau, out_tokens):
+def continuous(weights, patches, score, noise, kept, dropped, tau, out_tokens):
     """The slimmed tokens by a mask that moves: hard + softmax((moved score + noise) / tau) - softmax((score + noise) / tau).
 
     At the score they are the module's, and their derivative, which can be measured, is what the module has backward.
     """
     start = reference.soft_decision(score, noise, tau)
 
-    def slimmed(moved):
+    def slim(moved):
         soft = reference.soft_decision(moved, noise, tau)
         decision = [(place in kept) + soft[place] - start[place] for place in range(len(patches))]
-        return reference.slim(own, patches, moved, kept, dropped, decision, out_tokens)
+        return reference.slim(weights, patches, moved, kept, dropped, decision, out_tokens)
 
-    return slimmed
+    return slim
 
 
 @TAUS
@@ -150,13 +159,14 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     batch, patches, width, sparse_ratio = 2, 9, 20, 0.5
     module = build(51, patches, width, sparse_ratio, 0.7, 0.25, True, tau, select).double()
     tokens, global_feats = (
-        [tensor.detach().double() for tensor in part] for part in draw(52, batch, patches, width)
+        [tensor.detach().double() for tensor in tensors]
+        for tensors in draw(52, batch, patches, width)
     )
     scores = [torch.rand(batch, patches, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     waiting = iter(scores)
     monkeypatch.setattr(TokenSparse, "score", lambda *_: next(waiting))
     noises = draw_noises(53, batch, patches, torch.float64)
-    torch.manual_seed(seeded(53))
+    torch.manual_seed(seed_of(53))
     outputs = module(*tokens, *global_feats)[:3]
     probes = [torch.randn_like(output) for output in outputs]
     sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)).backward()
@@ -169,23 +179,23 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
             probes[index][sample],
         )
         kept, dropped = reference.choose(score + noise if select else score, sparse_ratio)
-        own = reference.weights_of(module.state_dict(), reference.STATE_NAMES[index])
-        slimmed = continuous(
-            own, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1
+        weights = reference.weights_of(module.state_dict(), reference.STATE_NAMES[index])
+        slim = continuous(
+            weights, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1
         )
-        assert_close(outputs[index][sample], slimmed(score), *PATH, dtype=torch.float64)
-        by_differences = (central_differences(slimmed, score) * probe).sum(dim=(1, 2))
-        for part, places in (("kept", kept), ("dropped", dropped)):
-            actual[part].append(scores[index].grad[sample][places])
-            expected[part].append(by_differences[places])
+        assert_close(outputs[index][sample], slim(score), *PATH, dtype=torch.float64)
+        by_differences = (central_differences(slim, score) * probe).sum(dim=(1, 2))
+        for group, places in (("kept", kept), ("dropped", dropped)):
+            actual[group].append(scores[index].grad[sample][places])
+            expected[group].append(by_differences[places])
     terms = max(
-        float(probe.abs().max() * part.abs().max())
-        for probe, part in zip(probes, tokens, strict=True)
+        float(probe.abs().max() * tensor.abs().max())
+        for probe, tensor in zip(probes, tokens, strict=True)
     )
-    for part in actual:
+    for group in actual:
         assert_close(
-            flat(actual[part]),
-            flat(expected[part]),
+            flat(actual[group]),
+            flat(expected[group]),
             *PATH,
             probes[0][0].numel(),
             dtype=torch.float64,
@@ -214,7 +224,7 @@ def test_selection_is_sampling_without_replacement():
         "uniform draws are another distribution"
     )
 
-    torch.manual_seed(seeded(66))
+    torch.manual_seed(seed_of(66))
     with torch.no_grad():
         selected, _, masks, _ = module.rgb_sparse(
             tokens[0].expand(draws, -1, -1), guides.expand(-1, draws, -1), weights
@@ -236,7 +246,7 @@ def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
         build(26, 16, 20, 0.5, 0.4, 0.25, *more).eval() for more in ((), (True, 1.0, select))
     )
     tokens, global_feats = draw(27, 2, 16, 20)
-    torch.manual_seed(seeded(28))
+    torch.manual_seed(seed_of(28))
     state = torch.get_rng_state()
     expected, first, second = (module(*tokens, *global_feats) for module in (plain, gumbel, gumbel))
     assert torch.equal(torch.get_rng_state(), state)
@@ -250,16 +260,16 @@ def test_the_noise_follows_from_the_runs_seed(select):
     module = build(29, 16, 20, 0.5, 0.4, 0.25, True, select=select)
     tokens, global_feats = draw(30, 2, 16, 20)
 
-    def drawn(seed):
+    def draw_masks(seed):
         """→ the masks' gradient at the score MLP, and the masks."""
-        torch.manual_seed(seeded(seed))
+        torch.manual_seed(seed_of(seed))
         masks = torch.stack(module(*tokens, *global_feats)[3:])
         return torch.autograd.grad(
             (masks * torch.arange(16)).sum(), module.rgb_sparse.score_predictor[0].weight
         )[0], masks
 
     (gradient, masks), (same_gradient, same_masks), (other_gradient, other_masks) = map(
-        drawn, (1, 1, 2)
+        draw_masks, (1, 1, 2)
     )
     assert torch.equal(gradient, same_gradient) and torch.equal(masks, same_masks)
     assert not torch.equal(gradient, other_gradient)
@@ -271,7 +281,7 @@ def test_the_noise_follows_from_the_runs_seed(select):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_moments_of_the_noise(dtype):
     """Euler's constant and π²/6; the fourth moment, 27/5 of the squared variance, gives the error of the second."""
-    torch.manual_seed(seeded(67))
+    torch.manual_seed(seed_of(67))
     count, variance = 1_000_000, math.pi**2 / 6
     noise = gumbel_noise(torch.empty(1000, count // 1000, dtype=dtype))
     assert noise.shape == (1000, 1000) and noise.dtype == dtype
@@ -300,7 +310,7 @@ def test_an_exponential_draw_of_zero(select, zeros, monkeypatch):
     module = build(68, 16, 20, 0.5, 0.4, 0.25, True, 0.1, select)
     tokens, global_feats = draw(69, 2, 16, 20)
     outputs = module(*tokens, *global_feats)
-    probed(70, outputs).backward()
+    scalar_of(70, outputs).backward()
     assert all(tensor.isfinite().all() for tensor in outputs)
     assert all(mask.sum(dim=1).eq(8).all() for mask in outputs[3:])
     assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *module.parameters()))

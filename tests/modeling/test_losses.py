@@ -6,7 +6,7 @@ import shlex
 import pytest
 import torch
 from golden_cases import load_case, relative_error
-from numeric import assert_close, generator, seeded, with_gradient
+from numeric import assert_close, generator, seed_of, with_gradient
 from tiny import CLASSES, output_of, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.modeling.losses import (
@@ -39,14 +39,16 @@ def draw(seed, identities=4, instances=3, width=10, classes=7):
     return features, 3 * torch.randn(len(labels), classes, generator=draws), labels
 
 
-def cancelled(features):
+def cancellation(features):
     """How much larger than a squared distance the squares of norms can be that it is the difference of."""
     return 2 * float(features.square().sum(dim=1).max() / torch.pdist(features).min() ** 2)
 
 
 def largest(features, logits):
     """The largest term of a head's losses: a distance, with what cancels in it, or a logit."""
-    return max(float(torch.pdist(features).max()) * cancelled(features), float(logits.abs().max()))
+    return max(
+        float(torch.pdist(features).max()) * cancellation(features), float(logits.abs().max())
+    )
 
 
 @pytest.mark.parametrize("name", ["soft_triplet", "margin_triplet", "label_smooth_ce"])
@@ -80,13 +82,13 @@ def test_triplet(seed, margin):
         lambda leaf: reference.batch_hard_triplet_loss(leaf, labels, margin), features.double()
     )
     distances = torch.pdist(features)
-    assert_close(value, expected[0], *SUMS, scale=float(distances.max()) * cancelled(features))
+    assert_close(value, expected[0], *SUMS, scale=float(distances.max()) * cancellation(features))
     assert_close(
         gradient,
         expected[1],
         *SUMS,
         *SUMS,
-        scale=float(expected[1].abs().max()) * cancelled(features),
+        scale=float(expected[1].abs().max()) * cancellation(features),
     )
 
 
@@ -190,7 +192,7 @@ def draw_pairs(classes=6):
 def test_center(seed):
     """Values, and gradients of features and of centers."""
     features, _, labels = draw(seed)
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     loss = CenterLoss(7, features.shape[1])
     expected_centers = loss.centers.detach().double().requires_grad_()
     value, gradient = with_gradient(lambda leaf: loss(leaf, labels), features)
@@ -207,7 +209,7 @@ def test_center(seed):
 
 
 def test_centers_start_as_standard_normal():
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     centers = CenterLoss(200, 50).centers
     assert centers.requires_grad
     centers, standard_error = centers.detach(), 0.01
@@ -235,7 +237,7 @@ def test_a_models_widths_are_those_of_its_training_features(opts):
     output = model.train()(images, cameras)
     losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
     assert [tuple(loss.centers.shape) for loss in losses] == [
-        (CLASSES, part.shape[1]) for part in output.features.values()
+        (CLASSES, feature.shape[1]) for feature in output.features.values()
     ]
     total_loss(cfg, output, torch.tensor([0, 0, 1, 1]), model.head_weights, losses)[0].backward()
     assert all(
@@ -258,12 +260,12 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
             "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
         ),
     )
-    torch.manual_seed(seeded(2))
+    torch.manual_seed(seed_of(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
     expected = scale = 0.0 if auxiliary is None else float(auxiliary)
     for index, weight in enumerate(PAIRS.values()):
-        logits, features = (part.double() for part in outputs[2 * index : 2 * index + 2])
+        logits, features = (tensor.double() for tensor in outputs[2 * index : 2 * index + 2])
         pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, 0.1))
         if "triplet" in kind and sampler == "softmax_triplet":
             pair += 3 * float(reference.batch_hard_triplet_loss(features, labels))
@@ -279,16 +281,16 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
 
 def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     cfg = tiny_cfg(*CENTER, "MODEL.TRIPLET_LOSS_WEIGHT", "3")
-    torch.manual_seed(seeded(2))
+    torch.manual_seed(seed_of(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
-    *outputs, auxiliary = (part.requires_grad_() for part in (*outputs, torch.tensor([0.5])))
+    *outputs, auxiliary = (tensor.requires_grad_() for tensor in (*outputs, torch.tensor([0.5])))
     total, parts = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
     assert list(parts) == [
         "auxiliary",
         *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center")),
     ]
-    assert not any(part.requires_grad for part in parts.values()) and total.requires_grad
+    assert not any(loss.requires_grad for loss in parts.values()) and total.requires_grad
     assert_close(total, sum(map(float, parts.values())), len(parts))
     assert float(parts["auxiliary"]) == 0.5
     with torch.no_grad():
@@ -314,11 +316,11 @@ def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
 
 def test_center_is_computed_in_float32_under_autocast():
     outputs, labels = draw_pairs()
-    half = [part.bfloat16() for part in outputs]
+    half = [tensor.bfloat16() for tensor in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
     losses = make_center_losses(cfg, 6, WIDTHS)
     expected, _ = total_loss(
-        cfg, output_of([part.float() for part in half], PAIRS), labels, PAIRS, losses
+        cfg, output_of([tensor.float() for tensor in half], PAIRS), labels, PAIRS, losses
     )
     with torch.autocast("cpu", torch.bfloat16):
         actual, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from commands import CONFIG, cases_of, cli_args_for, near, printed, table_of, weights_file
+from commands import CONFIG, cases_of, cli_args_for, near, table_of, table_rows, weights_file
 from golden_cases import relative_error
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from return_patterns import expected_patterns
 from tiny import CAMERAS, MODEL, clear, exact, pairs, random_images, tiny_model
 
@@ -40,7 +40,7 @@ GUIDED = pytest.mark.parametrize(
 GUIDE = "MODEL.SDTPS_GUIDE_MISSING"
 
 
-def zeroed(images, missing):
+def with_zeros(images, missing):
     return {
         modality: torch.zeros_like(image) if modality in missing else image
         for modality, image in images.items()
@@ -66,7 +66,7 @@ def test_all_cases_equal_each_alone(opts, is_guided):
     )
     together = extract_patterns(model, images, cameras, CASES)
     for missing, patterns in zip(CASES, together, strict=True):
-        expected = expected_patterns(model, zeroed(images, missing), cameras)
+        expected = expected_patterns(model, with_zeros(images, missing), cameras)
         (alone,) = extract_patterns(model, images, cameras, [missing])
         assert list(patterns) == list(expected) == [1, 2, 3]
         for pattern, feature in patterns.items():
@@ -89,10 +89,10 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
     actual = []
     for is_guided in (True, False):
         model = tiny_model(GUIDE, is_guided, *FUSION)
-        torch.manual_seed(seeded(5))  # HDM has dropout
+        torch.manual_seed(seed_of(5))  # HDM has dropout
         trained = model.train()(images, cameras)
         complete, *_ = extract_patterns(model.eval(), images, cameras, CASES)
-        actual.append([torch.as_tensor(part) for part in (*pairs(trained), *complete.values())])
+        actual.append([torch.as_tensor(value) for value in (*pairs(trained), *complete.values())])
     assert len(actual[0]) == 3 * 2 + 3
     assert all(torch.equal(one, other) for one, other in zip(*actual, strict=True))
 
@@ -109,29 +109,29 @@ def test_the_feature_of_a_case_against_the_slow_version(miss, is_guided):
         ),
         [missing],
     )
-    exact_model, exact_images = exact(model, zeroed(images, missing))
+    exact_model, exact_images = exact(model, with_zeros(images, missing))
     context = exact_model.forward_features(exact_images, cameras).context
     unguided = [] if is_guided else [MODALITIES.index(modality) for modality in missing]
     tokens = [
-        [part[modality] for modality in MODALITIES]
-        for part in (context.tokens, context.global_feats)
+        [by_modality[modality] for modality in MODALITIES]
+        for by_modality in (context.tokens, context.global_feats)
     ]
     slimmed, _ = reference.sdtps(
         exact_model.sdtps.state_dict(), *tokens, 0.5, 0.4, 0.25, missing=unguided
     )
     (actual,) = extract_patterns(model, images, cameras, [missing])
-    assert_close(actual[2], torch.cat([part.mean(dim=1) for part in slimmed], 1), *MODEL)
+    assert_close(actual[2], torch.cat([output.mean(dim=1) for output in slimmed], 1), *MODEL)
 
 
-def seen_by(model, call):
+def backbone_inputs(model, call):
     """The images that a call sends through the backbone, one by one."""
-    seen = []
+    images = []
     handle = model.backbone.register_forward_pre_hook(
-        lambda _, inputs: seen.extend(inputs[0].unbind())
+        lambda _, inputs: images.extend(inputs[0].unbind())
     )
     call()
     handle.remove()
-    return seen
+    return images
 
 
 @pytest.mark.parametrize("cases", [CASES, CASES[:1], CASES[3:5]], ids=["all", "complete", "two"])
@@ -141,15 +141,15 @@ def test_every_image_passes_the_backbone_once(cases):
     model = tiny_model().eval()
     batch = 9
     images, cameras = random_images(2, batch=batch)
-    seen = seen_by(model, lambda: extract_patterns(model, images, cameras, cases))
+    inputs = backbone_inputs(model, lambda: extract_patterns(model, images, cameras, cases))
     needed = [
         modality for modality in MODALITIES if any(modality not in missing for missing in cases)
     ]
-    zeros = [image for image in seen if image.eq(0).all()]
+    zeros = [image for image in inputs if image.eq(0).all()]
     for modality in MODALITIES:
         for image in images[modality]:
-            assert sum(torch.equal(image, other) for other in seen) == (modality in needed)
-    assert len(seen) - len(zeros) == len(needed) * batch
+            assert sum(torch.equal(image, other) for other in inputs) == (modality in needed)
+    assert len(inputs) - len(zeros) == len(needed) * batch
     assert len(zeros) <= len(MODALITIES) * CAMERAS
     assert bool(zeros) == any(cases)
 
@@ -164,13 +164,13 @@ def test_the_options_of_an_evaluation(options, tiny_root):
     """TEST.MISS and TEST.NECK_FEAT act on extracted features alone; images that are missing are not encoded."""
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *options)[2:])
     loader = loaders.test_loader(cfg, read_splits(cfg, ("query",))["query"])
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     model = make_model(cfg, 5, CAMERAS).eval()
     images, _, cameras = next(loaders.batches(loader))
     missing = frozenset(MISSING.get(cfg.TEST.MISS, []))
     (expected,) = extract_patterns(model, images, cameras, [missing], cfg.TEST.NECK_FEAT)
     extracted = []
-    seen = seen_by(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
+    inputs = backbone_inputs(model, lambda: extracted.extend(extract_features(cfg, model, loader)))
     assert len(extracted) == 1 and list(extracted[0]) == list(expected)
     for pattern, feature in extracted[0].items():
         assert torch.equal(feature[: len(cameras)], expected[pattern])
@@ -178,7 +178,7 @@ def test_the_options_of_an_evaluation(options, tiny_root):
             feature.untyped_storage().data_ptr() == extracted[0][3].untyped_storage().data_ptr()
         ), "held once"
     for modality, image in images.items():
-        assert any(torch.equal(image[0], other) for other in seen) == (modality not in missing)
+        assert any(torch.equal(image[0], other) for other in inputs) == (modality not in missing)
     (complete,) = extract_patterns(model, images, cameras, [frozenset()])
     assert torch.equal(model(images, cameras, return_pattern=2), complete[2])
     assert torch.equal(complete[3], expected[3]) == (options[1] == "nothing")
@@ -217,7 +217,7 @@ def test_one_table_of_all_cases(words, command, tmp_path):
         table_of("\n".join(row[label:] for row in lines[start : start + 3]))
         for start in range(0, len(lines), 3)
     ]
-    assert tables[:-1] == [printed(record) for record in actual.values()]
+    assert tables[:-1] == [table_rows(record) for record in actual.values()]
     for pattern, row in tables[-1].items():
         of_six = zip(*(actual[miss][pattern].values() for miss in MISSING_CASES), strict=True)
         assert [float(number) for number in row] == [

@@ -94,8 +94,8 @@ def test_what_does_not_fit_is_reported_and_left_alone(tmp_path):
 def test_random_weights_are_said_and_warned_of_unless_they_are_meant(source):
     backbone = tiny_backbone()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    said = load_pretrained(backbone, "test_vit", source)
-    assert "random" in said.lower() and said.startswith("WARNING: ") == (not source)
+    report = load_pretrained(backbone, "test_vit", source)
+    assert "random" in report.lower() and report.startswith("WARNING: ") == (not source)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
 
 
@@ -137,12 +137,12 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_file_that_does_not_serve_is_named_and_the_backbone_left_as_it_was(tmp_path, name):
-    make, said = MISTAKES[name]
+    make, reason = MISTAKES[name]
     make(tmp_path / "w.pt")
     backbone = tiny_backbone()
     before = {key: tensor.clone() for key, tensor in backbone.vit.state_dict().items()}
     text = message(lambda: load_pretrained(backbone, "test_vit", str(tmp_path / "w.pt")))
-    assert said in text and str(tmp_path / "w.pt") in text
+    assert reason in text and str(tmp_path / "w.pt") in text
     assert all(
         torch.equal(tensor, before[key]) for key, tensor in backbone.vit.state_dict().items()
     )

@@ -107,14 +107,14 @@ def test_a_local_folder_wins_over_a_name_of_the_hub(places, names, tmp_path, mon
     safetensors.torch.save_file(
         {key: 0.5 * tensor for key, tensor in weights.items()}, f"{NAME}/model.safetensors"
     )
-    own = demo_sdtps.load(NAME, "MODEL.DEVICE", "cpu")
+    extractor = demo_sdtps.load(NAME, "MODEL.DEVICE", "cpu")
     assert not np.array_equal(
-        own(**files), demo_sdtps.load(names[0], "MODEL.DEVICE", "cpu")(**files)
+        extractor(**files), demo_sdtps.load(names[0], "MODEL.DEVICE", "cpu")(**files)
     )
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, phrases",
     [
         (
             "owner/none",
@@ -124,7 +124,7 @@ def test_a_local_folder_wins_over_a_name_of_the_hub(places, names, tmp_path, mon
         (".", ("do not exist (no last.pth", "model.safetensors in this")),
     ],
 )
-def test_what_is_no_model_is_told(names, tmp_path, monkeypatch, command, name, said):
+def test_what_is_no_model_is_told(names, tmp_path, monkeypatch, command, name, phrases):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         demo_sdtps.load(name)
@@ -135,7 +135,7 @@ def test_what_is_no_model_is_told(names, tmp_path, monkeypatch, command, name, s
         and stderr == f"{ONE_LINE}{error.value}\n"
         and stderr.count("\n") == 1
     )
-    assert all(part in stderr for part in said), stderr
+    assert all(phrase in stderr for phrase in phrases), stderr
 
 
 def test_the_weights_alone_need_the_configuration(places, tiny_root, tmp_path, command):

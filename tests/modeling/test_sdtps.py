@@ -63,11 +63,14 @@ def test_a_missing_modality_guides_itself_alone():
     tokens, global_feats = draw(34, 3, 16, 20)
     for place in range(3):
         others = [
-            torch.randn(3, 20) if index == place else own for index, own in enumerate(global_feats)
+            torch.randn(3, 20) if index == place else guide
+            for index, guide in enumerate(global_feats)
         ]
         for missing in (None, place):
-            told = tuple(index == missing for index in range(3))
-            one, other = (module(*tokens, *given, missing=told) for given in (global_feats, others))
+            mask = tuple(index == missing for index in range(3))
+            one, other = (
+                module(*tokens, *guides, missing=mask) for guides in (global_feats, others)
+            )
             for index in range(3):
                 is_guided = missing is None or index == place
                 assert torch.equal(one[3 + index], other[3 + index]) or is_guided

@@ -57,9 +57,9 @@ HEAD_SUFFIXES = {
 }
 REST = {
     **{
-        f"{part}{suffix}.{leaf}": f"heads.{head}.{part}.{leaf}"
+        f"{module}{suffix}.{leaf}": f"heads.{head}.{module}.{leaf}"
         for suffix, head in HEAD_SUFFIXES.items()
-        for part, leaf in (
+        for module, leaf in (
             ("bottleneck", "weight"),
             ("bottleneck", "bias"),
             ("bottleneck", "running_mean"),
@@ -176,20 +176,20 @@ def test_demos_fusion_and_back(width, heads, dtype):
     fusion = {name.removeprefix("generalFusion."): tensor for name, tensor in theirs.items()}
     for place, subset in enumerate(MODALITIES_OF):
         assert torch.equal(ours["hdm.query"][place], fusion[f"{subset}_token"][0, 0])
-        for part in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
+        for leaf in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"):
             assert torch.equal(
-                ours[f"hdm.{part.replace('out_proj.', 'out_proj_')}"][place],
-                fusion[f"{subset}.{part}"],
+                ours[f"hdm.{leaf.replace('out_proj.', 'out_proj_')}"][place],
+                fusion[f"{subset}.{leaf}"],
             )
     width //= heads or 1
     for place in range(7 * (heads or 0)):
         expert = f"moe.experts.{place // 7}.expertHead.{place % 7}.mlp"
         assert torch.equal(ours["atmoe.expert_weight"][place], fusion[f"{expert}.0.weight"])
         assert torch.equal(ours["atmoe.expert_bias"][place], fusion[f"{expert}.0.bias"])
-        for part in ("weight", "bias", "running_mean", "running_var"):
+        for leaf in ("weight", "bias", "running_mean", "running_var"):
             assert torch.equal(
-                ours[f"atmoe.norm.{part}"][place * width : (place + 1) * width],
-                fusion[f"{expert}.2.{part}"],
+                ours[f"atmoe.norm.{leaf}"][place * width : (place + 1) * width],
+                fusion[f"{expert}.2.{leaf}"],
             )
     if heads:
         assert ours["atmoe.norm.num_batches_tracked"] == 1234567

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from plug_in_host import CLASSES, PATH, WIDTH, equal, features, images, replicas_of
 from sdtps_cases import assert_gradients_equal
 from torch import nn
@@ -32,7 +32,7 @@ def build(host):
     def build(*opts, is_on=True):
         cfg = demo_sdtps.add_config(defaults.clone())
         cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], "MODEL.USE_SDTPS", is_on, *opts])
-        torch.manual_seed(seeded())
+        torch.manual_seed(seed_of())
         model = make_model(cfg, CLASSES, 4)
         return demo_sdtps.patch(model, cfg)
 
@@ -51,7 +51,7 @@ def test_the_keys_are_the_schemas(host):
 
 def step(model, precision=None):
     """A training forward and its gradients; the same noise whenever it is called."""
-    torch.manual_seed(seeded(1))
+    torch.manual_seed(seed_of(1))
     with torch.autocast("cpu", precision, enabled=precision is not None):
         output = model.train()(images(4), cam_label=torch.arange(4))
     pairs = output[:-1] if len(output) % 2 else output
@@ -74,7 +74,7 @@ EACH_SETTING = pytest.mark.parametrize(
 
 @EACH_SETTING
 def test_off_changes_nothing_and_on_no_other_weight(build, host, opts):
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     cfg = host[0].clone()
     cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], *opts])
     untouched, off, on = host[1](cfg, CLASSES, 4), build(*opts, is_on=False), build(*opts)
@@ -201,10 +201,10 @@ def test_copies_compute_by_their_own_weights(build, opts, tmp_path):
 def test_replicas_in_threads_do_not_mix(build, opts):
     """Both threads stop before every pass through the backbone, so that each is in the middle of its forward."""
     model = build(*opts).eval()
-    given = [images(2, seed) for seed in (1, 2)]
+    batches = [images(2, seed) for seed in (1, 2)]
     replicas = replicas_of(model, 2)
-    expected = [features(replica, part) for replica, part in zip(replicas, given, strict=True)]
-    assert_close(expected[0][2], features(model, given[0])[2], *PATH, *PATH)
+    expected = [features(replica, batch) for replica, batch in zip(replicas, batches, strict=True)]
+    assert_close(expected[0][2], features(model, batches[0])[2], *PATH, *PATH)
     together = threading.Barrier(2, timeout=60)
 
     def stop(module, inputs):
@@ -212,7 +212,7 @@ def test_replicas_in_threads_do_not_mix(build, opts):
 
     handle = model.BACKBONE.register_forward_pre_hook(stop)
     with ThreadPoolExecutor(2) as pool:
-        actual = list(pool.map(features, replicas, given))
+        actual = list(pool.map(features, replicas, batches))
     handle.remove()
     assert all(equal(one, other) for one, other in zip(actual, expected, strict=True))
     assert not equal(actual[0], actual[1])
@@ -227,7 +227,7 @@ def test_distributed_data_parallel(build, tmp_path):
     try:
         wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
         output = wrapped.train()(images(4), cam_label=torch.zeros(4, dtype=torch.long))
-        sum(part.square().mean() for part in output[:-1]).backward()
+        sum(tensor.square().mean() for tensor in output[:-1]).backward()
         assert len(output) == 7 and model.classifier_sdtps.weight.grad.norm() > 0
         assert all(name.startswith("module.") for name in wrapped.state_dict())
     finally:
@@ -238,14 +238,14 @@ def test_distributed_data_parallel(build, tmp_path):
 @pytest.mark.parametrize("guide", [True, False])
 def test_missing_modalities_guide_or_not(build, missing, guide):
     model = build("TEST.MISS", missing, "MODEL.SDTPS_GUIDE_MISSING", guide)
-    seen = []
-    model.sdtps.register_forward_hook(lambda module, inputs, output: seen.append((inputs, output)))
+    calls = []
+    model.sdtps.register_forward_hook(lambda module, inputs, output: calls.append((inputs, output)))
     feature = features(model, images(2))[1]
     absent = tuple(not guide and missing != "nothing" and letter in missing for letter in "rnt")
     module = MultiModalSDTPS(WIDTH, 8)
     module.load_state_dict(model.sdtps.state_dict())
     with torch.no_grad():
-        expected = module.eval()(*seen[0][0], missing=absent)[:3]
+        expected = module.eval()(*calls[0][0], missing=absent)[:3]
     assert torch.equal(feature, torch.cat([tokens.mean(dim=1) for tokens in expected], dim=-1))
 
 
@@ -255,10 +255,10 @@ def test_a_loss_weight_scales_the_pairs_gradient(build, weight):
     gradients, values = [], []
     for key in (1.0, weight):
         model = build(*FUSED, "MODEL.SDTPS_LOSS_WEIGHT", key).train()
-        torch.manual_seed(seeded(1))
+        torch.manual_seed(seed_of(1))
         output = model(images(4), cam_label=torch.zeros(4, dtype=torch.long))
         pair = output[0].square().mean() + output[1].square().mean()
-        rest = sum(part.square().mean() for part in output[2:-1])
+        rest = sum(tensor.square().mean() for tensor in output[2:-1])
         (pair * (weight if key == 1 else 1) + rest).backward()
         gradients.append(
             {

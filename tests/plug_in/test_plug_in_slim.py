@@ -6,7 +6,7 @@ import pytest
 import torch
 from choices import margins
 from commands import BASELINE
-from numeric import assert_close, seeded, tolerance
+from numeric import assert_close, seed_of, tolerance
 from plug_in_host import CLASSES, NAMES, PATH
 from tiny import pairs
 from torch import nn
@@ -35,7 +35,7 @@ def build(host):
     def build(*opts):
         cfg = demo_sdtps.add_config(defaults.clone())
         cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *opts])
-        torch.manual_seed(seeded())
+        torch.manual_seed(seed_of())
         return demo_sdtps.patch(make_theirs(cfg, CLASSES, CAMERAS), cfg)
 
     return build
@@ -66,22 +66,22 @@ def ours(monkeypatch, tmp_path):
 
 
 def triplets(batch=3, seed=1):
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return {name: torch.randn(batch, 3, *SIZE) for name in NAMES}, torch.arange(batch) % CAMERAS
 
 
 def clear_triplets(model, batch=3):
     """Triplets of which the model keeps patches by scores that differ by more than roundings."""
     for seed in count(1):
-        given = triplets(batch, seed)
+        inputs = triplets(batch, seed)
         with margins() as actual:
-            features(model, given)
+            features(model, inputs)
         if min(actual, default=1) > tolerance(*PATH, *PATH):
-            return given
+            return inputs
 
 
-def features(model, given=None):
-    images, cameras = given or triplets()
+def features(model, inputs=None):
+    images, cameras = inputs or triplets()
     with torch.no_grad():
         return [
             model.eval()(images, cam_label=cameras, return_pattern=pattern) for pattern in (1, 2, 3)
@@ -109,8 +109,8 @@ def test_features_are_those_of_our_model(build, ours, opts):
     with torch.no_grad():
         for parameter in model.parameters():  # none is 0 or 1, as some are at the start
             parameter.add_(0.05 * torch.randn_like(parameter))
-    images, cameras = given = clear_triplets(model)
-    actual = features(model, given)
+    images, cameras = inputs = clear_triplets(model)
+    actual = features(model, inputs)
     cfg, expected = ours(model, *opts)
     theirs, by_us = model.state_dict(), to_demo(expected.state_dict())
     assert {name: tensor.shape for name, tensor in by_us.items()} == {
@@ -145,10 +145,10 @@ def test_gradients_are_those_of_our_model(build, ours):
 
 def test_sdtps_after_slimming_selects_among_what_is_left(build):
     model = build(*STAGES, *ON, *FUSED)
-    seen = []
+    counts = []
     model.sdtps.register_forward_hook(
-        lambda module, inputs, output: seen.append([part.shape[1] for part in inputs[:3]])
+        lambda module, inputs, output: counts.append([tokens.shape[1] for tokens in inputs[:3]])
     )
     output = model.train()(*triplets(4)[:1], cam_label=torch.zeros(4, dtype=torch.long))
-    assert seen == [[8, 8, 8]] and len(output) == 7
+    assert counts == [[8, 8, 8]] and len(output) == 7
     assert [feature.shape for feature in features(model)] == [(3, 192), (3, 640), (3, 832)]

@@ -16,8 +16,8 @@ from demo_sdtps.reports.rows import Row, as_report
         ["fusion"],
         ["models"],
         *(
-            pytest.param([part], marks=[pytest.mark.slow, pytest.mark.soak])
-            for part in ("slimming", "any_vit", "evaluation", "ranking", "reranking")
+            pytest.param([program], marks=[pytest.mark.slow, pytest.mark.soak])
+            for program in ("slimming", "any_vit", "evaluation", "ranking", "reranking")
         ),
     ],
     ids=" ".join,

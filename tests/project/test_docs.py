@@ -72,14 +72,14 @@ def test_the_flags_of_a_page_are_those_of_the_commands(command, page):
         for script in scripts[:1]:
             flags = {word for word in words[words.index(script) :] if word.startswith("--")}
             main = partial(runpy.run_path, str(ROOT / script), run_name="__main__")
-            _, said, _ = command(main, "--help")
-            assert "usage: " in said
-            assert not [flag for flag in flags if not re.search(rf"{flag}\b", said)], script
+            _, usage, _ = command(main, "--help")
+            assert "usage: " in usage
+            assert not [flag for flag in flags if not re.search(rf"{flag}\b", usage)], script
 
 
 def test_the_tables_are_those_of_the_data(command):
-    code, said, _ = command(tables.main, "--check")
-    assert code == 0, said
+    code, stdout, _ = command(tables.main, "--check")
+    assert code == 0, stdout
 
 
 def test_a_table_that_does_not_exist_is_refused(tmp_path):
@@ -138,10 +138,12 @@ def test_the_demo_is_compared_with_other_runs(tmp_path, command):
     last = {pattern: {"mAP": value} for pattern, value in (("1", 0.5), ("2", 0.61), ("3", 0.7))}
     records = [{"epoch": 1}, {"epoch": 2, "patterns": last}]
     (tmp_path / "metrics.json").write_text(json.dumps(records))
-    code, said, _ = command(demo_figures.main, "--run", tmp_path)
-    assert code == 0 and said.count("\n") == 1 and "50.0 / 61.0 / 70.0; with another seed" in said
+    code, stdout, _ = command(demo_figures.main, "--run", tmp_path)
+    assert (
+        code == 0 and stdout.count("\n") == 1 and "50.0 / 61.0 / 70.0; with another seed" in stdout
+    )
     ranges = re.findall(r"\S+ to \S+(?= \|)", pages.demo())
-    assert len(ranges) == 3 and " / ".join(ranges) in said
+    assert len(ranges) == 3 and " / ".join(ranges) in stdout
 
 
 def test_the_figures_of_studies_are_drawn_where_a_page_shows_them(tmp_path):

@@ -53,7 +53,7 @@ def rows_of(table):
 
 
 def tables_of(text):
-    return [part for part in text.split("\n\n") if part.startswith("|")]
+    return [block for block in text.split("\n\n") if block.startswith("|")]
 
 
 @pytest.mark.slow
@@ -78,12 +78,12 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     record = json.loads((interrupted / "run.json").read_text())
     (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
     (unmeasured / "selection.json").unlink()
-    made, again = tmp_path / "runs" / "studies" / "tiny", tmp_path / "again"
-    result = json.loads((made / "study.json").read_text())
-    (made / "study.json").write_text(json.dumps(result | {"variants": []}))
+    folder, again = tmp_path / "runs" / "studies" / "tiny", tmp_path / "again"
+    result = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(result | {"variants": []}))
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert command(tool.main, *words)[0] == 0
-    repeated = json.loads((made / "study.json").read_text())
+    repeated = json.loads((folder / "study.json").read_text())
     assert repeated["variants"][1]["runs"] == result["variants"][1]["runs"]
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     now = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
@@ -98,10 +98,10 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
 
     shutil.rmtree(runs)  # the result has its variants
     assert command(tool.main, *words)[0] == 0 and not runs.exists()
-    assert command(tool.main, made / "study.json", "--output", again)[0] == 0
-    assert (again / "study.md").read_text() == (made / "study.md").read_text()
+    assert command(tool.main, folder / "study.json", "--output", again)[0] == 0
+    assert (again / "study.md").read_text() == (folder / "study.md").read_text()
     for name in ("results.png", "costs.png"):
-        with Image.open(again / name) as image, Image.open(made / name) as first:
+        with Image.open(again / name) as image, Image.open(folder / name) as first:
             assert image.size == first.size and image.convert("RGB").getcolors(20) is None
 
 
@@ -162,7 +162,7 @@ def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
     assert ("**" in actual) == is_bold == (low > 0 or high < 0)
 
 
-def drawn(draw, name, seeds=("1", "2", "3")):
+def draw_variant(draw, name, seeds=("1", "2", "3")):
     """A variant with random measurements; some of its dense kind have none of the selection."""
     sets = ("R", "N", "T", "RN", "RT", "NT", "RNT")
     cases = ("nothing", "r", "n", "t", "rn", "rt", "nt")
@@ -189,7 +189,7 @@ def drawn(draw, name, seeds=("1", "2", "3")):
 
 def test_the_table_is_that_of_the_measurements():
     draw = random.Random(1)
-    first, other = (drawn(draw, name) for name in ("dense", "slim"))
+    first, other = (draw_variant(draw, name) for name in ("dense", "slim"))
     actual = rows_of(study_table({"patterns": [1, 3], "variants": [first, other]}))
 
     def spread(values):
@@ -197,10 +197,10 @@ def test_the_table_is_that_of_the_measurements():
 
     def with_common(matrix, is_common):
         return statistics.mean(
-            matrix[own][to]
-            for own in matrix
+            matrix[source][to]
+            for source in matrix
             for to in matrix
-            if own != to and any(letter in to for letter in own) == is_common
+            if source != to and any(letter in to for letter in source) == is_common
         )
 
     for variant in (first, other):
@@ -228,8 +228,8 @@ def test_the_table_is_that_of_the_measurements():
     )
     gain = [value - baseline for value, baseline in zip(others, maps, strict=True)]
     low, high = reference.student(gain)
-    said = f"{statistics.mean(gain):+.1f} [{low:+.1f}, {high:+.1f}]"
-    assert actual["slim"]["Δ mAP, 3 both"] == said
+    cell = f"{statistics.mean(gain):+.1f} [{low:+.1f}, {high:+.1f}]"
+    assert actual["slim"]["Δ mAP, 3 both"] == cell
     assert not actual["dense"]["Δ mAP, 3 both"]
 
 
@@ -247,7 +247,7 @@ def test_the_recall_is_that_of_the_last_stage():
 
 
 def test_a_result_is_json_with_a_line_for_each_run(tmp_path):
-    content = {"seeds": [1], "variants": [drawn(random.Random(3), "x", "12")], "empty": []}
+    content = {"seeds": [1], "variants": [draw_variant(random.Random(3), "x", "12")], "empty": []}
     write_result(tmp_path / "study.json", content)
     text = (tmp_path / "study.json").read_text()
     assert json.loads(text) == content
@@ -257,7 +257,7 @@ def test_a_result_is_json_with_a_line_for_each_run(tmp_path):
 
 def test_a_variant_whose_runs_failed_hides_no_column():
     draw = random.Random(2)
-    first, other = drawn(draw, "dense"), drawn(draw, "slim")
+    first, other = draw_variant(draw, "dense"), draw_variant(draw, "slim")
     first["runs"] = {seed: {"failed": "diverged"} for seed in "123"}
     other["runs"]["3"] = {"failed": "diverged"}
     actual = rows_of(study_table({"patterns": [3], "variants": [first, other]}))
@@ -296,7 +296,7 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "reason"),
     [
         ({"variants": {"a": {"sets": {}}}}, "'sets'"),
         (
@@ -306,14 +306,14 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
         ({"variants": {"a": {"config": str(CONFIG)}, "b": {"config": str(CONFIG)}}}, "'a' and 'b'"),
     ],
 )
-def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, said):
+def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, content, reason):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mistaken.yml"
     path.write_text(yaml.safe_dump(content))
     code, stdout, stderr = command(tool.main, path, "--changed_tree")
     assert code == 2 and stdout == ""
     assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1 and stderr.endswith(".\n")
-    assert said in stderr
+    assert reason in stderr
     assert [file.name for file in tmp_path.iterdir()] == ["mistaken.yml"]
 
 
@@ -323,7 +323,8 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
     sets = {name: {"set": {"MODEL.SDTPS_BETA": beta / 10}} for beta, name in enumerate("abcd")}
     variants = make_variants(read_study(write(tmp_path, variants=sets)), [], tmp_path)
     done = [
-        {"name": one.name, "command": one.command, "runs": {"1": {}, "2": {}}} for one in variants
+        {"name": variant.name, "command": variant.command, "runs": {"1": {}, "2": {}}}
+        for variant in variants
     ]
     done[1]["runs"]["2"] = {"failed": "diverged"}
     del done[2]["runs"]["2"]
@@ -333,8 +334,10 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
     path.write_text(json.dumps(result))
     for tree in ("1" * 40, None):
         assert [*finished_variants(path, variants, [1, 2], tree)] == ["a"]
-    said = f"made with the sources {'1' * 10}, but the checkout's are {'2' * 10}; .*--changed_tree"
-    with pytest.raises(UserError, match=said):
+    reason = (
+        f"made with the sources {'1' * 10}, but the checkout's are {'2' * 10}; .*--changed_tree"
+    )
+    with pytest.raises(UserError, match=reason):
         finished_variants(path, variants, [1, 2], "2" * 40)
 
 

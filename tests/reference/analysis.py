@@ -55,8 +55,8 @@ def camera_matrix(distances, ids, cameras, keys):
             entries = rankings(distances, ids, keys, kept)
             matrix[-1].append(
                 mean(
-                    average_precision(one)
-                    for one, query_camera in zip(entries, cameras[0], strict=True)
+                    average_precision(entry)
+                    for entry, query_camera in zip(entries, cameras[0], strict=True)
                     if query_camera == camera
                 )
             )

@@ -1,13 +1,13 @@
 """Distances between unequal sets of modalities (docs/method.md), one number at a time."""
 
-from tests.reference.reranking import normalised
+from tests.reference.reranking import normalise
 
 
 def distance(query, gallery, sources, query_set, gallery_set, how):
     """Features are lists of parts, lists of numbers, made from the modalities in `sources`: → a number, or None."""
     if how == "pairs":
         precisions = [
-            squared(normalised(one), normalised(other))
+            squared_distance(normalise(one), normalise(other))
             for one, source in zip(query, sources, strict=True)
             if all(modality in query_set for modality in source)
             for other, source in zip(gallery, sources, strict=True)
@@ -21,8 +21,8 @@ def distance(query, gallery, sources, query_set, gallery_set, how):
         ):
             vectors[0].extend(one)
             vectors[1].extend(other)
-    return squared(*map(normalised, vectors)) if vectors[0] else None
+    return squared_distance(*map(normalise, vectors)) if vectors[0] else None
 
 
-def squared(one, other):
+def squared_distance(one, other):
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))

@@ -90,8 +90,8 @@ class Expert(nn.Module):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(width, width), QuickGELU(), nn.BatchNorm1d(width))
 
-    def forward(self, part):
-        return self.mlp(part)
+    def forward(self, tokens):
+        return self.mlp(tokens)
 
 
 class GatingNetwork(nn.Module):

@@ -1,7 +1,7 @@
 """mAP and CMC (docs/method.md, Evaluation), one query and one gallery sample at a time."""
 
 from tests.reference.analysis import average_precision, first_match, mean, rankings
-from tests.reference.cross_modal import squared
+from tests.reference.cross_modal import squared_distance
 
 
 def evaluate(
@@ -17,7 +17,9 @@ def evaluate(
 
     (None, None) where no query has a match.
     """
-    distances = [[squared(one, other) for other in gallery_features] for one in query_features]
+    distances = [
+        [squared_distance(one, other) for other in gallery_features] for one in query_features
+    ]
     return evaluate_distances(
         distances, query_ids, gallery_ids, query_places, gallery_places, max_rank
     )

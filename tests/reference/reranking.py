@@ -5,7 +5,7 @@ import math
 
 def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.3):
     """Features are lists of lists of numbers: → list per query of its distances to the gallery."""
-    features = [normalised(feature) for feature in [*query_features, *gallery_features]]
+    features = [normalise(feature) for feature in [*query_features, *gallery_features]]
     distances = [relative_distances(feature, features) for feature in features]
     order = [neighbours(sample, row) for sample, row in enumerate(distances)]
     sets = expanded_sets(order, k1)
@@ -23,7 +23,7 @@ def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.
     ]
 
 
-def normalised(feature):
+def normalise(feature):
     length = math.sqrt(sum(number**2 for number in feature))
     return [number / length for number in feature]
 

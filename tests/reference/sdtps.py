@@ -30,11 +30,11 @@ def sdtps(
     """
     slimmed, masks = [], []
     for index, name in enumerate(STATE_NAMES):
-        own, patches = weights_of(weights, name), tokens[index]
+        branch_weights, patches = weights_of(weights, name), tokens[index]
         samples = []
         for sample in range(len(patches)):
             scores = scores_of(
-                own,
+                branch_weights,
                 patches[sample],
                 index,
                 [guide[sample] for guide in global_feats],
@@ -61,7 +61,7 @@ def sdtps(
             samples.append(
                 (
                     slim(
-                        own,
+                        branch_weights,
                         patches[sample],
                         scores,
                         kept,
@@ -86,19 +86,19 @@ def weights_of(weights, name):
     }
 
 
-def scores_of(own, patches, index, guides, beta, missing):
+def scores_of(weights, patches, index, guides, beta, missing):
     """The scores of one sample's patches (N, C) of the modality at place `index`, guided by the globals [(C,)].
 
     The own global counts twice, the others once or, if missing, not at all; together they count as four.
     """
     counts = [2 if i == index else int(i not in missing) for i in range(len(guides))]
     with torch.no_grad():
-        seen = [_min_max([_cosine(patch, guide) for patch in patches]) for guide in guides]
+        similarities = [_min_max([_cosine(patch, guide) for patch in patches]) for guide in guides]
     return [
-        (1 - 2 * beta) * _predict(own, patch)
+        (1 - 2 * beta) * _predict(weights, patch)
         + beta
         * 4
-        * sum(count * values[i] for count, values in zip(counts, seen, strict=True))
+        * sum(count * values[i] for count, values in zip(counts, similarities, strict=True))
         / sum(counts)
         for i, patch in enumerate(patches)
     ]
@@ -111,14 +111,14 @@ def choose(values, sparse_ratio):
     return best_first[:keep], best_first[keep:]
 
 
-def slim(own, patches, scores, kept, dropped, decision, out_tokens):
+def slim(weights, patches, scores, kept, dropped, decision, out_tokens):
     """One sample's patches (N, C) → aggregated tokens and the extra one (out_tokens + 1, C)."""
     extra = torch.zeros(patches.shape[1], dtype=patches.dtype)
     if dropped:
         for share, i in zip(softmax([scores[i] for i in dropped]), dropped, strict=True):
             extra = extra + share * patches[i]
 
-    logits = [_aggregation_logits(own, patches[i]) for i in kept]
+    logits = [_aggregation_logits(weights, patches[i]) for i in kept]
     aggregated = []
     for c in range(out_tokens):
         powers = [decision[i] * torch.exp(logit[c]) for logit, i in zip(logits, kept, strict=True)]
@@ -162,23 +162,23 @@ def _min_max(values):
     return [(value - low) / (high - low + 1e-8) for value in values]
 
 
-def _linear(own, name, vector):
-    return own[f"{name}.weight"] @ vector + own[f"{name}.bias"]
+def _linear(weights, name, vector):
+    return weights[f"{name}.weight"] @ vector + weights[f"{name}.bias"]
 
 
 def _gelu(vector):
     return vector * (1 + torch.erf(vector / math.sqrt(2))) / 2
 
 
-def _predict(own, patch):
-    hidden = _gelu(_linear(own, "sparse.score_predictor.0", patch))
-    return 1 / (1 + torch.exp(-_linear(own, "sparse.score_predictor.2", hidden)[0]))
+def _predict(weights, patch):
+    hidden = _gelu(_linear(weights, "sparse.score_predictor.0", patch))
+    return 1 / (1 + torch.exp(-_linear(weights, "sparse.score_predictor.2", hidden)[0]))
 
 
-def _aggregation_logits(own, patch):
+def _aggregation_logits(weights, patch):
     centred = patch - patch.mean()
     normed = centred / torch.sqrt((centred * centred).mean() + 1e-5)
-    normed = normed * own["aggr.weight.0.weight"] + own["aggr.weight.0.bias"]
-    return _linear(own, "aggr.weight.3", _gelu(_linear(own, "aggr.weight.1", normed))) * own[
-        "aggr.scale"
-    ].reshape(())
+    normed = normed * weights["aggr.weight.0.weight"] + weights["aggr.weight.0.bias"]
+    return _linear(
+        weights, "aggr.weight.3", _gelu(_linear(weights, "aggr.weight.1", normed))
+    ) * weights["aggr.scale"].reshape(())

@@ -22,10 +22,10 @@ class Branch(nn.Module):
         )
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
-    def forward(self, patches, own, others):
+    def forward(self, patches, guide, others):
         """patches (B, N, C), own and other global features (B, C) → selected tokens (B, N_c + 1, C), mask (B, N)."""
         with torch.no_grad():
-            guidance = 2 * similarity(patches, own) + sum(
+            guidance = 2 * similarity(patches, guide) + sum(
                 similarity(patches, other) for other in others
             )
         score = (1 - 2 * self.beta) * torch.sigmoid(

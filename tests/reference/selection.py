@@ -71,7 +71,7 @@ def detectors(weights, patches, global_feats, modality, missing, beta, guide_mis
     return {"score": score} | parts
 
 
-def kept(scores, ratio):
+def best_places(scores, ratio):
     """The places of the best, the first of equals."""
     return sorted(range(len(scores)), key=lambda place: -scores[place])[
         : max(1, math.ceil(ratio * len(scores)))

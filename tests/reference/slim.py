@@ -75,7 +75,7 @@ def run(
                 scores = [score(call, row, index, each, images) for row, each in enumerate(layers)]
                 grids = [grid | image.patches for grid, image in zip(grids, images, strict=True)]
                 images = [
-                    dropped(
+                    drop_patches(
                         image, scores[row], share, merge, partial(nudge, call, row, index), weigh
                     )
                     for row, image in enumerate(images)
@@ -97,7 +97,7 @@ def run(
     return output
 
 
-def dropped(image, scores, share, merge, nudge, weigh):
+def drop_patches(image, scores, share, merge, nudge, weigh):
     """The best patches, and the sum of the others with the weights that `weigh`, or a softmax, makes of their scores."""
     by_place = dict(zip(image.patches, scores, strict=True))
     keep = math.ceil(share * len(by_place) - 1e-6)

@@ -26,7 +26,7 @@ from demo_sdtps.reports.figures import label
 
 
 @pytest.fixture
-def drawn(command, monkeypatch, tiny_root, tmp_path):
+def draw_list(command, monkeypatch, tiny_root, tmp_path):
     """Draw one query's list, with these words after the command's: → (title, the gallery's (place, distance), cfg)."""
     figures, save = [], ranks.save
     monkeypatch.setattr(
@@ -51,7 +51,7 @@ def drawn(command, monkeypatch, tiny_root, tmp_path):
     return call
 
 
-def expected(cfg, pattern):
+def nearest_distances(cfg, pattern):
     """The ten smallest distances of query 16 of 32, which is drawn, to those that the protocol leaves, and what roundings
     change of them."""
     model, splits = load_model_and_data(cfg)
@@ -89,10 +89,10 @@ def expected(cfg, pattern):
     ],
     ids=["by key", "by flag", "re-ranked"],
 )
-def test_title_and_distances(drawn, words, pattern, text):
-    title, distances, cfg = drawn(*words.split())
+def test_title_and_distances(draw_list, words, pattern, text):
+    title, distances, cfg = draw_list(*words.split())
     assert title.splitlines()[1] == f"return pattern {pattern}; d: {text}"
-    nearest, allowed = expected(cfg, int(pattern[0]))
+    nearest, allowed = nearest_distances(cfg, int(pattern[0]))
     half_a_digit = 5e-3  # of the three that are printed
     for actual, distance in zip(distances, nearest, strict=True):
         assert abs(actual - distance) <= half_a_digit * distance + allowed
@@ -100,7 +100,7 @@ def test_title_and_distances(drawn, words, pattern, text):
 
 
 @pytest.fixture
-def ranked(tiny_root, tmp_path):
+def ranking_case(tiny_root, tmp_path):
     """(cfg, features, test data) of random weights."""
     path = weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
     cfg = load_cfg(CONFIG, [*cli_args_for(tiny_root)[2:], "TEST.WEIGHT", str(path)])
@@ -129,8 +129,8 @@ def first_hits(cfg, features, data, nearer=0.0):
     return actual
 
 
-def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
-    cfg, features, data = ranked
+def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranking_case):
+    cfg, features, data = ranking_case
     first = data.samples[data.query[0]]
     match = next(
         index
@@ -140,11 +140,15 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
     )
     features[match] = features[data.query[0]]  # a hit at rank 1 for certain
     # whatever is rounded
-    best, worst, everyone = (first_hits(*ranked, 2), first_hits(*ranked, -2), range(QUERIES))
+    best, worst, everyone = (
+        first_hits(*ranking_case, 2),
+        first_hits(*ranking_case, -2),
+        range(QUERIES),
+    )
     failed, possible = (
         [number for number in everyone if ranks[number] > 1] for ranks in (best, worst)
     )
-    actual = ranks.failures(*ranked)
+    actual = ranks.failures(*ranking_case)
     assert {*failed} <= {*actual} <= {*possible} and 0 < len(actual) == len({*actual}) < QUERIES
     assert all(worst[first] >= best[second] for first, second in pairwise(actual))
     perfect = F.one_hot(data.labels("identity", torch.arange(len(data.samples)))).float()
@@ -152,13 +156,13 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranked):
         ranks.failures(cfg, perfect, data)
 
 
-def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
-    cfg, _, data = ranked
+def test_the_flag_chooses_the_rows(command, monkeypatch, ranking_case, tmp_path):
+    cfg, _, data = ranking_case
     figures, save = [], ranks.save
     monkeypatch.setattr(
         ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path)
     )
-    numbers = ranks.failures(*ranked)
+    numbers = ranks.failures(*ranking_case)
     words = (
         "--weight",
         cfg.TEST.WEIGHT,
@@ -171,9 +175,9 @@ def test_the_flag_chooses_the_rows(command, monkeypatch, ranked, tmp_path):
     assert command(draw_ranks.main, *cli_args_for(cfg.DATASETS.ROOT_DIR, *words))[0] == 0
     title = label(cfg, data.samples[int(data.query[numbers[0]])])
     # whatever is rounded
-    best, worst = (first_hits(*ranked, nearer)[numbers[0]] for nearer in (2, -2))
+    best, worst = (first_hits(*ranking_case, nearer)[numbers[0]] for nearer in (2, -2))
     late = {f"\nfirst hit at rank {rank}" if rank > 10 else "" for rank in range(best, worst + 1)}
     assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() in {
-        f"query{said}\n{title}" for said in late
+        f"query{text}\n{title}" for text in late
     }
-    assert max(first_hits(*ranked)) > 10  # so that one is said
+    assert max(first_hits(*ranking_case)) > 10  # so that one is said

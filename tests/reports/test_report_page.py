@@ -12,7 +12,7 @@ from browser import Page, headless
 from commands import BASELINE, CONFIG, EPOCH, SMALL, distance_rounding, squared_distances
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
-from numeric import seeded
+from numeric import seed_of
 
 from demo_sdtps.commands import analyse, report
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -38,7 +38,7 @@ def make_run(folder, root, *opts, config=CONFIG):
     cfg = load_cfg(
         config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts]
     )
-    torch.manual_seed(seeded(3))
+    torch.manual_seed(seed_of(3))
     save_checkpoint(folder / "last.pth", cfg, make_model(cfg, 6, 8), 2)
     (folder / "config.yml").write_text(cfg.dump())
     untrained = {"epoch": 0, "patterns": EPOCH["patterns"]}
@@ -131,7 +131,7 @@ def test_the_numbers_are_those_of_plain_loops(analysed_run):
         list(sample.paths) for sample in data.samples
     ]
     lows, highs = (
-        [plain.average_precision(one) for one in plain.rankings(actual, ids, cameras)]
+        [plain.average_precision(ranking) for ranking in plain.rankings(actual, ids, cameras)]
         for actual in (low, high)
     )
     averages = [query["average_precision"] for query in numbers["queries"]]
@@ -141,12 +141,12 @@ def test_the_numbers_are_those_of_plain_loops(analysed_run):
     rankings = plain.rankings(exact.tolist(), ids, cameras)
     for rank_list in numbers["rank_lists"]:
         nearest = [distance for distance, *_ in rankings[rank_list["query"]][:10]]
-        assert [one["distance"] for one in rank_list["nearest"]] == pytest.approx(
+        assert [hit["distance"] for hit in rank_list["nearest"]] == pytest.approx(
             nearest, abs=rounding
         )
         assert all(
-            one["is_match"] == (ids[1][one["sample"]] == ids[0][rank_list["query"]])
-            for one in rank_list["nearest"]
+            hit["is_match"] == (ids[1][hit["sample"]] == ids[0][rank_list["query"]])
+            for hit in rank_list["nearest"]
         )
     (every, low), (_, high) = (
         plain.camera_matrix(actual, ids, cameras, cameras) for actual in (low, high)

@@ -147,5 +147,5 @@ def test_another_precision_is_compared_with_float32_on_the_test_split(tiny_root,
     expected = near({"3": {name: scores[name] for name in ("mAP", "Rank-1")}}, printed=0.0005)
     assert {"mAP": float(rows[0][1]) / 100, "Rank-1": float(rows[0][2]) / 100} == expected["3"]
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    assert [part.name for part in session.get_inputs()] == ["rgb", "camera"]
+    assert [argument.name for argument in session.get_inputs()] == ["rgb", "camera"]
     assert "MatMulInteger" in str(onnx.load(tmp_path / "m.onnx").graph)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from commands import KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from PIL import Image
 from tiny import MODEL
 
@@ -20,12 +20,12 @@ from tests.reference import search as reference
 
 
 @pytest.fixture(scope="module")
-def reid(trained):
-    return demo_sdtps.load(trained / "last.pth", "MODEL.DEVICE", "cpu")
+def reid(run_folder):
+    return demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu")
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_root, tmp_path_factory):
+def run_folder(tiny_root, tmp_path_factory):
     """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
     folder = tmp_path_factory.mktemp("trained")
     words = cli_args_for(
@@ -40,7 +40,7 @@ def assert_same(actual, expected):
     assert_close(actual, expected, *MODEL, *MODEL)
 
 
-def exported(command, weights, tmp_path, pattern, *opts):
+def export(command, weights, tmp_path, pattern, *opts):
     """What export_features.py writes, by the names of its arrays."""
     words = ("--weight", weights / "last.pth", "--return_pattern", pattern, "--normalise")
     output = tmp_path / "x.npz"
@@ -53,11 +53,11 @@ def exported(command, weights, tmp_path, pattern, *opts):
 
 @pytest.mark.parametrize("pattern", [1, 3])
 def test_features_with_the_camera_are_those_of_export_features(
-    reid, trained, files, command, tmp_path, pattern
+    reid, run_folder, files, command, tmp_path, pattern
 ):
     actual = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
     assert actual.dtype == np.float32 and actual.shape == (SHOWN, reid.widths[pattern])
-    assert_same(actual, exported(command, trained, tmp_path, pattern)["features"][:SHOWN])
+    assert_same(actual, export(command, run_folder, tmp_path, pattern)["features"][:SHOWN])
     assert_close(
         np.linalg.norm(actual.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1
     )
@@ -65,13 +65,13 @@ def test_features_with_the_camera_are_those_of_export_features(
 
 @pytest.mark.parametrize("missing", [("ni",), ("rgb", "ti")], ids=str)
 def test_a_missing_modality_is_that_of_the_evaluation(
-    reid, trained, files, command, tmp_path, missing
+    reid, run_folder, files, command, tmp_path, missing
 ):
     """For all triplets by None in place of the images, and for some of them by None among the images."""
     cameras, rest = cameras_of(files), {name: files[name] for name in files if name not in missing}
     actual = reid.features(**rest, camera=cameras)
     letters = "".join(name[0] for name in missing)
-    expected = exported(command, trained, tmp_path, 3, "TEST.MISS", letters)["features"]
+    expected = export(command, run_folder, tmp_path, 3, "TEST.MISS", letters)["features"]
     assert_same(actual, expected[:SHOWN])
     mixed = {
         name: [
@@ -84,7 +84,7 @@ def test_a_missing_modality_is_that_of_the_evaluation(
     assert_same(reid.features(**mixed, camera=cameras), expected)
 
 
-def test_an_export_of_own_images_has_their_features(reid, trained, files, command, tmp_path):
+def test_an_export_of_own_images_has_their_features(reid, run_folder, files, command, tmp_path):
     """A folder without labels, where images are absent; cameras are unknown."""
     images = {
         name: [None if (number + place) % 3 == 0 else path for number, path in enumerate(paths)]
@@ -99,7 +99,7 @@ def test_an_export_of_own_images_has_their_features(reid, trained, files, comman
         ((), "photos", images),
         (("--modality", "ti"), "photos/TI", {"ti": images["ti"]}),
     ):
-        actual = exported(command, trained, tmp_path, 3, "--images", tmp_path / folder, *words)
+        actual = export(command, run_folder, tmp_path, 3, "--images", tmp_path / folder, *words)
         triplets = [row for row in zip(*expected.values(), strict=True) if any(row)]
         assert len(triplets) >= 3 and set(actual["ids"]) == set(actual["cams"]) == {-1}
         by_name = dict(zip(expected, zip(*triplets, strict=True), strict=True))
@@ -138,8 +138,8 @@ def test_every_kind_of_image_gives_the_same(reid, files):
     assert np.array_equal(reid.features(ti=torch.from_numpy(grey)[:, None]), as_colours)
 
 
-def test_an_unknown_camera_has_the_mean_embedding(reid, trained, files):
-    other = demo_sdtps.load(trained / "last.pth", "MODEL.DEVICE", "cpu")
+def test_an_unknown_camera_has_the_mean_embedding(reid, run_folder, files):
+    other = demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu")
     embedding = other.model.backbone.camera_embedding
     embedding.data[:] = embedding.data.double().mean(dim=0)
     expected = other.features(**files, camera=2)
@@ -147,17 +147,17 @@ def test_an_unknown_camera_has_the_mean_embedding(reid, trained, files):
     assert np.abs(reid.features(**files, camera=2) - expected).max() > 1e-2
 
 
-def test_many_triplets_are_loaded_by_processes(trained, files, monkeypatch, no_process_left):
+def test_many_triplets_are_loaded_by_processes(run_folder, files, monkeypatch, no_process_left):
     monkeypatch.setattr(extractor, "FEW", 2)
     pairs = shlex.split("MODEL.DEVICE cpu DATALOADER.NUM_WORKERS 1 TEST.IMS_PER_BATCH 2")
-    reid = demo_sdtps.load(trained / "last.pth", *pairs)
+    reid = demo_sdtps.load(run_folder / "last.pth", *pairs)
     actual = reid.features(**files)
     monkeypatch.undo()
     assert_same(actual, reid.features(**files))
 
 
 def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
-    random = np.random.default_rng(seeded())
+    random = np.random.default_rng(seed_of())
     gallery = random.normal(size=(20, 7)).astype(np.float32)
     gallery[[3, 11, 17]] = gallery[5]  # ties, which are in their order
     query = np.concatenate([random.normal(size=(3, 7)).astype(np.float32), gallery[5:6]])
@@ -185,7 +185,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("said", BAD)
-def test_what_cannot_be_used_is_told(reid, files, said):
-    with pytest.raises(UserError, match=said):
-        reid.features(**BAD[said](files))
+@pytest.mark.parametrize("reason", BAD)
+def test_what_cannot_be_used_is_told(reid, files, reason):
+    with pytest.raises(UserError, match=reason):
+        reid.features(**BAD[reason](files))

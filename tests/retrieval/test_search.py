@@ -5,7 +5,7 @@ import pytest
 import torch
 from feature_stores import stack_of
 from numeric import assert_close, assert_order, numpy_generator, tolerance
-from ranking_cases import roundings, undecided
+from ranking_cases import near_ties, roundings
 
 from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.evaluation.reranking import k_reciprocal
@@ -66,7 +66,7 @@ def test_re_ranking_orders_the_hits_alone():
         queries, hits.rows, actual.rows, actual.distances, strict=True
     ):
         sides = torch.from_numpy(query)[None], torch.from_numpy(gallery[rows])
-        if undecided(torch.cat(sides), [14]).any():  # the 15 nearest, which are k2
+        if near_ties(torch.cat(sides), [14]).any():  # the 15 nearest, which are k2
             continue
         (line,) = reranking.k_reciprocal(*(side.tolist() for side in sides))
         place = [rows.tolist().index(row) for row in near]

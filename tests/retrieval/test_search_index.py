@@ -56,13 +56,13 @@ def paint(folder, name, seed, modalities=("RGB",)):
         Image.fromarray(pixels).save(folder / modality / f"{name}.png")
 
 
-def opened(place, rebuild=False, origin=ORIGIN):
+def open_at(place, rebuild=False, origin=ORIGIN):
     return open_index(place / "index", place / "gallery", origin, rebuild)
 
 
-def updated(place, extract=None):
+def update_at(place, extract=None):
     """The index brought up to date, and the changes."""
-    index = opened(place)
+    index = open_at(place)
     return index, update(index, read_folder(place / "gallery"), extract or Colours())
 
 
@@ -72,7 +72,7 @@ def content(index):
     return dict(zip(index.names, map(tuple, features.tolist()), strict=True))
 
 
-def expected(place):
+def rows_of(place):
     triplets = read_folder(place / "gallery")
     return dict(
         zip(
@@ -89,8 +89,8 @@ def files_of(index):
 
 def test_new_changed_and_removed_images_alone_are_read(place):
     """New: another triplet, and another image of one; changed: other pixels; removed: a triplet, and an image of one."""
-    index, changes = updated(place)
-    assert changes == Changes(new=13, changed=0, removed=0) and content(index) == expected(place)
+    index, changes = update_at(place)
+    assert changes == Changes(new=13, changed=0, removed=0) and content(index) == rows_of(place)
     folder = place / "gallery"
     paint(folder, "new", 50)
     paint(folder, "11", 51, ["TI"])
@@ -98,31 +98,31 @@ def test_new_changed_and_removed_images_alone_are_read(place):
     (folder / "NI" / "12.png").unlink()
     (folder / "RGB" / "07.png").unlink()
     extract = Colours()
-    index, changes = updated(place, extract)
+    index, changes = update_at(place, extract)
     assert changes == Changes(new=1, changed=3, removed=1) and sorted(extract.names) == [
         "03",
         "07",
         "11",
         "new",
     ]
-    assert content(index) == expected(place) == content(opened(place))
+    assert content(index) == rows_of(place) == content(open_at(place))
     assert len(index.names) == 13
     assert files_of(index) == {"store.json", *index.rows}
 
 
 def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     with pytest.raises(KeyboardInterrupt):
-        updated(place, Colours(most=8))
-    index = opened(place)
+        update_at(place, Colours(most=8))
+    index = open_at(place)
     assert len(index.names) == 8 and content(index) == {
-        name: row for name, row in expected(place).items() if name < "08"
+        name: row for name, row in rows_of(place).items() if name < "08"
     }
     rest = Colours()
-    index, changes = updated(place, rest)
+    index, changes = update_at(place, rest)
     assert (
         rest.names == ["08", "09", "10", "11", "12"]
         and changes.new == 5
-        and content(index) == expected(place)
+        and content(index) == rows_of(place)
     )
 
 
@@ -132,40 +132,40 @@ def cut(path):
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
 def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damage):
-    index, _ = updated(place)
+    index, _ = update_at(place)
     shard = index.store.folder / [*index.rows][1]
     damage(shard)
     with pytest.raises(UserError, match=f"{shard.name} of stored features is .*--rebuild"):
-        opened(place)
-    fresh = opened(place, rebuild=True)
+        open_at(place)
+    fresh = open_at(place, rebuild=True)
     # the old ones stay until the first new one is written
     assert (index.store.folder / next(iter(index.rows))).exists()
     update(fresh, read_folder(place / "gallery"), Colours())
-    assert content(opened(place)) == expected(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
+    assert content(open_at(place)) == rows_of(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
 
 
 def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes(place):
     def file():
         """The file of the approximate index, which finds each triplet."""
-        index = opened(place)
+        index = open_at(place)
         features = index.features().take(np.arange(len(index.names)))
         hits, _ = approximate.approximate(index, "hnsw", features, 1)
         assert np.array_equal(hits.rows[:, 0], np.arange(len(features)))
         return index.store.folder / index.store.record["approximate"]["hnsw"]["file"]
 
-    updated(place)
+    update_at(place)
     first = file()
     assert file() == first
     cut(first)
     second = file()
     assert second != first and not first.exists()
     paint(place / "gallery", "new", 50)
-    updated(place)
+    update_at(place)
     assert file() != second and not second.exists()
 
 
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
-    index, _ = updated(place)
+    index, _ = update_at(place)
     paint(place / "other", "00", 0)
     with pytest.raises(
         UserError, match=r"is of the gallery .*gallery, not of .*other; pass --rebuild"

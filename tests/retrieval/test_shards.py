@@ -70,11 +70,11 @@ def test_shards_hold_what_the_file_holds(export, tmp_path):
     for name in ("ids", "cams", "scenes"):
         assert np.array_equal(getattr(actual, name), expected[name])
     assert actual.settings == open_features(tmp_path / "x.npz").settings
-    written = open_store(tmp_path / "x", "")
-    paths = [line for shard in written.shards for line in written.texts(shard, "paths")]
+    shard_store = open_store(tmp_path / "x", "")
+    paths = [line for shard in shard_store.shards for line in shard_store.texts(shard, "paths")]
     assert [line.split("\0") for line in paths] == expected["paths"].tolist()
-    assert written.origin["split"] == expected["split"]
-    assert written.record["checkpoint"] == expected["checkpoint"]
+    assert shard_store.origin["split"] == expected["split"]
+    assert shard_store.record["checkpoint"] == expected["checkpoint"]
 
 
 def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):

@@ -37,7 +37,7 @@ def words(tiny_root, tmp_path_factory):
 
 
 @pytest.fixture
-def started():
+def start_nodes():
     """Start the nodes' torchrun: → their processes, which end with the test."""
     with ExitStack() as stack:
 
@@ -68,26 +68,26 @@ def assert_same(output, alone):
     assert [*actual.names] == [*alone.names]
 
 
-def test_two_nodes_export_what_one_process_does(started, alone, words, tmp_path):
-    said = [
+def test_two_nodes_export_what_one_process_does(start_nodes, alone, words, tmp_path):
+    outputs = [
         process.communicate(timeout=120)
-        for process in started(two_nodes(), [*words, "--output", tmp_path / "x.npz"])
+        for process in start_nodes(two_nodes(), [*words, "--output", tmp_path / "x.npz"])
     ]
-    assert "".join(stdout for stdout, _ in said).count("Wrote ") == 1, said
+    assert "".join(stdout for stdout, _ in outputs).count("Wrote ") == 1, outputs
     assert_same(tmp_path / "x.npz", alone)
 
 
-def test_an_export_whose_process_dies_is_continued(started, alone, words, tmp_path):
+def test_an_export_whose_process_dies_is_continued(start_nodes, alone, words, tmp_path):
     """Eleven shards, which two processes cannot share equally."""
     folder = tmp_path / "x"
     words = [*words, "--output", folder, "--shards", "3"]
-    (starter,) = started(ONE_NODE, words)
+    (starter,) = start_nodes(ONE_NODE, words)
     wait_for(starter, folder / "shard-00001.safetensors")
     os.kill(children_of(starter.pid)[-1], signal.SIGKILL)
     assert starter.wait(60) != 0
     complete = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
     assert 0 < len(complete) < 11
-    (starter,) = started(ONE_NODE, words)
+    (starter,) = start_nodes(ONE_NODE, words)
     stdout, stderr = starter.communicate(timeout=120)
     assert f"Wrote {11 - len(complete)} shards" in stdout, stderr
     assert {path: path.stat().st_mtime_ns for path in complete} == complete

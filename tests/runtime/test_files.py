@@ -124,10 +124,10 @@ with lock_file(Path({str(tmp_path / LOCK)!r}), "it"):
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog):
-    def refused(*_):
+    def refuse(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr("fcntl.flock", refused)
+    monkeypatch.setattr("fcntl.flock", refuse)
     with lock_file(tmp_path / LOCK, "OUTPUT_DIR x"):
         assert "OUTPUT_DIR x is not locked, as its file system has no locks" in caplog.text
 
@@ -138,5 +138,5 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog)
 def test_an_output_dir_in_use_is_refused_before_anything_is_read(tmp_path, refusal, main, words):
     config = "Synthetic/DeMo_SDTPS.yml" if main is train_net.main else "SEPS/shapes.yml"
     with lock_file(tmp_path / "run" / LOCK, "it"):
-        said = refusal(main, "--config_file", config, "OUTPUT_DIR", "run", *words)
-    assert "in use by another process" in said and not list(tmp_path.iterdir())
+        message = refusal(main, "--config_file", config, "OUTPUT_DIR", "run", *words)
+    assert "in use by another process" in message and not list(tmp_path.iterdir())

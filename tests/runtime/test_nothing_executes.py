@@ -31,7 +31,7 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-def pickled(path):
+def write_pickle(path):
     torch.save({"model": {"a": torch.zeros(2)}, "bomb": Bomb(path.parent / NAME)}, path)
 
 
@@ -67,7 +67,7 @@ def yaml_program(path):
 
 
 TRAPS = {
-    "pickle": (pickled, lambda path: torch.load(path, weights_only=False)),
+    "pickle": (write_pickle, lambda path: torch.load(path, weights_only=False)),
     "TorchScript": (program, torch.jit.load),
     "YAML": (yaml_program, lambda path: yaml.unsafe_load(path.read_text())),
 }
@@ -104,9 +104,9 @@ def test_files_run_nothing(tiny_root, tmp_path, refusal, door, trap):
 # transformers
 
 
-def pickled_weights(folder):
+def write_pickled_weights(folder):
     (folder / "model.safetensors").unlink()
-    pickled(folder / "pytorch_model.bin")
+    write_pickle(folder / "pytorch_model.bin")
 
 
 def own_code(file, content):
@@ -123,7 +123,7 @@ def own_code(file, content):
 MODEL = {"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}
 TOKENIZER = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
 CHANGES = {
-    "weights": pickled_weights,
+    "weights": write_pickled_weights,
     "configuration": own_code("config.json", MODEL),
     "tokenizer": own_code("tokenizer_config.json", TOKENIZER),
 }

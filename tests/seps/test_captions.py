@@ -9,7 +9,7 @@ import seps_tiny
 import torch
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SIZES
-from triplets import SCALED, cut_short, message_of, normalised
+from triplets import SCALED, cut_short, message_of, normalise
 
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.seps.captions import (
@@ -70,7 +70,7 @@ def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
         for number, image, caption, text in zip(
             batch.image_ids.tolist(), batch.images, captions, dense, strict=True
         ):
-            assert_close(image, normalised(decode(split.paths[number])), *SCALED)
+            assert_close(image, normalise(decode(split.paths[number])), *SCALED)
             assert split.image_of[split.captions.index(caption)] == number
             assert text == split.long_captions[number]
             counts[caption] += 1
@@ -111,7 +111,7 @@ def test_evaluation_takes_every_image_once_in_order(shapes_root):
     loaded = list(image_batches(image_loader(seps_tiny.cfg_for(shapes_root), split)))
     assert [len(images) for images in loaded] == [5, 3]
     expected = torch.stack([decode(path) for path in split.paths])
-    assert_close(torch.cat(loaded), normalised(expected), *SCALED)
+    assert_close(torch.cat(loaded), normalise(expected), *SCALED)
 
 
 def test_a_damaged_image_is_one_clean_error(shapes_root, tokenizer, tmp_path):

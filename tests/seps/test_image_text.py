@@ -69,7 +69,7 @@ def test_texts_are_unicode_and_lines_end_at_line_breaks_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "lines", "said"),
+    ("file", "lines", "reason"),
     [
         ("train_caps.txt", (*CAPTIONS[:3], " \t", *CAPTIONS[4:]), ", line 4: the line is empty"),
         ("images/deep/er/cat.jpg", None, " ('cat' of "),
@@ -78,10 +78,10 @@ def test_texts_are_unicode_and_lines_end_at_line_breaks_alone(tmp_path):
         ("id_mapping.json", ["[]"], ": '[]' is no JSON object"),
     ],
 )
-def test_a_mistake_is_reported_with_its_file(tmp_path, file, lines, said):
+def test_a_mistake_is_reported_with_its_file(tmp_path, file, lines, reason):
     folder = write_data(tmp_path)
     (folder / file).unlink()
     if lines:
         (folder / file).write_text("\n".join(lines))
     message = message_of(read, tmp_path)
-    assert f"{folder / file}{said}" in message and "\n" not in message
+    assert f"{folder / file}{reason}" in message and "\n" not in message

@@ -22,7 +22,7 @@ BOTH = 2 * 6 * STEP
 
 
 @pytest.fixture(scope="module")
-def two_stepped(shapes_root, tmp_path_factory):
+def steps_folder(shapes_root, tmp_path_factory):
     """The folder of what each of two processes has after a few steps."""
     folder = tmp_path_factory.mktemp("stepped")
     done = torchrun("tests/helpers/two_seps_processes.py", folder, shapes_root)
@@ -31,18 +31,18 @@ def two_stepped(shapes_root, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=two_seps_processes.VERSIONS)
-def stepped(request, shapes_root, two_stepped):
+def steps(request, shapes_root, steps_folder):
     """What one process, this one, and each of two have after a few steps."""
     alone = two_seps_processes.steps(shapes_root, request.param)
     return [
         request.param,
         alone,
-        *(torch.load(two_stepped / f"{request.param}_{rank}.pth") for rank in (0, 1)),
+        *(torch.load(steps_folder / f"{request.param}_{rank}.pth") for rank in (0, 1)),
     ]
 
 
-def test_two_processes_step_like_one(stepped):
-    version, alone, *shared = stepped
+def test_two_processes_step_like_one(steps):
+    version, alone, *shared = steps
     for actual in shared:
         # where the roundings of six steps may double: those of both after some hundred operations
         if version == "bf16":
@@ -63,11 +63,11 @@ def test_two_processes_step_like_one(stepped):
     first, second = shared
     assert first["losses"] == second["losses"]
     assert all(torch.equal(first["state"][name], value) for name, value in second["state"].items())
-    assert [part["hardest"] for part in alone["parts"]] == 3 * [False] + 3 * [True]
+    assert [step["hardest"] for step in alone["parts"]] == 3 * [False] + 3 * [True]
 
 
-def test_two_processes_evaluate_like_one(stepped):
-    version, alone, first, second = stepped
+def test_two_processes_evaluate_like_one(steps):
+    version, alone, first, second = steps
     for one, two, three in zip(
         alone["similarities"], first["similarities"], second["similarities"], strict=True
     ):

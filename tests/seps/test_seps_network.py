@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 from golden_cases import relative_error
-from numeric import assert_close, generator, seeded, tolerance
-from sdtps_cases import assert_gradients_equal, probed
+from numeric import assert_close, generator, seed_of, tolerance
+from sdtps_cases import assert_gradients_equal, scalar_of
 from seps_sums import IMAGES, PATCHES, PATH, WIDTH
 
 from demo_sdtps.modeling.sdtps import gumbel_noise
@@ -40,7 +40,7 @@ WITH_CLASS = pytest.mark.parametrize("has_class", [False, True], ids=["patches",
 
 def build(version, seed=1, sizes=(WIDTH, PATCHES, 0.5, 0.5), **more):
     """A network whose parameters are all random, in training."""
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     network = CrossSparseAggrNet(*sizes, **VERSIONS[version], **more)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -67,7 +67,7 @@ def exact(inputs):
     ]
 
 
-def flattened(outputs):
+def flatten(outputs):
     """Similarities, then masks, whichever version they are of."""
     similarity, masks = outputs
     return [similarity, *(masks if isinstance(masks, tuple) else (masks,))]
@@ -134,14 +134,14 @@ def first_clear(make):
             return result
 
 
-def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **more):
+def draw_case(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **more):
     """A network in training, its inputs, the reference's weights and inputs in float64, and what it makes of them.
 
-    The noise is that which the network draws after `torch.manual_seed(seeded(seed + 200))` for all pairs together.
+    The noise is that which the network draws after `torch.manual_seed(seed_of(seed + 200))` for all pairs together.
     """
     noises = None
     if tau is not None:
-        torch.manual_seed(seeded(seed + 200))
+        torch.manual_seed(seed_of(seed + 200))
         noises = [
             gumbel_noise(torch.empty(len(LENGTHS), IMAGES, PATCHES)).double() for _ in range(2)
         ]
@@ -172,23 +172,23 @@ def drawn(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **m
             noises=noises,
             **more,
         )
-        return network, inputs, weights, others, flattened(expected)
+        return network, inputs, weights, others, flatten(expected)
 
     return first_clear(attempt)
 
 
 def assert_like_reference(version, seed, *more, chunk=1000, **named):
     """Values, masks and gradients of a training forward, and values of evaluation; → the outputs and the gradients."""
-    network, inputs, weights, others, expected = drawn(version, seed, *more, **named)
+    network, inputs, weights, others, expected = draw_case(version, seed, *more, **named)
     network.chunk = chunk
-    torch.manual_seed(seeded(seed + 200))
-    outputs = flattened(network(*inputs))
+    torch.manual_seed(seed_of(seed + 200))
+    outputs = flatten(network(*inputs))
     for output, other in zip(outputs, expected, strict=True):
         assert output.dtype == torch.float32
         assert_close(output, other, *PATH)
     assert_close(network.eval()(*inputs), expected[0], *PATH)
-    probed(seed, outputs).backward()
-    probed(seed, expected).backward()
+    scalar_of(seed, outputs).backward()
+    scalar_of(seed, expected).backward()
     actual = gradients(network, inputs)
     assert_gradients_equal(actual, of_leaves(weights, others), BACK)
     return outputs, actual
@@ -264,8 +264,8 @@ def test_padded_words_play_no_part(version):
             for words, lengths in (inputs[1:3], inputs[3:5]):
                 for caption, length in zip(words, lengths, strict=True):
                     caption[length:] = value
-        outputs = flattened(network(*inputs))
-        probed(25, outputs).backward()
+        outputs = flatten(network(*inputs))
+        scalar_of(25, outputs).backward()
         results.append((outputs, gradients(network, inputs)))
         assert inputs[1].grad[1, 1:].eq(0).all() and inputs[1].grad[1, 0].ne(0).any()
     (outputs, expected), (others, actual) = results
@@ -284,7 +284,7 @@ def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
         mask = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 1, 0, 0, 1, 0]])
 
     def attempt(number):
-        torch.manual_seed(seeded(31 + 50 * number))
+        torch.manual_seed(seed_of(31 + 50 * number))
         module = HRPA(paper, top_k=5)
         leaves = [torch.randn(*size, WIDTH).requires_grad_() for size in ((3, 8), (words,))]
         mlp = module.relevance_mlp and module.relevance_mlp.state_dict()
@@ -301,8 +301,8 @@ def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
     actual = module(tokens, text, mask)
     assert torch.equal(actual, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp, 5))
     assert_close(actual, expected[:, None], *PATH)
-    probed(32, [actual]).backward()
-    probed(32, [expected[:, None]]).backward()
+    scalar_of(32, [actual]).backward()
+    scalar_of(32, [expected[:, None]]).backward()
     for leaf, other in zip((tokens, text), others, strict=True):
         assert_close(leaf.grad, other.grad, *BACK)
     if masked:
@@ -329,7 +329,7 @@ def test_the_public_names_make_the_networks_they_name():
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "said"),
+    ("place", "value", "reason"),
     [
         (2, torch.tensor([7, 1, 8, 4]), r"\(4, 7, 20\).*cap_lens \[7, 1, 8, 4\]"),
         (2, torch.tensor([7, 1, 3]), r"\(4, 7, 20\).*cap_lens \[7, 1, 3\]"),
@@ -337,9 +337,9 @@ def test_the_public_names_make_the_networks_they_name():
         (0, torch.randn(3, 11, WIDTH), r"\(3, 11, 20\).* 9 patches"),
     ],
 )
-def test_inputs_that_do_not_fit_are_reported(place, value, said):
+def test_inputs_that_do_not_fit_are_reported(place, value, reason):
     """Before anything is computed."""
     inputs = draw(29)
     inputs[place] = value
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         build("paper")(*inputs)

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import transformers
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from seps_tiny import cfg_for, save_bert
 from tiny import ENCODER, WIDTH
 from torch import nn
@@ -54,7 +54,7 @@ def cfg_with(folder, *more):
 
 
 def image_tower(bert, *more):
-    torch.manual_seed(seeded(3))
+    torch.manual_seed(seed_of(3))
     return ImageTower(cfg_with(bert, *more)).eval()
 
 
@@ -89,7 +89,7 @@ def test_a_swin_transformers_tokens_are_its_grid_row_by_row(bert):
 
 
 def classifier():
-    torch.manual_seed(seeded(11))
+    torch.manual_seed(seed_of(11))
     vit = timm.create_model("test_vit", num_classes=10, img_size=32, patch_size=8)
     return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
 
@@ -136,7 +136,7 @@ def test_the_tokenizer_is_the_towers(bert):
 
 
 @pytest.mark.parametrize(
-    ("opts", "said"),
+    ("opts", "reason"),
     [
         (
             ["MODEL.TRANSFORMER_TYPE", "vit_small_patch14_reg4_dinov2", "INPUT.SIZE", "[28,28]"],
@@ -148,9 +148,9 @@ def test_the_tokenizer_is_the_towers(bert):
         (["MODEL.TEXT_TOWER", "data/no such/bert"], "is no folder"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(bert, opts, said):
+def test_what_does_not_fit_is_one_sentence(bert, opts, reason):
     cfg = cfg_with(bert, *opts)
-    assert said in message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
+    assert reason in message(lambda: (make_seps(cfg), load_tokenizer(cfg)))
 
 
 def test_a_tokenizer_of_another_bert(tmp_path):
@@ -183,7 +183,7 @@ def test_the_model_learns_in_all_its_parts(bert, opts):
     similarities, _ = model(*inputs)
     assert similarities.shape == (2, 2)
     similarities.square().sum().backward()
-    for part in (
+    for module in (
         model.image_tower.tower,
         model.image_tower.projection,
         model.text_tower.tower,
@@ -192,7 +192,7 @@ def test_the_model_learns_in_all_its_parts(bert, opts):
         assert (
             sum(
                 float(parameter.grad.abs().sum())
-                for parameter in part.parameters()
+                for parameter in module.parameters()
                 if parameter.grad is not None
             )
             > 0

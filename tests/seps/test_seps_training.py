@@ -27,12 +27,12 @@ STILL = ("SOLVER.BASE_LR", "1e-20")
 
 
 @pytest.fixture(scope="module")
-def trained(shapes_root, tmp_path_factory):
+def run_folder(shapes_root, tmp_path_factory):
     """A run of three epochs → its folder."""
     return train(shapes_root, tmp_path_factory.mktemp("seps") / "run")
 
 
-def saved(folder, name="last.pth"):
+def checkpoint_of(folder, name="last.pth"):
     return torch.load(folder / name, weights_only=True)
 
 
@@ -44,17 +44,19 @@ def size_of(module):
 # A run
 
 
-def test_a_run_leaves_its_files(trained, shapes_root):
+def test_a_run_leaves_its_files(run_folder, shapes_root):
     left = {
-        path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")
+        path.name
+        for path in run_folder.iterdir()
+        if not path.name.startswith("events.out.tfevents.")
     }
     assert left == FILES
-    assert load_cfg(trained / "config.yml", (), SEPS_SCHEMA) == cfg_for(
-        shapes_root, "OUTPUT_DIR", trained
+    assert load_cfg(run_folder / "config.yml", (), SEPS_SCHEMA) == cfg_for(
+        shapes_root, "OUTPUT_DIR", run_folder
     )
-    run = json.loads((trained / "run.json").read_text())
+    run = json.loads((run_folder / "run.json").read_text())
     assert run["status"] == "finished" and run["seed"] == SEED and run["versions"]["transformers"]
-    log = (trained / "log.txt").read_text()
+    log = (run_folder / "log.txt").read_text()
     assert (
         f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} images to train" in log
         and "with long captions" in log
@@ -66,8 +68,8 @@ def test_a_run_leaves_its_files(trained, shapes_root):
     )
 
 
-def test_records_hold_losses_rates_and_recalls(trained):
-    records = records_of(trained)
+def test_records_hold_losses_rates_and_recalls(run_folder):
+    records = records_of(run_folder)
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert [record["lr"] for record in records] == pytest.approx([0.0005, 0.00015, 0.000045])
     for record in records:
@@ -81,12 +83,12 @@ def test_records_hold_losses_rates_and_recalls(trained):
     assert list(records[-1]["test"]) == COLUMNS
 
 
-def test_the_last_and_the_best_checkpoint(trained, shapes_root):
-    scores = {record["epoch"]: record["dev"]["rSum"] for record in records_of(trained)}
-    assert saved(trained, "best.pth")["epoch"] == max(scores, key=scores.get)
-    last = saved(trained)
+def test_the_last_and_the_best_checkpoint(run_folder, shapes_root):
+    scores = {record["epoch"]: record["dev"]["rSum"] for record in records_of(run_folder)}
+    assert checkpoint_of(run_folder, "best.pth")["epoch"] == max(scores, key=scores.get)
+    last = checkpoint_of(run_folder)
     assert last["epoch"] == 3 and last["dataset"] == "shapes" and last["optimizers"][0]["state"]
-    assert last["config"] == (trained / "config.yml").read_text()
+    assert last["config"] == (run_folder / "config.yml").read_text()
     make_seps(cfg_for(shapes_root))[0].load_state_dict(last["model"])
 
 
@@ -107,7 +109,7 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
     def norms_with(clip):
         norms = []
 
-        def spied(cfg, model):
+        def spy(cfg, model):
             optimizer = make_seps_optimizer(cfg, model)
 
             def note(*_):
@@ -118,7 +120,7 @@ def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
             optimizer.register_step_pre_hook(note)
             return optimizer
 
-        monkeypatch.setattr(training, "make_seps_optimizer", spied)
+        monkeypatch.setattr(training, "make_seps_optimizer", spy)
         words = shlex.split(f"SOLVER.GRAD_CLIP {clip} SOLVER.AMP fp16 SOLVER.EVAL_PERIOD 3")
         train(shapes_root, tmp_path / clip, *words)
         # The first scale is too large, and steps are left out until it is not.
@@ -169,22 +171,22 @@ def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opt
 
 
 @pytest.mark.parametrize(("split", "more"), [("test", ["TEST.IMS_PER_BATCH", "16"]), ("dev", [])])
-def test_the_test_command_gives_the_recorded_table(trained, command, tmp_path, split, more):
-    words = ("--config_file", trained / "config.yml", "--weight", trained / "last.pth")
+def test_the_test_command_gives_the_recorded_table(run_folder, command, tmp_path, split, more):
+    words = ("--config_file", run_folder / "config.yml", "--weight", run_folder / "last.pth")
     words = (*words, "--json", tmp_path / "x.json", "TEST.SPLIT", split, *more)
     code, stdout, stderr = command(test_seps.main, *words)
     assert code == 0, stderr
-    written = json.loads((tmp_path / "x.json").read_text())
-    assert written[split] == near(records_of(trained)[-1][split], split)
-    assert list(written) == ["caption", split]
-    said = stdout.splitlines()
-    assert said[0] == written["caption"]
-    assert f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in said[0]
-    assert said[2].split() == [split, *(f"{written[split][column]:.1f}" for column in COLUMNS)]
+    content = json.loads((tmp_path / "x.json").read_text())
+    assert content[split] == near(records_of(run_folder)[-1][split], split)
+    assert list(content) == ["caption", split]
+    lines = stdout.splitlines()
+    assert lines[0] == content["caption"]
+    assert f"{SIZES[split]} images, {CAPTIONS * SIZES[split]} captions" in lines[0]
+    assert lines[2].split() == [split, *(f"{content[split][column]:.1f}" for column in COLUMNS)]
 
 
-def test_folds_are_searched_each_for_itself(trained, shapes_root):
-    opts = ("TEST.WEIGHT", trained / "last.pth")
+def test_folds_are_searched_each_for_itself(run_folder, shapes_root):
+    opts = ("TEST.WEIGHT", run_folder / "last.pth")
     model, whole = load_seps_and_data(cfg_for(shapes_root, *opts))
     _, parts = load_seps_and_data(cfg_for(shapes_root, *opts, "TEST.FOLDS", "2"))
     with margins() as gaps:
@@ -195,9 +197,9 @@ def test_folds_are_searched_each_for_itself(trained, shapes_root):
     assert_similar(halves, torch.block_diag(actual[:4, :8], actual[4:, 8:]), gaps)
 
 
-def test_evaluation_compares_every_pair_as_training_does(trained, shapes_root):
+def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root):
     """Each image with each caption alone, without blocks and padding of others."""
-    model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", trained / "last.pth"))
+    model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", run_folder / "last.pth"))
     with margins() as gaps:
         actual = similarities(model, data)
     images = [image for (images,), _ in data.loader for image in images]

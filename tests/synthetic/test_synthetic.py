@@ -115,12 +115,12 @@ def outside_of(mask, size):
 def test_background_does_not_depend_on_the_identity():
     for camera, seed in product(range(len(CAMERAS)), range(4)):
         identities = make_identities(8, seed=3)
-        drawn = [triplet(identity, camera, camera == 3, seed) for identity in identities]
+        triplets = [triplet(identity, camera, camera == 3, seed) for identity in identities]
         # The blur of the lens carries the person a few pixels beyond the mask.
-        outside = outside_of(np.any([mask for _, mask in drawn], axis=0), 13)
+        outside = outside_of(np.any([mask for _, mask in triplets], axis=0), 13)
         assert outside.mean() > 0.1
         for modality in MODALITIES:
-            views = np.stack([images[modality][outside] for images, _ in drawn])
+            views = np.stack([images[modality][outside] for images, _ in triplets])
             assert (views == views[0]).all()
             assert (camera == 3 and modality == "RGB") or views[0].std() > 3
 
@@ -170,17 +170,17 @@ def test_a_folder_this_tool_did_not_make_is_left_alone(tmp_path, flags):
 
 
 def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
-    drawn = []
+    tasks = []
 
     def fail_at_the_third(task, **settings):
-        drawn.append(task)
-        if len(drawn) == 3:
+        tasks.append(task)
+        if len(tasks) == 3:
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pedestrians, "write_identity", fail_at_the_third)
     with pytest.raises(OSError, match="No space left on device"):
         make(tmp_path)
-    assert len(drawn) == 3 and not list(tmp_path.iterdir())
+    assert len(tasks) == 3 and not list(tmp_path.iterdir())
 
 
 # Unaligned crops (--loose): the same persons and surroundings, with the person anywhere in the picture
@@ -206,7 +206,7 @@ def spans(masks, axis):
 
 
 def test_the_person_stands_anywhere_at_half_to_full_height(standard_and_unaligned):
-    standard, unaligned = ([mask for _, mask in drawn] for drawn in standard_and_unaligned)
+    standard, unaligned = ([mask for _, mask in samples] for samples in standard_and_unaligned)
     for axis, ratio in ((1, 2), (0, 1.5)):
         middles = [np.mean(spans(masks, axis), axis=0) for masks in (standard, unaligned)]
         assert middles[1].std() > ratio * middles[0].std()

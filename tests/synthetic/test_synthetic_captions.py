@@ -52,7 +52,7 @@ def fits(named, whole):
     by_colour = {shape[2]: shape for shape in whole}
     return all(
         shape[2] in by_colour
-        and all(said in ("", true) for said, true in zip(shape, by_colour[shape[2]], strict=True))
+        and all(word in ("", true) for word, true in zip(shape, by_colour[shape[2]], strict=True))
         for shape in named
     )
 

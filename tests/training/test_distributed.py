@@ -25,7 +25,7 @@ from commands import (
 from distributed_runs import STILL, roundings
 from interrupted import call
 from launch import command_of, kill_one_of_two, torchrun, wait_for
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.runtime import distributed
@@ -35,7 +35,7 @@ MODELS = ("DeMo", "DeMo_SDTPS")
 
 
 @pytest.fixture(scope="module")
-def two_stepped(tmp_path_factory):
+def steps_folder(tmp_path_factory):
     """The folder of what each of two processes has after a few steps of each model."""
     folder = tmp_path_factory.mktemp("stepped")
     files = ",".join(str(CONFIGS / f"{model}.yml") for model in MODELS)
@@ -45,14 +45,14 @@ def two_stepped(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def stepped(request, two_stepped):
+def steps(request, steps_folder):
     """What one process, this one, and each of two have after a few steps."""
     alone = two_processes.steps(load_cfg(CONFIGS / f"{request.param}.yml", [*SMALL, *STILL]))
-    return [alone, *(torch.load(two_stepped / f"{request.param}_{rank}.pth") for rank in (0, 1))]
+    return [alone, *(torch.load(steps_folder / f"{request.param}_{rank}.pth") for rank in (0, 1))]
 
 
-def test_two_processes_step_like_one(stepped):
-    alone, first, second = stepped
+def test_two_processes_step_like_one(steps):
+    alone, first, second = steps
     for shared in (first, second):
         assert_close(shared["losses"], alone["losses"], *roundings(two_processes.STEPS))
         assert shared["state"].keys() == alone["state"].keys()
@@ -61,22 +61,22 @@ def test_two_processes_step_like_one(stepped):
     assert alone["losses"][-1] < 0.9 * alone["losses"][0]
 
 
-def test_what_the_processes_tell_each_other(stepped):
-    alone, first, second = stepped
-    assert [one["shared"] for one in stepped] == [[0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0]]
-    assert [one["of batch"] for one in stepped] == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7]]
-    for actual in stepped:
+def test_what_the_processes_tell_each_other(steps):
+    alone, first, second = steps
+    assert [record["shared"] for record in steps] == [[0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0]]
+    assert [record["of batch"] for record in steps] == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7]]
+    for actual in steps:
         assert torch.equal(actual["rows"], torch.arange(5.0).unsqueeze(1))
         assert actual["from main"] == "of 0"
     assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]
-    assert [one["is equal"] for one in stepped] == [[True, True], [True, False], [True, False]]
+    assert [record["is equal"] for record in steps] == [[True, True], [True, False], [True, False]]
 
 
 RUN = (
     *shlex.split("SOLVER.MAX_EPOCHS 2 SOLVER.EVAL_UNTRAINED True SOLVER.OPTIMIZER_NAME SGD"),
-    *("MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.SEED", seeded(1111)),
+    *("MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.SEED", seed_of(1111)),
     *STILL,
 )
 """Adam's steps are as long where a gradient is 0 but for roundings."""
@@ -87,7 +87,7 @@ def words(root, output, *more):
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_root, tmp_path_factory):
+def run_folders(tiny_root, tmp_path_factory):
     """The folders of a run by one process and of the same by two."""
     folder = tmp_path_factory.mktemp("trained")
     assert call(words(tiny_root, folder / "1")) == 0
@@ -97,8 +97,8 @@ def trained(tiny_root, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one(trained):
-    alone, shared = (records_of(folder) for folder in trained)
+def test_two_processes_train_like_one(run_folders):
+    alone, shared = (records_of(folder) for folder in run_folders)
     assert [record["epoch"] for record in shared] == [0, 1, 2]
     for one, two in zip(alone, shared, strict=True):
         # of weights that differ by 1e-4
@@ -110,8 +110,8 @@ def test_two_processes_train_like_one(trained):
 
 
 @pytest.mark.slow
-def test_one_process_writes(trained):
-    alone, shared = trained
+def test_one_process_writes(run_folders):
+    alone, shared = run_folders
     assert {path.name.split(".")[0] for path in alone.iterdir()} == {
         path.name.split(".")[0] for path in shared.iterdir()
     }
@@ -121,7 +121,7 @@ def test_one_process_writes(trained):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
+def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, tmp_path):
     """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
@@ -142,10 +142,10 @@ def test_a_run_of_two_processes_goes_on(trained, tiny_root, tmp_path):
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     done = torchrun("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
-    assert records_of(output) == records_of(trained[1])
+    assert records_of(output) == records_of(run_folders[1])
     one, other = (
         torch.load(folder / "last.pth", weights_only=True)["model"]
-        for folder in (output, trained[1])
+        for folder in (output, run_folders[1])
     )
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 

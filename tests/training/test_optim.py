@@ -200,8 +200,8 @@ def test_centers_and_the_model_have_each_their_own_optimizer():
     assert type(optimizer) is torch.optim.SGD and group["momentum"] == group["weight_decay"] == 0
     ours = {
         id(parameter)
-        for part in make_optimizer(cfg, model).param_groups
-        for parameter in part["params"]
+        for param_group in make_optimizer(cfg, model).param_groups
+        for parameter in param_group["params"]
     }
     assert len(group["params"]) == 2 and not ours & {id(parameter) for parameter in group["params"]}
     make_scheduler(cfg, make_optimizer(cfg, model)).step(1)  # the schedule is the model's alone

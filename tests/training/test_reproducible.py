@@ -63,12 +63,12 @@ def test_the_backward_pass_is_deterministic_where_that_is_asked_for(tiny_root, a
         make_test_data(cfg, splits["query"], splits["gallery"]),
         {},
     )
-    seen = {"forward": [], "backward": []}
+    modes = {"forward": [], "backward": []}
     trainer.model.register_forward_hook(
-        lambda *_: seen["forward"].append(torch.get_deterministic_debug_mode())
+        lambda *_: modes["forward"].append(torch.get_deterministic_debug_mode())
     )
     next(trainer.model.parameters()).register_hook(
-        lambda _: seen["backward"].append(torch.get_deterministic_debug_mode())
+        lambda _: modes["backward"].append(torch.get_deterministic_debug_mode())
     )
     torch.set_deterministic_debug_mode(asked)
     try:
@@ -77,7 +77,7 @@ def test_the_backward_pass_is_deterministic_where_that_is_asked_for(tiny_root, a
         assert torch.get_deterministic_debug_mode() == before
     finally:
         torch.set_deterministic_debug_mode("default")
-    assert set(seen["forward"]) == {before} and set(seen["backward"]) == {inside}
+    assert set(modes["forward"]) == {before} and set(modes["backward"]) == {inside}
 
 
 def test_a_run_records_what_it_was_made_with(runs):

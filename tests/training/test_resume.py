@@ -41,7 +41,7 @@ def reference(tiny_root, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stopped(tiny_root, tmp_path_factory):
+def sigterm_run(tiny_root, tmp_path_factory):
     """A run that SIGTERM ended in its second epoch → its folder, for tests to copy."""
     output = tmp_path_factory.mktemp("stopped") / "run"
     with at(Trainer, "_train_step", 8, terminate):
@@ -50,8 +50,8 @@ def stopped(tiny_root, tmp_path_factory):
 
 
 @pytest.fixture
-def copied(stopped, tmp_path):
-    return shutil.copytree(stopped, tmp_path / "run")
+def run_copy(sigterm_run, tmp_path):
+    return shutil.copytree(sigterm_run, tmp_path / "run")
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def fails(command):
 
     def actual(words):
         code, _, stderr = command(train_net.main, *words)
-        said = stderr.strip().splitlines()[-1]
-        assert code == 2 and said.startswith(ONE_LINE) and said.endswith(".")
+        message = stderr.strip().splitlines()[-1]
+        assert code == 2 and message.startswith(ONE_LINE) and message.endswith(".")
         assert "Traceback" not in stderr
-        return said
+        return message
 
     return actual
 
@@ -106,36 +106,37 @@ def test_seps_goes_on_likewise(shapes_root, tmp_path):
     assert_same(tmp_path / "reference", tmp_path / "run")
 
 
-def test_sigterm_finishes_the_step_and_saves(stopped):
-    last = torch.load(stopped / "last.pth", weights_only=True)
+def test_sigterm_finishes_the_step_and_saves(sigterm_run):
+    last = torch.load(sigterm_run / "last.pth", weights_only=True)
     assert last["epoch"] == 1 and last["meter"]["seen"] == 8 * last["step"] > 0  # batches of 8
-    assert json.loads((stopped / "run.json").read_text())["status"] == "stopped"
-    assert "stopped by SIGTERM" in (stopped / "log.txt").read_text()
-    assert (stopped / "last.previous.pth").exists()
+    assert json.loads((sigterm_run / "run.json").read_text())["status"] == "stopped"
+    assert "stopped by SIGTERM" in (sigterm_run / "log.txt").read_text()
+    assert (sigterm_run / "last.previous.pth").exists()
 
 
-def test_what_is_written_goes_on_too(copied, reference, tiny_root):
+def test_what_is_written_goes_on_too(run_copy, reference, tiny_root):
     """log.txt, run.json and TensorBoard, where the killed run was ahead of its checkpoint."""
-    with SummaryWriter(copied) as board:  # a point of an epoch that the checkpoint does not have
+    with SummaryWriter(run_copy) as board:  # a point of an epoch that the checkpoint does not have
         board.add_scalar("train/loss", 99.0, 2)
     # TensorBoard reads files in the order of their names, which begin with the second
     time.sleep(1.1)
-    before = (copied / "log.txt").read_text()
-    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, "RESUME", "True")) == 0
-    assert_same(reference, copied)
-    log = (copied / "log.txt").read_text()
+    before = (run_copy / "log.txt").read_text()
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, "RESUME", "True")) == 0
+    assert_same(reference, run_copy)
+    log = (run_copy / "log.txt").read_text()
     assert log.startswith(before) and "may differ" not in log
     assert "continuing after epoch 1 and " in log[len(before) :]
-    run = json.loads((copied / "run.json").read_text())
+    run = json.loads((run_copy / "run.json").read_text())
     assert run["status"] == "finished" and "error" not in run and EVERY_STEP[0] in run["command"]
     (entry,) = run["resumptions"]
     assert (entry["epoch"], entry["checkpoint"]) == (1, "last.pth") and entry["step"] > 0
     assert "RESUME" in entry["command"]
-    board = EventAccumulator(str(copied))
+    board = EventAccumulator(str(run_copy))
     board.Reload()
     points = [(event.step, event.value) for event in board.Scalars("train/loss")]
     assert points == [
-        (record["epoch"], pytest.approx(record["loss"], rel=1e-5)) for record in records_of(copied)
+        (record["epoch"], pytest.approx(record["loss"], rel=1e-5))
+        for record in records_of(run_copy)
     ]
 
 
@@ -147,19 +148,21 @@ def test_nothing_is_left_to_do(reference, tiny_root, command):
     assert contents(reference) == before
 
 
-def test_another_machine_is_a_warning(copied, tiny_root):
-    record = json.loads((copied / "run.json").read_text())
+def test_another_machine_is_a_warning(run_copy, tiny_root):
+    record = json.loads((run_copy / "run.json").read_text())
     record["machine"] |= {"cpu": "ABACUS", "threads": 64}
     record["versions"]["torch"] = "0.4"
-    (copied / "run.json").write_text(json.dumps(record))
+    (run_copy / "run.json").write_text(json.dumps(record))
     with at(Trainer, "_train_step", 1, kill):
-        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)) == 130
+        assert call(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *AUTO)) == 130
     (warning,) = (
         line
-        for line in (copied / "log.txt").read_text().splitlines()
+        for line in (run_copy / "log.txt").read_text().splitlines()
         if "WARNING the run started with" in line
     )
-    assert all(part in warning for part in ("torch 0.4 (now", "cpu ABACUS (now", "threads 64 (now"))
+    assert all(
+        phrase in warning for phrase in ("torch 0.4 (now", "cpu ABACUS (now", "threads 64 (now")
+    )
 
 
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
@@ -181,11 +184,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_continued(fails, copied, tiny_root, name):
-    words, said = REFUSED[name]
-    before = contents(copied)
-    assert said in fails(cli_args_for(tiny_root, "OUTPUT_DIR", copied, *words))
-    assert contents(copied) == before
+def test_what_cannot_be_continued(fails, run_copy, tiny_root, name):
+    words, reason = REFUSED[name]
+    before = contents(run_copy)
+    assert reason in fails(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *words))
+    assert contents(run_copy) == before
 
 
 def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_path):
@@ -196,17 +199,17 @@ def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_pat
     assert contents(tmp_path) == {"best.pth": b"of somebody else"}
 
 
-def test_other_data_are_refused(fails, copied, own_root, tmp_path, reference):
+def test_other_data_are_refused(fails, run_copy, own_root, tmp_path, reference):
     moved = tmp_path / "moved"
     own_root.rename(moved)
-    twin = shutil.copytree(copied, tmp_path / "twin")
+    twin = shutil.copytree(run_copy, tmp_path / "twin")
     # the same data in another place
     assert call(cli_args_for(moved, "OUTPUT_DIR", twin, *AUTO)) == 0
     assert_same(reference, twin)
     first = sorted((moved / "RGBNT201" / "test" / "NI").iterdir())[0]
     first.write_bytes(first.read_bytes() + b"0")
-    said = fails(cli_args_for(moved, "OUTPUT_DIR", copied, *AUTO))
-    assert "the run in" in said and "'query NI'" in said
+    message = fails(cli_args_for(moved, "OUTPUT_DIR", run_copy, *AUTO))
+    assert "the run in" in message and "'query NI'" in message
 
 
 def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
@@ -246,32 +249,32 @@ DAMAGES = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
-    copied, reference, fails, tiny_root, caplog, kind
+    run_copy, reference, fails, tiny_root, caplog, kind
 ):
-    damaged = shutil.copytree(copied, copied.with_name("damaged"))
+    damaged = shutil.copytree(run_copy, run_copy.with_name("damaged"))
     for name in ("last.pth", "last.previous.pth"):
         DAMAGES[kind](damaged / name)
     words = cli_args_for(tiny_root, *AUTO)
-    said = fails([*words, "OUTPUT_DIR", damaged])
-    assert "last.pth" in said and "last.previous.pth" in said and "--overwrite" in said
+    message = fails([*words, "OUTPUT_DIR", damaged])
+    assert "last.pth" in message and "last.previous.pth" in message and "--overwrite" in message
 
-    DAMAGES[kind](copied / "last.pth")
-    assert call([*words, "OUTPUT_DIR", copied]) == 0
-    assert f"{copied / 'last.pth'} " in caplog.text
-    assert f"from {copied / 'last.previous.pth'}" in (copied / "log.txt").read_text()
-    assert_same(reference, copied)
+    DAMAGES[kind](run_copy / "last.pth")
+    assert call([*words, "OUTPUT_DIR", run_copy]) == 0
+    assert f"{run_copy / 'last.pth'} " in caplog.text
+    assert f"from {run_copy / 'last.previous.pth'}" in (run_copy / "log.txt").read_text()
+    assert_same(reference, run_copy)
 
 
 def test_a_key_that_is_newer_than_the_run_counts_as_its_default(
-    fails, copied, reference, tiny_root
+    fails, run_copy, reference, tiny_root
 ):
-    content = torch.load(copied / "last.pth", weights_only=True)
+    content = torch.load(run_copy / "last.pth", weights_only=True)
     earlier, count = re.subn(r"^  SDTPS_GUIDE_MISSING: .*\n", "", content["config"], flags=re.M)
     assert count == 1
-    torch.save(content | {"config": earlier}, copied / "last.pth")
-    words = cli_args_for(tiny_root, "OUTPUT_DIR", copied, *AUTO)
+    torch.save(content | {"config": earlier}, run_copy / "last.pth")
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *AUTO)
     assert "MODEL.SDTPS_GUIDE_MISSING is False" in fails(
         [*words, "MODEL.SDTPS_GUIDE_MISSING", "False"]
     )
     assert call(words) == 0
-    assert_same(reference, copied)
+    assert_same(reference, run_copy)

@@ -15,10 +15,10 @@ from commands import (
     cli_args_for,
     contents,
     near,
-    printed,
     records_of,
     scores_of,
     table_of,
+    table_rows,
 )
 from interrupted import call
 from numeric import assert_close
@@ -34,25 +34,27 @@ from demo_sdtps.modeling import make_model
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_root, tmp_path_factory):
+def run_folder(tiny_root, tmp_path_factory):
     """The OUTPUT_DIR of a training."""
     output = tmp_path_factory.mktemp("runs") / "run"
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output)) == 0
     return output
 
 
-def test_a_run_leaves_its_files_and_configuration(trained, tiny_root):
+def test_a_run_leaves_its_files_and_configuration(run_folder, tiny_root):
     left = {
-        path.name for path in trained.iterdir() if not path.name.startswith("events.out.tfevents.")
+        path.name
+        for path in run_folder.iterdir()
+        if not path.name.startswith("events.out.tfevents.")
     }
     assert left == {"config.yml", "metrics.json", "run.json", "last.pth", "best.pth", "log.txt"}
-    assert load_cfg(trained / "config.yml") == load_cfg(
-        CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", trained)[2:]
+    assert load_cfg(run_folder / "config.yml") == load_cfg(
+        CONFIG, cli_args_for(tiny_root, "OUTPUT_DIR", run_folder)[2:]
     )
 
 
-def test_metrics_hold_every_evaluation(trained):
-    records = records_of(trained)
+def test_metrics_hold_every_evaluation(run_folder):
+    records = records_of(run_folder)
     assert [record["epoch"] for record in records] == [0, 1, 2]
     for record in records:
         assert list(record["patterns"]) == ["1", "2", "3"]
@@ -71,11 +73,13 @@ def test_metrics_hold_every_evaluation(trained):
     assert records[0]["patterns"] != records[2]["patterns"]
 
 
-def test_the_last_and_the_best_checkpoint(trained):
-    cfg = load_cfg(trained / "config.yml")
-    scores = {record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(trained)[1:]}
+def test_the_last_and_the_best_checkpoint(run_folder):
+    cfg = load_cfg(run_folder / "config.yml")
+    scores = {
+        record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(run_folder)[1:]
+    }
     for name in ("last.pth", "best.pth"):
-        content = torch.load(trained / name, weights_only=True)
+        content = torch.load(run_folder / name, weights_only=True)
         assert (content["num_class"], content["camera_num"], content["dataset"]) == (
             6,
             4,
@@ -83,20 +87,20 @@ def test_the_last_and_the_best_checkpoint(trained):
         )
         make_model(cfg, 6, 4).load_state_dict(content["model"])
         assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
-        assert content["config"] == (trained / "config.yml").read_text()
+        assert content["config"] == (run_folder / "config.yml").read_text()
 
 
-def test_log_and_tensorboard_tell_what_metrics_tell(trained):
-    log = (trained / "log.txt").read_text()
+def test_log_and_tensorboard_tell_what_metrics_tell(run_folder):
+    log = (run_folder / "log.txt").read_text()
     assert (
         "48 train" in log
         and "random weights" in log
         and "epoch 0 (untrained)" in log
         and "epoch 2" in log
     )
-    board = EventAccumulator(str(trained))
+    board = EventAccumulator(str(run_folder))
     board.Reload()
-    last = records_of(trained)[-1]
+    last = records_of(run_folder)[-1]
     for pattern, values in last["patterns"].items():
         for name, value in values.items():
             event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
@@ -114,24 +118,27 @@ def test_log_and_tensorboard_tell_what_metrics_tell(trained):
     ids=["as in training", "otherwise"],
 )
 def test_the_test_command_gives_the_last_record_however_images_are_loaded(
-    trained, tmp_path, command, opts
+    run_folder, tmp_path, command, opts
 ):
     code, stdout, stderr = command(
-        test_net.main, "--weight", trained / "last.pth", "--json", tmp_path / "x.json", *opts
+        test_net.main, "--weight", run_folder / "last.pth", "--json", tmp_path / "x.json", *opts
     )
     assert code == 0, stderr
     actual = scores_of(tmp_path / "x.json")
-    assert actual == near(records_of(trained)[-1]["patterns"]) and table_of(stdout) == printed(
-        actual
-    )
+    assert actual == near(records_of(run_folder)[-1]["patterns"])
+    assert table_of(stdout) == table_rows(actual)
     assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
-def test_exported_features(trained, tmp_path, command):
+def test_exported_features(run_folder, tmp_path, command):
     """Pattern 3 is 1 beside 2; loading in two processes changes nothing."""
-    cfg, weight, path = load_cfg(trained / "config.yml"), trained / "last.pth", tmp_path / "x.npz"
+    cfg, weight, path = (
+        load_cfg(run_folder / "config.yml"),
+        run_folder / "last.pth",
+        tmp_path / "x.npz",
+    )
 
-    def exported(*words):
+    def export(*words):
         code, stdout, stderr = command(
             export_features.main, "--weight", weight, "--overwrite", "--output", path, *words
         )
@@ -140,7 +147,7 @@ def test_exported_features(trained, tmp_path, command):
             return dict(actual)
 
     first, second, actual = (
-        exported("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS
+        export("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS
     )
     samples = read_splits(cfg, ("gallery",))["gallery"]
     features = actual["features"]
@@ -148,7 +155,7 @@ def test_exported_features(trained, tmp_path, command):
     assert np.isfinite(features).all() and features.std(axis=0).min() > 0
     assert np.array_equal(np.concatenate([first["features"], second["features"]], axis=1), features)
     assert np.array_equal(
-        exported("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features
+        export("--split", "gallery", "DATALOADER.NUM_WORKERS", "2")["features"], features
     )
     assert (
         actual["return_pattern"].item(),
@@ -168,11 +175,11 @@ def test_exported_features(trained, tmp_path, command):
 
     lengths = np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
     assert np.ptp(lengths) > 0
-    unit = exported("--split", "gallery", "--normalise")
+    unit = export("--split", "gallery", "--normalise")
     assert_close(unit["features"], features / lengths, features.shape[1])
     assert unit["normalised"].item()
     # Evaluation does not normalise either then.
-    plain = exported("--split", "gallery", "--normalise", "TEST.FEAT_NORM=no")
+    plain = export("--split", "gallery", "--normalise", "TEST.FEAT_NORM=no")
     assert np.array_equal(plain["features"], features) and not plain["normalised"].item()
 
 
@@ -182,12 +189,12 @@ def assert_drawn(path, rows=1):
         # more than a hundred colours
         assert image.format == "PNG" and image.convert("RGB").getcolors(100) is None
         pixels = np.asarray(image.convert("L"), dtype=np.float32)
-    assert min(pixels.shape) > 100 and min(part.std() for part in np.array_split(pixels, rows)) > 10
+    assert min(pixels.shape) > 100 and min(band.std() for band in np.array_split(pixels, rows)) > 10
 
 
-def test_the_report_sets_the_run_beside_the_untrained_model(trained, tmp_path, command):
+def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):
     """Wherever the run has gone."""
-    moved, records = shutil.copytree(trained, tmp_path / "moved"), records_of(trained)
+    moved, records = shutil.copytree(run_folder, tmp_path / "moved"), records_of(run_folder)
     code, stdout, stderr = command(report.main, "--run", moved)
     assert code == 0 and "32 queries" in stdout, stderr
     table = table_of(stdout)
@@ -202,9 +209,9 @@ def test_the_report_sets_the_run_beside_the_untrained_model(trained, tmp_path, c
         assert_drawn(moved / name, rows)
 
 
-def test_an_earlier_run_is_not_replaced_unless_asked(trained, tiny_root, tmp_path, command):
+def test_an_earlier_run_is_not_replaced_unless_asked(run_folder, tiny_root, tmp_path, command):
     output = tmp_path / "run"
-    shutil.copytree(trained, output)
+    shutil.copytree(run_folder, output)
     before = contents(output)
     words = cli_args_for(tiny_root, "OUTPUT_DIR", output, "SOLVER.MAX_EPOCHS", "1")
     code, _, stderr = command(train_net.main, *words)

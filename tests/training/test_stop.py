@@ -54,7 +54,7 @@ def test_a_signal_that_is_ignored_remains_so():
 
 
 @contextmanager
-def started(root, output):
+def start_training(root, output):
     """A training with loading processes, in a process group of its own and in its second epoch."""
     words = cli_args_for(root, "OUTPUT_DIR", output, *LOADING)
     process = subprocess.Popen(
@@ -90,10 +90,10 @@ def members(group):
 def test_ctrl_c_to_a_run_and_its_loading_processes_saves(tiny_root, tmp_path):
     """No process is left."""
     output = tmp_path / "run"
-    with started(tiny_root, output) as process:
+    with start_training(tiny_root, output) as process:
         os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 130 and "Traceback" not in said, said
+        stderr = process.communicate(timeout=120)[1]
+        assert process.returncode == 130 and "Traceback" not in stderr, stderr
         assert not members(process.pid)
     assert torch.load(output / "last.pth", weights_only=True)["epoch"] >= 1
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"
@@ -102,7 +102,7 @@ def test_ctrl_c_to_a_run_and_its_loading_processes_saves(tiny_root, tmp_path):
 
 @pytest.mark.slow
 def test_loading_processes_end_with_a_run_that_a_second_ctrl_c_ends(tiny_root, tmp_path):
-    with started(tiny_root, tmp_path / "run") as process:
+    with start_training(tiny_root, tmp_path / "run") as process:
         os.kill(process.pid, signal.SIGSTOP)  # so that both arrive before the step ends
         os.kill(process.pid, signal.SIGINT)
         os.kill(process.pid, signal.SIGCONT)

@@ -6,7 +6,7 @@ import shlex
 import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, cli_args_for, records_of
-from numeric import seeded
+from numeric import seed_of
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
@@ -30,7 +30,7 @@ def train(command, tiny_root, tmp_path):
 
     def call(*more, name="run"):
         end = ("SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99")
-        seed = ("SOLVER.SEED", seeded(1111))
+        seed = ("SOLVER.SEED", seed_of(1111))
         words = cli_args_for(tiny_root, *end, *seed, "OUTPUT_DIR", tmp_path / name, *more)
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr

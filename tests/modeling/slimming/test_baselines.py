@@ -51,16 +51,16 @@ def draw(seed, has_sizes):
     return tokens, context
 
 
-def joined(parts):
+def join(parts):
     return torch.cat(list(parts.values())).detach().double()
 
 
 def exactly(context):
     """Keys, attention and sizes of all rows in float64."""
     attention = torch.stack(
-        [torch.stack(reference_scores.mean_attention(row)) for row in joined(context.attention)]
+        [torch.stack(reference_scores.mean_attention(row)) for row in join(context.attention)]
     )
-    return joined(context.keys), attention, joined(context.sizes)
+    return join(context.keys), attention, join(context.sizes)
 
 
 def are_apart(values, *lengths):
@@ -156,8 +156,8 @@ def test_evit_sums_what_it_drops():
     )
     assert_close(extra, expected, HEADS, PATCHES)
     actual, slow = (
-        torch.autograd.grad(part.square().sum(), given)[0]
-        for part, given in ((extra, tokens.values), (expected, values))
+        torch.autograd.grad(output.square().sum(), inputs)[0]
+        for output, inputs in ((extra, tokens.values), (expected, values))
     )
     assert_close(actual, slow, HEADS, PATCHES, PATCHES)
 
@@ -239,7 +239,8 @@ def test_editor_keeps_the_union_of_both_tops(missing):
         return replace(
             context,
             attention={
-                name: (2**16 * part).round() / 2**16 for name, part in context.attention.items()
+                name: (2**16 * weights).round() / 2**16
+                for name, weights in context.attention.items()
             },
         )
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from tiny import tiny_cfg
 
 from demo_sdtps.config import MODALITIES
@@ -26,13 +26,13 @@ def context_of(seed, batch=3):
         {modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
         for shape in ((10, WIDTH), (WIDTH,))
     )
-    for part in tokens.values():
-        part.requires_grad_()
+    for tensor in tokens.values():
+        tensor.requires_grad_()
     return Context(tokens, class_tokens, GRID)
 
 
 def score_of(name, seed=1, *opts):
-    torch.manual_seed(seeded(seed))
+    torch.manual_seed(seed_of(seed))
     return make_score(name, tiny_cfg(*opts), WIDTH, GRID)
 
 
@@ -45,7 +45,7 @@ def one_by_one(function, batch):
 def test_distinctness(dtype):
     """In float32, whatever the tokens' type and autocast, and without gradient."""
     context = context_of(1)
-    tokens = {modality: part.to(dtype) for modality, part in context.tokens.items()}
+    tokens = {modality: tensor.to(dtype) for modality, tensor in context.tokens.items()}
     with torch.autocast("cpu", torch.bfloat16):
         actual = score_of("distinctness").scores(replace(context, tokens=tokens))
     for modality, score in actual.items():
@@ -74,9 +74,9 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
     draws = generator(6)
     for place, modality in enumerate(MODALITIES):
         mlp = dict(score.score_predictor[modality].named_parameters())
-        named = {f"sparse.score_predictor.{name}": part for name, part in mlp.items()}
+        named = {f"sparse.score_predictor.{name}": tensor for name, tensor in mlp.items()}
         named["tokens"] = context.tokens[modality]
-        exact = {name: part.detach().double().requires_grad_() for name, part in named.items()}
+        exact = {name: tensor.detach().double().requires_grad_() for name, tensor in named.items()}
         expected = []
         for sample, tokens in enumerate(exact["tokens"]):
             guides = [context.class_tokens[other][sample].double() for other in MODALITIES]
@@ -88,16 +88,16 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
         probe = torch.randn(3, 10, generator=draws)
         (actual[modality] * probe).sum().backward()
         (expected * probe).sum().backward()
-        for name, part in named.items():
+        for name, tensor in named.items():
             assert exact[name].grad.eq(0).all() == (beta == 0.5)
-            assert_close(part.grad, exact[name].grad, *GUIDED, *GUIDED, 3 * 10)
+            assert_close(tensor.grad, exact[name].grad, *GUIDED, *GUIDED, 3 * 10)
 
 
 def test_a_modality_without_tokens_counts_as_missing():
     score, context = score_of("sdtps", 7), context_of(8)
     expected = score.scores(replace(context, missing={"NI": torch.ones(3, 1, dtype=torch.bool)}))
-    for part in (context.tokens, context.class_tokens, expected):
-        del part["NI"]
+    for by_modality in (context.tokens, context.class_tokens, expected):
+        del by_modality["NI"]
     actual = score.scores(context)
     assert actual.keys() == expected.keys()
     assert all(torch.equal(actual[modality], expected[modality]) for modality in actual)

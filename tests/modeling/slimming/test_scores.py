@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
 from interrupted import call
-from numeric import generator, seeded
+from numeric import generator, seed_of
 from tiny import PATCHES, WIDTH, tiny_cfg
 
 from demo_sdtps.commands import draw_tokens, profile_flops, report, selection_quality
@@ -80,17 +80,17 @@ def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog)
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("name", "phrases"),
     [
         ("salincy", ["'salincy'", "the nearest is 'saliency'"]),
         ("nowhere:Score", ["'nowhere:Score'", "cannot be imported"]),
         (f"{__name__}:Unsuited", ["Unsuited", "cannot be imported as a score"]),
     ],
 )
-def test_an_unknown_score_is_one_sentence_before_any_data_are_read(command, name, parts):
+def test_an_unknown_score_is_one_sentence_before_any_data_are_read(command, name, phrases):
     code, stdout, stderr = command(train_net.main, *cli_args_for("/nowhere", *SLIM, name))
     assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
-    assert all(part in stderr for part in parts)
+    assert all(phrase in stderr for phrase in phrases)
 
 
 def context_of(seed, batch=3, width=24, grid=(4, 2)):
@@ -118,11 +118,11 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
     context = replace(
         context,
         missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing},
-        global_feats={name: part + 1 for name, part in context.class_tokens.items()},
+        global_feats={name: tensor + 1 for name, tensor in context.class_tokens.items()},
     )
-    torch.manual_seed(seeded(5))
+    torch.manual_seed(seed_of(5))
     actual = ours(context)
-    torch.manual_seed(seeded(5))
+    torch.manual_seed(seed_of(5))
     expected = alone(
         *context.tokens.values(),
         *context.global_feats.values(),
@@ -133,9 +133,10 @@ def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
         *(selection.mask for selection in actual.values()),
     ]
     assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
-    for part in (outputs, expected):
+    for tensors in (outputs, expected):
         sum(
-            (output * torch.arange(output.numel()).view_as(output).sin()).sum() for output in part
+            (output * torch.arange(output.numel()).view_as(output).sin()).sum()
+            for output in tensors
         ).backward()
     gradients = dict(alone.named_parameters())
     for name, parameter in ours.named_parameters():

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from slim_models import CASES
 from tiny import tiny_cfg
 from torch import nn
@@ -48,11 +48,11 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
     tokens = {name: torch.zeros(BATCH, LEFT, WIDTH) for name in MODALITIES}
     context = Context(tokens, {}, GRID, positions=places, images=images)
     context = replace(context, patch_size=side, patch_stride=side)
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     cfg = tiny_cfg("MODEL.SLIM_LOSS_WEIGHT", 2.5)
     score = make_score("self_supervised", cfg, WIDTH, GRID).train()
     terms = []
-    exact = {name: part.detach().double().requires_grad_() for name, part in scores.items()}
+    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in scores.items()}
     for row in range(BATCH):
         saliencies = {
             name: torch.tensor(
@@ -101,7 +101,7 @@ class Normalising(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(seeded())
+        torch.manual_seed(seed_of())
         self.vit = timm.create_model("test_vit", img_size=32, num_classes=0)
         self.vit.patch_embed.requires_grad_(False)
 
@@ -118,6 +118,8 @@ def test_blocks_that_are_computed_again_have_the_same_loss(half):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             model(images)
             demo_sdtps.slim_loss(model).backward()
-        gradients.append([part.grad for part in model.parameters() if part.grad is not None])
+        gradients.append(
+            [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        )
     assert len(gradients[0]) == len(gradients[1]) > len(list(model.slimming.parameters()))
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))

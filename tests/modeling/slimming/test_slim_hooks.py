@@ -229,11 +229,11 @@ def test_two_towers_of_one_model():
 
         def forward(self, *batches):
             calls = zip(cases, self.parts, batches, strict=True)
-            return [case.call(part, images) for case, part, images in calls]
+            return [case.call(tower, images) for case, tower, images in calls]
 
     both, batches = Both().double().eval(), [case.draw() for case in cases]
     parts = copy.deepcopy(both).parts
     outputs = demo_sdtps.slim(both, *STAGES, EViT(WIDTH, GRID))(*batches)
-    for output, part, case, images in zip(outputs, parts, cases, batches, strict=True):
-        demo_sdtps.slim(part, *STAGES, EViT(WIDTH, GRID))
-        assert torch.equal(output, case.call(part, images))
+    for output, tower, case, images in zip(outputs, parts, cases, batches, strict=True):
+        demo_sdtps.slim(tower, *STAGES, EViT(WIDTH, GRID))
+        assert torch.equal(output, case.call(tower, images))

@@ -35,8 +35,8 @@ def test_images_of_a_forward_by_their_tokens(way, shared):
     case, actual = host_case(way, shared), {}
 
     def score(call, row, index, layer, images):
-        own = distinctness(call, row, index, layer, images)
-        return actual.setdefault((row, index), own) if shared == "first" else own
+        scores = distinctness(call, row, index, layer, images)
+        return actual.setdefault((row, index), scores) if shared == "first" else scores
 
     compare(case, "distinctness", *STAGES, lambda model, images: score, case.draw(6))
 

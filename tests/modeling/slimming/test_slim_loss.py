@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from slim_host import Host, case_of, host_case
 from slim_models import PATH, cross_entropy, slim_both
 
@@ -19,7 +19,7 @@ from demo_sdtps.config import UserError
 STAGES = (1, 2), (0.6, 0.5)
 
 
-def slimmed_with_masks(score="supervised", **settings):
+def slim_with_masks(score="supervised", **settings):
     _, model, steps = slim_both(host_case(**settings), *STAGES, score)
     images, masks = (
         host_case().draw(6),
@@ -31,7 +31,7 @@ def slimmed_with_masks(score="supervised", **settings):
 @pytest.mark.parametrize("way", ["image by image", "stacked"])
 def test_the_loss_is_that_of_the_formula(way):
     """Cross-entropy written out, its mean over patches, images and stages, times its weight once."""
-    model, images, masks, steps = slimmed_with_masks(way=way)
+    model, images, masks, steps = slim_with_masks(way=way)
     output = model(images, foreground=masks)
     loss = demo_sdtps.slim_loss(model)
     assert loss.shape == () and loss.requires_grad
@@ -45,7 +45,7 @@ def test_the_loss_is_that_of_the_formula(way):
         )
     ]
     weight = model.slimming.scores[0].loss_weight
-    expected = weight * sum(sum(part) / len(part) for part in terms) / len(terms)
+    expected = weight * sum(sum(row_terms) / len(row_terms) for row_terms in terms) / len(terms)
     assert_close(loss, expected, 2, 64, 64, 3, 16, 2)
     reached = torch.autograd.grad(
         loss, [*model.slimming.parameters(), model.tower.stem.weight], retain_graph=True
@@ -55,7 +55,7 @@ def test_the_loss_is_that_of_the_formula(way):
 
 
 def test_a_forward_without_masks_has_no_loss():
-    model, images, masks, _ = slimmed_with_masks()
+    model, images, masks, _ = slim_with_masks()
     sentence = "^The last forward had no loss of a score; call the model in training mode, with foreground=masks"
     with pytest.raises(UserError, match=sentence):
         demo_sdtps.slim_loss(model)
@@ -65,7 +65,7 @@ def test_a_forward_without_masks_has_no_loss():
         forward()
         with pytest.raises(UserError, match=sentence):
             demo_sdtps.slim_loss(model)
-    other, images, masks, _ = slimmed_with_masks("saliency")
+    other, images, masks, _ = slim_with_masks("saliency")
     other(images, foreground=masks)
     with pytest.raises(UserError, match=sentence):
         demo_sdtps.slim_loss(other)
@@ -80,21 +80,21 @@ def test_training_steps_learn_the_masks(kind):
     """The loss falls, with recomputation as without; copies of the trained model have no part of its graph."""
     losses = []
     for way in {"", kind}:
-        torch.manual_seed(seeded(3))
+        torch.manual_seed(seed_of(3))
         model = case_of(partial(Host, recompute=way)).model()
         demo_sdtps.slim(model, *STAGES, "supervised", blocks_at="tower.blocks").train()
-        _, images, masks, _ = slimmed_with_masks()
-        optimizer, own = torch.optim.SGD(model.parameters(), lr=1e-3), []
+        _, images, masks, _ = slim_with_masks()
+        optimizer, values = torch.optim.SGD(model.parameters(), lr=1e-3), []
         for _ in range(4):
             output = model(images, foreground=masks)
             loss = demo_sdtps.slim_loss(model) + 1e-3 * output.square().mean()
-            own.append(float(loss.detach()))
+            values.append(float(loss.detach()))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         other = copy.deepcopy(model)
-        assert torch.equal(other.eval()(images), model.eval()(images)) and own[-1] < own[0]
-        losses.append(own)
+        assert torch.equal(other.eval()(images), model.eval()(images)) and values[-1] < values[0]
+        losses.append(values)
     assert_close(losses[-1], losses[0], *8 * PATH)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import two_slim_processes
 from launch import torchrun
-from numeric import assert_close, generator, seeded
+from numeric import assert_close, generator, seed_of
 from sdtps_cases import assert_gradients_equal
 from slim_host import Host, Segmenter, Tower, case_of, host_case
 from slim_models import CASES, DEPTH, GRID, HEADS, PATH, WIDTH, slim_both
@@ -27,7 +27,7 @@ RECOMPUTED = "blocks", "segments", "whole"
 def step(call, model, images, forwards=1):
     """Gradients of the model and of images after as many forwards, whose losses are added; → (outputs, gradients)."""
     model.zero_grad()
-    torch.manual_seed(seeded(3))
+    torch.manual_seed(seed_of(3))
     images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
     outputs = [call(model, image) for image in images]
     draws = generator(5)

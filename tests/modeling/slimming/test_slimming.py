@@ -7,7 +7,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
-from numeric import assert_close, seeded
+from numeric import assert_close, seed_of
 from sdtps_cases import assert_gradients_equal
 from slim_models import attention, cross_entropy, distinctness, gradients_of, nudge, supervised
 from timm.models.vision_transformer import ParallelScalingBlock
@@ -32,7 +32,7 @@ def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
     stages = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep)
     opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "distinctness", *opts)))
-    torch.manual_seed(seeded())
+    torch.manual_seed(seed_of())
     if name in ("test_vit", "CLIP"):
         kind = ["MODEL.PATCH_SIZE", 16]
         if name == "CLIP":
@@ -59,7 +59,7 @@ def stem_of(backbone, images, stop):
     return dict(zip(images, stem.chunk(len(images)), strict=True))
 
 
-def shared(score):
+def sum_over_modalities(score):
     """The sum over the modalities, of which `images` has as many rows each."""
 
     def total(call, row, index, layer, images):
@@ -79,13 +79,14 @@ def slow(cfg, backbone, slimming, images, stages):
         EVIT: attention,
     }
     score = scores[cfg.MODEL.SLIM_SCORE]
-    score = shared(score) if cfg.MODEL.SLIM_SHARED else score
+    score = sum_over_modalities(score) if cfg.MODEL.SLIM_SHARED else score
     rows = torch.cat(list(images.values()))
 
     def bump(call, row, index, place):
         stage, batch = stages[slimming.blocks.index(index)], len(rows) // len(MODALITIES)
         kept, scores = (
-            part[MODALITIES[row // batch]][row % batch] for part in (stage.kept, stage.score)
+            by_modality[MODALITIES[row // batch]][row % batch]
+            for by_modality in (stage.kept, stage.score)
         )
         return nudge(kept, scores, place)
 
@@ -123,7 +124,7 @@ def test_values_and_gradients_are_those_of_the_slow_version(
     name, blocks, keep, score, is_shared, merge
 ):
     settings = ("SCORE", score), ("SHARED", is_shared), ("MERGE", merge)
-    opts = [part for key, value in settings for part in (f"MODEL.SLIM_{key}", value)]
+    opts = [word for key, value in settings for word in (f"MODEL.SLIM_{key}", value)]
     cfg, backbone, slimming = build(name, blocks, keep, *opts)
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
     actual = slim_backbone(slimming, backbone, stem_of(backbone, images, slimming.blocks[0]))
@@ -131,7 +132,10 @@ def test_values_and_gradients_are_those_of_the_slow_version(
     ours, theirs = (
         torch.cat([patches, class_tokens.unsqueeze(1)], dim=1)
         for patches, class_tokens in (
-            [torch.cat(list(part.values())) for part in (actual.tokens, actual.class_tokens)],
+            [
+                torch.cat(list(by_modality.values()))
+                for by_modality in (actual.tokens, actual.class_tokens)
+            ],
             slow(cfg, backbone, slimming, images, actual.stages),
         )
     )
@@ -187,12 +191,14 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
     with torch.no_grad():
         for head in slimming.scores[0].heads.values():
             head[3].weight.mul_(1e4)
-    seen = []
-    backbone.vit.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    block_inputs = []
+    backbone.vit.blocks[1].register_forward_pre_hook(
+        lambda _, inputs: block_inputs.append(inputs[0])
+    )
     actual = slim_backbone(slimming, backbone, stem := stem_of(backbone, draw(cfg), 1))
     score = actual.stages[0].score["RGB"]
     assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
-    for row, extra in enumerate(seen[0][:2, -1]):
+    for row, extra in enumerate(block_inputs[0][:2, -1]):
         others = sorted(set(range(8)) - set(actual.stages[0].kept["RGB"][row].tolist()))
         patches = stem["RGB"][row, 1:][others]
         weights = (score[row, others] - score[row, others].max()).double().exp()
@@ -220,7 +226,7 @@ def test_the_loss_against_masks():
         for row in range(2)
     ]
     # Stages have unlike numbers of patches: first the mean of each.
-    expected = 0.3 * sum(sum(part) / len(part) for part in terms) / len(terms)
+    expected = 0.3 * sum(sum(row_terms) / len(row_terms) for row_terms in terms) / len(terms)
     assert_close(actual.loss, [expected], 2, 2 * 8, len(MODALITIES), 2)
     learning = [*slimming.parameters(), images["NI"]]
     gradients = torch.autograd.grad(actual.loss.sum(), learning, retain_graph=True)
@@ -282,10 +288,10 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         dim=1,
     )
     for tokens in (Tokens(stem), Tokens(few, places, extra=2)):
-        seen = []
+        attentions = []
         weights = backbone.vit.blocks[1].attn.attn_drop
         handle = weights.register_forward_pre_hook(
-            lambda _, inputs, seen=seen: seen.append(inputs[0])
+            lambda _, inputs, attentions=attentions: attentions.append(inputs[0])
         )
         with backbone.ready(torch.device("cpu")):
             backbone.run_blocks(tokens, 1, 2)
@@ -293,9 +299,9 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         handle.remove()
         assert actual.dtype == torch.float32 and not actual.requires_grad
         assert actual.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
-        assert_close(actual, seen[0][:, :, 0], *SCORE)
+        assert_close(actual, attentions[0][:, :, 0], *SCORE)
         with backbone.ready(torch.device("cpu")):
-            assert_close(weights_of(backbone, tokens), seen[0], *SCORE)
+            assert_close(weights_of(backbone, tokens), attentions[0], *SCORE)
 
 
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
@@ -319,7 +325,10 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
-    attention, seen = backbone.vit.blocks[1].attn, backbone.vit.blocks[1].norm1(tokens.values)
+    attention, norm_output = (
+        backbone.vit.blocks[1].attn,
+        backbone.vit.blocks[1].norm1(tokens.values),
+    )
     # The products as they are computed there, as every kernel rounds to bfloat16 in its own way.
     query, key = (
         F.linear(rows.bfloat16(), weight.bfloat16(), bias.bfloat16())
@@ -327,7 +336,7 @@ def test_class_attention_has_the_precision_of_float32_under_autocast():
         .transpose(1, 2)
         .double()
         for rows, weight, bias in zip(
-            (seen[:, :1], seen),
+            (norm_output[:, :1], norm_output),
             attention.qkv.weight.chunk(3)[:2],
             attention.qkv.bias.chunk(3)[:2],
             strict=True,

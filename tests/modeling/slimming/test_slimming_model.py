@@ -64,7 +64,7 @@ def exact(images):
     return {name: image.double() for name, image in images.items()}
 
 
-def trained(model, seed=7):
+def warm_up(model, seed=7):
     """A few batches for maps and BatchNorms."""
     model.train()
     with torch.no_grad():
@@ -96,7 +96,7 @@ def alike(one, other, score):
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
-    model = trained(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
+    model = warm_up(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
     images, _ = random_images(1, batch=5)
     images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
     together = encode_cases(model, images, cameras, CASES)
@@ -106,8 +106,8 @@ def test_every_case_of_missing_modalities(score):
         (of_noise,) = encode_cases(model, noise, cameras, [missing])
         for other in (model.forward_features(zeroed, cameras), of_noise):
             rows = alike(actual, other, score)
-            for part in ("tokens", "class_tokens", "global_feats"):
-                one, same = (getattr(each.context, part) for each in (other, actual))
+            for attribute in ("tokens", "class_tokens", "global_feats"):
+                one, same = (getattr(each.context, attribute) for each in (other, actual))
                 for name in MODALITIES:
                     assert_close(one[name][rows], same[name][rows], *SCORE, *SCORE)
         assert all(actual.context.missing[name].eq(name in missing).all() for name in MODALITIES)
@@ -119,7 +119,7 @@ def test_every_case_of_missing_modalities(score):
 def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     """Values, loss and gradients in training are those of each triplet alone, whose missing images count for nothing."""
     opts = ("MODEL.SLIM_SHARED", is_shared, "MODEL.USE_SDTPS", True)
-    model = trained(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
+    model = warm_up(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
     model.slimming.train()
     images, cameras = random_images(8, batch=len(CASES))
     images = exact(with_masks(images))
@@ -135,13 +135,15 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
         for row in range(len(CASES))
     ]
     for name in MODALITIES:
-        for stage, *stages in zip(together.stages, *(one.stages for one in alone), strict=True):
-            assert torch.equal(stage.kept[name], torch.cat([part.kept[name] for part in stages]))
-        tokens = torch.cat([one.context.tokens[name] for one in alone])
+        for stage, *stages in zip(
+            together.stages, *(single.stages for single in alone), strict=True
+        ):
+            assert torch.equal(stage.kept[name], torch.cat([other.kept[name] for other in stages]))
+        tokens = torch.cat([single.context.tokens[name] for single in alone])
         assert_close(together.context.tokens[name], tokens, *SCORE, *SCORE)
-        scores = torch.cat([model.sdtps(one.context)[name].score for one in alone])
+        scores = torch.cat([model.sdtps(single.context)[name].score for single in alone])
         assert_close(model.sdtps(together.context)[name].score, scores, *SCORE, *SCORE)
-    loss = torch.stack([one.loss for one in alone]).mean(dim=0)
+    loss = torch.stack([single.loss for single in alone]).mean(dim=0)
     assert_close(together.loss, loss, *SCORE)
     weight = model.slimming.scores[0].heads["NI"][-1].weight
     (expected,) = torch.autograd.grad(loss, weight)
@@ -176,7 +178,7 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
 @pytest.mark.parametrize("size", [7, 1])
 @torch.no_grad()
 def test_chunks_have_the_values_of_one_pass(size, monkeypatch):
-    model = trained(slim_model("supervised")).double()
+    model = warm_up(slim_model("supervised")).double()
     images, cameras = random_images(3, batch=7)
     images = exact(with_masks(images))
     whole = model.forward_features(images, cameras)
@@ -246,7 +248,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
 @every(*SCORES, EVIT, EDITOR, TOME)
 def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
-    model = trained(slim_model(score))
+    model = warm_up(slim_model(score))
     images, cameras = random_images(10)
     images = with_masks(images)
     with inference(model, None):
@@ -286,7 +288,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_slimming_is_eager_slimming():
-    eager, compiled = (trained(slim_model("supervised")) for _ in range(2))
+    eager, compiled = (warm_up(slim_model("supervised")) for _ in range(2))
     compiled.backbone.compile_blocks()
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)

@@ -42,7 +42,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
 
     weights = torch.load(tmp_path / "run" / "last.pth", weights_only=True)["model"]
     assert any(name.startswith("slimming.scores.1.heads.") for name in weights)
-    given = [
+    flags = [
         "--weight",
         tmp_path / "run" / "last.pth",
         "DATASETS.ROOT_DIR",
@@ -50,11 +50,11 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
         "TEST.AMP",
         "bf16",
     ]
-    assert call([*given, "--json", tmp_path / "all.json", "TEST.MISS", "all"], test_net.main) == 0
+    assert call([*flags, "--json", tmp_path / "all.json", "TEST.MISS", "all"], test_net.main) == 0
     cases = json.loads((tmp_path / "all.json").read_text())["cases"]
     assert len(cases) == 7 and len({json.dumps(record) for record in cases.values()}) > 1
     assert (
-        call([*given, "--split", "query", "--output", tmp_path / "x.npz"], export_features.main)
+        call([*flags, "--split", "query", "--output", tmp_path / "x.npz"], export_features.main)
         == 0
     )
     assert call(words(tiny_root, tmp_path / "none", *more), profile_flops.main) == 0
@@ -66,7 +66,7 @@ def slim(blocks, keep, *more):
 
 
 @pytest.mark.parametrize(
-    ("opts", "said"),
+    ("opts", "message"),
     [
         (slim("[2]", "[0.5, 0.5]"), "one share for each block"),
         (slim("[4, 2]", "[0.5, 0.5]"), "write [2, 4]"),
@@ -74,19 +74,19 @@ def slim(blocks, keep, *more):
         (slim("[2]", "[0.5]", "MODEL.SLIM_SCORE", "supervised"), "JOINT_AUGMENTATION is False"),
     ],
 )
-def test_mistakes_in_the_configuration(opts, said):
-    assert said in error(None, opts)
+def test_mistakes_in_the_configuration(opts, message):
+    assert message in error(None, opts)
 
 
 @pytest.mark.parametrize(
-    ("opts", "said"),
+    ("opts", "message"),
     [
         (slim("[6]", "[0.5]"), "test_vit has 6 blocks"),
         (slim("[2, 4]", "[0.1, 0.1]"), "0.1 of 4 patches is less than one"),
     ],
 )
-def test_mistakes_that_the_backbone_shows(opts, said, command, tiny_root, tmp_path):
+def test_mistakes_that_the_backbone_shows(opts, message, command, tiny_root, tmp_path):
     words = cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / "run", config=CONFIG)
     code, stdout, stderr = command(train_net.main, *words)
-    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and said in stderr
+    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and message in stderr
     assert not (tmp_path / "run").exists()

@@ -61,9 +61,9 @@ def test_what_is_kept_has_the_highest_scores(tiny_root, tmp_path):
         for grid in by_modality.values():
             kept, score = grid.flatten(2).unbind(dim=1)
             assert torch.equal(~score.isnan(), reached)
-            for mask, own in zip(kept.bool(), score, strict=True):
-                left = own[~mask & ~own.isnan()]
-                assert own[mask].min() >= left.max()
+            for mask, scores in zip(kept.bool(), score, strict=True):
+                left = scores[~mask & ~scores.isnan()]
+                assert scores[mask].min() >= left.max()
         reached = kept.bool() if by_modality is not grids["SDTPS"] else reached
     assert [int(grid["NI"][0, 0].sum()) for grid in grids.values()] == [16, 8, 4]
 
@@ -73,10 +73,10 @@ def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
         cfg, samples, grids = grids_of(tiny_root, tmp_path, "MODEL.USE_SDTPS", "False", *words)
         titles = list(panels(cfg, samples[0], grids, 0))
         assert [title for title in titles if title in MODALITIES] == list(MODALITIES)
-        drawn = [title for title in titles if "stage 1" in title]
+        stage_titles = [title for title in titles if "stage 1" in title]
         assert (
-            len(drawn) == (2 if shared else 2 * len(MODALITIES))
-            and ("shared" in drawn[0]) == shared
+            len(stage_titles) == (2 if shared else 2 * len(MODALITIES))
+            and ("shared" in stage_titles[0]) == shared
         )
 
 

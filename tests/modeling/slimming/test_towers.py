@@ -21,7 +21,7 @@ KNOWN = "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchv
 NONE = f"has no Vision Transformer that slimming knows ({KNOWN}); name the blocks by blocks_at."
 
 
-def refused(model, sentence, *args, **settings):
+def assert_refuses(model, sentence, *args, **settings):
     """The whole sentence; the model is left as it was."""
     hooks, modules = hooks_of(model), [name for name, _ in model.named_modules()]
     with pytest.raises(UserError) as error:
@@ -46,7 +46,7 @@ ARCHITECTURES = {  # that attend in windows, and with a fixed bias for every pai
 
 @pytest.mark.parametrize("inner", ARCHITECTURES)
 def test_other_architectures(inner):
-    refused(
+    assert_refuses(
         ARCHITECTURES[inner](),
         f"{inner} attends in windows or with fixed biases, so that no patch can be left out; choose another "
         f"backbone: slimming knows {KNOWN}.",
@@ -107,7 +107,7 @@ def without_class_token():
     ],
 )
 def test_models_that_slimming_does_not_fit(build, sentence, settings):
-    refused(build(), sentence, (0,), (0.5,), **settings)
+    assert_refuses(build(), sentence, (0,), (0.5,), **settings)
 
 
 def test_a_score_without_attention_needs_no_class_token():
@@ -118,9 +118,9 @@ def test_a_score_without_attention_needs_no_class_token():
 def test_a_model_that_is_slimmed():
     model = demo_sdtps.slim(timm_model("test_vit"), (1,), (0.5,))
     again = "VisionTransformer or a part of it is slimmed already; call demo_sdtps.unslim before."
-    refused(model, again)
-    refused(nn.Sequential(model), again.replace("VisionTransformer", "Sequential"))
-    refused(copy.deepcopy(model), again)
+    assert_refuses(model, again)
+    assert_refuses(nn.Sequential(model), again.replace("VisionTransformer", "Sequential"))
+    assert_refuses(copy.deepcopy(model), again)
     with pytest.raises(
         UserError,
         match=r"^VisionTransformer is not slimmed; call demo_sdtps\.slim\(model\) before\.$",
@@ -160,7 +160,9 @@ BOTH = "but there must be increasing blocks and one share in (0, 1] for each, su
     ids=str,
 )
 def test_wrong_settings(settings, sentence):
-    refused(timm_model("test_vit"), sentence, **{"blocks": (1, 2), "keep": (0.5, 0.5)} | settings)
+    assert_refuses(
+        timm_model("test_vit"), sentence, **{"blocks": (1, 2), "keep": (0.5, 0.5)} | settings
+    )
 
 
 def test_less_than_one_patch_is_refused_by_the_first_forward():
@@ -175,12 +177,12 @@ def test_less_than_one_patch_is_refused_by_the_first_forward():
 def test_a_tower_is_found_wherever_it_is():
     model = nn.Sequential(nn.Identity(), nn.ModuleDict({"body": torchvision_model()}))
     assert demo_sdtps.slim(model, (1,), (0.5,)).slimming.blocks == (1,)
-    seen = []
+    counts = []
     model[1].body.encoder.layers[1].register_forward_hook(
-        lambda block, args, output: seen.append(output.shape[1])
+        lambda block, args, output: counts.append(output.shape[1])
     )
     model[1].body(torch.randn(1, 3, 64, 64))
-    assert seen == [1 + 8 + 1]
+    assert counts == [1 + 8 + 1]
 
 
 @pytest.mark.slow
