@@ -5,7 +5,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch import nn
 import demo_sdtps
 from tests.reference import patch_scores
 from tests.reference import slim as reference
+from tests.reference.demo import ClipBackbone
 
 WIDTH, HEADS, DEPTH, GRID = 32, 2, 3, (4, 2)
 SMALL = {"embed_dim": WIDTH, "num_heads": HEADS, "depth": DEPTH, "num_classes": 5}
@@ -94,13 +94,8 @@ def transformers_model(name, **changes):
 
 
 def openai_clip():
-    """The miniature's, whose blocks see (tokens, batch, width) and are called by index with further arguments."""
-    from modeling.clip import Tower
-
-    cfg = SimpleNamespace(
-        MODEL=SimpleNamespace(STRIDE_SIZE=[16, 16]), INPUT=SimpleNamespace(SIZE_TRAIN=[64, 32])
-    )
-    return Tower(cfg, WIDTH, DEPTH, HEADS)
+    """The reference model's, whose blocks see (tokens, batch, width)."""
+    return ClipBackbone((64, 32), WIDTH, WIDTH, DEPTH, HEADS)
 
 
 class Case(NamedTuple):

@@ -93,8 +93,8 @@ class ClipBackbone(nn.Module):
         self.ln_post = nn.LayerNorm(width)
         self.proj = nn.Parameter(torch.randn(width, out_width) / width**0.5)
 
-    def forward(self, image, camera):
-        """image (B, 3, H, W), camera (B, 1, C) → tokens (B, 1 + N, C of the joint space)."""
+    def forward(self, image, camera=0):
+        """image (B, 3, H, W), embedding of its camera (B, 1, C) → tokens (B, 1 + N, C of the joint space)."""
         patches = self.conv1(image).flatten(2).permute(0, 2, 1)
         class_token = self.class_embedding.expand(len(image), 1, -1) + camera
         tokens = self.ln_pre(torch.cat([class_token, patches], dim=1) + self.positional_embedding)

@@ -29,8 +29,6 @@ pytestmark = pytest.mark.numeric
 
 @pytest.fixture(params=CASES)
 def case(request):
-    if request.param == "OpenAI's CLIP":
-        request.getfixturevalue("host")
     return CASES[request.param]
 
 

@@ -309,7 +309,8 @@ def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
         timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock)
     )
     with pytest.raises(
-        UserError, match=r"MODEL.SLIM_SCORE is 'EViT', which reads .* \(ParallelScalingBlock\)"
+        UserError,
+        match=r"MODEL.SLIM_SCORE is 'studies.baselines:EViT', which reads .* \(ParallelScalingBlock\)",
     ):
         build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "studies.baselines:EViT")
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)
