@@ -1,10 +1,11 @@
 """Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy import stats
 
 from demo_sdtps.config import UserError
@@ -12,14 +13,16 @@ from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
-from demo_sdtps.reports.figures import kind, name_points, np, plt, save
-from demo_sdtps.reports.palette import NEUTRAL, PATTERNS, TEXT
 from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import read_json
 
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
 TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
+TRIED = (
+    "mAP in percent, {pattern}, mean over {seeds} seeds. Every rate has been tried with the first seed, the best three of each "
+    "variant with the others; bold: the best mean of these, which is the rate of the variant."
+)
 LEGEND = (
     "Percent, mean ± standard deviation over {seeds} seeds. Δ: paired difference to {first} with Student's 95 % "
     "interval; bold: it excludes 0. Operations and times: those of {first} are 1."
@@ -28,7 +31,7 @@ LEGEND = (
 
 def read_result(path: Path) -> dict[str, Any]:
     """Content of a study.json."""
-    result, keys = read_json(path), {"variants", "patterns", "seeds", "title"}
+    result, keys = read_json(path), {"variants", "patterns", "title"}
     if not isinstance(result, dict) or not keys <= result.keys():
         raise UserError(
             f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json."
@@ -54,13 +57,13 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
 
 
 def values_by_seed(
-    variant: dict[str, Any], key: str, value_of: Callable[[Any], float]
+    variant: Mapping[str, Any], key: str, value_of: Callable[[Any], float]
 ) -> dict[str, float]:
     """In percent what `value_of` says of the entry `key` of each run that has one."""
     return {seed: 100 * value_of(run[key]) for seed, run in variant["runs"].items() if key in run}
 
 
-def final_metric(variant: dict[str, Any], pattern: int, metric: str) -> dict[str, float]:
+def final_metric(variant: Mapping[str, Any], pattern: int, metric: str) -> dict[str, float]:
     """A metric in percent after the last epoch, by seed, of the runs that finished."""
     return values_by_seed(variant, "patterns", lambda patterns: patterns[str(pattern)][metric])
 
@@ -89,9 +92,15 @@ def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str
     return values_by_seed(variant, f"cross_modal_{how}", mean_of)
 
 
+def seeds_of(result: dict[str, Any]) -> str:
+    """The number of seeds of the variants, such as 5, or 5 to 20."""
+    counts = sorted({len(variant["runs"]) for variant in result["variants"]})
+    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+
+
 def study_markdown(result: dict[str, Any]) -> str:
     """Command, table, legend, failed runs, and what the runs were made with."""
-    legend = LEGEND.format(seeds=len(result["seeds"]), first=result["variants"][0]["name"])
+    legend = LEGEND.format(seeds=seeds_of(result), first=result["variants"][0]["name"])
     failures = [
         f"- {variant['name']}, seed {seed}: {run['failed']}"
         for variant in result["variants"]
@@ -108,6 +117,11 @@ def study_table(result: dict[str, Any]) -> str:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
     variants, last = result["variants"], result["patterns"][-1]
     columns = {"variant": [_name_of(variant) for variant in variants]}
+    if any("rate" in variant for variant in variants):
+        columns["rate"] = [f"{variant['rate']:g}" for variant in variants]
+    counts = [str(len(variant["runs"])) for variant in variants]
+    if len(set(counts)) > 1:
+        columns["seeds"] = counts
 
     def add(name: str, values: list[dict[str, float]], is_compared: bool = False) -> None:
         if any(values):
@@ -180,87 +194,3 @@ def _difference(values: dict[str, float], baseline: dict[str, float]) -> str:
     mean, low, high = difference
     emphasis = "**" if low > 0 or high < 0 else ""
     return f"{emphasis}{mean:+.1f}{emphasis} [{low:+.1f}, {high:+.1f}]"
-
-
-def _panels(count: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
-    """A figure in inches, and its panels side by side, which share the axis of mAP or of the variants."""
-    options |= {"sharey": True, "squeeze": False, "layout": "constrained"}
-    figure, axes = plt.subplots(1, count, figsize=(width, height), **options)
-    return figure, axes[0]
-
-
-def draw_results(result: dict[str, Any], path: Path) -> None:
-    """A panel per return pattern: the mAP of every run as a dot, of every variant as mean ± standard deviation."""
-    variants, patterns = result["variants"], result["patterns"]
-    width = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns)
-    figure, axes = _panels(len(patterns), width, 1.6 + 0.42 * len(variants), sharex=True)
-    bar = {"color": TEXT, "marker": "|", "markersize": 16, "capsize": 3}
-    for axis, pattern in zip(axes, patterns, strict=True):
-        for row, variant in enumerate(variants):
-            values = list(final_metric(variant, pattern, "mAP").values())
-            rows = np.full(len(values), row)
-            axis.scatter(values, rows, s=16, alpha=0.7, color=PATTERNS[pattern])
-            if values:
-                axis.errorbar(np.mean(values), row, xerr=_deviation(values), **bar)
-                if row == 0:
-                    axis.axvline(np.mean(values), color=NEUTRAL, linestyle=":", linewidth=1)
-        axis.set(
-            xlabel="mAP (%): runs, mean ± standard deviation",
-            title=f"return pattern {PATTERN_NAMES[pattern]}",
-        )
-    axes[0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
-    axes[0].set_ylim(len(variants) - 0.5, -0.5)
-    figure.suptitle(f"{result['title']}: mAP by return pattern ({len(result['seeds'])} seeds)")
-    save(figure, path)
-
-
-def draw_costs(result: dict[str, Any], path: Path) -> None:
-    """mAP of the last return pattern against operations, and times where they were measured, over those of the first variant.
-
-    A curve for the variants whose names agree up to the first comma; what their names say after it stands beside the point.
-    """
-    first = result["variants"][0]
-    names = {what: f"{name}, {first['name']} = 1" for name, what in COSTS.items() if what in first}
-    figure, axes = _panels(len(names), 4.5 * len(names) + 2, 5)
-    families = list(dict.fromkeys(one["name"].partition(", ")[0] for one in result["variants"]))
-    curves = {what: _curves(result, what) for what in names}
-    for axis, what in zip(axes, names, strict=True):
-        for family, points in curves[what].items():
-            cost, mean, deviation, _ = zip(*points, strict=True)
-            style = {"capsize": 3, "elinewidth": 0.8, **kind(families.index(family))}
-            axis.errorbar(cost, mean, yerr=deviation, label=family, **style)
-        axis.set(xlabel=names[what], xlim=(0, 1.05 * axis.get_xlim()[1]))
-    axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
-    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(
-        f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
-        f"{len(result['seeds'])} seeds)"
-    )
-    for axis, what in zip(axes, names, strict=True):  # now that the limits are known
-        ends = [
-            (cost, mean, setting or family)
-            for family, points in curves[what].items()
-            for cost, mean, _, setting in points
-        ]
-        if ends:
-            places = np.array([(cost, mean) for cost, mean, _ in ends])
-            name_points(axis, places, [name for *_, name in ends], gap=8)
-    save(figure, path)
-
-
-def _curves(result: dict[str, Any], what: str) -> dict[str, list[tuple[float, float, float, str]]]:
-    """The finished variants that have the cost `what`, by the beginnings of their names: cost, mean and standard deviation of
-    the mAP in percent, and the end of the name; ascending."""
-    curves: dict[str, list[tuple[float, float, float, str]]] = {}
-    for variant in result["variants"]:
-        values = list(final_metric(variant, result["patterns"][-1], "mAP").values())
-        if values and what in variant:
-            family, _, setting = variant["name"].partition(", ")
-            cost = variant[what] / result["variants"][0][what]
-            point = cost, float(np.mean(values)), _deviation(values) or 0.0, setting
-            curves.setdefault(family, []).append(point)
-    return {family: sorted(points) for family, points in curves.items()}
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None

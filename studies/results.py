@@ -1,7 +1,7 @@
 """The result of a study, study.json: what the tables read of the runs, a line for each."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,6 +35,11 @@ def last_recall(selection: Mapping[str, Any]) -> float | None:
         row["recall"] for by_modality in rows for row in by_modality.values() if "recall" in row
     ]
     return mean(values) if values else None
+
+
+def curve(records: Sequence[Mapping[str, Any]], pattern: int) -> dict[int, float]:
+    """mAP by epoch."""
+    return {record["epoch"]: record["patterns"][str(pattern)]["mAP"] for record in records}
 
 
 def result_json(content: Any, levels: int = 4, indent: str = "\n") -> str:

@@ -16,9 +16,8 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, headline, markdown_table
 from demo_sdtps.runtime.errors import nearest_name
 from demo_sdtps.runtime.files import read_json
+from studies.figures import draw_costs, draw_results
 from studies.report import (
-    draw_costs,
-    draw_results,
     final_metric,
     interval,
     np,

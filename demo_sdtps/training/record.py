@@ -32,8 +32,7 @@ PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 ROOMS = ("config", "datasets", "evaluation", "modeling", "runtime", "synthetic", "training")
 RUN_COMMANDS = ("convert_checkpoint", "make_synthetic", "selection_quality", "test", "train")
 SOURCES = (
-    "configs",
-    "studies",
+    "studies/baselines.py",
     *(f"demo_sdtps/{name}" for name in ROOMS),
     *(f"demo_sdtps/commands/{name}.py" for name in RUN_COMMANDS),
 )

@@ -1,0 +1,179 @@
+"""A study file, and its variants: configurations, seeds and learning rates."""
+
+import hashlib
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
+from demo_sdtps.config.load import read_yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+RATE = "SOLVER.BASE_LR"
+MEASUREMENTS = {
+    "missing": False,
+    "selection": False,
+    "cross_modal": False,
+    "curve": False,
+}
+"""What is measured of every run beside its last epoch."""
+DEFAULTS = {
+    "title": "",
+    "config": "",
+    "seeds": [1, 2, 3],
+    "set": {},
+    "return_patterns": list(RETURN_PATTERNS),
+    **MEASUREMENTS,
+    "times": False,
+    "grid": [],
+    "tuned": False,
+    "variants": {},
+}
+VARIANT_DEFAULTS = {"config": "", "set": {}, "seeds": [], "rate_of": ""}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the tables: a configuration, its command-line arguments, and the seeds of its runs."""
+
+    name: str
+    cfg: CfgNode
+    arguments: tuple[str, ...]
+    folder: Path
+    seeds: tuple[int, ...]
+    configuration: str
+    """Hash of what determines the numbers of a run beside its seed, the sources and the data."""
+    rate: float | None = None
+    """The learning rate, where the study chooses it or takes a chosen one."""
+    family: str = ""
+    """In a study that chooses rates: what is tuned, of which this is one rate."""
+
+    def run_folder(self, seed: int) -> Path:
+        return self.folder / f"seed_{seed}"
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["python", script("train_net.py"), *self.arguments])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result says of the variant."""
+        facts = {"name": self.name, "family": self.family, "rate": self.rate}
+        facts |= {"configuration": self.configuration, "command": self.command}
+        return {key: value for key, value in facts.items() if value}
+
+
+def script(name: str) -> str:
+    """A script of the checkout; relative, so that the command in run.json works in the study's working directory."""
+    return os.path.relpath(ROOT / name)
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """A study file completed by the defaults."""
+    content = read_yaml(path, "study", "give a YAML file such as studies/modules.yml")
+    study = _check_section(path, "it", {"title": path.stem} | content, DEFAULTS)
+    if not study["variants"] or not study["seeds"]:
+        raise UserError(
+            f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example."
+        )
+    study["variants"] = {
+        str(name): _check_section(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
+        for name, variant in study["variants"].items()
+    }
+    patterns = study["return_patterns"]
+    if not patterns or not all(pattern in RETURN_PATTERNS for pattern in patterns):
+        raise UserError(
+            f"The study {path}: return_patterns is {patterns!r}, but it must be some of 1 (original), 2 (enhanced) "
+            "and 3 (both)."
+        )
+    return study
+
+
+def _check_section(
+    path: Path, where: str, content: Any, defaults: dict[str, Any]
+) -> dict[str, Any]:
+    """A section of a study completed by `defaults`, whose keys and types it has."""
+    for key, value in content.items() if isinstance(content, dict) else [("", content)]:
+        if key not in defaults:
+            raise UserError(
+                f"The study {path}: {where} has {key or value!r}, which is no key; the keys are "
+                f"{', '.join(defaults)}."
+            )
+        if type(value) is not type(defaults[key]):
+            raise UserError(
+                f"The study {path}: {key} of {where} is {value!r}, but it must be like {defaults[key]!r}."
+            )
+    return defaults | content
+
+
+def make_variants(
+    study: dict[str, Any],
+    opts: Sequence[str],
+    runs: Path,
+    tree: str | None = None,
+    rates: Mapping[str, float] = {},
+) -> list[Variant]:
+    """The variants with their configurations, all checked before the first run. `rates` are the chosen ones, by variant; a
+    study with a grid has every variant once with each rate, and its first seed."""
+    variants = []
+    for name, settings in study["variants"].items():
+        for rate in study["grid"] or [_rate(name, settings, rates) if study["tuned"] else None]:
+            variants.append(_variant(name, settings, rate, study, opts, runs, tree))
+    for one, other in combinations(variants, 2):
+        if one.folder == other.folder:
+            raise UserError(
+                f"The variants {one.name!r} and {other.name!r} have the same configuration; leave one out."
+            )
+    return variants
+
+
+def _rate(name: str, settings: Mapping[str, Any], rates: Mapping[str, float]) -> float:
+    source = settings["rate_of"] or name
+    if source not in rates:
+        raise UserError(
+            f"The variant {name!r} needs the learning rate that a study with a grid chose for {source!r}, but none in "
+            "docs/results did; run that study first, or name another variant as its rate_of."
+        )
+    return rates[source]
+
+
+def _variant(
+    name: str,
+    settings: Mapping[str, Any],
+    rate: float | None,
+    study: Mapping[str, Any],
+    opts: Sequence[str],
+    runs: Path,
+    tree: str | None,
+) -> Variant:
+    if not (config := settings["config"] or study["config"]):
+        raise UserError(
+            f"The variant {name!r} has no configuration; name one there or as `config` of the study."
+        )
+    values = study["set"] | settings["set"] | ({} if rate is None else {RATE: rate})
+    pairs = [*(str(word) for pair in values.items() for word in pair), *opts]
+    cfg = load_cfg(config, pairs)
+    dumped = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
+    measured = [key for key in MEASUREMENTS if study[key]]
+    # Variants and studies that agree in configuration and sources share runs, whatever they measure of them.
+    folder = runs / f"{Path(config).stem}-{_hash(f'{dumped}{tree}')}"
+    return Variant(
+        name=f"{name}, {rate:g}" if study["grid"] else name,
+        cfg=cfg,
+        arguments=("--config_file", config, *pairs),
+        folder=folder,
+        seeds=tuple(study["seeds"][:1] if study["grid"] else settings["seeds"] or study["seeds"]),
+        configuration=_hash(f"{dumped}{measured}"),
+        rate=rate,
+        family=name if study["grid"] else "",
+    )
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
