@@ -8,7 +8,8 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import kind, name_points, np, plt, save
 from demo_sdtps.reports.palette import NEUTRAL, PATTERNS, TEXT
 from studies.rates import choice, families
-from studies.report import COSTS, TIMES, final_metric, seeds_of
+from studies.report import COSTS, TIMES, seeds_of
+from studies.results import final_metric
 
 STEP = TIMES[1]
 Plot = Callable[[dict[str, Any], Path], None]

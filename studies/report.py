@@ -1,42 +1,28 @@
-"""Tables and plots of a study's result, the content of its study.json: means over seeds, and paired differences."""
+"""Tables of a study's result, the content of its study.json: means over seeds, and paired differences."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
-from demo_sdtps.evaluation.extraction import CASES
-from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.rows import markdown_table
-from demo_sdtps.runtime.files import read_json
+from studies.rates import choice, families
+from studies.results import final_metric, map_of_cases, map_of_cells, values_by_seed
 
-INCOMPLETE = [case for case in CASES if case != COMPLETE]
 TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
-TRIED = (
-    "mAP in percent, {pattern}, mean over {seeds} seeds. Every rate has been tried with the first seed, the best three of each "
-    "variant with the others; bold: the best mean of these, which is the rate of the variant."
+CHOICE = (
+    "mAP in percent, {pattern}, by learning rate: every rate with one seed, the best three of each variant also with the "
+    "others, then the mean; bold: the best of these means, whose rate is chosen."
 )
 LEGEND = (
-    "Percent, mean ± standard deviation over {seeds} seeds. Δ: paired difference to {first} with Student's 95 % "
-    "interval; bold: it excludes 0. Operations and times: those of {first} are 1."
+    "Percent, mean ± standard deviation over {seeds} seeds; lowest: of all runs. Δ: paired difference to {first} with "
+    "Student's 95 % interval; bold: it excludes 0. Operations and times: those of {first} are 1."
 )
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """Content of a study.json."""
-    result, keys = read_json(path), {"variants", "patterns", "title"}
-    if not isinstance(result, dict) or not keys <= result.keys():
-        raise UserError(
-            f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json."
-        )
-    return result
 
 
 def paired_difference(
@@ -56,42 +42,6 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
     return mean, mean - reach, mean + reach
 
 
-def values_by_seed(
-    variant: Mapping[str, Any], key: str, value_of: Callable[[Any], float]
-) -> dict[str, float]:
-    """In percent what `value_of` says of the entry `key` of each run that has one."""
-    return {seed: 100 * value_of(run[key]) for seed, run in variant["runs"].items() if key in run}
-
-
-def final_metric(variant: Mapping[str, Any], pattern: int, metric: str) -> dict[str, float]:
-    """A metric in percent after the last epoch, by seed, of the runs that finished."""
-    return values_by_seed(variant, "patterns", lambda patterns: patterns[str(pattern)][metric])
-
-
-def map_of_cases(variant: dict[str, Any], pattern: int) -> dict[str, float]:
-    """mAP in percent by seed, mean over the cases of missing modalities."""
-
-    def mean_of(cases: dict[str, dict[str, float]]) -> float:
-        return float(np.mean([cases[case][str(pattern)] for case in INCOMPLETE]))
-
-    return values_by_seed(variant, "missing", mean_of)
-
-
-def map_of_cells(variant: dict[str, Any], how: str, is_common: bool) -> dict[str, float]:
-    """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
-
-    def mean_of(matrix: dict[str, dict[str, float]]) -> float:
-        cells = [
-            value
-            for query, row in matrix.items()
-            for gallery, value in row.items()
-            if query != gallery and bool(set(query) & set(gallery)) is is_common
-        ]
-        return float(np.mean(cells))
-
-    return values_by_seed(variant, f"cross_modal_{how}", mean_of)
-
-
 def seeds_of(result: dict[str, Any]) -> str:
     """The number of seeds of the variants, such as 5, or 5 to 20."""
     counts = sorted({len(variant["runs"]) for variant in result["variants"]})
@@ -100,14 +50,19 @@ def seeds_of(result: dict[str, Any]) -> str:
 
 def study_markdown(result: dict[str, Any]) -> str:
     """Command, table, legend, failed runs, and what the runs were made with."""
-    legend = LEGEND.format(seeds=seeds_of(result), first=result["variants"][0]["name"])
+    if "family" in result["variants"][0]:
+        legend = CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
+        table = rates_table(result)
+    else:
+        legend = LEGEND.format(seeds=seeds_of(result), first=result["variants"][0]["name"])
+        table = study_table(result)
     failures = [
         f"- {variant['name']}, seed {seed}: {run['failed']}"
         for variant in result["variants"]
         for seed, run in variant["runs"].items()
         if "failed" in run
     ]
-    sections = [f"`{result['command']}`", study_table(result), legend]
+    sections = [f"`{result['command']}`", table, legend]
     if failures:
         sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
     return "\n\n".join([*sections, _provenance(result)]) + "\n"
@@ -133,6 +88,7 @@ def study_table(result: dict[str, Any]) -> str:
     for pattern in result["patterns"]:
         values = [final_metric(variant, pattern, "mAP") for variant in variants]
         add(f"mAP, {PATTERN_NAMES[pattern]}", values, is_compared=pattern == last)
+    columns["lowest"] = [f"{min(maps.values()):.1f}" if maps else "–" for maps in values]
     add("Rank-1", [final_metric(variant, last, "Rank-1") for variant in variants])
     values = [map_of_cases(variant, last) for variant in variants]
     add("mAP, modalities missing", values, is_compared=True)
@@ -148,6 +104,19 @@ def study_table(result: dict[str, Any]) -> str:
                 for variant in variants
             ]
     return markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def rates_table(result: dict[str, Any]) -> str:
+    """A row per variant, a column per learning rate."""
+    rates, pattern = sorted({one["rate"] for one in result["variants"]}), result["patterns"][-1]
+    rows = []
+    for family, members in families(result["variants"]).items():
+        maps = {one["rate"]: final_metric(one, pattern, "mAP").values() for one in members}
+        cells = {rate: f"{np.mean([*maps[rate]]):.1f}" if maps.get(rate) else "–" for rate in rates}
+        best = choice(members, pattern)["rate"]
+        cells[best] = f"**{cells[best]}**"
+        rows.append([family, *cells.values()])
+    return markdown_table(["variant", *(f"{rate:g}" for rate in rates)], rows)
 
 
 def _name_of(variant: dict[str, Any]) -> str:

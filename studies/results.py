@@ -1,13 +1,19 @@
 """The result of a study, study.json: what the tables read of the runs, a line for each."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from demo_sdtps.runtime.files import atomic_write
-from studies.report import COMPLETE
+import numpy as np
+
+from demo_sdtps.config import UserError
+from demo_sdtps.evaluation.extraction import CASES
+from demo_sdtps.evaluation.selection import COMPLETE
+from demo_sdtps.runtime.files import atomic_write, read_json
+
+INCOMPLETE = [case for case in CASES if case != COMPLETE]
 
 
 def measurement(name: str, content: Any) -> dict[str, Any]:
@@ -57,3 +63,49 @@ def result_json(content: Any, levels: int = 4, indent: str = "\n") -> str:
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     with atomic_write(path) as temporary:
         temporary.write_text(result_json(result) + "\n", encoding="utf-8")
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Content of a study.json."""
+    result, keys = read_json(path), {"variants", "patterns", "title"}
+    if not isinstance(result, dict) or not keys <= result.keys():
+        raise UserError(
+            f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json."
+        )
+    return result
+
+
+def values_by_seed(
+    variant: Mapping[str, Any], key: str, value_of: Callable[[Any], float]
+) -> dict[str, float]:
+    """In percent what `value_of` says of the entry `key` of each run that has one."""
+    return {seed: 100 * value_of(run[key]) for seed, run in variant["runs"].items() if key in run}
+
+
+def final_metric(variant: Mapping[str, Any], pattern: int, metric: str) -> dict[str, float]:
+    """A metric in percent after the last epoch, by seed, of the runs that finished."""
+    return values_by_seed(variant, "patterns", lambda patterns: patterns[str(pattern)][metric])
+
+
+def map_of_cases(variant: Mapping[str, Any], pattern: int) -> dict[str, float]:
+    """mAP in percent by seed, mean over the cases of missing modalities."""
+
+    def mean_of(cases: dict[str, dict[str, float]]) -> float:
+        return float(np.mean([cases[case][str(pattern)] for case in INCOMPLETE]))
+
+    return values_by_seed(variant, "missing", mean_of)
+
+
+def map_of_cells(variant: Mapping[str, Any], how: str, is_common: bool) -> dict[str, float]:
+    """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
+
+    def mean_of(matrix: dict[str, dict[str, float]]) -> float:
+        cells = [
+            value
+            for query, row in matrix.items()
+            for gallery, value in row.items()
+            if query != gallery and bool(set(query) & set(gallery)) is is_common
+        ]
+        return float(np.mean(cells))
+
+    return values_by_seed(variant, f"cross_modal_{how}", mean_of)

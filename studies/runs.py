@@ -31,8 +31,8 @@ from demo_sdtps.training.record import FINISHED, RECORD, command, source_tree
 from demo_sdtps.training.timing import seconds_of
 from studies.figures import plots_of
 from studies.rates import chosen_rates, finalists
-from studies.report import COSTS, read_result, study_markdown
-from studies.results import curve, measurement, write_result
+from studies.report import COSTS, study_markdown
+from studies.results import curve, measurement, read_result, write_result
 from studies.variants import ROOT, Variant, make_variants, read_study, script
 
 logger = logging.getLogger("study")

@@ -17,13 +17,8 @@ from demo_sdtps.reports.rows import as_report, headline, markdown_table
 from demo_sdtps.runtime.errors import nearest_name
 from demo_sdtps.runtime.files import read_json
 from studies.figures import draw_costs, draw_results
-from studies.report import (
-    final_metric,
-    interval,
-    np,
-    read_result,
-    study_markdown,
-)
+from studies.report import interval, np, study_markdown
+from studies.results import final_metric, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -15,7 +15,7 @@ def main() -> None:
     add_switch(parser, "--check", "write nothing, name pages that are not current, exit code 1")
     arguments = read_arguments(parser)
     from demo_sdtps.runtime.files import atomic_write
-    from studies.report import read_result
+    from studies.results import read_result
     from tools.pages import DOCS, FIGURES, pages, with_tables
 
     texts = {page: with_tables(page) for page in pages()}

@@ -13,9 +13,11 @@ from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 from PIL import Image
 
 from demo_sdtps.config import UserError
-from studies.report import paired_difference, study_table
+from studies.rates import chosen_rates, finalists
+from studies.report import paired_difference, rates_table, study_table
 from studies.results import measurement, write_result
-from studies.runs import finished_variants, make_variants, read_study
+from studies.runs import finished_runs
+from studies.variants import make_variants, read_study
 from tests.reference import statistics as reference
 from tools import study as tool
 
@@ -28,7 +30,7 @@ def write(folder, **more):
     content = {
         "title": "A study",
         "config": str(CONFIG),
-        "seeds": 2,
+        "seeds": [1, 2],
         "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
         "missing": True,
         "selection": True,
@@ -114,7 +116,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(
         "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
         "Baseline": {"config": str(BASELINE)},
     }
-    path = write(tmp_path, variants=variants, missing=False, selection=False, seeds=2)
+    path = write(tmp_path, variants=variants, missing=False, selection=False)
     words = (
         path,
         *shlex.split("--changed_tree SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0"),
@@ -208,6 +210,7 @@ def test_the_table_is_that_of_the_measurements():
         last = [run["patterns"] for run in runs]
         assert row["mAP, 1 original"] == spread([scores["1"]["mAP"] for scores in last])
         assert row["mAP, 3 both"] == spread([scores["3"]["mAP"] for scores in last])
+        assert row["lowest"] == f"{100 * min(scores['3']['mAP'] for scores in last):.1f}"
         assert row["Rank-1"] == spread([scores["3"]["Rank-1"] for scores in last])
         six = ("r", "n", "t", "rn", "rt", "nt")
         assert row["mAP, modalities missing"] == spread(
@@ -271,9 +274,9 @@ def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""
     monkeypatch.chdir(ROOT)
     study = read_study(path)
-    variants = make_variants(study, [], tmp_path)
+    variants = make_variants(study, [], tmp_path, rates=dict.fromkeys(study["variants"], 0.001))
     assert len({variant.folder for variant in variants}) == len(variants) > 1
-    assert study["seeds"] >= 3
+    assert all(len(variant.seeds) >= (1 if study["grid"] else 5) for variant in variants)
 
 
 def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
@@ -318,27 +321,79 @@ def test_a_mistake_in_a_study_is_one_sentence(tmp_path, monkeypatch, command, co
 
 
 def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
-    """And its variants are kept where that is asked for, but for those that failed, lack a seed or have another command."""
+    """And its runs are kept where that is asked for, but for those that failed or have another configuration."""
     monkeypatch.chdir(ROOT)
-    sets = {name: {"set": {"MODEL.SDTPS_BETA": beta / 10}} for beta, name in enumerate("abcd")}
+    sets = {name: {"set": {"MODEL.SDTPS_BETA": beta / 10}} for beta, name in enumerate("abc")}
     variants = make_variants(read_study(write(tmp_path, variants=sets)), [], tmp_path)
-    done = [
-        {"name": variant.name, "command": variant.command, "runs": {"1": {}, "2": {}}}
-        for variant in variants
-    ]
+    done = [variant.facts | {"gmacs": 2.0, "runs": {"1": {}, "2": {}}} for variant in variants]
     done[1]["runs"]["2"] = {"failed": "diverged"}
-    del done[2]["runs"]["2"]
-    done[3]["command"] += " MODEL.SDTPS_BETA 0.4"
+    done[2]["configuration"] = "0123456789"
     path = tmp_path / "result.json"
-    result = {"title": "", "tree": "1" * 40, "seeds": [1, 2], "patterns": [], "variants": done}
+    result = {"title": "", "tree": "1" * 40, "patterns": [], "variants": done}
     path.write_text(json.dumps(result))
+    kept = {"a": {"gmacs": 2.0, "runs": {"1": {}, "2": {}}}, "b": {"gmacs": 2.0, "runs": {"1": {}}}}
     for tree in ("1" * 40, None):
-        assert [*finished_variants(path, variants, [1, 2], tree)] == ["a"]
+        assert finished_runs(path, variants, tree) == kept
     reason = (
         f"made with the sources {'1' * 10}, but the checkout's are {'2' * 10}; .*--changed_tree"
     )
     with pytest.raises(UserError, match=reason):
-        finished_variants(path, variants, [1, 2], "2" * 40)
+        finished_runs(path, variants, "2" * 40)
+
+
+def grid_result(maps):
+    """A result with a grid: mAP in percent by variant, rate and seed."""
+    variants = [
+        {
+            "name": f"{family}, {rate:g}",
+            "family": family,
+            "rate": rate,
+            "runs": {
+                str(seed): {"patterns": {"3": {"mAP": one / 100}}} for seed, one in seeds.items()
+            },
+        }
+        for family, rates in maps.items()
+        for rate, seeds in rates.items()
+    ]
+    return {"title": "", "patterns": [3], "variants": variants}
+
+
+def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
+    maps = {
+        "dense": {0.001: {101: 50.0}, 0.002: {101: 61.0}, 0.003: {101: 62.0}, 0.005: {101: 58.0}},
+        "slim": {0.001: {101: 50.0}, 0.002: {}, 0.003: {101: 40.0}, 0.005: {101: 30.0}},
+    }
+    names = finalists(grid_result(maps)["variants"], 3)
+    assert sorted(names) == [
+        *("dense, 0.002", "dense, 0.003", "dense, 0.005"),
+        *("slim, 0.001", "slim, 0.003", "slim, 0.005"),
+    ]
+    for rate, second in {0.002: 63.0, 0.003: 61.5, 0.005: 57.0}.items():
+        maps["dense"][rate][102] = second
+    for rate in (0.001, 0.003, 0.005):
+        maps["slim"][rate][102] = maps["slim"][rate][101]
+    maps["slim"][0.002] = {101: 90.0}  # one seed proves nothing
+    write_result(tmp_path / "rates.json", grid_result(maps))
+    write_result(tmp_path / "other.json", grid_result({"else": {0.1: {101: 1.0}}}))
+    assert chosen_rates(tmp_path) == {"dense": 0.002, "slim": 0.001}
+    rows = rows_of(rates_table(grid_result(maps)))
+    assert rows["dense"] == {
+        "variant": "dense",
+        **{"0.001": "50.0", "0.002": "62.0", "0.003": "61.8", "0.005": "57.5"},
+    }
+    assert "**62.0**" in rates_table(grid_result(maps))
+
+
+def test_a_tuned_variant_has_the_chosen_rate(tmp_path, monkeypatch):
+    """That of its name, or of another that it names."""
+    monkeypatch.chdir(ROOT)
+    sets = {"a": {}, "b": {"rate_of": "a", "set": {"MODEL.SDTPS_BETA": 0.3}}}
+    study = read_study(write(tmp_path, variants=sets, tuned=True))
+    variants = make_variants(study, [], tmp_path, rates={"a": 0.004})
+    assert [variant.cfg.SOLVER.BASE_LR for variant in variants] == [0.004, 0.004]
+    assert [variant.facts["rate"] for variant in variants] == [0.004, 0.004]
+    with pytest.raises(UserError, match="'a' needs the learning rate"):
+        make_variants(study, [], tmp_path)
 
 
 def test_the_docs_have_every_study():
