@@ -22,8 +22,10 @@ INSTALLED := .venv/.installed
 GPU_PY = $(or $(wildcard $(PY)),$(PYTHON))
 DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
 PRETRAIN := --config_file configs/Synthetic/Baseline.yml DATASETS.ROOT_DIR ./data/pretrain INPUT.JOINT_AUGMENTATION True \
-	SOLVER.EVAL_PERIOD 100 OUTPUT_DIR runs/pretrain
+	SOLVER.BASE_LR 0.002 SOLVER.EVAL_PERIOD 100 OUTPUT_DIR runs/pretrain
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
+
+RATES := $(wildcard studies/rates*.yml)
 
 TEST_WORKERS ?= auto
 SLOW ?= slow
@@ -60,7 +62,7 @@ study: setup
 	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
 	$(PY) train_net.py $(PRETRAIN) RESUME auto
 	$(PY) tools/convert_checkpoint.py runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite
-	code=0; for study in studies/*.yml; do $(PY) -m tools.study --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
+	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m tools.study --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 tables: setup

@@ -13,12 +13,15 @@ from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.selection import COMPLETE
 from demo_sdtps.runtime.files import atomic_write, read_json
 
+EVALUATION = "evaluation"
 INCOMPLETE = [case for case in CASES if case != COMPLETE]
 
 
 def measurement(name: str, content: Any) -> dict[str, Any]:
-    """What the tables read of a JSON file of MEASURED (runs.py): mAP by case and return pattern, mAP by the modalities of query
-    and gallery, or the recall of the person's patches."""
+    """What the tables read of a JSON file of `steps` (runs.py): metrics by return pattern, mAP by case and return pattern, mAP
+    by the modalities of query and gallery, or the recall of the person's patches."""
+    if name.startswith(EVALUATION):
+        return {"patterns": content["cases"][COMPLETE]}
     if name == "missing":
         return {
             name: {

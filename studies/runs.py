@@ -32,7 +32,7 @@ from demo_sdtps.training.timing import seconds_of
 from studies.figures import plots_of
 from studies.rates import chosen_rates, finalists
 from studies.report import COSTS, study_markdown
-from studies.results import curve, measurement, read_result, write_result
+from studies.results import EVALUATION, curve, measurement, read_result, write_result
 from studies.variants import ROOT, Variant, make_variants, read_study, script
 
 logger = logging.getLogger("study")
@@ -236,6 +236,8 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
         words = [script(file), *arguments, *options, "--overwrite", "--json", str(output)]
         commands.append((words, output))
 
+    if variant.evaluation:
+        measure(f"{EVALUATION}_{variant.configuration}", "test_net.py", *variant.evaluation)
     if study["missing"]:
         measure("missing", "test_net.py", "TEST.MISS", "all")
     if study["selection"] and selects_patches(variant.cfg):

@@ -35,7 +35,7 @@ DEFAULTS = {
     "tuned": False,
     "variants": {},
 }
-VARIANT_DEFAULTS = {"config": "", "set": {}, "seeds": [], "rate_of": ""}
+VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}, "seeds": [], "rate_of": ""}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,11 @@ class Variant:
 
     name: str
     cfg: CfgNode
+    """Of the evaluation."""
     arguments: tuple[str, ...]
+    """Of the training, which the evaluation has too."""
+    evaluation: tuple[str, ...]
+    """What the evaluation has besides, such as slimming without training; (): the evaluation at the training's end counts."""
     folder: Path
     seeds: tuple[int, ...]
     configuration: str
@@ -66,6 +70,7 @@ class Variant:
         """What a result says of the variant."""
         facts = {"name": self.name, "family": self.family, "rate": self.rate}
         facts |= {"configuration": self.configuration, "command": self.command}
+        facts |= {"evaluation": shlex.join(self.evaluation)}
         return {key: value for key, value in facts.items() if value}
 
 
@@ -126,7 +131,7 @@ def make_variants(
         for rate in study["grid"] or [_rate(name, settings, rates) if study["tuned"] else None]:
             variants.append(_variant(name, settings, rate, study, opts, runs, tree))
     for one, other in combinations(variants, 2):
-        if one.folder == other.folder:
+        if one.configuration == other.configuration:
             raise UserError(
                 f"The variants {one.name!r} and {other.name!r} have the same configuration; leave one out."
             )
@@ -157,22 +162,31 @@ def _variant(
             f"The variant {name!r} has no configuration; name one there or as `config` of the study."
         )
     values = study["set"] | settings["set"] | ({} if rate is None else {RATE: rate})
-    pairs = [*(str(word) for pair in values.items() for word in pair), *opts]
-    cfg = load_cfg(config, pairs)
-    dumped = with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
+    pairs, evaluation = [*_words(values), *opts], _words(settings["evaluate"])
+    training, cfg = load_cfg(config, pairs), load_cfg(config, [*pairs, *evaluation])
     measured = [key for key in MEASUREMENTS if study[key]]
-    # Variants and studies that agree in configuration and sources share runs, whatever they measure of them.
-    folder = runs / f"{Path(config).stem}-{_hash(f'{dumped}{tree}')}"
+    # Variants and studies that agree in what they train, and in the sources, share runs, whatever they measure of them.
+    folder = runs / f"{Path(config).stem}-{_hash(f'{_dump(training)}{tree}')}"
     return Variant(
         name=f"{name}, {rate:g}" if study["grid"] else name,
         cfg=cfg,
         arguments=("--config_file", config, *pairs),
+        evaluation=evaluation,
         folder=folder,
         seeds=tuple(study["seeds"][:1] if study["grid"] else settings["seeds"] or study["seeds"]),
-        configuration=_hash(f"{dumped}{measured}"),
+        configuration=_hash(f"{_dump(training)}{measured}{' '.join(evaluation)}"),
         rate=rate,
         family=name if study["grid"] else "",
     )
+
+
+def _words(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(word) for pair in values.items() for word in pair)
+
+
+def _dump(cfg: CfgNode) -> str:
+    """A configuration without what differs between the runs of a variant."""
+    return with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
 
 
 def _hash(text: str) -> str:
