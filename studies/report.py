@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from studies.results import final_metric, map_of_cases, map_of_cells, values_by_
 
 TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
+SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CHOICE = (
     "mAP in percent, {pattern}, by learning rate: every rate with one seed, the best three of each variant also with the "
     "others, then the mean; bold: the best of these means, whose rate is chosen."
@@ -97,6 +99,8 @@ def study_table(result: dict[str, Any]) -> str:
             values = [map_of_cells(variant, how, is_common) for variant in variants]
             add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}", values)
     add("recall of the person", [values_by_seed(one, "recall", float) for one in variants])
+    for what, name in SIMILARITIES.items():
+        add(name, [values_by_seed(one, "similarity", itemgetter(what)) for one in variants])
     for name, key in COSTS.items():
         if key in variants[0]:
             columns[name] = [

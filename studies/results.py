@@ -32,6 +32,8 @@ def measurement(name: str, content: Any) -> dict[str, Any]:
     if name == "selection":
         recall = last_recall(content)
         return {} if recall is None else {"recall": recall}
+    if name == "similarity":
+        return {name: content}
     return {name: content["cross_modal"]["mAP"]}
 
 

@@ -21,6 +21,7 @@ MEASUREMENTS = {
     "selection": False,
     "cross_modal": False,
     "curve": False,
+    "similarity": False,
 }
 """What is measured of every run beside its last epoch."""
 DEFAULTS = {
