@@ -8,15 +8,18 @@ import statistics
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 from PIL import Image
 
 from demo_sdtps.config import UserError
+from studies.figures import plots_of
 from studies.rates import chosen_rates, finalists
 from studies.report import paired_difference, rates_table, study_table
 from studies.results import measurement, write_result
-from studies.runs import finished_runs
+from studies.runs import finished_runs, steps
+from studies.similarity import mean_cosine
 from studies.variants import make_variants, read_study
 from tests.reference import statistics as reference
 from tools import study as tool
@@ -179,6 +182,7 @@ def draw_variant(draw, name, seeds=("1", "2", "3")):
             "patterns": scores(),
             "missing": {case: {pattern: draw.random() for pattern in "123"} for case in cases},
             "recall": draw.random(),
+            "similarity": {"tokens": draw.random(), "images": draw.random()},
             **{
                 f"cross_modal_{how}": {row: {to: draw.random() for to in sets} for row in sets}
                 for how in ("all", "shared", "pairs")
@@ -223,6 +227,8 @@ def test_the_table_is_that_of_the_measurements():
                     assert row[f"mAP, {name}, {how}"] == spread(
                         [with_common(run[f"cross_modal_{how}"], is_common) for run in runs]
                     )
+        for what, name in (("tokens", "the tokens of an image"), ("images", "two images")):
+            assert row[f"cosine of {name}"] == spread([run["similarity"][what] for run in runs])
         assert row["operations"] == f"{variant['gmacs'] / first['gmacs']:.2f}"
         assert row["time of inference"] == f"{variant['inference'] / first['inference']:.2f}"
     maps, others = (
@@ -282,7 +288,7 @@ def test_the_studies_are_whole(path, monkeypatch, tmp_path):
     }
     variants = make_variants(study, [], tmp_path, rates=dict.fromkeys(tuned, 0.001))
     assert len({variant.configuration for variant in variants}) == len(variants) > 1
-    assert all(len(variant.seeds) >= (1 if study["grid"] else 5) for variant in variants)
+    assert not study["tuned"] or all(len(variant.seeds) >= 5 for variant in variants)
 
 
 def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
@@ -388,6 +394,58 @@ def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
         **{"0.001": "50.0", "0.002": "62.0", "0.003": "61.8", "0.005": "57.5"},
     }
     assert "**62.0**" in rates_table(grid_result(maps))
+
+
+def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
+    """And its result is that of test_net.py, not of the training's end."""
+    monkeypatch.chdir(ROOT)
+    slim = {"MODEL.SLIM_SCORE": "saliency", "MODEL.SLIM_BLOCKS": [0], "MODEL.SLIM_KEEP": [0.5]}
+    study = read_study(write(tmp_path, variants={"a": {}, "b": {"evaluate": slim}}, missing=False))
+    dense, slimmed = make_variants(study, [], tmp_path)
+    assert dense.folder == slimmed.folder and dense.configuration != slimmed.configuration
+    assert (dense.cfg.MODEL.SLIM_BLOCKS, slimmed.cfg.MODEL.SLIM_BLOCKS) == ([], [0])
+    training, evaluation = (words for words, _ in steps(slimmed, 1, study | {"selection": False}))
+    assert training == steps(dense, 1, study)[0][0]
+    assert evaluation[0].endswith("test_net.py") and "MODEL.SLIM_BLOCKS" in evaluation
+    content = {"cases": {"nothing": {"3": {"mAP": 0.5}}}}
+    assert measurement("evaluation_12", content) == {"patterns": content["cases"]["nothing"]}
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4), (7, 3)])
+def test_the_mean_cosine_of_two_rows(shape):
+    rows = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    slow = [
+        statistics.mean(
+            float(torch.cosine_similarity(one[i], one[j], dim=0))
+            for i in range(shape[-2])
+            for j in range(shape[-2])
+            if i != j
+        )
+        for one in rows.reshape(-1, *shape[-2:])
+    ]
+    assert mean_cosine(rows).reshape(-1).tolist() == pytest.approx(slow, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["grid", "curve", "plain"])
+def test_the_plots_of_a_result_are_drawn(tmp_path, kind):
+    draw = random.Random(4)
+    names = {"results.png", "costs.png"}
+    if kind == "grid":
+        runs = {0.001: {101: 50.0}, 0.002: {101: 61.0, 102: 60.0}, 0.005: {}}
+        result, names = grid_result({"dense": runs, "slim": runs}), {"rates.png"}
+    else:
+        variants = [draw_variant(draw, name) for name in ("dense", "slim, half", "slim, a third")]
+        result = {"title": "A study", "patterns": [1, 3], "variants": variants}
+        if kind == "curve":
+            names |= {"curves.png"}
+            for run in (run for one in variants for run in one["runs"].values()):
+                run["curve"] = {"3": draw.random(), "6": draw.random()}
+    plots = plots_of(result)
+    assert plots.keys() == names
+    for name, plot in plots.items():
+        plot(result, tmp_path / name)
+        with Image.open(tmp_path / name) as image:
+            assert image.convert("RGB").getcolors(20) is None
 
 
 def test_a_tuned_variant_has_the_chosen_rate(tmp_path, monkeypatch):
