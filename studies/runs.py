@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
-from demo_sdtps.training.record import FINISHED, RECORD, command, source_tree
+from demo_sdtps.training.record import FINISHED, RECORD, source_tree
 from demo_sdtps.training.timing import seconds_of
 from studies.figures import plots_of
 from studies.rates import chosen_rates, finalists
@@ -78,7 +79,7 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         rows[name] |= runs
     result: dict[str, Any] = {
         "title": study["title"],
-        "command": command(),
+        "command": shlex.join(["python", "-m", "tools.study", *sys.argv[1:]]),
         "tree": known,
         "patterns": study["return_patterns"],
     }
