@@ -105,7 +105,8 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
 def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_path, monkeypatch):
     """Of images of the model's size and of larger ones, which Pillow and torchvision resize alike but for a few levels; and of
     the model in float16, whose inputs and outputs are float32."""
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "MODEL.USE_SDTPS", False)[2:])
+    pixels = ("INPUT.PIXEL_MEAN", "[0.4, 0.5, 0.6]", "INPUT.PIXEL_STD", "[0.2, 0.25, 0.3]")
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "MODEL.USE_SDTPS", False, *pixels)[2:])
     weights = checkpoint_file(tmp_path / "w.pth", cfg)
     monkeypatch.chdir(tmp_path)
     assert command(export_onnx.main, "--weight", weights, "--output", "model.onnx")[0] == 0

@@ -1,10 +1,12 @@
 """A run that is interrupted resumes as if nothing had happened (training/trainer.py), and says why where it cannot."""
 
 import json
+import random
 import re
 import shutil
 import time
 
+import numpy as np
 import pytest
 import torch
 from commands import ONE_LINE, ROOT, contents, records_of
@@ -16,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.commands import train_seps
 from demo_sdtps.training import reid
-from demo_sdtps.training.resume import digest_data
+from demo_sdtps.training.resume import digest_data, random_states, set_random_states
 from demo_sdtps.training.trainer import Trainer
 
 AUTO = ("RESUME", "auto")
@@ -93,6 +95,18 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(reference, tiny_root, tmp_
     assert call(words) == 0
     assert_same(reference, tmp_path / "run")
     assert not (tmp_path / "run" / "last.previous.pth").exists()
+
+
+def test_every_random_generator_goes_on():
+    def draws():
+        return random.random(), random.gauss(), np.random.rand(), np.random.randn(), torch.rand(1)
+
+    random.gauss()  # Python keeps the second of a pair
+    states = random_states()
+    expected = draws()
+    draws()
+    set_random_states(states)
+    assert draws() == expected
 
 
 def test_seps_goes_on_likewise(shapes_root, tmp_path):

@@ -112,6 +112,15 @@ def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
     assert 0 < max(steps) < 1
 
 
+def test_the_scaler_of_a_resumed_run_goes_on(train):
+    """It has counted the steps before: an epoch has five or six."""
+    half = (*STILL, "SOLVER.AMP", "fp16")
+    first = checkpoint(train(*half)[0])["scaler"]
+    second = checkpoint(train(*half, "SOLVER.MAX_EPOCHS", "2", "RESUME", "yes")[0])["scaler"]
+    assert second["scale"] == first["scale"]
+    assert second["_growth_tracker"] >= 5 + first["_growth_tracker"] > 5
+
+
 def test_a_run_of_shuffled_batches(train):
     """Batches of 7, which NUM_INSTANCE does not divide; the loss is that of the identities alone."""
     opts = "DATALOADER.SAMPLER softmax SOLVER.IMS_PER_BATCH 7 DATALOADER.NUM_INSTANCE 4"
