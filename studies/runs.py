@@ -103,11 +103,9 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
             for seed in variant.seeds
             if str(seed) not in rows[variant.name]["runs"]
         ]
-        # The further seeds of single variants come last.
-        left.sort(key=lambda run: run[0].seeds.index(run[1]) >= len(study["seeds"]))
         run_all(left, arguments.jobs, study, keep)
 
-    run(variants)
+    run([replace(one, seeds=one.seeds[: len(study["seeds"])]) for one in variants])
     if study["grid"]:
         names = finalists(rows.values(), study["return_patterns"][-1])
         seeds = tuple(study["seeds"])
@@ -115,6 +113,8 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     if study["times"] and not all("inference" in one for one in rows.values()):
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
             rows[name] |= times
+        write()
+    run(variants)  # the further seeds of single variants
     write()
     return result
 
