@@ -38,7 +38,7 @@ def show(arguments: argparse.Namespace, result: Found) -> None:
     with ExitStack() as stack:
         if arguments.output:
             from_page = partial(link, folder=arguments.output.parent)
-            page, shown = page_of(result, str(arguments.gallery), from_page)
+            page, shown = page_of(result, arguments.gallery.absolute().name, from_page)
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)

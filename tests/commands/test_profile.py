@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, cli_args_for
+from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.commands import profile_flops
@@ -98,6 +98,17 @@ def test_fused_attention_keeps_its_matrix_products_in_the_count():
     tokens = 1 + 8 * 4
     softmax, scaling = blocks[0].attn.num_heads * tokens * tokens, tokens * BACKBONE_WIDTH
     assert counts[False] - counts[True] == len(MODALITIES) * len(blocks) * (softmax + scaling)
+
+
+def test_a_checkpoint_says_which_model(command, tmp_path):
+    """And for how many identities and cameras, which flags replace."""
+    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, SMALL), classes=7, cameras=5)
+    code, stdout, stderr = command(profile_flops.main, "--weight", weights)
+    assert code == 0 and "7 classes, 5 cameras" in stdout, stderr
+    words = ("--config_file", CONFIG, *SMALL, "--num_class", "7", "--camera_num", "5")
+    assert stdout == command(profile_flops.main, *words)[1]
+    stdout = command(profile_flops.main, "--weight", weights, "--num_class", "9")[1]
+    assert "9 classes, 5 cameras" in stdout
 
 
 def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):

@@ -81,17 +81,18 @@ def triplets(folder):
 
 
 def test_hits_are_those_of_the_extractors_features(run_search, weights, place):
-    code, stdout, stderr = run_search("--csv", "hits.csv", "--top", "4", "--return_pattern", 1)
+    """All of a gallery that has fewer than --top."""
+    code, stdout, stderr = run_search("--csv", "hits.csv", "--top", "7", "--return_pattern", 1)
     assert code == 0, stderr
     first, second = stdout.splitlines()
-    assert first.endswith("5 triplets (5 new)") and second == "Wrote hits.csv, hits: 8"
+    assert first.endswith("5 triplets (5 new)") and second == "Wrote hits.csv, hits: 10"
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     sides = [triplets(place / side) for side in ("query", "gallery")]
     features = [
         reid.features(*zip(*side.values(), strict=True), return_pattern=1).tolist()
         for side in sides
     ]
-    expected = reference.nearest(*features, [*sides[1]], 4)
+    expected = reference.nearest(*features, [*sides[1]], 5)
     header, *rows = rows_of("hits.csv")
     assert header == ["query", "rank", "gallery", "distance"]
     lines = [
@@ -119,10 +120,13 @@ def test_one_image_is_searched_for_with_its_siblings(run_search, place, monkeypa
 
 
 def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypatch):
-    code, stdout, stderr = run_search("--output", "hits.html", "--top", "3")
+    """And names the gallery by its folder, not by where that is."""
+    gallery = place / "gallery"
+    code, stdout, stderr = run_search("--output", "hits.html", "--top", "3", gallery=gallery)
     assert code == 0 and "queries: 2, hits of each: 3" in stdout, stderr
     page = (place / "hits.html").read_text(encoding="utf-8")
     assert "&lt;i&gt;&amp;0" in page and "<i>" not in page
+    assert "gallery" in page and str(place) not in page
     assert not re.search(r"src=\"(?!data:)|url\(|<script src|https?:", page)
     links = [Path(unquote(link)) for link in re.findall(r'href="([^"#]+)"', page)]
     assert len(links) >= 12 and not any(link.is_absolute() for link in links)

@@ -138,6 +138,15 @@ def test_every_kind_of_image_gives_the_same(reid, files):
     assert np.array_equal(reid.features(ti=torch.from_numpy(grey)[:, None]), as_colours)
 
 
+def test_images_that_the_model_does_not_read_are_refused(tiny_root, files, tmp_path):
+    words = cli_args_for(tiny_root, "MODEL.MODALITIES", "['RGB']", "MODEL.USE_SDTPS", "False")
+    weights = checkpoint_file(tmp_path / "rgb.pth", load_cfg(words[1], words[2:]))
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    assert len(reid.features(rgb=files["rgb"], ni=None, ti=[None] * SHOWN)) == SHOWN
+    with pytest.raises(UserError, match="images of NI and TI, but the model reads RGB alone"):
+        reid.features(**files)
+
+
 def test_an_unknown_camera_has_the_mean_embedding(reid, run_folder, files):
     other = demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu")
     embedding = other.model.backbone.camera_embedding
