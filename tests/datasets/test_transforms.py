@@ -13,7 +13,13 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import functional
 from triplets import PLAIN, SCALED, config, normalise, random_image
 
-from demo_sdtps.datasets.transforms import TrainTransform, erase, pad_and_crop, test_transform
+from demo_sdtps.datasets.transforms import (
+    TrainTransform,
+    erase,
+    pad_and_crop,
+    test_transform,
+    train_transform,
+)
 
 
 def test_evaluation_resizes_bilinearly_first(tiny_root):
@@ -116,3 +122,19 @@ def test_half_of_the_images_are_erased_with_normal_noise(tiny_root):
     error, inner = 6 / len(noise) ** 0.5, math.erf(0.5**0.5)
     assert abs(noise.mean()) < error and abs(noise.std() - 1) < error / 2**0.5
     assert abs((noise.abs() < 1).double().mean() - inner) < error * (inner * (1 - inner)) ** 0.5
+
+
+@pytest.mark.parametrize("absent", [(), (0,), (0, 2)])
+@pytest.mark.parametrize("joint", [False, True], ids=["triplet", "triplet with its mask"])
+def test_dropout_keeps_one_of_the_present_modalities(tiny_root, absent, joint):
+    """Each of them in some draw; the mask, which is no modality, is never dropped."""
+    opts = ("INPUT.JOINT_AUGMENTATION", str(joint), "INPUT.MODALITY_DROPOUT", "0.9")
+    transform = train_transform(config(tiny_root, *PLAIN, *opts))
+    images = [None if place in absent else random_image(seed=place) for place in range(3)]
+    masks = [torch.full((1, 32, 16), 255, dtype=torch.uint8)] if joint else []
+    remaining = []
+    for seed in range(seed_of(), seed_of(100)):
+        inputs = transform([*images, *masks], random.Random(seed))
+        assert len(inputs) == 3 + len(masks) and all(mask.all() for mask in inputs[3:])
+        remaining.append({place for place, image in enumerate(inputs[:3]) if image.any()})
+    assert all(remaining) and set.union(*remaining) == {0, 1, 2} - set(absent)
