@@ -83,7 +83,7 @@ def study_table(result: dict[str, Any]) -> str:
     def add(name: str, values: list[dict[str, float]], is_compared: bool = False) -> None:
         if any(values):
             columns[name] = [_spread(by_seed.values()) for by_seed in values]
-        differences = [_difference(by_seed, values[0]) for by_seed in values[1:]]
+        differences = [difference_text(by_seed, values[0]) for by_seed in values[1:]]
         if is_compared and any(differences):
             columns[f"Δ {name}"] = ["", *differences]
 
@@ -161,7 +161,8 @@ def _spread(values: Iterable[float]) -> str:
     return f"{array.mean():.1f}" + (f" ± {array.std(ddof=1):.1f}" if len(array) > 1 else "")
 
 
-def _difference(values: dict[str, float], baseline: dict[str, float]) -> str:
+def difference_text(values: dict[str, float], baseline: dict[str, float]) -> str:
+    """The mean difference of paired values and its interval, bold where that excludes 0."""
     if not (difference := paired_difference(values, baseline)):
         return ""
     mean, low, high = difference

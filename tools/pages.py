@@ -16,8 +16,8 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, headline, markdown_table
 from demo_sdtps.runtime.errors import nearest_name
 from demo_sdtps.runtime.files import read_json
-from studies.figures import draw_costs, draw_results
-from studies.report import interval, np, study_markdown
+from studies.figures import draw_costs, draw_rates, draw_results
+from studies.report import difference_text, interval, np, study_markdown
 from studies.results import final_metric, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,9 +28,9 @@ MARKED = re.compile(
 )
 SUMMARY = (
     ("slimming", "dense", "DeMo, dense"),
-    ("modules", "DeMo + SDTPS", "DeMo + SDTPS, full loss, HDM on its tokens"),
     ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
     ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
+    ("slimming", "saliency", "DeMo, slimmed by a score without weights (`saliency`)"),
     ("slimming", "EViT", "EViT's pruning in the same model"),
     ("slimming", "ToMe", "ToMe's merging in the same model"),
 )
@@ -204,17 +204,21 @@ def summary() -> str:
             raise UserError(
                 f"docs/results/{name}.json has no variant {variant!r}, which README.md shows; finish `make study`."
             )
-        values = list(final_metric(row, 3, "mAP").values())
-        accuracy = f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
+        values = final_metric(row, 3, "mAP")
+        difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
+        maps = [*values.values()]
         speeds = (
             f"{first[what] / row[what]:.1f}×" if what in row else "–"
             for what in ("inference", "training step")
         )
-        rows.append([called, accuracy, f"{row['gmacs'] / first['gmacs']:.0%}", *speeds])
-    return markdown_table(("model", "mAP", "operations", "inference", "training"), rows)
+        accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference, str(len(maps))
+        rows.append([called, *accuracy, f"{row['gmacs'] / first['gmacs']:.0%}", *speeds])
+    headers = ("model", "mAP", "Δ to dense", "seeds", "operations", "inference", "training")
+    return markdown_table(headers, rows)
 
 
 FIGURES = {
+    "study_rates.png": ("rates", draw_rates),
     "study_modules.png": ("modules", draw_results),
     "study_slimming.png": ("slimming", draw_costs),
 }
