@@ -81,14 +81,20 @@ def read_query(
     if place.is_dir():
         return read_folder(place, flat, modalities)
     parents = (*place.parents, *place.absolute().parents)
-    folder = next((parent.parent for parent in parents if parent.name in MODALITIES), None)
+    folder = next((parent for parent in parents if parent.name in MODALITIES), None)
     if folder is None and flat is None:
         raise UserError(
             f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
             f"it into one of them, or give a folder with them; {FLAT}."
         )
+    modality = folder.name if folder else str(flat)
+    if modality not in modalities:
+        raise UserError(
+            f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
+            "(MODEL.MODALITIES); give another query, or a model that reads it."
+        )
     triplets = triplets_in(
-        {name: folder / name for name in MODALITIES} if folder else {str(flat): place.parent}
+        {name: folder.parent / name for name in modalities} if folder else {modality: place.parent}
     )
     names = {str(place), str(place.absolute())}
     triplet = next((triplet for triplet in triplets if not names.isdisjoint(triplet.paths)), None)

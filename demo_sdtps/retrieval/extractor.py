@@ -134,19 +134,26 @@ class Extractor(
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
-        modality or for an image of it, is a missing one; images of modalities that the model does not read are left out.
+        modality or for an image of it, is a missing one.
         `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
         from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
         given, features are those of tools/export_features.py.
 
-        Raises `UserError` for an image that cannot be read, numbers of images that differ, a triplet without any image, an
-        unknown pattern or camera, and features that are not finite.
+        Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
+        that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
         """
         if return_pattern not in RETURN_PATTERNS:
             raise UserError(
                 f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
             )
         names, items_of = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
+        for name, items in items_of.items():
+            unread = [] if name in names or items is None else _as_list(items)
+            if any(item is not None for item in unread):
+                raise UserError(
+                    f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
+                    "(MODEL.MODALITIES); leave them out, or load a model that reads them."
+                )
         triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
         self.to(choose_device(self.cfg))

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 from browser import Page, headless, until
 from commands import (
+    BASELINE,
     CONFIG,
     KEEP_ALL,
     ONE_LINE,
@@ -321,6 +322,28 @@ def test_folders_of_one_modality_are_read_with_its_name(run_search, place):
         assert {place / row[2] for row in rows} == {*(place / "flat").rglob("*.jpg")}
     code, _, stderr = run_search(gallery="flat", query="one")
     assert code == 2 and "--modality RGB" in stderr
+
+
+def test_siblings_that_the_model_does_not_read_are_passed_over(command, place, tiny_root):
+    """A query of such a modality itself is refused."""
+    words = cli_args_for(tiny_root, "MODEL.MODALITIES", "[RGB, TI]", config=BASELINE)
+    weights = checkpoint_file(place / "two.pth", load_cfg(words[1], words[2:]))
+    words = (
+        "--weight",
+        weights,
+        "--gallery",
+        "gallery",
+        "--csv",
+        "x.csv",
+        "--keep_self",
+        "--query",
+    )
+    code, _, stderr = command(search.main, *words, "gallery/RGB/photo 0.jpg")
+    assert code == 0, stderr
+    assert rows_of("x.csv")[1][2:] == ["gallery/RGB/photo 0.jpg", "0.000000"]
+    code, _, stderr = command(search.main, *words, "gallery/NI/photo 0.jpg", "--overwrite")
+    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    assert "photo 0.jpg is an image of NI, but the model reads RGB, TI alone" in stderr
 
 
 def test_a_gallery_that_is_too_large_to_be_re_ranked_as_a_whole_asks_for_re_rank(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from commands import BASELINE, KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
 from numeric import assert_close, seed_of
 from PIL import Image
 from tiny import MODEL
@@ -189,3 +189,17 @@ BAD = {
 def test_what_cannot_be_used_is_told(reid, files, reason):
     with pytest.raises(UserError, match=reason):
         reid.features(**BAD[reason](files))
+
+
+def test_images_that_the_model_does_not_read_are_refused(tiny_root, files, tmp_path):
+    """By `features` and by a call; None is no image, for all triplets or for each."""
+    words = cli_args_for(tiny_root, "MODEL.MODALITIES", "[RGB, TI]", config=BASELINE)
+    weights = checkpoint_file(tmp_path / "last.pth", load_cfg(words[1], words[2:]))
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    pair = {name: files[name] for name in ("rgb", "ti")}
+    expected = reid.features(**pair)
+    assert np.array_equal(reid(**pair, ni=[None] * SHOWN), expected)
+    for call in (reid, reid.features):
+        for images in (files["ni"][0], [None, *files["ni"][1:]], np.zeros((SHOWN, 32, 16, 3))):
+            with pytest.raises(UserError, match="images of ni, but the model reads rgb, ti alone"):
+                call(**pair, ni=images)
