@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, cli_args_for
+from commands import BACKBONE_WIDTH, CONFIG, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.commands import profile_flops
@@ -110,3 +110,20 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
     expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert f"{expected:,}" in stdout.splitlines()[-1]
     assert not list(tmp_path.iterdir())
+
+
+def test_profile_of_a_checkpoint(command, tmp_path):
+    """With its configuration, identities and cameras; other numbers and another model are refused."""
+    words = cli_args_for("nowhere", "MODEL.HDM", "True")
+    weight = checkpoint_file(tmp_path / "x.pth", load_cfg(CONFIG, words[2:]), classes=9, cameras=3)
+    code, stdout, stderr = command(profile_flops.main, "--weight", weight)
+    assert code == 0, stderr
+    sizes = ("--num_class", "9", "--camera_num", "3")
+    assert stdout == command(profile_flops.main, *words, *sizes)[1]
+    assert stdout == command(profile_flops.main, *words, *sizes, "--weight", weight)[1]
+    for other in (("--num_class", "8"), ("MODEL.HDM", "False")):
+        code, stdout, stderr = command(profile_flops.main, "--weight", weight, *other)
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+        assert f"The weights {weight} do not fit" in stderr
+    code, _, stderr = command(profile_flops.main)
+    assert code == 2 and "give --weight a checkpoint" in stderr
