@@ -39,19 +39,13 @@ def check_score(name: str, key: str) -> None:
         )
     try:
         score = resolve_name(name)
-        masks = score.masks  # an `AttributeError` for another class
+        score.masks  # noqa: B018 (an `AttributeError` for another class)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
             "of demo_sdtps.modeling.slimming.scores.base.Score, with the module on PYTHONPATH."
         ) from None
-    former = f"{key} is {name!r}, which is written for a former version:"
-    if attribute := next((one for one in FORMER if getattr(score, one, None)), ""):
-        raise UserError(f"{former} nothing reads its {attribute}; remove it (docs/extending.md).")
-    if masks not in (True, False, "training", ""):
-        raise UserError(
-            f"{former} its masks is {masks!r}, but a score reads masks in training alone; set it to True or False."
-        )
+    check_current(score, f"{key} is {name!r}")
     try:
         signature(score).bind("width", "grid", **dict.fromkeys(SETTINGS))
     except TypeError as error:
@@ -59,6 +53,18 @@ def check_score(name: str, key: str) -> None:
             f"{key} is {name!r}, whose constructor cannot be given width, grid, and by name {', '.join(SETTINGS)} "
             f"({error}); take those that it reads, and the others as **settings (docs/extending.md)."
         ) from None
+
+
+def check_current(score: object, what: str) -> None:
+    """Raise `UserError` where a score, a class or one of it, has a setting of a former version; `what` names the score."""
+    former = f"{what}, which is written for a former version:"
+    if attribute := next((one for one in FORMER if getattr(score, one, None)), ""):
+        raise UserError(f"{former} nothing reads its {attribute}; remove it (docs/extending.md).")
+    masks = getattr(score, "masks", False)
+    if masks not in (True, False, "training", ""):
+        raise UserError(
+            f"{former} its masks is {masks!r}, but a score reads masks in training alone; set it to True or False."
+        )
 
 
 def score_reads_masks(name: str) -> bool:
