@@ -12,7 +12,7 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
-FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]}"
+FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]} (docs/own_data.md)"
 
 
 @dataclass(frozen=True)
