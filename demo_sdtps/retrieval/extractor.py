@@ -187,7 +187,7 @@ class Extractor(
         self, query: np.ndarray, gallery: np.ndarray, top: int = TOP
     ) -> tuple[np.ndarray, np.ndarray]:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
-        near ones in their order, and their distances (n, top) float32; top ≤ m."""
+        near ones in their order, and their distances (n, top) float32; a `top` above m is all m."""
         distances = self.distance(query, gallery)
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
         return rows, np.take_along_axis(distances, rows, axis=1)

@@ -124,13 +124,9 @@ def reranks_all(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
 
 def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[int, int]:
     """Hits per query, and those that are re-ranked for them."""
-    top = arguments.top or min(TOP, gallery)
+    top = min(arguments.top or TOP, gallery)
     if not gallery:
         raise UserError(f"No image of the gallery {arguments.gallery} can be read; replace some.")
-    if top > gallery:
-        raise UserError(
-            f"--top is {top}, but the gallery {arguments.gallery} has {gallery} triplets; lower it."
-        )
     if arguments.re_rank and arguments.re_rank < top:
         raise UserError(
             f"--re_rank is {arguments.re_rank}, fewer than the {top} hits to show (--top); raise it."

@@ -120,9 +120,11 @@ def test_one_image_is_searched_for_with_its_siblings(run_search, place, monkeypa
 
 
 def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypatch):
-    code, stdout, stderr = run_search("--output", "hits.html", "--top", "3")
+    words = ("--output", "hits.html", "--top", "3")
+    code, stdout, stderr = run_search(*words, gallery=place / "gallery")
     assert code == 0 and "queries: 2, hits of each: 3" in stdout, stderr
     page = (place / "hits.html").read_text(encoding="utf-8")
+    assert "<h1>Hits in gallery</h1>" in page and str(place) not in page
     assert "&lt;i&gt;&amp;0" in page and "<i>" not in page
     assert not re.search(r"src=\"(?!data:)|url\(|<script src|https?:", page)
     links = [Path(unquote(link)) for link in re.findall(r'href="([^"#]+)"', page)]
@@ -344,6 +346,17 @@ def test_siblings_that_the_model_does_not_read_are_passed_over(command, place, t
     code, _, stderr = command(search.main, *words, "gallery/NI/photo 0.jpg", "--overwrite")
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
     assert "photo 0.jpg is an image of NI, but the model reads RGB, TI alone" in stderr
+
+
+def test_top_above_the_size_of_the_gallery_is_all_of_it(run_search):
+    for way, words in WAYS.items():
+        code, _, stderr = run_search("--csv", f"{way}.csv", "--top", 100, *words)
+        assert code == 0, stderr
+        assert [len(hits) for hits in hits_by_query(f"{way}.csv").values()] == [5, 5]
+    code, stdout, stderr = run_search("--output", "all.html", "--top", 100)
+    assert code == 0 and "hits of each: 5" in stdout, stderr
+    code, _, stderr = run_search("--top", 100, "--re_rank", 3)
+    assert code == 2 and "--re_rank is 3, fewer than the 5 hits to show" in stderr
 
 
 def test_a_gallery_that_is_too_large_to_be_re_ranked_as_a_whole_asks_for_re_rank(

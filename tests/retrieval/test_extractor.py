@@ -170,6 +170,7 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     whole = np.take_along_axis(reid.distance(query, gallery), rows, axis=1)
     assert np.array_equal(distances, whole)
     assert rows[3, :4].tolist() == [3, 5, 11, 17] and not distances[3, :4].any()
+    assert all(map(np.array_equal, reid.search(query, gallery, 30), (rows, distances)))
     with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
         reid.search(query, gallery[:, 1:])
 
