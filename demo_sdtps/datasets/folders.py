@@ -45,7 +45,7 @@ def unlabelled_reader(cfg: CfgNode) -> Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
     "." may lie in it."""
     modalities = cfg.MODEL.MODALITIES
-    flat = next((name for name in modalities if f"{name}=." in cfg.DATASETS.FOLDERS), None)
+    flat = next((name for name in MODALITIES if f"{name}=." in cfg.DATASETS.FOLDERS), None)
 
     def read(root: Path, split: str) -> list[Sample]:
         triplets = read_folder(root, flat, modalities)
@@ -62,6 +62,11 @@ def read_folder(
     modalities has images of the modality `flat`."""
     places = {name: folder / name for name in MODALITIES if (folder / name).is_dir()}
     if not places and flat:
+        if flat not in modalities:
+            raise UserError(
+                f"The images of {folder} are of {flat} (--modality), but the model reads {', '.join(modalities)} alone "
+                "(MODEL.MODALITIES); give others, or a model that reads them."
+            )
         places = {flat: folder}
     triplets = triplets_in({name: place for name, place in places.items() if name in modalities})
     if not triplets:

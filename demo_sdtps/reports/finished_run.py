@@ -31,17 +31,21 @@ from demo_sdtps.training.output import CONFIG, LAST
 
 
 class LoadedRun(NamedTuple):
-    """A run's configuration, model and test split."""
+    """A run's configuration, model and data."""
 
     cfg: CfgNode
     model: DeMo
     splits: dict[str, list[Sample]]
+    data: TestData
 
 
 def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Evaluate the run's last checkpoint, write the images or the page, and print its table. On a page it is compared with
     further runs, each evaluated on its own data."""
-    further, output = (vars(arguments)["OUTPUT_DIR"] or [])[1:], Path(cfg.OUTPUT_DIR)
+    folders, output = vars(arguments)["OUTPUT_DIR"] or [], Path(cfg.OUTPUT_DIR)
+    further = folders[1:]
+    if len({Path(run).resolve() for run in folders}) < len(folders):
+        raise UserError("--run names one run twice; give each run once.")
     if arguments.html:
         check_extra("tools/report.py --html", "report", EXTRA_PACKAGES)
     elif further:
@@ -54,11 +58,10 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             for name in (IMAGE, "ranks.png", "tokens.png")
         )
     records = evaluated_run(output)
-    cfg, model, splits = load_run(cfg)
+    cfg, model, splits, data = load_run(cfg)
     # before the first is evaluated, which may take long
     others = [load_run(other_config(arguments, run)) for run in further]
     case = analysis_case(cfg)
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = cases_of(model.modalities) if arguments.html else {case: CASES[case]}
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
     by_case = dict(zip(cases, extracted, strict=True))
@@ -102,15 +105,17 @@ def load_run(cfg: CfgNode) -> LoadedRun:
     """A run with its last checkpoint; a message on what is missing names the run."""
     cfg = with_values(cfg, {"TEST.WEIGHT": str(Path(cfg.OUTPUT_DIR) / LAST)})
     try:
-        return LoadedRun(cfg, *load_model_and_data(cfg))
+        model, splits = load_model_and_data(cfg)
+        return LoadedRun(
+            cfg, model, splits, make_test_data(cfg, splits["query"], splits["gallery"])
+        )
     except UserError as error:
         raise UserError(f"The run {cfg.OUTPUT_DIR} cannot be evaluated: {error}") from None
 
 
 def figures_of(run: LoadedRun) -> RunFigures:
     """A further run, evaluated on its own data."""
-    cfg, model, splits = run
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    cfg, model, _, data = run
     (features,) = extract_features(cfg, model, data.loader, [CASES[analysis_case(cfg)]])
     record = rank_patterns(cfg, features, data)
     records = evaluated_run(Path(cfg.OUTPUT_DIR))

@@ -327,7 +327,7 @@ def test_folders_of_one_modality_are_read_with_its_name(run_search, place):
 
 
 def test_siblings_that_the_model_does_not_read_are_passed_over(command, place, tiny_root):
-    """A query of such a modality itself is refused."""
+    """A query of such a modality itself is refused, and a folder of them."""
     words = cli_args_for(tiny_root, "MODEL.MODALITIES", "[RGB, TI]", config=BASELINE)
     weights = checkpoint_file(place / "two.pth", load_cfg(words[1], words[2:]))
     words = (
@@ -346,6 +346,10 @@ def test_siblings_that_the_model_does_not_read_are_passed_over(command, place, t
     code, _, stderr = command(search.main, *words, "gallery/NI/photo 0.jpg", "--overwrite")
     assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
     assert "photo 0.jpg is an image of NI, but the model reads RGB, TI alone" in stderr
+    flat = ("gallery/NI", "--modality", "NI", "--overwrite")
+    code, _, stderr = command(search.main, *words, *flat)
+    assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+    assert "images of gallery/NI are of NI (--modality), but the model reads RGB, TI" in stderr
 
 
 def test_top_above_the_size_of_the_gallery_is_all_of_it(run_search):

@@ -332,6 +332,10 @@ def test_the_run_whose_data_or_files_are_missing_is_named(
         return stderr
 
     runs = (analysed_run[0].parent, other_run)
+    assert "--run names one run twice" in message(*runs, other_run.parent / "." / other_run.name)
+    for path in own_root.glob("RGBNT201/test/*/*_cam[2-4]_*"):
+        path.unlink()
+    assert f"The run {other_run} cannot be evaluated: No query of Synthetic at" in message(*runs)
     own_root.rename(tmp_path / "away")
     for order in (runs, runs[::-1]):
         sentence = f"The run {other_run} cannot be evaluated: The data set Synthetic is not at"
