@@ -52,5 +52,5 @@ def main(arguments: list[str] | None = None) -> None:
         f"Wrote {options.identities * per_identity} training triplets of {options.identities} identities and "
         f"{options.test_identities * per_identity} test triplets of {options.test_identities} others, "
         f"{options.height}x{options.width} pixels (height x width), with masks, to {target}",
-        f"To train on it, give DATASETS.ROOT_DIR {options.root}",
+        f"To train on it, give DATASETS.NAMES Synthetic DATASETS.ROOT_DIR {options.root}",
     )

@@ -17,7 +17,7 @@ def main() -> None:
     cli.add_path(parser, "--query", "Q", "features of the queries")
     cli.add_path(parser, "--gallery", "G", "features of the gallery")
     cli.add_choice(parser, "--feat_norm", YES_NO, "yes", "L2-normalise, as TEST.FEAT_NORM")
-    cli.add_count(parser, "--top", TOP, "hits per query of --csv")
+    cli.add_count(parser, "--top", TOP, "hits per query of --csv, at most all")
     cli.add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
     cli.add_output(
         parser,

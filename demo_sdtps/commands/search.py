@@ -18,7 +18,7 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     )
     cli.add_path(parser, "--gallery", "FOLDER", "images to search in")
     cli.add_modality(parser)
-    cli.add_count(parser, "--top", None, f"most hits per query (default: {TOP})")
+    cli.add_count(parser, "--top", None, f"hits per query, at most all (default: {TOP})")
     cli.add_switch(parser, "--skip_unreadable", "go on without unreadable images; list them")
     parser.add_argument(
         "--index",

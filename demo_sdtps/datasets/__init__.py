@@ -73,10 +73,10 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
         try:
             samples[split] = reader.read(root, split)
         except UserError as error:
-            place = f"(The {split} split of {name}; expected layout: {layout})"
+            place = f"(The {split} split of {name}; expected layout: {layout}; {page})"
             raise UserError(f"{str(error).rstrip('.')}. {place}") from None
         if not samples[split]:
             raise UserError(
-                f"The {split} split of {name} at {folder} is empty; expected is {layout}."
+                f"The {split} split of {name} at {folder} is empty; expected is {layout} ({page})."
             )
     return samples

@@ -36,8 +36,9 @@ def _count(samples: Collection[Sample], by_scene: bool) -> Counts:
 
 def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
     """What is known of the counts of DATASETS.NAMES, by split: published, or noted by tools/make_synthetic.py."""
-    record = synthetic.synthetic_counts(Path(cfg.DATASETS.ROOT_DIR))
-    return reader_of(cfg).published if record is None else record
+    reader = reader_of(cfg)
+    record = synthetic.synthetic_counts(reader.folder_in(Path(cfg.DATASETS.ROOT_DIR)))
+    return reader.published if record is None else record
 
 
 def count_differences(

@@ -12,7 +12,7 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
-FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]}"
+FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]} (docs/own_data.md)"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def unlabelled_reader(cfg: CfgNode) -> Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
     "." may lie in it."""
     modalities = cfg.MODEL.MODALITIES
-    flat = next((name for name in modalities if f"{name}=." in cfg.DATASETS.FOLDERS), None)
+    flat = next((name for name in MODALITIES if f"{name}=." in cfg.DATASETS.FOLDERS), None)
 
     def read(root: Path, split: str) -> list[Sample]:
         triplets = read_folder(root, flat, modalities)
@@ -62,6 +62,11 @@ def read_folder(
     modalities has images of the modality `flat`."""
     places = {name: folder / name for name in MODALITIES if (folder / name).is_dir()}
     if not places and flat:
+        if flat not in modalities:
+            raise UserError(
+                f"The images of {folder} are of {flat} (--modality), but the model reads {', '.join(modalities)} alone "
+                "(MODEL.MODALITIES); give others, or a model that reads them."
+            )
         places = {flat: folder}
     triplets = triplets_in({name: place for name, place in places.items() if name in modalities})
     if not triplets:
@@ -81,14 +86,20 @@ def read_query(
     if place.is_dir():
         return read_folder(place, flat, modalities)
     parents = (*place.parents, *place.absolute().parents)
-    folder = next((parent.parent for parent in parents if parent.name in MODALITIES), None)
+    folder = next((parent for parent in parents if parent.name in MODALITIES), None)
     if folder is None and flat is None:
         raise UserError(
             f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
             f"it into one of them, or give a folder with them; {FLAT}."
         )
+    modality = folder.name if folder else str(flat)
+    if modality not in modalities:
+        raise UserError(
+            f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
+            "(MODEL.MODALITIES); give another query, or a model that reads it."
+        )
     triplets = triplets_in(
-        {name: folder / name for name in MODALITIES} if folder else {str(flat): place.parent}
+        {name: folder.parent / name for name in modalities} if folder else {modality: place.parent}
     )
     names = {str(place), str(place.absolute())}
     triplet = next((triplet for triplet in triplets if not names.isdisjoint(triplet.paths)), None)

@@ -59,7 +59,7 @@ def folders_of(cfg: CfgNode) -> dict[str, str]:
         if name not in folders or not folder:
             raise UserError(
                 f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
-                f"{', '.join(folders)}; correct it."
+                f"{', '.join(folders)}; correct it (docs/own_data.md)."
             )
         folders[name] = folder
     return folders
@@ -71,12 +71,12 @@ def pattern_of(cfg: CfgNode) -> re.Pattern:
         pattern = re.compile(cfg.DATASETS.PATTERN)
     except re.error as error:
         raise UserError(
-            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression ({error}); correct it."
+            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression ({error}); correct it (docs/own_data.md)."
         ) from None
     if missing := {"identity", "camera"} - pattern.groupindex.keys():
         raise UserError(
             f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} has no group {min(missing)}; write one such as "
-            f"(?P<{min(missing)}>\\d+)."
+            f"(?P<{min(missing)}>\\d+) (docs/own_data.md)."
         )
     return pattern
 

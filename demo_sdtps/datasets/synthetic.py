@@ -12,18 +12,21 @@ MARKER = "synthetic.json"  # file that tools/make_synthetic.py writes into its d
 
 
 def locate(root: Path) -> Path:
-    """ROOT_DIR/synthetic, or ROOT_DIR itself where its RGBNT201 is synthetic, as in configs/Synthetic."""
-    return root if (root / "RGBNT201" / MARKER).is_file() else root / FOLDER
+    """ROOT_DIR/synthetic/RGBNT201, or ROOT_DIR/RGBNT201 where that is synthetic or ROOT_DIR ends in synthetic, as that of
+    configs/Synthetic."""
+    folder = root / "RGBNT201"
+    is_synthetic = root.name == FOLDER or (folder / MARKER).is_file()
+    return folder if is_synthetic else root / FOLDER / "RGBNT201"
 
 
-def synthetic_counts(root: Path) -> dict[str, dict[str, int]] | None:
-    """The counts of the data set in ROOT_DIR by split, as tools/make_synthetic.py has noted them; None for any other data."""
-    marker = read_json(locate(root) / "RGBNT201" / MARKER)
+def synthetic_counts(folder: Path) -> dict[str, dict[str, int]] | None:
+    """The counts of the data set in a folder by split, as tools/make_synthetic.py has noted them; None for any other data."""
+    marker = read_json(folder / MARKER)
     try:
         triplets, arguments = marker["triplets"], marker["arguments"]
         train, test = (
-            {"triplets": triplets[folder], "identities": arguments[flag]}
-            for folder, flag in (("train_171", "identities"), ("test", "test_identities"))
+            {"triplets": triplets[split], "identities": arguments[flag]}
+            for split, flag in (("train_171", "identities"), ("test", "test_identities"))
         )
     except (TypeError, LookupError):
         return None
@@ -38,12 +41,12 @@ def illumination(sample: Sample) -> str:
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    return rgbnt201.read(locate(root), split)
+    return rgbnt201.read(locate(root).parent, split)
 
 
 READER = Reader(
     read,
-    layout=f"/{FOLDER}{rgbnt201.READER.layout}",
+    layout=f"[/{FOLDER}]{rgbnt201.READER.layout}",
     instead=", or run `make demo`, which makes it",
     trained_as=("RGBNT201",),
     locate=locate,

@@ -67,7 +67,10 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
     if not matched:
         advice = "check the test split"
         if not reader_of(cfg).labelled:
-            advice = "these images have no labels, which DATASETS.NAMES Folder and CSV read and tools/search.py does not need"
+            advice = (
+                "these images have no labels: give DATASETS.NAMES Folder or CSV in its place, which read them "
+                "(docs/own_data.md), or search by tools/search.py, which needs none"
+            )
         raise UserError(
             f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
             f"identity with another {key}), so nothing can be scored; {advice}."

@@ -121,9 +121,14 @@ def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = 
 
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
+    return f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+
+
+def data_caption(cfg: CfgNode, data: TestData) -> str:
+    """The data set, its folder and the number of queries."""
     queries = f"{len(data.query)} queries"
     queries += "" if data.matched == len(data.query) else f", {data.matched} with a match"
-    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+    return f"{cfg.DATASETS.NAMES} in {cfg.DATASETS.ROOT_DIR}, {queries}"
 
 
 def options(cfg: CfgNode) -> str:

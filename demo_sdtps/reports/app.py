@@ -57,13 +57,13 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         try:
             hits = search(arguments, cfg, [query], reid)
             assert hits
-            page, _ = page_of(hits, arguments.gallery.absolute().name, address)
+            page, _ = page_of(hits, arguments.gallery, address)
             return FRAME.format(html.escape(page)), kept_patches(reid, query)
         except UserError as error:
             raise gradio.Error(str(error)) from None
 
     modalities = cfg.MODEL.MODALITIES
-    title, hour = f"Search in {arguments.gallery.absolute().name}", 3600
+    title, hour = f"Search in {arguments.gallery.resolve().name}", 3600
     # of what was uploaded
     with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:
         with gradio.Row():

@@ -2,33 +2,53 @@
 
 import argparse
 from pathlib import Path
+from typing import NamedTuple
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import rank_sets
 from demo_sdtps.evaluation.extraction import CASES, cases_of, extract_features
-from demo_sdtps.evaluation.protocol import make_test_data
-from demo_sdtps.evaluation.tables import options, reid_caption, reid_table
+from demo_sdtps.evaluation.protocol import TestData, make_test_data
+from demo_sdtps.evaluation.tables import data_caption, options, reid_caption, reid_table
+from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import analyse, analysis_case, rank_patterns
-from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
+from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run, run_config
 from demo_sdtps.reports.ranks import draw_ranks
-from demo_sdtps.reports.report_page import EXTRA_PACKAGES, write_page
+from demo_sdtps.reports.report_page import (
+    EXTRA_PACKAGES,
+    RunFigures,
+    named_by_folder,
+    write_page,
+)
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.training.output import CONFIG, LAST
 
 
+class LoadedRun(NamedTuple):
+    """A run's configuration, model and data."""
+
+    cfg: CfgNode
+    model: DeMo
+    splits: dict[str, list[Sample]]
+    data: TestData
+
+
 def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Evaluate the run's last checkpoint, write the images or the page, and print its table."""
-    others = {run: evaluated_run(Path(run)) for run in (vars(arguments)["OUTPUT_DIR"] or [])[1:]}
-    output = Path(cfg.OUTPUT_DIR)
+    """Evaluate the run's last checkpoint, write the images or the page, and print its table. On a page it is compared with
+    further runs, each evaluated on its own data."""
+    folders, output = vars(arguments)["OUTPUT_DIR"] or [], Path(cfg.OUTPUT_DIR)
+    further = folders[1:]
+    if len({Path(run).resolve() for run in folders}) < len(folders):
+        raise UserError("--run names one run twice; give each run once.")
     if arguments.html:
         check_extra("tools/report.py --html", "report", EXTRA_PACKAGES)
-    elif others:
+    elif further:
         raise UserError(
             "Several --run are compared on a page; add --html X.html, or give one --run."
         )
@@ -38,10 +58,10 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             for name in (IMAGE, "ranks.png", "tokens.png")
         )
     records = evaluated_run(output)
-    cfg = with_values(cfg, {"TEST.WEIGHT": str(output / LAST)})
+    cfg, model, splits, data = load_run(cfg)
+    # before the first is evaluated, which may take long
+    others = [load_run(other_config(arguments, run)) for run in further]
     case = analysis_case(cfg)
-    model, splits = load_model_and_data(cfg)
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = cases_of(model.modalities) if arguments.html else {case: CASES[case]}
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
     by_case = dict(zip(cases, extracted, strict=True))
@@ -54,7 +74,8 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     if arguments.html:
         analysis = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
-        runs = {cfg.OUTPUT_DIR: records, **others}
+        runs = {cfg.OUTPUT_DIR: RunFigures(cfg, records, record, split_caption(cfg, data))}
+        runs |= {other.cfg.OUTPUT_DIR: figures_of(other) for other in others}
         page, thumbnails = arguments.html, arguments.thumbnails
         write_page(page, cfg, model, data, analysis, runs, untrained, matrices, thumbnails)
         drawn = {"page": arguments.html}
@@ -72,3 +93,35 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         "",
         *(f"{what + ':':18}{path}" for what, path in drawn.items()),
     )
+
+
+def other_config(arguments: argparse.Namespace, run: str) -> CfgNode:
+    """The configuration of a further --run, with the words of the command."""
+    config = arguments.config_file or run_config(Path(run), arguments.checkpoint.example)
+    return load_cfg(config, [*arguments.opts, "OUTPUT_DIR", run])
+
+
+def load_run(cfg: CfgNode) -> LoadedRun:
+    """A run with its last checkpoint; a message on what is missing names the run."""
+    cfg = with_values(cfg, {"TEST.WEIGHT": str(Path(cfg.OUTPUT_DIR) / LAST)})
+    try:
+        model, splits = load_model_and_data(cfg)
+        return LoadedRun(
+            cfg, model, splits, make_test_data(cfg, splits["query"], splits["gallery"])
+        )
+    except UserError as error:
+        raise UserError(f"The run {cfg.OUTPUT_DIR} cannot be evaluated: {error}") from None
+
+
+def figures_of(run: LoadedRun) -> RunFigures:
+    """A further run, evaluated on its own data."""
+    cfg, model, _, data = run
+    (features,) = extract_features(cfg, model, data.loader, [CASES[analysis_case(cfg)]])
+    record = rank_patterns(cfg, features, data)
+    records = evaluated_run(Path(cfg.OUTPUT_DIR))
+    return RunFigures(cfg, records, record, split_caption(cfg, data))
+
+
+def split_caption(cfg: CfgNode, data: TestData) -> str:
+    """What a run of the page is evaluated on, and how."""
+    return f"{data_caption(named_by_folder(cfg), data)}{options(cfg)}"

@@ -5,13 +5,13 @@ import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import load_cfg
+from demo_sdtps.config import with_values
 from demo_sdtps.config.load import flat
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.cross_modal import CrossModal
@@ -21,7 +21,6 @@ from demo_sdtps.evaluation.tables import (
     PATTERN_NAMES,
     Record,
     distance_name,
-    evaluated_records,
     missing_rows,
     options,
     reid_caption,
@@ -40,7 +39,6 @@ from demo_sdtps.reports.palette import AS_DATA
 from demo_sdtps.reports.tokens import description, patch_grids
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.output import CONFIG
 
 EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -61,20 +59,30 @@ SECTIONS = {
 SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, JPEG's quality
 
 
+class RunFigures(NamedTuple):
+    """What the page compares of a run: configuration, records of the training, the record of its last checkpoint on its own
+    test split, and what that is."""
+
+    cfg: CfgNode
+    records: list[dict[str, Any]]
+    record: Record
+    test_split: str
+
+
 def write_page(
     path: Path,
     cfg: CfgNode,
     model: DeMo,
     data: TestData,
     analysis: Analysis,
-    runs: Mapping[str, list[dict[str, Any]]],
+    runs: Mapping[str, RunFigures],
     untrained: Record | None,
     cross_modal: CrossModal,
     thumbnails: int,
 ) -> None:
-    """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `runs` are the
-    records of the run, and of those that it is compared with, by OUTPUT_DIR, `untrained` is the record of the model before
-    training, `cross_modal` the result of `rank_sets`."""
+    """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `runs` are the run, and those
+    that it is compared with, by OUTPUT_DIR, `untrained` is the record of the model before training, `cross_modal` the result of
+    `rank_sets`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
@@ -91,7 +99,7 @@ def write_page(
         "stacked": stack_images(cfg),
         "kept": kept,
         "palette": AS_DATA,
-        "runs": [{"name": name, "records": run_records} for name, run_records in runs.items()],
+        "runs": [{"name": name, "records": run.records} for name, run in runs.items()],
         "patterns": list(PATTERN_NAMES.values()),
         "samples": [sample_labels(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, shown),
@@ -107,12 +115,9 @@ def write_page(
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
         title=Path(cfg.OUTPUT_DIR).resolve().name,
-        caption=reid_caption(cfg, data),
-        runs={
-            name: evaluated_records(run_records)[-1]["patterns"]
-            for name, run_records in runs.items()
-        },
-        differing=differing(list(runs)) if len(runs) > 1 else {},
+        caption=reid_caption(named_by_folder(cfg), data),
+        runs=runs,
+        differing=differing([run.cfg for run in runs.values()]),
         sections=sections,
         patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()},
         pattern=str(cfg.TEST.RETURN_PATTERN),
@@ -135,7 +140,7 @@ def write_page(
         distance=distance_name(cfg),
         worst=len(analysis.worst),
         nearest=NEAREST,
-        settings=cfg.dump(),
+        settings=named_by_folder(cfg).dump(),
         content=content,
         style=source("report.css"),
         scripts=[get_plotlyjs(), *map(source, SCRIPTS)],
@@ -144,13 +149,20 @@ def write_page(
         temporary.write_text(page, encoding="utf-8")
 
 
-def differing(runs: Sequence[str]) -> dict[str, list[object]]:
+def named_by_folder(cfg: CfgNode) -> CfgNode:
+    """`cfg` with the name of the data's folder in place of its path, as the page may be shown on another machine."""
+    name = Path(cfg.DATASETS.ROOT_DIR).resolve().name
+    return with_values(cfg, {"DATASETS.ROOT_DIR": name})
+
+
+def differing(cfgs: Sequence[CfgNode]) -> dict[str, list[object]]:
     """The keys in which the configurations of runs differ, with the value of each."""
-    first, *others = (flat(load_cfg(Path(run) / CONFIG)) for run in runs)
+    first, *others = map(flat, cfgs)
+    shown = [flat(named_by_folder(cfg)) for cfg in cfgs]
     return {
-        key: [value, *(other[key] for other in others)]
+        key: [values[key] for values in shown]
         for key, value in first.items()
-        if key != "OUTPUT_DIR" and any(other[key] != value for other in others)
+        if key not in ("OUTPUT_DIR", "TEST.WEIGHT") and any(other[key] != value for other in others)
     }
 
 

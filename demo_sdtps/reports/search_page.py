@@ -38,7 +38,7 @@ def show(arguments: argparse.Namespace, result: Found) -> None:
     with ExitStack() as stack:
         if arguments.output:
             from_page = partial(link, folder=arguments.output.parent)
-            page, shown = page_of(result, arguments.gallery.absolute().name, from_page)
+            page, shown = page_of(result, arguments.gallery, from_page)
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
@@ -70,8 +70,11 @@ def hits_table(result: Found) -> list[str]:
     return lines
 
 
-def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[str, str]:
-    """The page, and what it shows in a few words; `link` gives the address of a file."""
+def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[str, str]:
+    """The page, and what it shows in a few words; `link` gives the address of a file.
+
+    The gallery has the name of its folder, as the page may be shown where the path means nothing.
+    """
     rows: list[list[tuple[str, Triplet]]] = []
     size, longest = 0, max(map(len, result.hits))
     most = min(MOST_HITS, longest)
@@ -93,7 +96,7 @@ def page_of(result: Found, gallery: str, link: Callable[[str], str]) -> tuple[st
         if any(triplet.paths[place] for row in rows for _, triplet in row)
     ]
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
-    about = {"gallery": gallery, "shown": shown, "distance": result.distance}
+    about = {"gallery": gallery.resolve().name, "shown": shown, "distance": result.distance}
     page = template.render(about, rows=rows, modalities=modalities, thumbnail=thumbnail, link=link)
     return page, shown
 

@@ -139,22 +139,21 @@ class Extractor(
         from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
         given, features are those of tools/export_features.py.
 
-        Raises `UserError` for images of a modality that the model does not read, an image that cannot be read, numbers of
-        images that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
+        Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
+        that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
         """
         if return_pattern not in RETURN_PATTERNS:
             raise UserError(
                 f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
             )
         names, items_of = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
-        unread = [
-            name for name, items in items_of.items() if name not in names and _has_images(items)
-        ]
-        if unread:
-            raise UserError(
-                f"There are images of {' and '.join(unread)}, but the model reads {', '.join(names)} alone "
-                "(MODEL.MODALITIES); leave them out."
-            )
+        for name, items in items_of.items():
+            unread = [] if name in names or items is None else _as_list(items)
+            if any(item is not None for item in unread):
+                raise UserError(
+                    f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
+                    "(MODEL.MODALITIES); leave them out, or load a model that reads them."
+                )
         triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
         self.to(choose_device(self.cfg))
@@ -188,7 +187,7 @@ class Extractor(
         self, query: np.ndarray, gallery: np.ndarray, top: int = TOP
     ) -> tuple[np.ndarray, np.ndarray]:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
-        near ones in their order, and their distances (n, top) float32; top ≤ m."""
+        near ones in their order, and their distances (n, top) float32; a `top` above m is all m."""
         distances = self.distance(query, gallery)
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
         return rows, np.take_along_axis(distances, rows, axis=1)
@@ -275,10 +274,6 @@ def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
                 f"Triplet {number} (from 0) has no image of {', '.join(items_of)}; give one or leave it out."
             )
     return triplets
-
-
-def _has_images(items: Items) -> bool:
-    return items is not None and any(item is not None for item in _as_list(items))
 
 
 def _as_list(items: Items) -> list[ImageLike]:

@@ -34,10 +34,6 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         open_features(place, is_normalised) for place in (arguments.query, arguments.gallery)
     )
     check_comparable(query, gallery, is_normalised)
-    if arguments.csv and arguments.top > len(gallery):
-        raise UserError(
-            f"--top is {arguments.top}, but {gallery.place} has {len(gallery)} samples; lower it."
-        )
     key, attribute = ("scene", "scenes") if gallery.scenes.any() else ("camera", "cams")
     features = np.concatenate([block for _, block in query.features])
     ranking = evaluate_stream(
@@ -53,7 +49,8 @@ def rank_stores(arguments: argparse.Namespace) -> None:
     )
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
-            hits = nearest(features, gallery.features, gallery.names, arguments.top)
+            top = min(arguments.top, len(gallery))
+            hits = nearest(features, gallery.features, gallery.names, top)
             named = [
                 [(gallery.names[row], distance) for row, distance in zip(*line, strict=True)]
                 for line in zip(*hits, strict=True)

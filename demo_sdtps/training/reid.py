@@ -106,8 +106,8 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     """Trainer of the data set, model and weights of `cfg`, on `device`."""
     if not reader_of(cfg).labelled:
         raise UserError(
-            f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give Folder or CSV, "
-            "which read labels (docs/own_data.md)."
+            f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give "
+            "DATASETS.NAMES Folder in its place, whose names of images have labels, or CSV, a table (docs/own_data.md)."
         )
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]

@@ -93,10 +93,12 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
     query = [place / "query" / name / shown.name for name in ("RGB", "TI")]
     shutil.rmtree(place / "query" / "NI")
     words = (*WORDS, "--index", "kept", "--top", 3)
-    with headless(log=True) as driver, serve(place, *words, "--port", free_port()) as address:
+    place_words = ("--gallery", place / "gallery", "--port", free_port())
+    with headless(log=True) as driver, serve(place, *words, *place_words) as address:
         page = Page(driver, address)
         page.show(1400, "light")
         slots = until(lambda: driver.find_elements("css selector", "input[type=file]"))
+        assert driver.title == "Search in gallery"
         slots[0].send_keys(str(query[0]))
         assert until(lambda: driver.find_elements("css selector", "iframe[title=hits]"))
         driver.find_elements("css selector", "input[type=file]")[-1].send_keys(str(query[1]))
@@ -113,6 +115,7 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
 
         numbers, names, _ = until(titles)
         assert numbers[0] == "query" and len(numbers) == 4
+        assert page.texts("h1") == ["Hits in gallery"]
         page.click("li:nth-child(2) a.box")
         assert until(lambda: page.run("return document.querySelector('dialog img').naturalWidth"))
         driver.switch_to.default_content()

@@ -1,6 +1,7 @@
 """tools/check_data.py: the counts of what is on disk, what differs from the expected, and everything that cannot be read."""
 
 import json
+import shutil
 from itertools import chain
 
 import pytest
@@ -78,7 +79,15 @@ def test_synthetic_data_are_compared_with_what_was_asked_for(check, own_root):
     code, stdout, actual = check(*words)
     assert code == 1 and "WARNING: train has 47 triplets, but 48 are expected; 1 fewer" in stdout
     (own_root / "RGBNT201" / "synthetic.json").write_text("{}")
-    assert published_counts(load_cfg(CONFIG, words[2:])) == READERS["RGBNT201"].published
+    assert not published_counts(load_cfg(CONFIG, words[2:]))
+
+
+def test_synthetic_data_beside_a_real_set_do_not_count_for_it(tiny_root, tmp_path):
+    WRITERS["RGBNT201"](tmp_path)
+    shutil.copytree(tiny_root, tmp_path / "synthetic")
+    for name, triplets in (("RGBNT201", 3951), ("Synthetic", 48)):
+        words = cli_args_for(tmp_path, "DATASETS.NAMES", name)
+        assert published_counts(load_cfg(CONFIG, words[2:]))["train"]["triplets"] == triplets
 
 
 def test_damaged_images_are_all_found_by_decoding(refusal, check, own_root):

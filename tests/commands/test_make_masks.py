@@ -68,7 +68,7 @@ def pixels(path):
 
 def test_a_function_gives_the_masks_and_the_loader_reads_them(segment, bare_root):
     # query and gallery are the same 32
-    assert "Wrote 80 masks and kept 0 for RGBNT201" in segment(bare_root, "bright")
+    assert "Wrote 80 masks and kept 0 for Synthetic" in segment(bare_root, "bright")
     splits = read_splits(config(bare_root))
     for sample in splits["train"] + splits["query"]:
         mask = mask_of(sample.paths[0])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
+from commands import BACKBONE_WIDTH, CONFIG, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for
 from torch.utils.flop_counter import FlopCounterMode
 
 from demo_sdtps.commands import profile_flops
@@ -100,17 +100,6 @@ def test_fused_attention_keeps_its_matrix_products_in_the_count():
     assert counts[False] - counts[True] == len(MODALITIES) * len(blocks) * (softmax + scaling)
 
 
-def test_a_checkpoint_says_which_model(command, tmp_path):
-    """And for how many identities and cameras, which flags replace."""
-    weights = checkpoint_file(tmp_path / "w.pth", load_cfg(CONFIG, SMALL), classes=7, cameras=5)
-    code, stdout, stderr = command(profile_flops.main, "--weight", weights)
-    assert code == 0 and "7 classes, 5 cameras" in stdout, stderr
-    words = ("--config_file", CONFIG, *SMALL, "--num_class", "7", "--camera_num", "5")
-    assert stdout == command(profile_flops.main, *words)[1]
-    stdout = command(profile_flops.main, "--weight", weights, "--num_class", "9")[1]
-    assert "9 classes, 5 cameras" in stdout
-
-
 def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, stdout, _ = command(
@@ -121,3 +110,20 @@ def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_pat
     expected = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert f"{expected:,}" in stdout.splitlines()[-1]
     assert not list(tmp_path.iterdir())
+
+
+def test_profile_of_a_checkpoint(command, tmp_path):
+    """With its configuration, identities and cameras; other numbers and another model are refused."""
+    words = cli_args_for("nowhere", "MODEL.HDM", "True")
+    weight = checkpoint_file(tmp_path / "x.pth", load_cfg(CONFIG, words[2:]), classes=9, cameras=3)
+    code, stdout, stderr = command(profile_flops.main, "--weight", weight)
+    assert code == 0, stderr
+    sizes = ("--num_class", "9", "--camera_num", "3")
+    assert stdout == command(profile_flops.main, *words, *sizes)[1]
+    assert stdout == command(profile_flops.main, *words, *sizes, "--weight", weight)[1]
+    for other in (("--num_class", "8"), ("MODEL.HDM", "False")):
+        code, stdout, stderr = command(profile_flops.main, "--weight", weight, *other)
+        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+        assert f"The weights {weight} do not fit" in stderr
+    code, _, stderr = command(profile_flops.main)
+    assert code == 2 and "give --weight a checkpoint" in stderr

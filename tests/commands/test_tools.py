@@ -54,6 +54,9 @@ def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, ref
         path = tmp_path / f"{tool.__name__}.png"
         code, stdout, stderr = command(tool.main, *weight, *photos, "--output", path)
         assert code == 0 and str(path) in stdout and path.stat().st_size > 1000, stderr
+    for name in set(MODALITIES) - {*modalities}:
+        unread = ("--images", tmp_path / "photos" / name, "--modality", name)
+        assert f"are of {name} (--modality), but" in refusal(draw_tokens.main, *weight, *unread)
     keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
     assert "have no labels" in refusal(draw_ranks.main, *weight, *keys)
     assert "have no labels" in refusal(draw_attention.main, *weight, *photos, *GRAD_CAM)

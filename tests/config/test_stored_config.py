@@ -80,7 +80,7 @@ def test_data_that_have_moved_are_reported_and_given(
 ):
     content, path = torch.load(checkpoint, weights_only=True), tmp_path / "moved.pth"
     torch.save(content | {"config": content["config"].replace(str(tiny_root), "/elsewhere")}, path)
-    assert "The data set RGBNT201 is not at /elsewhere/RGBNT201" in refusal(
+    assert "The data set Synthetic is not at /elsewhere/synthetic/RGBNT201" in refusal(
         test_net.main, "--weight", path
     )
     assert command(test_net.main, "--weight", path, "DATASETS.ROOT_DIR", tiny_root)[0] == 0

@@ -126,8 +126,9 @@ def test_two_images_of_one_name_are_refused(tmp_path, name):
 
 def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
     message = complaint(tmp_path, name)
+    first = "synthetic/RGBNT201" if name == "Synthetic" else FOLDERS[name][0].split("/")[0]
     for phrase in (
-        f"The data set {name} is not at {tmp_path / FOLDERS[name][0].split('/')[0]};",
+        f"The data set {name} is not at {tmp_path / first};",
         READERS[name].layout,
         "correct DATASETS.ROOT_DIR",
     ):
@@ -224,9 +225,7 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     slim, both = "DeMo_Slim", "DeMo_with_SDTPS"
     assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both, slim}
     actual = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
-    assert {values["DATASETS.NAMES"] for values in actual.values()} == {
-        "RGBNT201" if folder == "Synthetic" else folder
-    }
+    assert {values["DATASETS.NAMES"] for values in actual.values()} == {folder}
     on = {kind: {key for key in MODULES if values[key]} for kind, values in actual.items()}
     fusion = {"MODEL.HDM", "MODEL.ATM"}
     assert on == {

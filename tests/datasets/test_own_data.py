@@ -13,9 +13,9 @@ import pytest
 import torch
 from layouts import pixels, save
 from numeric import assert_close, seed_of
-from tiny import ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
+from tiny import CONFIG, ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
-from demo_sdtps.commands import search
+from demo_sdtps.commands import check_data, search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -183,8 +183,9 @@ MISTAKES = {
 def test_mistakes_in_folders_are_told(tmp_path, mistake):
     opts, expected = MISTAKES[mistake]
     write_incomplete(tmp_path)
-    with pytest.raises(UserError, match=re.escape(expected)):
+    with pytest.raises(UserError, match=re.escape(expected)) as error:
         read_splits(configuration(tmp_path, "Folder", *PATTERN, *opts))
+    assert ("docs/own_data.md" in str(error.value)) == opts[0].startswith("DATASETS.")
 
 
 @pytest.mark.parametrize(
@@ -204,8 +205,22 @@ def test_mistakes_in_a_table_are_told(tmp_path, line, expected):
     table = tmp_path / "persons.csv"
     if line != "":
         table.write_text(f"{header}\n{line or ''}\n")
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match=f"{expected}.*docs/own_data.md"):
         read_splits(configuration(table, "CSV"))
+
+
+def test_images_without_labels_are_refused_where_labels_are_needed(refusal, tmp_path):
+    """The sentence says what reads labels, and where it is described."""
+    words = ["--config_file", CONFIG, "DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos"]
+    (tmp_path / "photos").mkdir()
+    message = refusal(check_data.main, *words)
+    assert "photos has no image in RGB, NI, TI" in message and "docs/own_data.md" in message
+    save(tmp_path / "photos" / "RGB" / "x.png", pixels(1, 1, "RGB", *SIZE))
+    for command in (train_net, check_data):
+        message = refusal(command.main, *words)
+        assert "images have no labels" in message and "in its place" in message
+        assert "give DATASETS.NAMES Folder" in message and "or CSV" in message
+        assert "docs/own_data.md" in message
 
 
 # Models of fewer modalities

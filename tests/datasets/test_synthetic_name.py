@@ -1,16 +1,24 @@
-"""DATASETS.NAMES Synthetic: the drawn pedestrians beside a real RGBNT201, and weights trained on them under either name."""
+"""DATASETS.NAMES Synthetic, as configs/Synthetic have it: the drawn pedestrians beside a real RGBNT201, and weights trained on
+them under either name."""
 
+import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
-from commands import CONFIG, cli_args_for, table_of, weights_file
+from commands import CONFIG, EPOCH, KEEP_ALL, checkpoint_file, cli_args_for, table_of, weights_file
 from layouts import write_rgbnt201
 from triplets import config
 
+import demo_sdtps
+from demo_sdtps.commands import report
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
+
+FORMER = ("DATASETS.NAMES", "RGBNT201")
+"""The name of the drawn pedestrians in configurations and checkpoints of a former version."""
 
 
 @pytest.fixture
@@ -20,34 +28,57 @@ def data(tiny_root, tmp_path):
     return tmp_path / "data"
 
 
-def words(data, *more):
-    return cli_args_for(data, "DATASETS.NAMES", "Synthetic", *more)
-
-
 def test_the_drawn_pedestrians_are_read_and_not_a_real_data_set_beside_them(data):
+    """In their folder, with the file that says what they are or without, and beside it."""
     write_rgbnt201(data)
-    actual = read_splits(config(data, "DATASETS.NAMES", "Synthetic"))
+    actual = read_splits(config(data))
     assert {split: len(samples) for split, samples in actual.items()} == {
         "train": 48,
         "query": 32,
         "gallery": 32,
     }
     assert actual == read_splits(config(data / "synthetic"))
-    # As configs/Synthetic name the folder.
-    assert actual == read_splits(config(data / "synthetic", "DATASETS.NAMES", "Synthetic"))
-    assert actual != read_splits(config(data))
+    assert actual == read_splits(config(data / "synthetic", *FORMER))
+    assert actual != read_splits(config(data, *FORMER))
+    (data / "synthetic" / "RGBNT201" / "synthetic.json").unlink()
+    assert actual == read_splits(config(data)) == read_splits(config(data / "synthetic"))
 
 
 def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path):
-    """As with configs/Synthetic; weights of another data set do not."""
-    cfg = load_cfg(CONFIG, words(data)[2:])
-    weights = weights_file(tmp_path / "w.pth", cfg, dataset="RGBNT201")
-    code, stdout, stderr = command(test_net.main, *words(data, "--weight", weights))
-    assert code == 0 and stdout.startswith(f"Synthetic in {data}, 32 queries"), stderr
-    as_rgbnt201 = command(test_net.main, *cli_args_for(data / "synthetic", "--weight", weights))[1]
-    assert table_of(stdout) == table_of(as_rgbnt201) and len(table_of(stdout)) == 3
-    torch.save(torch.load(weights, weights_only=True) | {"dataset": "MSVR310"}, weights)
-    assert (
-        "were trained on MSVR310, but"
-        in command(test_net.main, *words(data, "--weight", weights))[2]
-    )
+    """With their configuration and with that of now, and the same figures; weights of another data set do not."""
+    cfg = load_cfg(CONFIG, cli_args_for(data / "synthetic", *FORMER)[2:])
+    weights = checkpoint_file(tmp_path / "w.pth", cfg)
+    assert torch.load(weights)["dataset"] == "RGBNT201"
+    tables = []
+    for words, name in (
+        ([], f"RGBNT201 in {data / 'synthetic'}"),
+        (cli_args_for(data / "synthetic"), f"Synthetic in {data / 'synthetic'}"),
+        (cli_args_for(data), f"Synthetic in {data}"),
+    ):
+        code, stdout, stderr = command(test_net.main, "--weight", weights, *words)
+        assert code == 0 and stdout.startswith(f"{name}, 32 queries"), stderr
+        tables.append(table_of(stdout))
+    assert tables[0] == tables[1] == tables[2] and len(tables[0]) == 3
+    for name, words in (("MSVR310", ()), ("Synthetic", FORMER)):
+        weights_file(weights, cfg, dataset=name)
+        code, _, stderr = command(test_net.main, *cli_args_for(data, *words, "--weight", weights))
+        assert code == 2 and f"were trained on {name}, but" in stderr
+
+
+def test_the_model_card_and_the_report_of_a_run_say_synthetic(command, data, tmp_path, files):
+    """The features are those of a checkpoint that says RGBNT201, to the last bit."""
+    folder, features = tmp_path / "run", []
+    folder.mkdir()
+    for more in (FORMER, ()):
+        words = cli_args_for(data / "synthetic", *KEEP_ALL, *more, "OUTPUT_DIR", folder)
+        cfg = load_cfg(CONFIG, words[2:])
+        reid = demo_sdtps.load(checkpoint_file(folder / "last.pth", cfg), "MODEL.DEVICE", "cpu")
+        features.append(reid.features(**files))
+    assert np.array_equal(*features)
+    (folder / "config.yml").write_text(cfg.dump())
+    (folder / "metrics.json").write_text(json.dumps([EPOCH]))
+    reid.save_pretrained(tmp_path / "saved")
+    card = (tmp_path / "saved" / "README.md").read_text(encoding="utf-8")
+    assert "DATASETS.NAMES Synthetic" in card and "RGBNT201" not in card
+    code, stdout, stderr = command(report.main, "--run", folder)
+    assert code == 0 and "Synthetic in" in stdout and "RGBNT201" not in stdout, stderr

@@ -170,7 +170,7 @@ def checkpoint_file(path, cfg, classes=6, cameras=4):
     return path
 
 
-def weights_file(path, cfg, dataset="RGBNT201"):
+def weights_file(path, cfg, dataset="Synthetic"):
     torch.manual_seed(seed_of())
     torch.save(
         {"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path

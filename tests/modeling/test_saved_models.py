@@ -97,7 +97,7 @@ def test_another_data_set_is_refused_of_a_saved_model_too(places, tiny_root, com
     code, _, stderr = command(
         test_net.main, "--weight", places / "saved", "DATASETS.NAMES", "MSVR310"
     )
-    assert code == 2 and "were trained on RGBNT201, but the configuration is for MSVR310" in stderr
+    assert code == 2 and "were trained on Synthetic, but the configuration is for MSVR310" in stderr
 
 
 def test_a_local_folder_wins_over_a_name_of_the_hub(places, names, tmp_path, monkeypatch, files):
@@ -157,10 +157,10 @@ def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
     (record,) = (record for record in records_of(places / "run") if record["epoch"] == 1)
     for row in record["patterns"].values():
         assert re.search(r" +".join(rf"{100 * value:.1f}" for value in row.values()), card)
-    commit = json.loads((places / "run" / "run.json").read_text())["commit"] or "RGBNT201"
+    commit = json.loads((places / "run" / "run.json").read_text())["commit"] or "Synthetic"
     assert (
         commit in card
-        and "DATASETS.NAMES RGBNT201" in card
+        and "DATASETS.NAMES Synthetic" in card
         and "MODEL.SLIM_SCORE: self_supervised" in card
     )
     assert (

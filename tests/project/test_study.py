@@ -407,8 +407,8 @@ def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     training, evaluation = (words for words, _ in steps(slimmed, 1, study | {"selection": False}))
     assert training == steps(dense, 1, study)[0][0]
     assert evaluation[0].endswith("test_net.py") and "MODEL.SLIM_BLOCKS" in evaluation
-    content = {"cases": {"nothing": {"3": {"mAP": 0.5}}}}
-    assert measurement("evaluation_12", content) == {"patterns": content["cases"]["nothing"]}
+    content = {"cases": {"None": {"3": {"mAP": 0.5}}}}
+    assert measurement("evaluation_12", content) == {"patterns": content["cases"]["None"]}
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4), (7, 3)])

@@ -1,5 +1,6 @@
 """The page of tools/report.py --html: its numbers, and in a browser what it shows, and that it needs nothing else."""
 
+import html
 import json
 import os
 import shlex
@@ -9,12 +10,21 @@ import numpy as np
 import pytest
 import torch
 from browser import Page, headless
-from commands import BASELINE, CONFIG, EPOCH, SMALL, distance_rounding, squared_distances
+from commands import (
+    BASELINE,
+    CONFIG,
+    EPOCH,
+    SMALL,
+    distance_rounding,
+    scores_of,
+    squared_distances,
+)
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
 from numeric import seed_of
 
 from demo_sdtps.commands import analyse, report
+from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import sets_of
@@ -181,7 +191,11 @@ def test_the_page_in_a_browser(page, analysed_run):
         )
         == []
     )
-    assert "default-src 'none'" in file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
+    assert "default-src 'none'" in text and cfg.DATASETS.ROOT_DIR not in html.unescape(text)
+    assert page.texts("h1 + p") == [
+        f"Synthetic in data, {QUERIES} queries, {cfg.TEST.WEIGHT}, in percent"
+    ]
     assert page.driver.title == f"{NAME}: report" and page.texts("h1") == [NAME]
     assert page.run("return document.querySelectorAll('main b img, h1 b, img[src=x]').length") == 0
     page.click("[name=pattern][value='2'] + span")
@@ -254,43 +268,82 @@ def test_a_click_enlarges_a_triplet(page):
         assert page.run("return document.querySelectorAll('#large[open]').length") == 0
 
 
-def test_runs_are_compared(driver, analysed_run, tmp_path, command):
-    """Beside each other, with differences to the first, and with the keys in which they differ."""
-    file, _, cfg = analysed_run
-    other = make_run(tmp_path / "other", cfg.DATASETS.ROOT_DIR, "SOLVER.SEED", "7")
-    better = {"mAP": 0.625, "Rank-1": 0.25, "Rank-5": 0.75, "Rank-10": 1.0}
-    last = EPOCH | {"epoch": 2, "patterns": EPOCH["patterns"] | {"1": better}}
-    (other / "metrics.json").write_text(json.dumps([EPOCH, last]))
-    words = ["--run", file.parent, "--run", other, *BOUNDS]
+@pytest.fixture
+def other_run(own_root, tmp_path):
+    """A run on other data: those of `tiny_root` without the triplets of a test identity."""
+    for path in own_root.glob("RGBNT201/test/*/000010_*"):
+        path.unlink()
+    other = make_run(tmp_path / "other", own_root, "SOLVER.SEED", "7")
+    (other / "metrics.json").write_text(json.dumps([EPOCH, EPOCH | {"epoch": 2, "loss": 1.0}]))
+    return other
+
+
+def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
+    """Each on its own data, with differences to the first, and with the keys in which they differ."""
+    file, numbers, _ = analysed_run
+    words = ["--run", file.parent, "--run", other_run, *BOUNDS]
     assert call([*words, "--html", tmp_path / "x.html"], report.main) == 0
+    weight = ("--weight", other_run / "last.pth", "--json", tmp_path / "other.json")
+    assert command(test_net.main, *weight)[0] == 0
     page = Page(driver, tmp_path / "x.html")
     cells = ".map((row) => [...row.cells].map((cell) => cell.textContent))"
     rows = "return [...document.querySelectorAll('[data-pattern]:not([hidden])[data-name=compared] tr')]"
     page.click("[name=compared][value='1'] + span")
+    first, second = numbers["cases"]["nothing"]["1"], scores_of(tmp_path / "other.json")["1"]
+    percents = [[f"{100 * value:.1f}" for value in row.values()] for row in (first, second)]
+    differences = [f"{100 * (second[name] - first[name]):+.1f}" for name in ("mAP", "Rank-1")]
     assert page.run(rows + cells) == [
-        ["run", "mAP", "Rank-1", "Rank-5", "Rank-10", "Δ mAP", "Δ Rank-1"],
-        [str(file.parent), "50.0", "50.0", "50.0", "50.0", "", ""],
-        [str(other), "62.5", "25.0", "75.0", "100.0", "+12.5", "-25.0"],
+        ["run", "mAP", "Rank-1", "Rank-5", "Rank-10", "Δ mAP", "Δ Rank-1", "test split"],
+        [str(file.parent), *percents[0], "", "", "Synthetic in data, 32 queries"],
+        [str(other_run), *percents[1], *differences, "Synthetic in own, 24 queries"],
     ]
+    assert f"the other sections are of {file.parent} alone" in page.texts("#comparison p")[0]
     keys = page.run(
         f"return [...document.querySelectorAll('.tall [data-name=compared] tbody tr')]{cells}"
     )
     assert keys == [
+        ["DATASETS.ROOT_DIR", "data", "own"],
         ["MODEL.SIE_CAMERA", "False", "True"],
         ["MODEL.SLIM_BLOCKS", "[1]", "[]"],
         ["MODEL.SLIM_KEEP", "[0.5]", "[]"],
         ["SOLVER.SEED", "1111", "7"],
     ]
-    assert page.run("return document.getElementById('compared-map').data.map((one) => one.y)") == [
-        [50, 50, 50],
-        [50, 62.5],
+    assert page.run("return document.getElementById('compared-loss').data.map((one) => one.y)") == [
+        [2, 2],
+        [2, 1],
     ]
     assert (
-        page.texts("#compared-map .legendtext") == [str(file.parent), str(other)]
+        page.texts("#compared-map .legendtext") == [str(file.parent), str(other_run)]
         and page.errors() == []
     )
     code, _, stderr = command(report.main, *words)
     assert code == 2 and "add --html" in stderr
+
+
+def test_the_run_whose_data_or_files_are_missing_is_named(
+    analysed_run, other_run, own_root, tmp_path, command
+):
+    page = tmp_path / "x.html"
+
+    def message(*runs):
+        words = [word for run in runs for word in ("--run", run)]
+        code, _, stderr = command(report.main, *words, "--html", page)
+        assert code == 2 and not page.exists() and stderr.count("error: ") == 1
+        return stderr
+
+    runs = (analysed_run[0].parent, other_run)
+    assert "--run names one run twice" in message(*runs, other_run.parent / "." / other_run.name)
+    for path in own_root.glob("RGBNT201/test/*/*_cam[2-4]_*"):
+        path.unlink()
+    assert f"The run {other_run} cannot be evaluated: No query of Synthetic at" in message(*runs)
+    own_root.rename(tmp_path / "away")
+    for order in (runs, runs[::-1]):
+        sentence = f"The run {other_run} cannot be evaluated: The data set Synthetic is not at"
+        assert sentence in message(*order)
+    (other_run / "last.pth").rename(tmp_path / "last.pth")
+    assert str(other_run / "last.pth") in message(*runs)
+    (other_run / "metrics.json").unlink()
+    assert f"The run {other_run} has no metrics.json" in message(*runs)
 
 
 @pytest.mark.parametrize("width", [1280, 400])

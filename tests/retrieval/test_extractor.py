@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from commands import BASELINE, KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
 from numeric import assert_close, seed_of
 from PIL import Image
 from tiny import MODEL
@@ -138,15 +138,6 @@ def test_every_kind_of_image_gives_the_same(reid, files):
     assert np.array_equal(reid.features(ti=torch.from_numpy(grey)[:, None]), as_colours)
 
 
-def test_images_that_the_model_does_not_read_are_refused(tiny_root, files, tmp_path):
-    words = cli_args_for(tiny_root, "MODEL.MODALITIES", "['RGB']", "MODEL.USE_SDTPS", "False")
-    weights = checkpoint_file(tmp_path / "rgb.pth", load_cfg(words[1], words[2:]))
-    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
-    assert len(reid.features(rgb=files["rgb"], ni=None, ti=[None] * SHOWN)) == SHOWN
-    with pytest.raises(UserError, match="images of NI and TI, but the model reads RGB alone"):
-        reid.features(**files)
-
-
 def test_an_unknown_camera_has_the_mean_embedding(reid, run_folder, files):
     other = demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu")
     embedding = other.model.backbone.camera_embedding
@@ -179,6 +170,7 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     whole = np.take_along_axis(reid.distance(query, gallery), rows, axis=1)
     assert np.array_equal(distances, whole)
     assert rows[3, :4].tolist() == [3, 5, 11, 17] and not distances[3, :4].any()
+    assert all(map(np.array_equal, reid.search(query, gallery, 30), (rows, distances)))
     with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
         reid.search(query, gallery[:, 1:])
 
@@ -198,3 +190,17 @@ BAD = {
 def test_what_cannot_be_used_is_told(reid, files, reason):
     with pytest.raises(UserError, match=reason):
         reid.features(**BAD[reason](files))
+
+
+def test_images_that_the_model_does_not_read_are_refused(tiny_root, files, tmp_path):
+    """By `features` and by a call; None is no image, for all triplets or for each."""
+    words = cli_args_for(tiny_root, "MODEL.MODALITIES", "[RGB, TI]", config=BASELINE)
+    weights = checkpoint_file(tmp_path / "last.pth", load_cfg(words[1], words[2:]))
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    pair = {name: files[name] for name in ("rgb", "ti")}
+    expected = reid.features(**pair)
+    assert np.array_equal(reid(**pair, ni=[None] * SHOWN), expected)
+    for call in (reid, reid.features):
+        for images in (files["ni"][0], [None, *files["ni"][1:]], np.zeros((SHOWN, 32, 16, 3))):
+            with pytest.raises(UserError, match="images of ni, but the model reads rgb, ti alone"):
+                call(**pair, ni=images)

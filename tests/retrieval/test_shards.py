@@ -225,6 +225,9 @@ def test_ranking_exported_features_gives_the_figures_of_the_test_command(
         header, *hits = rows_of("x.csv")
         assert header == ["query", "rank", "gallery", "distance"] and len(hits) == 32 * 4
         assert all(query == nearest_one for query, _, nearest_one, _ in hits[::4])
+    words = ("--query", "q", "--gallery", "g", "--csv", "x.csv", "--top", 1000, "--overwrite")
+    code, _, stderr = command(rank_features.main, *words)
+    assert code == 0 and len(rows_of("x.csv")) == 1 + 32 * 32, stderr
 
 
 def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path):

@@ -83,7 +83,7 @@ def test_the_last_and_the_best_checkpoint(run_folder):
         assert (content["num_class"], content["camera_num"], content["dataset"]) == (
             6,
             4,
-            "RGBNT201",
+            "Synthetic",
         )
         make_model(cfg, 6, 4).load_state_dict(content["model"])
         assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
