@@ -53,7 +53,7 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
         )
     axes[0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
     axes[0].set_ylim(len(variants) - 0.5, -0.5)
-    figure.suptitle(f"{result['title']}: mAP by return pattern ({seeds_of(result)} seeds)")
+    figure.suptitle(f"{result['title']}: mAP by return pattern ({seeds_of(result)})")
     save(figure, path)
 
 
@@ -77,7 +77,7 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
     axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(
         f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
-        f"{seeds_of(result)} seeds)"
+        f"{seeds_of(result)})"
     )
     for axis, what in zip(axes, names, strict=True):  # now that the limits are known
         ends = [
@@ -155,5 +155,5 @@ def draw_training(result: dict[str, Any], path: Path) -> None:
         axis.set_xlim(left=0)
     axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
     axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(f"{result['title']}: mean ± standard deviation of {seeds_of(result)} seeds")
+    figure.suptitle(f"{result['title']}: mean ± standard deviation of {seeds_of(result)}")
     save(figure, path)

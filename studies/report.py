@@ -22,7 +22,7 @@ CHOICE = (
     "others, then the mean; bold: the best of these means, whose rate is chosen."
 )
 LEGEND = (
-    "Percent, mean ± standard deviation over {seeds} seeds; lowest: of all runs. Δ: paired difference to {first} with "
+    "Percent, mean ± standard deviation over {seeds}; lowest: of all runs. Δ: paired difference to {first} with "
     "Student's 95 % interval; bold: it excludes 0. Operations and times: those of {first} are 1."
 )
 
@@ -45,9 +45,10 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
 
 
 def seeds_of(result: dict[str, Any]) -> str:
-    """The number of seeds of the variants, such as 5, or 5 to 20."""
+    """The number of seeds of the variants: 1 seed, 5 seeds, 5 to 20 seeds."""
     counts = sorted({len(variant["runs"]) for variant in result["variants"]})
-    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"{numbers} seed{'' if numbers == '1' else 's'}"
 
 
 def study_markdown(result: dict[str, Any]) -> str:
