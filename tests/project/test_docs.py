@@ -13,7 +13,8 @@ from scipy import stats
 from demo_sdtps.config import UserError
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
-from studies.report import interval, read_result
+from studies.report import interval
+from studies.results import read_result
 from tools import demo_figures, pages, tables
 from tools.pages import with_tables
 
