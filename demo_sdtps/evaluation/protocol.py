@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
@@ -12,16 +13,17 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.extraction import cases_of, extract_features
-from demo_sdtps.evaluation.metrics import (
-    DistanceRows,
-    Ranking,
-    distances_of,
-    match_ranks,
-    ranking_of,
-    squared_lengths,
+from demo_sdtps.evaluation.distances import (
+    Side,
+    comparison_of,
+    lonely,
+    present_in,
+    reranked,
+    rows_of_distances,
+    set_of,
 )
-from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.evaluation.extraction import cases_of, extract_features
+from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, match_ranks, ranking_of
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
@@ -38,6 +40,7 @@ class TestData:
     gallery: torch.Tensor
     loader: DataLoader  # loads this process's shard of the samples
     matched: int  # the number of queries with a match in the gallery; only these are scored
+    present: np.ndarray  # (samples,): the modalities of each that the model reads (distances.py)
 
     def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:
         """An attribute of the samples at `indices`: identity, camera or scene."""
@@ -55,6 +58,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
         torch.tensor([index[sample] for sample in gallery]),
         test_loader(cfg, shard_for_rank(samples)),
         matched,
+        present_in(samples, cfg.MODEL.MODALITIES),
     )
 
 
@@ -93,6 +97,12 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
             f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
             f"with another {exclude_key(cfg)}) and are not scored (the usual protocol)."
         )
+    sides = [present_in(splits[name], cfg.MODEL.MODALITIES) for name in ("query", "gallery")]
+    if count := len(lonely(comparison_of(cfg, 1), *sides)):
+        warnings.append(
+            f"WARNING: {count} of {len(splits['query'])} queries have no modality in common with any of the gallery and "
+            "rank their matches last; TEST.CROSS_MODAL_DISTANCE pairs compares them."
+        )
     if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
         warnings.append(
             "WARNING: MODEL.SLIM_SHARED keeps the same positions of the three modalities, but they are flipped and "
@@ -118,7 +128,7 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     return broadcast_from_main(
         lambda: {
             case: {
-                pattern: rank_features(cfg, feature.to(device), data)
+                pattern: rank_features(cfg, feature.to(device), data, pattern, cases[case])
                 for pattern, feature in patterns.items()
             }
             for case, patterns in zip(cases, features, strict=True)
@@ -126,9 +136,18 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     )
 
 
-def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
-    """Score features (samples, D) of the test data, re-ranked where TEST.RE_RANKING is yes."""
-    return rank_distances(cfg, distance_rows(cfg, features, data), data)
+def rank_features(
+    cfg: CfgNode,
+    features: torch.Tensor,
+    data: TestData,
+    pattern: int | None = None,
+    missing: frozenset[str] | None = None,
+) -> Ranking:
+    """Score features (samples, D) of the test data, re-ranked where TEST.RE_RANKING is yes.
+
+    They are of the return pattern and in the case of missing modalities of TEST, unless others are given.
+    """
+    return rank_distances(cfg, distance_rows(cfg, features, data, pattern, missing), data)
 
 
 def rank_distances(cfg: CfgNode, distances: DistanceRows, data: TestData) -> Ranking:
@@ -140,16 +159,35 @@ def rank_distances(cfg: CfgNode, distances: DistanceRows, data: TestData) -> Ran
     return ranking_of(*match_ranks(distances, tuple(map(len, sides)), ids, keys))
 
 
-def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> DistanceRows:
-    """Distances, as they are ranked, by features (samples, D)."""
-    # Indexing copies the features, and a second copy of a large gallery would take gigabytes.
-    query, gallery = (
-        normalise(cfg, features[side], in_place=True) for side in (data.query, data.gallery)
-    )
+def distance_rows(
+    cfg: CfgNode,
+    features: torch.Tensor,
+    data: TestData,
+    pattern: int | None = None,
+    missing: frozenset[str] | None = None,
+) -> DistanceRows:
+    """Distances, as they are ranked, by features (samples, D); arguments are those of `rank_features`."""
+    missing = missing_modalities(cfg.TEST.MISS) if missing is None else missing
+    comparison = comparison_of(cfg, pattern or cfg.TEST.RETURN_PATTERN, cfg.TEST.FEAT_NORM == "yes")
+    sides = [side_of(cfg, features, data, rows, missing) for rows in (data.query, data.gallery)]
     if cfg.TEST.RE_RANKING == "yes":  # depends on all queries
-        return k_reciprocal(query, gallery).__getitem__
-    lengths = squared_lengths(gallery)
-    return lambda rows: distances_of(query[rows], gallery, lengths)
+        return reranked(replace(comparison, normalise=True), *sides).__getitem__
+    return rows_of_distances(comparison, *sides)
+
+
+def side_of(
+    cfg: CfgNode,
+    features: torch.Tensor,
+    data: TestData,
+    rows: torch.Tensor,
+    missing: frozenset[str],
+) -> Side:
+    """Features (samples, D), extracted without the modalities in `missing`, of query or gallery: normalised, and what is
+    present in them."""
+    # Indexing copies the features, and a second copy of a large gallery would take gigabytes.
+    chosen = normalise(cfg, features[rows], in_place=True)
+    present = data.present[rows.numpy()] & ~np.uint8(set_of(missing))
+    return chosen, present
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:

@@ -55,7 +55,7 @@ def analyse(
     cfg: CfgNode, data: TestData, features: Features, queries: int, points: int
 ) -> Analysis:
     """With rank lists of at most `queries`, and at most `points` samples in two dimensions."""
-    records = {case: rank_patterns(cfg, of_case, data) for case, of_case in features.items()}
+    records = {case: rank_patterns(cfg, each, data, case) for case, each in features.items()}
     chosen = features[analysis_case(cfg)][cfg.TEST.RETURN_PATTERN]
     distances, query, gallery = rank_rows(cfg, chosen, data)
     scores = analysis.score_queries(distances, query, gallery)
@@ -82,10 +82,14 @@ def analyse(
 
 
 def rank_patterns(
-    cfg: CfgNode, features: Mapping[int, torch.Tensor], data: TestData
+    cfg: CfgNode, features: Mapping[int, torch.Tensor], data: TestData, case: str
 ) -> dict[str, dict[str, float]]:
-    """The record of features (samples, D) by return pattern."""
-    return reid_record({name: rank_features(cfg, each, data) for name, each in features.items()})
+    """The record of features (samples, D) by return pattern, in a case of `CASES`."""
+    rankings = {
+        pattern: rank_features(cfg, each, data, pattern, CASES[case])
+        for pattern, each in features.items()
+    }
+    return reid_record(rankings)
 
 
 def rank_rows(

@@ -4,6 +4,7 @@ import json
 from functools import partial
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,13 +16,23 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import set_distances, sets_of
+from demo_sdtps.evaluation.cross_modal import sets_of
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    reranked,
+    rows_of_distances,
+    set_distances,
+    set_of,
+)
 from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.protocol import make_test_data
+from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.fusion import SUBSETS
 from tests.reference import cross_modal as plain
 from tests.reference import ranking
+from tests.reference import reranking as plain_reranking
 
 SETS = sets_of(MODALITIES)
 
@@ -45,43 +56,108 @@ def test_the_sets_are_named_by_what_is_present():
     ) == list(PRESENT)
 
 
-@pytest.mark.parametrize(
-    "sources", [OWN, [*SUBSETS.values()], [*OWN, *OWN, *SUBSETS.values()]], ids=["3C", "7C", "13C"]
-)
+ALL_SOURCES = {"3C": OWN, "7C": [*SUBSETS.values()], "13C": [*OWN, *OWN, *SUBSETS.values()]}
+
+
+def comparison(sources, how):
+    return Comparison([set_of(names) for names in sources], how)
+
+
+def sides_of(draws, sources, *sets):
+    """Features of length 1, and the sets of modalities that are theirs."""
+    features = (
+        torch.randn(len(side), len(sources) * WIDTH, generator=draws).double() for side in sets
+    )
+    present = (np.array([set_of(names) for names in side], np.uint8) for side in sets)
+    return list(zip((F.normalize(side).float() for side in features), present, strict=True))
+
+
+def parts_of(features):
+    return features.double().unflatten(1, (-1, WIDTH)).tolist()
+
+
+@pytest.mark.parametrize("sources", ALL_SOURCES.values(), ids=ALL_SOURCES)
 @pytest.mark.parametrize("how", ["all", "shared", "pairs"])
-def test_distances_against_the_slow_version(how, sources):
+def test_distances_of_two_sets_against_the_slow_version(how, sources):
     """In all 49 cells, of which 12 share nothing; what is not used may be anything, as a missing modality's columns."""
     draws, undefined = generator(len(sources)), 0
     for query_set, gallery_set in product(PRESENT.values(), repeat=2):
-        query, gallery = (
-            torch.randn(count, len(sources), WIDTH, generator=draws) for count in (3, 4)
-        )
-        find = partial(
-            set_distances,
-            present=(query_set, gallery_set),
-            sources=[frozenset(names) for names in sources],
-            how=how,
-            scale=partial(F.normalize, dim=1),
-        )
-        actual = find(query, gallery)
+        query, gallery = sides_of(draws, sources, 3 * [query_set], 4 * [gallery_set])
+        actual = set_distances(comparison(sources, how), query, gallery)
         expected = [
-            [
-                plain.distance(one, two, sources, query_set, gallery_set, how)
-                for two in gallery.double().tolist()
-            ]
-            for one in query.double().tolist()
+            [plain.distance(one, two, sources, query_set, gallery_set, how) for two in parts]
+            for one, parts in product(parts_of(query[0]), [parts_of(gallery[0])])
         ]
-        if actual is None:
+        if expected[0][0] is None:
             undefined += 1
-            assert expected == [[None] * 4] * 3 and not query_set & gallery_set
+            assert actual.isinf().all() and not query_set & gallery_set
             continue
-        assert_close(actual, expected, *2 * (len(sources) * WIDTH,), 9, scale=4)
+        assert_close(actual, expected, *4 * (len(sources) * WIDTH,), 9, scale=4)
+        rows = rows_of_distances(comparison(sources, how), query, gallery)
+        assert torch.equal(rows(slice(None)), actual)
+        if how == "all" or query_set == gallery_set:
+            assert torch.equal(actual, squared_distances(query[0], gallery[0]))
+            continue
         for place, names in enumerate(sources):
-            for side, present in ((query, query_set), (gallery, gallery_set)):
-                if how != "all" and not present.issuperset(names):
-                    side[:, place] = torch.randn(side[:, place].shape, generator=draws)
-        assert how == "all" or torch.equal(find(query, gallery), actual)
+            for (side, _), present in ((query, query_set), (gallery, gallery_set)):
+                if not present.issuperset(names):
+                    columns = side.unflatten(1, (-1, WIDTH))[:, place]
+                    columns[:] = torch.randn(columns.shape, generator=draws)
+        assert torch.equal(set_distances(comparison(sources, how), query, gallery), actual)
     assert undefined == (12 if how == "shared" else 0)
+
+
+@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+def test_distances_of_triplets_that_have_other_sets_each(how):
+    """All of them in one matrix, infinite where nothing is shared; some rows of it are those of the whole."""
+    draws, sources = generator(20), ALL_SOURCES["13C"]
+    sets = [3 * [*PRESENT.values()], 2 * [*PRESENT.values()]]
+    sets = [[side[n] for n in torch.randperm(len(side), generator=draws)] for side in sets]
+    query, gallery = sides_of(draws, sources, *sets)
+    actual = set_distances(comparison(sources, how), query, gallery)
+    expected = [
+        [
+            plain.distance(one, two, sources, *both, how)
+            for two, both in zip(parts, pairs, strict=True)
+        ]
+        for one, parts, pairs in (
+            (one, parts_of(gallery[0]), [(own, other) for other in sets[1]])
+            for one, own in zip(parts_of(query[0]), sets[0], strict=True)
+        )
+    ]
+    expected = [[np.inf if value is None else value for value in line] for line in expected]
+    assert_close(actual, expected, *4 * (len(sources) * WIDTH,), 9, scale=4)
+    rows = rows_of_distances(comparison(sources, how), query, gallery)
+    assert torch.equal(
+        rows(slice(4, 9)),
+        set_distances(comparison(sources, how), *[(query[0][4:9], query[1][4:9]), gallery]),
+    )
+
+
+def test_re_ranking_is_by_these_distances():
+    """By the slow version, of a matrix of distances; what has none is as far as can be."""
+    draws, sources = generator(21), ALL_SOURCES["7C"]
+    sets = [2 * [*PRESENT.values()], 4 * [*PRESENT.values()]]
+    present, gaps = [*sets[0], *sets[1]], np.zeros(1)
+    while gaps.min() < 1e-5:  # roundings decide on the nearest
+        query, gallery = sides_of(draws, sources, *sets)
+        samples = parts_of(query[0]) + parts_of(gallery[0])
+        distances = np.full((len(samples), len(samples)), 4.0)
+        for one, other in product(range(len(samples)), repeat=2):
+            each = (samples[one], samples[other], sources, present[one], present[other], "shared")
+            value = plain.distance(*each)
+            distances[one, other] = 4 if value is None else value
+        ordered = np.sort(distances, axis=1)
+        gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 4]
+    actual = reranked(comparison(sources, "shared"), query, gallery)
+    expected = plain_reranking.k_reciprocal_by(distances.tolist(), len(query[0]))
+    sums, farthest = len(sources) * WIDTH, float(distances.max(axis=1).min())
+    lengths = (*4 * (sums,), *3 * (len(samples),), 8)
+    assert_close(actual, expected, *lengths, scale=4 * max(1, 2 / farthest))
+    whole = [(side, np.full_like(each, 7)) for side, each in (query, gallery)]
+    assert torch.equal(
+        reranked(comparison(sources, "shared"), *whole), k_reciprocal(query[0], gallery[0])
+    )
 
 
 @pytest.mark.parametrize(
