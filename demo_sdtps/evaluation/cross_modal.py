@@ -6,7 +6,7 @@ from itertools import product
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.evaluation.distances import comparison_of, lonely, rows_of_distances
+from demo_sdtps.evaluation.distances import comparison_of, incomparable, rows_of_distances
 from demo_sdtps.evaluation.extraction import CASES, cases_of, extract_features
 from demo_sdtps.evaluation.protocol import TestData, rank_distances, side_of
 from demo_sdtps.modeling import DeMo
@@ -42,18 +42,17 @@ def rank_sets(
     modalities, as everywhere; a cell in which no query has any in common with the gallery is undefined.
     """
     device, sets = next(model.parameters()).device, sets_of(model.modalities)
-    comparison = comparison_of(cfg, cfg.TEST.RETURN_PATTERN, cfg.TEST.FEAT_NORM == "yes")
+    pattern = cfg.TEST.RETURN_PATTERN
+    comparison = comparison_of(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")
     matrices: dict[str, dict[str, dict[str, float | None]]] = {
         name: {one: {} for one in sets} for name in ("mAP", "Rank-1")
     }
     for one, other in product(sets, repeat=2):
         query, gallery = (
-            side_of(
-                cfg, features[case][cfg.TEST.RETURN_PATTERN].to(device), data, rows, CASES[case]
-            )
+            side_of(cfg, features[case][pattern].to(device), data.without(CASES[case]), rows)
             for case, rows in ((sets[one], data.query), (sets[other], data.gallery))
         )
-        is_defined = len(lonely(comparison, query[1], gallery[1])) < len(data.query)
+        is_defined = len(incomparable(comparison, query[1], gallery[1])) < len(data.query)
         distances = rows_of_distances(comparison, query, gallery)
         ranking = rank_distances(cfg, distances, data) if is_defined else None
         matrices["mAP"][one][other] = ranking.mAP if ranking else None

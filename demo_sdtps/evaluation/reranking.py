@@ -101,7 +101,7 @@ def k_reciprocal(
         raise ValueError(
             f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1."
         )
-    sides = (query_features, gallery_features)
+    sides = [query_features, gallery_features]
     shapes = [tuple(side.shape) for side in sides]
     if (
         {len(shape) for shape in shapes} != {2}
@@ -110,7 +110,7 @@ def k_reciprocal(
     ):
         raise ValueError(f"Features must be (Q, D) and (G, D), not empty; they are {shapes}.")
     if between is None:
-        sides = tuple(F.normalize(side.float(), dim=1) for side in sides)
+        sides = [F.normalize(side.float(), dim=1) for side in sides]
     distances = Distances(torch.cat(sides), between)
     nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
     wide, narrow = (_reciprocal(nearest[:, : count + 1]) for count in (k1, round(k1 / 2)))

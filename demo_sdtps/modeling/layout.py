@@ -50,16 +50,9 @@ def make_layout(
         enhanced["moe"] = len(subsets) * width
     original = {"original": whole} if one_head else dict.fromkeys(modalities, width)
     columns = slice(whole), slice(whole if enhanced else 0, None), slice(None)
-    columns_of = dict(zip(RETURN_PATTERNS, columns, strict=True))
-    sources = sources_of(modalities, subsets, has_sdtps)
-    return FeatureLayout(enhanced | original, tuple(enhanced), columns_of, sources)
-
-
-def sources_of(
-    modalities: Sequence[str], subsets: Sequence[Collection[str]], has_sdtps: bool
-) -> dict[int, list[frozenset[str]]]:
-    """`FeatureLayout.sources`: the first parts of each pattern are of one modality each."""
     unfused = [frozenset({modality}) for modality in modalities]
     added = unfused * has_sdtps + [frozenset(names) for names in subsets]
     sources = unfused, added or unfused, unfused + added
-    return dict(zip(RETURN_PATTERNS, sources, strict=True))
+    columns_of = dict(zip(RETURN_PATTERNS, columns, strict=True))
+    sources_of = dict(zip(RETURN_PATTERNS, sources, strict=True))
+    return FeatureLayout(enhanced | original, tuple(enhanced), columns_of, sources_of)

@@ -6,7 +6,7 @@ import math
 def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.3):
     """Features are lists of lists of numbers: → list per query of its distances to the gallery."""
     features = [normalise(feature) for feature in [*query_features, *gallery_features]]
-    distances = [squared_distances(feature, features) for feature in features]
+    distances = [relative_distances(feature, features) for feature in features]
     return k_reciprocal_by(distances, len(query_features), k1, k2, lambda_value)
 
 
@@ -34,8 +34,9 @@ def normalise(feature):
     return [number / length for number in feature]
 
 
-def squared_distances(feature, others):
-    return [sum((a - b) ** 2 for a, b in zip(feature, other, strict=True)) for other in others]
+def relative_distances(feature, others):
+    row = [sum((a - b) ** 2 for a, b in zip(feature, other, strict=True)) for other in others]
+    return [distance / max(row) for distance in row]
 
 
 def neighbours(sample, distances):

@@ -161,7 +161,7 @@ def compare_onnx(
             seconds[name] += time.perf_counter() - start
     lines = [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}"]
     for name, blocks in features.items():
-        ranking = rank_features(cfg, torch.cat(blocks), data, missing=frozenset())
+        ranking = rank_features(cfg, torch.cat(blocks), data)
         scores = f"{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}"
         lines.append(f"{name:10}{scores}{1000 * seconds[name] / len(data.samples):13.2f}")
     return lines
