@@ -9,11 +9,12 @@ DEFAULT_SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 def main() -> None:
     parser = cli.config_parser(
         "Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), identities as "
-        "named on disk, cameras from 0, both -1 with --images, scenes 0 where there are none; paths (n, 3) in the order RGB, "
-        "NI, TI, or (n, 1) where one image holds the three side by side; and, as single values, return_pattern, split, "
-        "data_set, checkpoint (its path), checkpoint_sha256 (of its content), normalised (whether the features are) and "
-        "configuration (JSON: the keys on which features depend, with their values). With --shards, write the same in parts to "
-        "a folder (docs/retrieval.md): an interrupted export goes on when the command is called again, with --overwrite anew. "
+        "named on disk, cameras from 0, both -1 with --images, scenes 0 where there are none; present (n,) uint8, the sum of "
+        "1, 2 and 4 for RGB, NI and TI, where the features are of them; paths (n, 3) in the order RGB, NI, TI, or (n, 1) "
+        "where one image holds the three side by side; and, as single values, return_pattern, split, data_set, checkpoint "
+        "(its path), checkpoint_sha256 (of its content), normalised (whether the features are) and configuration (JSON: the "
+        "keys on which features depend, with their values). With --shards, write the same in parts to a folder "
+        "(docs/retrieval.md): an interrupted export goes on when the command is called again, with --overwrite anew. "
         "Processes of torchrun share the work; those of several nodes need a shared file system for the output.",
         checkpoint=cli.WEIGHT,
         images=True,

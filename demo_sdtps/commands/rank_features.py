@@ -3,7 +3,7 @@
 import argparse
 
 from demo_sdtps.config import cli
-from demo_sdtps.config.common import TOP
+from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, TOP
 from demo_sdtps.config.schema import YES_NO
 
 
@@ -17,6 +17,8 @@ def main() -> None:
     cli.add_path(parser, "--query", "Q", "features of the queries")
     cli.add_path(parser, "--gallery", "G", "features of the gallery")
     cli.add_choice(parser, "--feat_norm", YES_NO, "yes", "L2-normalise, as TEST.FEAT_NORM")
+    key = "as TEST.CROSS_MODAL_DISTANCE"
+    cli.add_choice(parser, "--cross_modal_distance", CROSS_MODAL_DISTANCES, "shared", key)
     cli.add_count(parser, "--top", TOP, "hits per query of --csv, at most all")
     cli.add_output(parser, "--json", ".json", help="write the figures there as well, in [0, 1]")
     cli.add_output(

@@ -30,7 +30,7 @@ FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
 TOP = 10
 """Hits of a query by default."""
 
-SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by which the evaluation ranks, of all columns"
+SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by TEST.CROSS_MODAL_DISTANCE as in the evaluation"
 RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
 """Distances of tools/search.py."""
 

@@ -253,8 +253,8 @@ KEYS = (
     Key(
         "TEST.CROSS_MODAL_DISTANCE",
         "shared",
-        "distance between unequal sets of modalities: of all columns, of those of "
-        "shared modalities, or the mean over pairs of one modality of each (docs/method.md)",
+        "distance between triplets of unequal sets of modalities, also in a search: of all columns, of "
+        "those of shared modalities, or the mean over pairs of one modality of each (docs/method.md)",
         CROSS_MODAL_DISTANCES,
     ),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),

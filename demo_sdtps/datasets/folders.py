@@ -23,6 +23,11 @@ class Triplet:
     paths: tuple[str | None, ...]
 
     @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those that it has images of."""
+        return tuple(name for name, path in zip(MODALITIES, self.paths, strict=True) if path)
+
+    @property
     def file(self) -> str:
         """The first of its files."""
         return next(path for path in self.paths if path is not None)

@@ -130,13 +130,15 @@ def nearest_samples(
 def distance_histogram(
     distances: DistanceRows, query: Labels, gallery: Labels, bins: int = 60
 ) -> Histogram:
-    """Equal bins from 0 to the largest distance that counts; negative distances, which rounding makes, count as 0."""
+    """Equal bins from 0 to the largest distance that counts; negative distances, which rounding makes, count as 0, infinite
+    ones, of samples without a modality in common, not at all."""
 
     def by_kind() -> Iterator[list[np.ndarray]]:
         """The distances to matches and to other identities, of some queries at a time."""
         for rows in chunks(len(query.identity), len(gallery.identity)):
             distance = distances(rows).clamp(min=0)
-            yield [distance[kind].numpy() for kind in _kinds(query.of(rows), gallery)]
+            kinds = _kinds(query.of(rows), gallery)
+            yield [distance[kind & distance.isfinite()].numpy() for kind in kinds]
 
     largest = max(float(values.max(initial=0)) for kinds in by_kind() for values in kinds)
     limits, counts = (0.0, largest or 1.0), np.zeros((2, bins), np.int64)

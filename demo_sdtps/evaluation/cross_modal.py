@@ -1,15 +1,14 @@
 """Any modality against any: the sets of modalities of the query against those of the gallery (docs/method.md)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import torch
 from yacs.config import CfgNode
 
+from demo_sdtps.evaluation.distances import comparison_of, incomparable, rows_of_distances
 from demo_sdtps.evaluation.extraction import CASES, cases_of, extract_features
-from demo_sdtps.evaluation.metrics import squared_distances
-from demo_sdtps.evaluation.protocol import TestData, normalise, rank_distances
+from demo_sdtps.evaluation.protocol import TestData, rank_distances, side_of
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.runtime.distributed import broadcast_from_main
 
@@ -23,36 +22,6 @@ def sets_of(modalities: Sequence[str]) -> dict[str, str]:
         "".join(modality[0] for modality in modalities if modality not in missing): case
         for case, missing in reversed(cases_of(modalities).items())
     }
-
-
-def set_distances(
-    query: torch.Tensor,
-    gallery: torch.Tensor,
-    present: Sequence[frozenset[str]],
-    sources: Sequence[frozenset[str]],
-    how: str,
-    scale: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor | None:
-    """Squared distances (Q, G) of features (Q, K, C) and (G, K, C) whose K parts are made from the modalities in `sources`.
-
-    `present` are the modalities of the query and of the gallery, `scale` normalises features (n, D). `how`: "all" parts; those
-    that are "shared", as all modalities that they are made from are present on both sides, None where none is; or the mean over
-    the "pairs" of a part that is present in the query and one in the gallery.
-    """
-    places, other_places = (
-        [place for place, source in enumerate(sources) if how == "all" or source <= side]
-        for side in present
-    )
-    if how == "pairs":
-        pairs = [
-            squared_distances(scale(query[:, one]), scale(gallery[:, other]))
-            for one, other in product(places, other_places)
-        ]
-        return reduce(torch.add, pairs) / len(pairs)
-    shared = [place for place in places if place in other_places]
-    if not shared:
-        return None
-    return squared_distances(*(scale(side[:, shared].flatten(1)) for side in (query, gallery)))
 
 
 def evaluate_cross_modal(cfg: CfgNode, model: DeMo, data: TestData) -> CrossModal:
@@ -69,25 +38,23 @@ def rank_sets(
 ) -> CrossModal:
     """Score every set of modalities of the query against every one of the gallery, without re-ranking.
 
-    `features` (samples, D) by case of `CASES` and return pattern. Equal sets are compared as everywhere, unequal ones by
-    TEST.CROSS_MODAL_DISTANCE.
+    `features` (samples, D) by case of `CASES` and return pattern. A triplet is compared by the images that it has of a set's
+    modalities, as everywhere; a cell in which no query has any in common with the gallery is undefined.
     """
     device, sets = next(model.parameters()).device, sets_of(model.modalities)
+    pattern = cfg.TEST.RETURN_PATTERN
+    comparison = comparison_of(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")
     matrices: dict[str, dict[str, dict[str, float | None]]] = {
         name: {one: {} for one in sets} for name in ("mAP", "Rank-1")
     }
     for one, other in product(sets, repeat=2):
-        how = "all" if one == other else cfg.TEST.CROSS_MODAL_DISTANCE
-        pattern = 1 if how == "pairs" else cfg.TEST.RETURN_PATTERN
-        sources = model.layout.sources[pattern]
         query, gallery = (
-            features[sets[name]][pattern][side].to(device).unflatten(1, (len(sources), -1))
-            for name, side in ((one, data.query), (other, data.gallery))
+            side_of(cfg, features[case][pattern].to(device), data.without(CASES[case]), rows)
+            for case, rows in ((sets[one], data.query), (sets[other], data.gallery))
         )
-        present = [frozenset(model.modalities) - CASES[sets[name]] for name in (one, other)]
-        scale = partial(normalise, cfg)
-        distances = set_distances(query, gallery, present, sources, how, scale)
-        ranking = None if distances is None else rank_distances(cfg, distances.__getitem__, data)
+        is_defined = len(incomparable(comparison, query[1], gallery[1])) < len(data.query)
+        distances = rows_of_distances(comparison, query, gallery)
+        ranking = rank_distances(cfg, distances, data) if is_defined else None
         matrices["mAP"][one][other] = ranking.mAP if ranking else None
         matrices["Rank-1"][one][other] = ranking.rank(1) if ranking else None
     return matrices

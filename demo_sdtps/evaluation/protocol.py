@@ -1,9 +1,10 @@
 """The field's protocol of evaluation: query and gallery, and the ranking of each return pattern (docs/method.md)."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
@@ -12,16 +13,17 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, reader_of
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.extraction import cases_of, extract_features
-from demo_sdtps.evaluation.metrics import (
-    DistanceRows,
-    Ranking,
-    distances_of,
-    match_ranks,
-    ranking_of,
-    squared_lengths,
+from demo_sdtps.evaluation.distances import (
+    Side,
+    comparison_of,
+    present_in,
+    reranked,
+    rows_of_distances,
+    set_of,
+    without_common,
 )
-from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.evaluation.extraction import cases_of, extract_features
+from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, match_ranks, ranking_of
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
@@ -38,10 +40,17 @@ class TestData:
     gallery: torch.Tensor
     loader: DataLoader  # loads this process's shard of the samples
     matched: int  # the number of queries with a match in the gallery; only these are scored
+    present: (
+        np.ndarray
+    )  # (samples,): the modalities that the features of each are of (distances.py)
 
     def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:
         """An attribute of the samples at `indices`: identity, camera or scene."""
         return torch.tensor([getattr(self.samples[index], name) for index in indices.tolist()])
+
+    def without(self, missing: Collection[str]) -> "TestData":
+        """The same, where features are of images without the modalities in `missing`."""
+        return replace(self, present=self.present & ~np.uint8(set_of(missing)))
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
@@ -55,6 +64,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
         torch.tensor([index[sample] for sample in gallery]),
         test_loader(cfg, shard_for_rank(samples)),
         matched,
+        present_in(samples, cfg.MODEL.MODALITIES),
     )
 
 
@@ -96,6 +106,9 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
             f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
             f"with another {exclude_key(cfg)}) and are not scored (the usual protocol)."
         )
+    sides = (present_in(splits[name], cfg.MODEL.MODALITIES) for name in ("query", "gallery"))
+    if text := without_common(comparison_of(cfg, 1), *sides):
+        warnings.append(f"WARNING: {text}, otherwise their matches rank last.")
     if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
         warnings.append(
             "WARNING: MODEL.SLIM_SHARED keeps the same positions of the three modalities, but they are flipped and "
@@ -121,7 +134,7 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     return broadcast_from_main(
         lambda: {
             case: {
-                pattern: rank_features(cfg, feature.to(device), data)
+                pattern: rank_features(cfg, feature.to(device), data.without(cases[case]), pattern)
                 for pattern, feature in patterns.items()
             }
             for case, patterns in zip(cases, features, strict=True)
@@ -129,9 +142,12 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
     )
 
 
-def rank_features(cfg: CfgNode, features: torch.Tensor, data: TestData) -> Ranking:
-    """Score features (samples, D) of the test data, re-ranked where TEST.RE_RANKING is yes."""
-    return rank_distances(cfg, distance_rows(cfg, features, data), data)
+def rank_features(
+    cfg: CfgNode, features: torch.Tensor, data: TestData, pattern: int | None = None
+) -> Ranking:
+    """Score features (samples, D) of the test data, of a return pattern (by default TEST.RETURN_PATTERN), re-ranked where
+    TEST.RE_RANKING is yes."""
+    return rank_distances(cfg, distance_rows(cfg, features, data, pattern), data)
 
 
 def rank_distances(cfg: CfgNode, distances: DistanceRows, data: TestData) -> Ranking:
@@ -143,16 +159,21 @@ def rank_distances(cfg: CfgNode, distances: DistanceRows, data: TestData) -> Ran
     return ranking_of(*match_ranks(distances, tuple(map(len, sides)), ids, keys))
 
 
-def distance_rows(cfg: CfgNode, features: torch.Tensor, data: TestData) -> DistanceRows:
-    """Distances, as they are ranked, by features (samples, D)."""
-    # Indexing copies the features, and a second copy of a large gallery would take gigabytes.
-    query, gallery = (
-        normalise(cfg, features[side], in_place=True) for side in (data.query, data.gallery)
-    )
+def distance_rows(
+    cfg: CfgNode, features: torch.Tensor, data: TestData, pattern: int | None = None
+) -> DistanceRows:
+    """Distances, as they are ranked, by features (samples, D); arguments are those of `rank_features`."""
+    comparison = comparison_of(cfg, pattern or cfg.TEST.RETURN_PATTERN, cfg.TEST.FEAT_NORM == "yes")
+    sides = (side_of(cfg, features, data, rows) for rows in (data.query, data.gallery))
     if cfg.TEST.RE_RANKING == "yes":  # depends on all queries
-        return k_reciprocal(query, gallery).__getitem__
-    lengths = squared_lengths(gallery)
-    return lambda rows: distances_of(query[rows], gallery, lengths)
+        return reranked(replace(comparison, normalise=True), *sides).__getitem__
+    return rows_of_distances(comparison, *sides)
+
+
+def side_of(cfg: CfgNode, features: torch.Tensor, data: TestData, rows: torch.Tensor) -> Side:
+    """Query or gallery, the `rows` of features (samples, D): normalised, and what is present in them."""
+    # Indexing copies the features, and a second copy of a large gallery would take gigabytes.
+    return normalise(cfg, features[rows], in_place=True), data.present[rows.numpy()]
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:

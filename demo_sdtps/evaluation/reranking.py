@@ -4,7 +4,7 @@ Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Enc
 and gallery together, K = k1 + 1, H = round(k1 / 2) + 1.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ KEPT_ELEMENTS = 1 << 24
 STRIP = 256
 """Columns of the kept distances that are computed at a time; fewer waste less above the diagonal but are slower each."""
 
+Between = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Distances (n, m) of samples (n, D) and (m, D)."""
+
 
 class SparseRows(NamedTuple):
     """A sparse matrix in CSR format: row r has `column` and `value` from start[r] to start[r + 1]."""
@@ -34,12 +37,13 @@ class Distances:
     """Squared Euclidean distances of normalised samples (N, D): `distances[rows]` is (rows, N) float32, ≥ 0, and must not be
     modified.
 
-    They are computed between distinct samples only, as 2 - 2·cosine. Copies of an image in query and gallery therefore have
-    distance exactly 0 from each other and equal distances to all others, independent of rounding (up to the last bit for sets
-    too large to be kept). Features of length 0 count as dissimilar to all others.
+    They are computed between distinct samples only, as 2 - 2·cosine or by `between`. Copies of an image in query and gallery
+    therefore have distance exactly 0 from each other and equal distances to all others, independent of rounding (up to the last
+    bit for sets too large to be kept). Features of length 0 count as dissimilar to all others.
     """
 
-    def __init__(self, features: torch.Tensor) -> None:
+    def __init__(self, features: torch.Tensor, between: Between | None = None) -> None:
+        self._between = between or squared_by_cosine
         self.distinct, self.index = features.unique(dim=0, return_inverse=True)
         if len(self.distinct) == len(features):
             self.distinct = features
@@ -68,9 +72,10 @@ class Distances:
             whole[strip, start + STRIP :] = whole[start + STRIP :, strip].T
         return whole.fill_diagonal_(0)
 
-    @staticmethod
-    def _between(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        return (some @ others.T).mul_(-2).add_(2).clamp_(min=0)
+
+def squared_by_cosine(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Squared Euclidean distances (n, m) of normalised samples (n, D) and (m, D)."""
+    return (some @ others.T).mul_(-2).add_(2).clamp_(min=0)
 
 
 @torch.no_grad()
@@ -80,11 +85,13 @@ def k_reciprocal(
     k1: int = 50,
     k2: int = 15,
     lambda_value: float = 0.3,
+    between: Between | None = None,
 ) -> torch.Tensor:
     """Re-ranked distances of queries (Q, D) to the gallery (G, D): (Q, G) float32, on the features' device.
 
     (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean distance over its row's
-    maximum (docs/method.md). Features are L2-normalised here, as the definition requires. The neighbours of a sample are
+    maximum (docs/method.md). Features are L2-normalised here, as the definition requires; or, with `between`, they are as they
+    are, and it gives their distances, finite float32 from 0 on. The neighbours of a sample are
     itself, then the others by distance, ties by index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result,
     memory grows with N · k1 and the size of the neighbourhoods.
 
@@ -94,7 +101,7 @@ def k_reciprocal(
         raise ValueError(
             f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1."
         )
-    sides = (query_features, gallery_features)
+    sides = [query_features, gallery_features]
     shapes = [tuple(side.shape) for side in sides]
     if (
         {len(shape) for shape in shapes} != {2}
@@ -102,7 +109,9 @@ def k_reciprocal(
         or 0 in sum(shapes, ())
     ):
         raise ValueError(f"Features must be (Q, D) and (G, D), not empty; they are {shapes}.")
-    distances = Distances(torch.cat([F.normalize(side.float(), dim=1) for side in sides]))
+    if between is None:
+        sides = [F.normalize(side.float(), dim=1) for side in sides]
+    distances = Distances(torch.cat(sides), between)
     nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
     wide, narrow = (_reciprocal(nearest[:, : count + 1]) for count in (k1, round(k1 / 2)))
     weights = _compress(_weights(distances, farthest, wide, narrow))

@@ -67,7 +67,7 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     by_case = dict(zip(cases, extracted, strict=True))
     features = by_case[case]
     # Scored here rather than read from the records, so that table and images show the same weights.
-    record = rank_patterns(cfg, features, data)
+    record = rank_patterns(cfg, features, data.without(CASES[case]))
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None

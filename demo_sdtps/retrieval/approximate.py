@@ -2,10 +2,12 @@
 
 import math
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from demo_sdtps.config.cli import print_lines
 from demo_sdtps.retrieval.gallery import Index
 from demo_sdtps.retrieval.nearest import Hits, among, nearest
 from demo_sdtps.retrieval.store import Stack
@@ -21,18 +23,26 @@ LEAST, PER_HIT = 100, 10  # candidates, at least and per hit
 SAMPLE = 100  # queries by which recall is measured, at most
 
 
-def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple[Hits, str]:
-    """`nearest` among candidates of an approximate index, and a line on its recall.
+def approximate(
+    index: Index, kind: str, queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int
+) -> Hits:
+    """`nearest` among candidates of an approximate index, whose recall is printed.
 
-    The approximate index is made where there is none of the gallery as it is now, and written beside the features. Recall
-    is measured then, by some of the queries (Q, D), as it takes an exact search.
+    `gallery` are the index's triplets of a set of modalities in the columns of `queries` (Q, D). Their approximate index is
+    made where there is none of the gallery as it is now, and written beside the features. Recall is measured then, by some of
+    the queries, as it takes an exact search.
     """
     import faiss
 
-    gallery, names, kept = index.features(), index.names, index.store.record["approximate"]
-    stored = _read_index(index, kept.get(kind))
+    key = f"{kind}, {gallery.name}"
+    if kind == "ivfpq" and len(gallery) < CODES:
+        print_lines(f"{key}: exact search, as there are {len(gallery)} triplets")
+        return nearest(queries, gallery, names, top)
+    kept = index.store.record["approximate"]
+    stored = _read_index(index, kept.get(key))
     index_of = make(kind, gallery) if stored is None else stored
-    rows = search_index(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top)))
+    places = search_index(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top)))
+    rows = np.where(places < 0, places, gallery.rows[places])
     hits = among(queries, gallery, names, top, rows)
     if stored is None:
         sample = np.unique(
@@ -40,18 +50,22 @@ def approximate(index: Index, kind: str, queries: np.ndarray, top: int) -> tuple
         )
         exact = nearest(queries[sample], gallery, names, top)
         share = recall(Hits(*(column[sample] for column in hits)), exact)
-        kept[kind] = {
+        shards = list(index.rows)
+        for outdated in [name for name, entry in kept.items() if entry["shards"] != shards]:
+            del kept[outdated]
+        kept[key] = {
             "file": f"{kind}-{secrets.token_hex(8)}.faiss",
-            "shards": list(index.rows),
+            "shards": shards,
             "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})",
         }
-        with atomic_write(index.store.folder / kept[kind]["file"]) as path:
+        with atomic_write(index.store.folder / kept[key]["file"]) as path:
             try:
                 faiss.write_index(index_of, str(path))
             except RuntimeError as error:  # a full disk
                 raise OSError(str(error)) from None
         index.commit()
-    return hits, f"{kind}: {kept[kind]['recall']}"
+    print_lines(f"{key}: {kept[key]['recall']}")
+    return hits
 
 
 def make(kind: str, gallery: Stack) -> Any:
@@ -73,14 +87,14 @@ def make(kind: str, gallery: Stack) -> Any:
             settings.min_points_per_centroid = 1  # fewer are worse, but no reason for a warning
         count = min(len(gallery), PER_LIST * max(lists, CODES))
         sample = np.random.default_rng(0).choice(len(gallery), count, replace=False)
-        index_of.train(gallery.take(np.sort(sample)))
+        index_of.train(gallery.take(gallery.rows[np.sort(sample)]))
     for _, block in progress(gallery, "building the index", len(gallery.blocks), unit="block"):
         index_of.add(block)
     return index_of
 
 
 def search_index(index_of: Any, queries: np.ndarray, count: int) -> np.ndarray:
-    """Rows (Q, count) int64 of the nearest samples, -1 for none."""
+    """Places (Q, count) int64 of the nearest samples, -1 for none."""
     if hasattr(index_of, "hnsw"):
         index_of.hnsw.efSearch = max(BREADTH, count)
     return index_of.search(queries, count)[1]

@@ -15,9 +15,11 @@ from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import count_of, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.distances import comparison_of
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.feature_sets import columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.gallery import origin_of
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
@@ -44,7 +46,8 @@ def export_file(
     features = features_of(cfg, arguments, model, loader, total=len(samples))
     if not distributed.is_main():
         return
-    arrays: dict[str, Any] = caption_of(cfg) | export_origin(cfg, arguments) | labels_of(samples)
+    arrays: dict[str, Any] = caption_of(cfg) | export_origin(cfg, arguments)
+    arrays |= labels_of(samples, modalities_of(cfg))
     arrays["configuration"] = json.dumps(arrays["configuration"])
     paths = np.array([[path or "" for path in sample.paths] for sample in samples])
     # An open file, because numpy would add .npz to a name.
@@ -84,7 +87,7 @@ def export_shards(
         for shard in progress(local, "exporting", unit="shard"):
             loader = test_loader(settings, shards[shard])
             features = features_of(settings, arguments, model, loader)
-            store.write(shard, features, columns_of(shards[shard]))
+            store.write(shard, features, columns_of(shards[shard], modalities_of(cfg)))
         distributed.all_gather_object(None)
         if distributed.is_main():
             store.shards = list(shards)
@@ -132,14 +135,21 @@ def features_of(
     return converted.numpy()
 
 
+def modalities_of(cfg: CfgNode) -> set[str]:
+    """The modalities of whose images features are."""
+    return set(cfg.MODEL.MODALITIES) - missing_modalities(cfg.TEST.MISS)
+
+
 def export_origin(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
     """What the features depend on, but for the images, as a file and shards record it."""
     origin = origin_of(cfg, arguments.return_pattern)
+    sources = comparison_of(cfg, arguments.return_pattern).sources
     return {
         **origin,
         "split": arguments.split,
         "normalised": arguments.normalise and cfg.TEST.FEAT_NORM == "yes",
-        "configuration": origin["configuration"] | {"TEST.MISS": cfg.TEST.MISS},
+        "configuration": origin["configuration"]
+        | {"TEST.MISS": cfg.TEST.MISS, "sources": list(sources)},
     }
 
 

@@ -1,5 +1,6 @@
 """Features of one's own images from a checkpoint: `demo_sdtps.load`."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,13 @@ from demo_sdtps.datasets.images import Images, as_image
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import PerModality, test_transform
 from demo_sdtps.evaluation import tables
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    Side,
+    comparison_of,
+    set_distances,
+    set_of,
+)
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import (
@@ -33,6 +41,7 @@ from demo_sdtps.modeling.checkpoints.loading import (
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
 
+logger = logging.getLogger(__name__)
 FEW = 256  # triplets up to which no loading processes are started
 
 ImageLike = Any  # as `as_image` takes it, None for a missing one
@@ -79,6 +88,33 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
         "metrics": metrics.get(checkpoint.origin.get("epoch")),
         **checkpoint.origin,
     }
+
+
+class Features(np.ndarray):
+    """Features (n, D) float32 of triplets, an array that knows what is `present` in each: the sum of 1 for RGB, 2 for NI and 4
+    for TI, (n,) uint8.
+
+    Some rows of it, by a slice, indices or a mask, are `Features` too. What other operations return has None as `present`, as
+    arrays have none: `Features(values, present)` states it.
+    """
+
+    present: np.ndarray | None = None
+
+    def __new__(cls, values: np.ndarray, present: np.ndarray) -> "Features":
+        features = np.array(values, np.float32).view(cls)
+        features.present = np.array(present, np.uint8)
+        if features.ndim != 2 or features.present.shape != features.shape[:1]:
+            raise UserError(
+                f"The features have the shape {features.shape}, and what is present in them {features.present.shape}; give "
+                "(n, D) and (n,)."
+            )
+        return features
+
+    def __getitem__(self, rows: Any) -> Any:
+        chosen = super().__getitem__(rows)
+        if self.present is not None and not isinstance(rows, tuple) and np.ndim(chosen) == 2:
+            chosen.present = self.present[rows]
+        return chosen
 
 
 class Extractor(
@@ -129,8 +165,8 @@ class Extractor(
         return_pattern: int = 3,
         camera: int | Sequence[int] | None = None,
         normalise: bool = True,
-    ) -> np.ndarray:
-        """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`.
+    ) -> Features:
+        """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`, and what is present in each.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
@@ -158,6 +194,7 @@ class Extractor(
         cameras = self._cameras(camera, len(triplets))
         self.to(choose_device(self.cfg))
         output = np.empty((len(triplets), self.widths[return_pattern]), np.float32)
+        present = np.empty(len(triplets), np.uint8)
         by_case: dict[frozenset[str], list[int]] = defaultdict(list)
         for number, triplet in enumerate(triplets):
             missing = {name for name, item in zip(names, triplet, strict=True) if item is None}
@@ -167,30 +204,54 @@ class Extractor(
             (patterns,) = extract_features(self.cfg, self.model, loader, [case])
             features = patterns[return_pattern]
             output[numbers] = (F.normalize(features) if normalise else features).numpy()
-        return output
+            present[numbers] = set_of(set(names) - case)
+        return Features(output, present)
 
     forward = features
 
-    @staticmethod
-    def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal."""
+    def distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
+
+        Triplets of unequal sets of modalities are compared by TEST.CROSS_MODAL_DISTANCE, infinite where they have none in
+        common. Arrays other than `Features` count as of complete triplets, which is logged; features of a width that the model
+        does not have are compared by all columns.
+        """
         if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
             raise UserError(
                 f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
                 "give what features(…) returns, of one return pattern."
             )
-        one, other = (torch.from_numpy(np.asarray(array, np.float32)) for array in (a, b))
-        # By differences: products of matrices would give equal features distances that differ by rounding.
-        return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
+        patterns = (pattern for pattern, width in self.widths.items() if width == a.shape[1])
+        pattern = next(patterns, None)
+        comparison = comparison_of(self.cfg, pattern) if pattern else Comparison(how="all")
+        return set_distances(comparison, self._side(a), self._side(b), by_differences).numpy()
 
     def search(
         self, query: np.ndarray, gallery: np.ndarray, top: int = TOP
     ) -> tuple[np.ndarray, np.ndarray]:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
-        near ones in their order, and their distances (n, top) float32; a `top` above m is all m."""
+        near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m.
+
+        Raises `UserError` for a query without a modality in common with any of the gallery.
+        """
         distances = self.distance(query, gallery)
+        if len(far := np.flatnonzero(np.isinf(distances).all(axis=1))):
+            raise UserError(
+                f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
+                "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
+            )
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
         return rows, np.take_along_axis(distances, rows, axis=1)
+
+    def _side(self, features: np.ndarray) -> Side:
+        """Features, and what is present in them."""
+        present = getattr(features, "present", None)
+        if present is None:
+            logger.warning(
+                "Features that do not say what is present count as of complete triplets; give Features(values, present)."
+            )
+            present = np.full(len(features), set_of(self.model.modalities), np.uint8)
+        return torch.from_numpy(np.asarray(features, np.float32)), present
 
     def __repr__(self) -> str:
         optional = ("slimming", "sdtps", "hdm", "atmoe")
@@ -251,6 +312,11 @@ class Extractor(
         if len(triplets) <= FEW:
             cfg = with_values(cfg, {"DATALOADER.NUM_WORKERS": 0})
         return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
+
+
+def by_differences(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Squared distances (n, m): products of matrices would give equal features distances that differ by rounding."""
+    return torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
-from demo_sdtps.retrieval.store import Stack, Store, open_store
+from demo_sdtps.evaluation.distances import present_in
+from demo_sdtps.retrieval.store import Gallery, Stack, Store, open_store
 from demo_sdtps.runtime.progress import progress
 
 LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
@@ -23,20 +24,15 @@ SETTINGS = ("checkpoint_sha256", "return_pattern", "normalised", "data_set", "co
 
 
 @dataclass(frozen=True)
-class FeatureSet:
+class FeatureSet(Gallery):
     """Features of n samples in blocks of float32; `ids`, `cams` and `scenes` (n,) int64, `names` the first file of each sample,
     `settings` the values of SETTINGS."""
 
     place: Path
     settings: Mapping[str, Any]
-    features: Stack
     ids: np.ndarray
     cams: np.ndarray
     scenes: np.ndarray
-    names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.features)
 
 
 class Names(Sequence):
@@ -55,18 +51,23 @@ class Names(Sequence):
         return paths.strip("\0").split("\0")[0]
 
 
-def labels_of(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
-    """Labels of samples, each int64 (n,)."""
-    return {
+def labels_of(
+    samples: Sequence[Sample], modalities: Collection[str] = MODALITIES
+) -> dict[str, np.ndarray]:
+    """Labels of samples, each int64 (n,), and which of the `modalities` are present, uint8 (n,)."""
+    labels = {
         name: np.array([getattr(sample, label) for sample in samples], np.int64)
         for name, label in LABELS.items()
     }
+    return {**labels, "present": present_in(samples, modalities)}
 
 
-def columns_of(samples: Sequence[Sample]) -> dict[str, np.ndarray | list[str]]:
-    """Labels of samples and their paths, separated by zeros, as columns of a store."""
+def columns_of(
+    samples: Sequence[Sample], modalities: Collection[str] = MODALITIES
+) -> dict[str, np.ndarray | list[str]]:
+    """`labels_of` samples and their paths, separated by zeros, as columns of a store."""
     paths = ["\0".join(path or "" for path in sample.paths) for sample in samples]
-    return {**labels_of(samples), "paths": paths}
+    return {**labels_of(samples, modalities), "paths": paths}
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
@@ -103,9 +104,13 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
         features = store.features(prepare=prepare)
         if len(features) != store.origin.get("rows"):
             raise UserError(f"The export in {place} is not complete; run its command again.")
+        if "sources" not in store.origin["configuration"]:
+            raise UserError(
+                f"The export in {place} does not say which modalities are present; run its command again with --overwrite."
+            )
         labels = {
             name: np.concatenate([store.numbers(shard, name) for shard in store.shards])
-            for name in LABELS
+            for name in (*LABELS, "present")
         }
         origin = store.origin | store.record
         names: Sequence[str] = Names(store, features.starts)
@@ -118,15 +123,16 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
             lambda _, slices: np.concatenate([array[rows] for rows in slices]),
         )
     settings = {name: origin[name] for name in SETTINGS}
-    return FeatureSet(place, settings, features, **labels, names=names)
+    return FeatureSet(features, place=place, settings=settings, **labels, names=names)
 
 
 def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str], dict[str, Any]]:
-    """Features (n, D), labels, first paths and recorded values of an .npz file."""
+    """Features (n, D), labels and `present`, first paths and recorded values of an .npz file."""
     try:
         with np.load(path) as content:
             features, paths = content["features"], content["paths"]
             labels = {name: content[name].astype(np.int64, casting="safe") for name in LABELS}
+            labels["present"] = content["present"]
             settings = {name: content[name].item() for name in SETTINGS}
             settings["configuration"] = json.loads(settings["configuration"])
     except FileNotFoundError:

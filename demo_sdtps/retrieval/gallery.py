@@ -17,7 +17,7 @@ from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
 from demo_sdtps.modeling.checkpoints.loading import weights_file
 from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
-from demo_sdtps.retrieval.store import SUFFIX, Stack, Store, check_origin, check_own, open_store
+from demo_sdtps.retrieval.store import SUFFIX, Gallery, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
@@ -63,8 +63,12 @@ class Index:
     def names(self) -> list[str]:
         return [name for rows in self.rows.values() for name, _ in rows]
 
-    def features(self) -> Stack:
-        return self.store.features(list(self.rows))
+    def gallery(self) -> Gallery:
+        """Features, what is present, which are the files that a triplet's stamp has, and names."""
+        stamps = (stamp.split(" ") for rows in self.rows.values() for _, stamp in rows)
+        sets = [sum(1 << n for n, file in enumerate(files) if file != "-") for files in stamps]
+        features = self.store.features(list(self.rows))
+        return Gallery(features, np.array(sets, np.uint8), self.names)
 
     def add(self, rows: Sequence[tuple[str, str]], features: np.ndarray) -> None:
         """Write a shard of triplets with features (n, D), which counts from `commit` on."""

@@ -6,7 +6,8 @@ wherever they lie, and are ordered by name.
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.reranking import k_reciprocal
-from demo_sdtps.retrieval.store import Stack
+from demo_sdtps.evaluation.distances import Comparison, Side, names_of, reranked
+from demo_sdtps.retrieval.store import Gallery, Stack
 from demo_sdtps.runtime.progress import progress
 
 SPARE = 16  # candidates beyond those that are asked for, at least
@@ -28,6 +29,43 @@ class Hits(NamedTuple):
 
     rows: np.ndarray
     distances: np.ndarray
+
+
+Search = Callable[[np.ndarray, Stack, Sequence[str], int], Hits]
+"""`nearest`, or one like it."""
+
+
+def search_sets(
+    comparison: Comparison, query: Side, gallery: Gallery, top: int, search: Search
+) -> Hits:
+    """The `top` nearest for each query by the distance of `comparison`: one list of hits of all sets of modalities, filled up
+    by row -1 where fewer have a distance.
+
+    Each set of the queries is compared with each one of the gallery by `search`, in the columns of both: the gallery is read
+    once for each pair of sets.
+    """
+    queries, present = query
+    hits = _no_hits(len(queries), top)
+    for one, places in comparison.groups(present).items():
+        lists: list[Hits] = []
+        for other, rows in comparison.groups(gallery.present).items():
+            if comparison.is_defined(one, other):
+                name = f"{names_of(one)} in {names_of(other)}, {comparison.how}"
+                columns = partial(comparison.view, present=other, other=one)
+                view = gallery.features.view(rows, columns, name)
+                vectors = comparison.view(queries[places], one, other).numpy()
+                lists.append(search(vectors, view, gallery.names, min(top, len(view))))
+        if lists:
+            for whole, merged in zip(hits, _merge(lists, gallery.names, top), strict=True):
+                whole[places, : merged.shape[1]] = merged
+    return hits
+
+
+def _merge(lists: Sequence[Hits], names: Sequence[str], top: int) -> Hits:
+    if len(lists) == 1:
+        return lists[0]
+    rows, by_row = (np.concatenate(column, axis=1) for column in zip(*lists, strict=True))
+    return _order_hits(rows, by_row, names, top)
 
 
 def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
@@ -69,23 +107,29 @@ def rank_candidates(
 
 
 def rerank_hits(
-    queries: np.ndarray, gallery: Stack, names: Sequence[str], hits: Hits, top: int
+    comparison: Comparison, query: Side, gallery: Gallery, hits: Hits, top: int
 ) -> Hits:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
-    refined = np.empty(hits.rows.shape)
+    refined = np.full(hits.rows.shape, np.inf, np.float32)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
-        order = rows.argsort()
-        query = torch.from_numpy(queries[number : number + 1])
-        features = torch.from_numpy(gallery.take(rows[order]))
-        refined[number, order] = k_reciprocal(query, features)[0].numpy()
-    return _order_hits(hits.rows, refined.astype(np.float32), names, top)
+        order = rows.argsort()[np.count_nonzero(rows < 0) :]
+        one = query[0][number : number + 1], query[1][number : number + 1]
+        refined[number, order] = _reranked(comparison, one, gallery, rows[order])[0]
+    return _order_hits(hits.rows, refined, gallery.names, top)
 
 
-def rerank_all(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
+def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) -> Hits:
     """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
-    rows = np.arange(len(names))
-    matrix = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery.take(rows))).numpy()
-    return _order_hits(np.broadcast_to(rows, matrix.shape), matrix, names, top)
+    rows = gallery.features.rows
+    matrix = _reranked(comparison, query, gallery, rows)
+    return _order_hits(np.broadcast_to(rows, matrix.shape), matrix, gallery.names, top)
+
+
+def _reranked(
+    comparison: Comparison, query: Side, gallery: Gallery, rows: np.ndarray
+) -> np.ndarray:
+    side = torch.from_numpy(gallery.features.take(rows)), gallery.present[rows]
+    return reranked(comparison, query, side).numpy()
 
 
 def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
@@ -120,9 +164,9 @@ def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, 
     import faiss
 
     heap = faiss.ResultHeap(len(queries), count)
-    for start, block in progress(gallery, "searching", len(gallery.blocks), unit="block"):
-        values, rows = faiss.knn(queries, block, min(count, len(block)))
-        heap.add_result(values, rows + start)
+    for rows, block in progress(gallery, "searching", len(gallery.blocks), unit="block"):
+        values, places = faiss.knn(queries, block, min(count, len(block)))
+        heap.add_result(values, rows[places])
     heap.finalize()
     return heap.D, heap.I
 
@@ -133,7 +177,8 @@ def _order_hits(rows: np.ndarray, by_row: np.ndarray, names: Sequence[str], top:
     for number, (line, values) in enumerate(zip(rows.tolist(), by_row, strict=True)):
         places = range(len(line))
         order = nsmallest(top, places, key=lambda place: (values[place], names[line[place]]))
-        hits.rows[number], hits.distances[number] = rows[number, order], values[order]
+        hits.rows[number, : len(order)] = rows[number, order]
+        hits.distances[number, : len(order)] = values[order]
     return hits
 
 

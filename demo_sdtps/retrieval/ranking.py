@@ -8,16 +8,17 @@ import torch
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.evaluation.distances import Comparison, without_common
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
-from demo_sdtps.retrieval.nearest import nearest, write_csv
+from demo_sdtps.retrieval.nearest import nearest, search_sets, write_csv
 from demo_sdtps.retrieval.streaming import evaluate_stream
 from demo_sdtps.runtime.distributed import check_single
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, write_json
 
-MAY_DIFFER = ("TEST.AMP", "MODEL.DIST_TRAIN")
-"""Configuration keys that change the rounding alone, as --dtype of an export does, or nothing."""
+MAY_DIFFER = ("TEST.AMP", "TEST.MISS", "MODEL.DIST_TRAIN")
+"""Configuration keys that change the rounding alone, as --dtype of an export does, what is present, or nothing."""
 
 
 def rank_stores(arguments: argparse.Namespace) -> None:
@@ -34,14 +35,13 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         open_features(place, is_normalised) for place in (arguments.query, arguments.gallery)
     )
     check_comparable(query, gallery, is_normalised)
+    sources = gallery.settings["configuration"]["sources"]
+    comparison = Comparison(sources, arguments.cross_modal_distance, is_normalised)
     key, attribute = ("scene", "scenes") if gallery.scenes.any() else ("camera", "cams")
     features = np.concatenate([block for _, block in query.features])
-    ranking = evaluate_stream(
-        torch.from_numpy(features),
-        gallery.features,
-        (query.ids, gallery.ids),
-        [getattr(side, attribute) for side in (query, gallery)],
-    )
+    side = torch.from_numpy(features), query.present
+    keys = [getattr(each, attribute) for each in (query, gallery)]
+    ranking = evaluate_stream(comparison, side, gallery, (query.ids, gallery.ids), keys)
     record = reid_record({gallery.settings["return_pattern"]: ranking})
     caption = (
         f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
@@ -50,15 +50,17 @@ def rank_stores(arguments: argparse.Namespace) -> None:
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
             top = min(arguments.top, len(gallery))
-            hits = nearest(features, gallery.features, gallery.names, top)
+            hits = search_sets(comparison, side, gallery, top, nearest)
             named = [
-                [(gallery.names[row], distance) for row, distance in zip(*line, strict=True)]
+                [(gallery.names[row], far) for row, far in zip(*line, strict=True) if row >= 0]
                 for line in zip(*hits, strict=True)
             ]
             write_csv(both.enter_context(atomic_write(arguments.csv)), list(query.names), named)
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "patterns": record})
     print_lines(caption, *reid_table(record).splitlines())
+    if text := without_common(comparison, query.present, gallery.present):
+        print_lines(f"WARNING: {text}, otherwise their matches rank last.")
 
 
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
@@ -17,6 +18,13 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    comparison_of,
+    incomparable,
+    present_in,
+    without_common,
+)
 from demo_sdtps.retrieval.approximate import CODES, approximate
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.gallery import (
@@ -28,7 +36,7 @@ from demo_sdtps.retrieval.gallery import (
     readable,
     update,
 )
-from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits
+from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
@@ -64,6 +72,7 @@ def search(
     if queries is None:
         queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
     depths(arguments, cfg, len(gallery))
+    check_sets(arguments, cfg, queries, present_in(gallery, cfg.MODEL.MODALITIES))
     folder = arguments.index or default_index(arguments.gallery)
     check_equal((gallery, queries), "images")
     broken: dict[str, str] = {}
@@ -96,25 +105,40 @@ def hits_of(
     by_name: Mapping[str, Triplet],
 ) -> list[list[tuple[Triplet, float]]]:
     """The hits of queries with features (Q, D), and their distances, in an index that is up to date."""
-    names, gallery = index.names, index.features()
-    top, deepest = depths(arguments, cfg, len(names))
-    wider = min(top + 1, len(names))  # a query may be among its hits
+    gallery, kind = index.gallery(), arguments.index_type
+    top, deepest = depths(arguments, cfg, len(gallery))
+    comparison, present = check_sets(arguments, cfg, queries, gallery.present)
+    side = torch.from_numpy(features), present
+    wider = min(top + 1, len(gallery))  # a query may be among its hits
     if reranks_all(arguments, cfg):
-        hits = rerank_all(features, gallery, names, wider)
-    elif arguments.index_type == FLAT:
-        hits = nearest(features, gallery, names, max(deepest, wider))
+        hits = rerank_all(comparison, side, gallery, wider)
     else:
-        hits, note = approximate(index, arguments.index_type, features, max(deepest, wider))
-        print_lines(note)
+        most = max(deepest, wider)
+        way = nearest if kind == FLAT else partial(approximate, index, kind)
+        hits = search_sets(comparison, side, gallery, most, way)
     if arguments.re_rank:
-        hits = rerank_hits(features, gallery, names, hits, wider)
+        hits = rerank_hits(comparison, side, gallery, hits, wider)
     results = []
     for query, rows, distances in zip(queries, *hits, strict=True):
         excluded = set() if arguments.keep_self else query.real_paths()
-        line = zip((by_name[names[row]] for row in rows), distances.tolist(), strict=True)
+        triplets = (by_name[gallery.names[row]] for row in rows if row >= 0)
+        line = zip(triplets, distances.tolist(), strict=False)
         others = [hit for hit in line if excluded.isdisjoint(hit[0].real_paths())]
         results.append(others[:top])
     return results
+
+
+def check_sets(
+    arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triplet], gallery: np.ndarray
+) -> tuple[Comparison, np.ndarray]:
+    """The comparison of the features, and what is present in the queries (Q,), each of which has a modality in common with some
+    of the gallery, by what is present there (n,)."""
+    comparison = comparison_of(cfg, arguments.return_pattern)
+    present = present_in(queries, cfg.MODEL.MODALITIES)
+    if text := without_common(comparison, present, gallery):
+        first = queries[incomparable(comparison, present, gallery)[0]]
+        raise UserError(f"{text}; or leave them out, the first is {first.file}.")
+    return comparison, present
 
 
 def reranks_all(arguments: argparse.Namespace, cfg: CfgNode) -> bool:

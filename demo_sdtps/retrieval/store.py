@@ -8,12 +8,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -44,16 +46,39 @@ class Stack:
             for number, size in enumerate(sizes)
             for start in range(0, size, rows)
         ]
+        self.name = ""
+        self._subset: np.ndarray | None = None
+
+    def view(
+        self, rows: slice | np.ndarray, columns: Callable[[torch.Tensor], torch.Tensor], name: str
+    ) -> "Stack":
+        """Some rows, by ascending indices (m,) or a slice, in the `columns` that are made of features (…, D). They keep their
+        indices, and all blocks are read."""
+        view = copy(self)
+        view.name, view._subset = name, self.rows[rows]
+        view.read = lambda *place: columns(torch.from_numpy(self.read(*place))).numpy()
+        view.width = columns(torch.empty(0, self.width)).shape[1]
+        return view
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Ascending indices (n,)."""
+        return np.arange(self.starts[-1]) if self._subset is None else self._subset
 
     def __len__(self) -> int:
-        return int(self.starts[-1])
+        return int(self.starts[-1]) if self._subset is None else len(self._subset)
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The first row of each block, and the block (rows, D)."""
-        return (
-            (int(self.starts[number]) + rows.start, self.read(number, [rows]))
-            for number, rows in self.blocks
-        )
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The indices of each block's rows (m,), and the block (m, D)."""
+        for number, place in self.blocks:
+            rows = np.arange(place.start, place.stop) + self.starts[number]
+            block = self.read(number, [place])
+            if len(self) < self.starts[-1]:
+                first, (start, stop) = rows[0], np.searchsorted(self.rows, [rows[0], rows[-1] + 1])
+                rows = self.rows[start:stop]
+                block = block[rows - first]
+            if len(rows):
+                yield rows, block
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """The features of ascending `rows` (m,): (m, D)."""
@@ -64,6 +89,18 @@ class Stack:
                 places = (rows[first:last] - self.starts[number]).tolist()
                 blocks.append(self.read(number, [slice(place, place + 1) for place in places]))
         return np.concatenate(blocks)
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Features of n triplets, what is `present` in each (n,) uint8 (evaluation/distances.py), and their names."""
+
+    features: Stack
+    present: np.ndarray
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.features)
 
 
 @dataclass

@@ -29,7 +29,7 @@ from demo_sdtps.reports import search_page
 from demo_sdtps.retrieval import search as retrieval_search
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.files import lock_file
-from tests.reference import search as reference
+from tests.reference import cross_modal
 
 MODALITIES = ("RGB", "NI", "TI")
 
@@ -81,18 +81,30 @@ def triplets(folder):
     }
 
 
-def test_hits_are_those_of_the_extractors_features(run_search, weights, place):
-    code, stdout, stderr = run_search("--csv", "hits.csv", "--top", "4", "--return_pattern", 1)
+@pytest.mark.parametrize("how", ["shared", "all", "pairs"])
+def test_hits_are_those_of_the_extractors_features(run_search, weights, place, how):
+    """Of queries in RGB and TI, by slow distances of what is present in each triplet."""
+    words = ("--csv", "hits.csv", "--top", "4", "--return_pattern", 1)
+    code, stdout, stderr = run_search(*words, "TEST.CROSS_MODAL_DISTANCE", how)
     assert code == 0, stderr
     first, second = stdout.splitlines()
     assert first.endswith("5 triplets (5 new)") and second == "Wrote hits.csv, hits: 8"
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     sides = [triplets(place / side) for side in ("query", "gallery")]
     features = [
-        reid.features(*zip(*side.values(), strict=True), return_pattern=1).tolist()
+        reid.features(*zip(*side.values(), strict=True), return_pattern=1) for side in sides
+    ]
+    sets = [
+        [
+            {name for name, path in zip(MODALITIES, paths, strict=True) if path}
+            for paths in side.values()
+        ]
         for side in sides
     ]
-    expected = reference.nearest(*features, [*sides[1]], 4)
+    parts = (side.astype(float).reshape(len(side), 3, -1).tolist() for side in features)
+    sources = [(name,) for name in MODALITIES]
+    distances = cross_modal.distances(*parts, sources, *sets, how)
+    expected = [sorted(zip(line, sides[1], strict=True))[:4] for line in distances]
     header, *rows = rows_of("hits.csv")
     assert header == ["query", "rank", "gallery", "distance"]
     lines = [
@@ -101,6 +113,22 @@ def test_hits_are_those_of_the_extractors_features(run_search, weights, place):
         for rank, (distance, name) in enumerate(hits, start=1)
     ]
     assert_same_hits(rows, lines)
+
+
+def test_a_query_without_a_modality_in_common_is_told_so(run_search, place, files):
+    """Before anything is written; the others are searched for, and the distance of pairs compares all."""
+    for modality in ("RGB", "TI"):
+        shutil.rmtree(place / "gallery" / modality)
+    before = contents(place)
+    for query, count in (("query", "2 of 2 (RGB+TI)"), ("query/TI/<i>&1.jpg", "1 of 1 (RGB+TI)")):
+        code, _, stderr = run_search(query=query)
+        assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+        assert f"any of the gallery: {count}; " in stderr and "query/RGB/<i>&" in stderr
+        assert contents(place) == before
+    assert run_search("--top", "2", "TEST.CROSS_MODAL_DISTANCE", "pairs")[0] == 0
+    copy(files["ni"][0], place / "query" / "NI" / "<i>&1.jpg")
+    code, stdout, stderr = run_search(query="query/TI/<i>&1.jpg")
+    assert code == 0 and "gallery/NI/photo" in stdout, stderr
 
 
 @pytest.mark.slow
@@ -144,8 +172,11 @@ def test_re_ranking_and_approximate_search_are_told(run_search, place):
     code, stdout, stderr = run_search(
         *shlex.split("--index_type hnsw --re_rank 9 --top 2 --csv x.csv --output x.html")
     )
-    recall = "hnsw: recall@5 1.000 against exact search (queries: 2)"
-    assert code == 0 and recall in stdout, stderr
+    for sets, top in (("RGB+TI", 1), ("RGB+NI+TI", 4)):
+        line = (
+            f"hnsw, RGB+TI in {sets}, shared: recall@{top} 1.000 against exact search (queries: 2)"
+        )
+        assert code == 0 and line in stdout, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
     assert all(0 <= float(row[3]) <= 1 for row in rows_of("x.csv")[1:])
 

@@ -1,42 +1,49 @@
 """Any modality against any: distances between sets of modalities, and test_net.py --cross_modal (docs/method.md)."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from commands import CONFIG, cases_of, cli_args_for, weights_file
+from modality_sets import (
+    ALL_SOURCES,
+    OWN,
+    PRESENT,
+    WIDTH,
+    comparison,
+    lengths_of,
+    parts_of,
+    shuffled,
+    sides_of,
+)
 from numeric import assert_close, generator, tolerance
 from tiny import MODEL, random_images, tiny_model
 
+import demo_sdtps
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg, with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import set_distances, sets_of
+from demo_sdtps.evaluation.cross_modal import rank_sets, sets_of
+from demo_sdtps.evaluation.distances import reranked, rows_of_distances, set_distances, set_of
 from demo_sdtps.evaluation.extraction import CASES, extract_features
+from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.protocol import make_test_data
+from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.fusion import SUBSETS
 from tests.reference import cross_modal as plain
 from tests.reference import ranking
+from tests.reference import reranking as plain_reranking
 
 SETS = sets_of(MODALITIES)
 
-PRESENT = {
-    "R": {"RGB"},
-    "N": {"NI"},
-    "T": {"TI"},
-    "RN": {"RGB", "NI"},
-    "RT": {"RGB", "TI"},
-    "NT": {"NI", "TI"},
-    "RNT": {"RGB", "NI", "TI"},
-}
-OWN = [("RGB",), ("NI",), ("TI",)]
 FUSION = "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
-WIDTH = 5
 
 
 def test_the_sets_are_named_by_what_is_present():
@@ -45,43 +52,72 @@ def test_the_sets_are_named_by_what_is_present():
     ) == list(PRESENT)
 
 
-@pytest.mark.parametrize(
-    "sources", [OWN, [*SUBSETS.values()], [*OWN, *OWN, *SUBSETS.values()]], ids=["3C", "7C", "13C"]
-)
+@pytest.mark.parametrize("sources", ALL_SOURCES.values(), ids=ALL_SOURCES)
 @pytest.mark.parametrize("how", ["all", "shared", "pairs"])
-def test_distances_against_the_slow_version(how, sources):
+def test_distances_of_two_sets_against_the_slow_version(how, sources):
     """In all 49 cells, of which 12 share nothing; what is not used may be anything, as a missing modality's columns."""
     draws, undefined = generator(len(sources)), 0
     for query_set, gallery_set in product(PRESENT.values(), repeat=2):
-        query, gallery = (
-            torch.randn(count, len(sources), WIDTH, generator=draws) for count in (3, 4)
-        )
-        find = partial(
-            set_distances,
-            present=(query_set, gallery_set),
-            sources=[frozenset(names) for names in sources],
-            how=how,
-            scale=partial(F.normalize, dim=1),
-        )
-        actual = find(query, gallery)
-        expected = [
-            [
-                plain.distance(one, two, sources, query_set, gallery_set, how)
-                for two in gallery.double().tolist()
-            ]
-            for one in query.double().tolist()
-        ]
-        if actual is None:
+        query, gallery = sides_of(draws, sources, 3 * [query_set], 4 * [gallery_set])
+        actual = set_distances(comparison(sources, how), query, gallery)
+        sets = 3 * [query_set], 4 * [gallery_set]
+        expected = plain.distances(parts_of(query[0]), parts_of(gallery[0]), sources, *sets, how)
+        if np.isinf(expected[0][0]):
             undefined += 1
-            assert expected == [[None] * 4] * 3 and not query_set & gallery_set
+            assert actual.isinf().all() and not query_set & gallery_set
             continue
-        assert_close(actual, expected, *2 * (len(sources) * WIDTH,), 9, scale=4)
+        assert_close(actual, expected, *lengths_of(sources), scale=4)
+        rows = rows_of_distances(comparison(sources, how), query, gallery)
+        assert torch.equal(rows(slice(None)), actual)
+        if how == "all" or query_set == gallery_set:
+            assert torch.equal(actual, squared_distances(query[0], gallery[0]))
+            continue
         for place, names in enumerate(sources):
-            for side, present in ((query, query_set), (gallery, gallery_set)):
-                if how != "all" and not present.issuperset(names):
-                    side[:, place] = torch.randn(side[:, place].shape, generator=draws)
-        assert how == "all" or torch.equal(find(query, gallery), actual)
+            for (side, _), present in ((query, query_set), (gallery, gallery_set)):
+                if not present.issuperset(names):
+                    columns = side.unflatten(1, (-1, WIDTH))[:, place]
+                    columns[:] = torch.randn(columns.shape, generator=draws)
+        assert torch.equal(set_distances(comparison(sources, how), query, gallery), actual)
     assert undefined == (12 if how == "shared" else 0)
+
+
+@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+def test_distances_of_triplets_that_have_other_sets_each(how):
+    """All of them in one matrix, infinite where nothing is shared; some rows of it are those of the whole."""
+    draws, sources = generator(20), ALL_SOURCES["13C"]
+    sets = [shuffled(draws, 3), shuffled(draws, 2)]
+    query, gallery = sides_of(draws, sources, *sets)
+    actual = set_distances(comparison(sources, how), query, gallery)
+    expected = plain.distances(parts_of(query[0]), parts_of(gallery[0]), sources, *sets, how)
+    assert_close(actual, expected, *lengths_of(sources), scale=4)
+    rows = rows_of_distances(comparison(sources, how), query, gallery)
+    assert torch.equal(
+        rows(slice(4, 9)),
+        set_distances(comparison(sources, how), *[(query[0][4:9], query[1][4:9]), gallery]),
+    )
+
+
+def test_re_ranking_is_by_these_distances():
+    """By the slow version, of a matrix of distances; what has none is as far as can be."""
+    draws, sources = generator(21), ALL_SOURCES["7C"]
+    sets = [2 * [*PRESENT.values()], 4 * [*PRESENT.values()]]
+    present, gaps = [*sets[0], *sets[1]], np.zeros(1)
+    while gaps.min() < 1e-5:  # roundings decide on the nearest
+        query, gallery = sides_of(draws, sources, *sets)
+        samples = parts_of(query[0]) + parts_of(gallery[0])
+        values = plain.distances(samples, samples, sources, present, present, "shared")
+        distances = np.array(values).clip(0, 4)
+        ordered = np.sort(distances, axis=1)
+        gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 4]
+    actual = reranked(comparison(sources, "shared"), query, gallery)
+    expected = plain_reranking.k_reciprocal_by(distances.tolist(), len(query[0]))
+    sums, farthest = len(sources) * WIDTH, float(distances.max(axis=1).min())
+    lengths = (*4 * (sums,), *3 * (len(samples),), 8)
+    assert_close(actual, expected, *lengths, scale=4 * max(1, 2 / farthest))
+    whole = [(side, np.full_like(each, 7)) for side, each in (query, gallery)]
+    assert torch.equal(
+        reranked(comparison(sources, "shared"), *whole), k_reciprocal(query[0], gallery[0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +165,7 @@ def words(tiny_root, tmp_path_factory):
 
 
 @pytest.mark.parametrize("how, pattern", [("all", 3), ("shared", 2), ("pairs", 3)])
-def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
+def test_matrices_of_all_sets(how, pattern, loaded, words, command, tmp_path):
     """Equal sets as TEST.MISS all has them, to the last bit; unequal ones by the slow versions of distance and ranking."""
     words = [*words, "TEST.RETURN_PATTERN", pattern, "TEST.CROSS_MODAL_DISTANCE", how]
     outputs = ("--json", tmp_path / "x.json", "--output", tmp_path / "x.png")
@@ -148,34 +184,26 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
             case: record[str(pattern)][measure] for case, record in table.items()
         }
 
-    cfg = load_cfg(CONFIG, list(map(str, words[2:])))
-    model, _ = load_model_and_data(cfg)
-    splits = read_splits(cfg, ("query", "gallery"))
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    cfg, model, data = loaded
     used = 1 if how == "pairs" else pattern
     features = dict(
         zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True)
     )
     sources = [*(OWN * (used != 2)), *(OWN * (used > 1)), *(SUBSETS.values() if used > 1 else ())]
-    labels = [
-        data.labels(name, side).tolist()
-        for name in ("identity", "camera")
-        for side in (data.query, data.gallery)
-    ]
     for query_set, gallery_set in (("R", "NT"), ("RT", "T"), ("RNT", "RN")):
         query, gallery = (
             features[SETS[name]][used][side].double().unflatten(1, (len(sources), -1)).tolist()
             for name, side in ((query_set, data.query), (gallery_set, data.gallery))
         )
-        distances = [
-            [
-                plain.distance(one, two, sources, PRESENT[query_set], PRESENT[gallery_set], how)
-                for two in gallery
-            ]
-            for one in query
-        ]
+        sets = (
+            len(side) * [PRESENT[name]]
+            for side, name in ((query, query_set), (gallery, gallery_set))
+        )
+        distances = plain.distances(query, gallery, sources, *sets, how)
         expected = (
-            None if distances[0][0] is None else ranking.evaluate_distances(distances, *labels)[1]
+            None
+            if np.isinf(distances[0][0])
+            else ranking.evaluate_distances(distances, *labels_of(data))[1]
         )
         # one exchange, of 6
         assert actual["mAP"][query_set][gallery_set] == (
@@ -190,6 +218,95 @@ def test_matrices_of_all_sets(how, pattern, words, command, tmp_path):
             ["-" if value is None else f"{100 * value:.1f}" for value in row.values()]
             for row in rows.values()
         ]
+
+
+@pytest.fixture(scope="module")
+def loaded(words):
+    """Configuration, model, and query and gallery of the test data."""
+    cfg = load_cfg(CONFIG, words[2:])
+    model, _ = load_model_and_data(cfg)
+    return cfg, model, make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
+
+
+def labels_of(data):
+    sides = data.query, data.gallery
+    return [data.labels(name, side).tolist() for name in ("identity", "camera") for side in sides]
+
+
+@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+def test_a_search_has_the_figures_of_the_matrix(how, loaded, words):
+    """For all 49 pairs of sets: the features and hits of `load`, of images with their cameras."""
+    cfg, model, data = loaded
+    cfg = with_values(cfg, {"TEST.CROSS_MODAL_DISTANCE": how})
+    by_case = extract_features(cfg, model, data.loader, list(CASES.values()))
+    expected = rank_sets(cfg, model, dict(zip(CASES, by_case, strict=True)), data)["mAP"]
+    reid = demo_sdtps.load(
+        words[-1], *words[2:], "TEST.CROSS_MODAL_DISTANCE", how, config_file=CONFIG
+    )
+    images = dict(
+        zip(MODALITIES, zip(*(sample.paths for sample in data.samples), strict=True), strict=True)
+    )
+    cameras = [sample.camera for sample in data.samples]
+    features = {
+        name: reid.features(**{each.lower(): images[each] for each in modalities}, camera=cameras)
+        for name, modalities in PRESENT.items()
+    }
+    for one, other in product(PRESENT, repeat=2):
+        sides = features[one][data.query.numpy()], features[other][data.gallery.numpy()]
+        if expected[one][other] is None:
+            with pytest.raises(UserError, match=r"^Query 0 .*no modality in common"):
+                reid.search(*sides)
+            continue
+        rows, distances = reid.search(*sides, top=len(data.gallery))
+        ordered = np.empty_like(distances)
+        np.put_along_axis(ordered, rows, distances, axis=1)
+        actual = ranking.evaluate_distances(ordered.tolist(), *labels_of(data))[1]
+        # one exchange, of 6 matches
+        assert actual == pytest.approx(expected[one][other], abs=1 / len(data.query) / 12), (
+            one,
+            other,
+        )
+
+
+@pytest.mark.parametrize("how", ["shared", "pairs"])
+def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(how, loaded):
+    """In every cell, by the set's modalities; without any it comes last."""
+    cfg, model, data = loaded
+    cfg = with_values(cfg, {"TEST.CROSS_MODAL_DISTANCE": how})
+    sets = shuffled(generator(5), 5)[: len(data.samples)]
+    data = replace(data, present=np.array([set_of(each) for each in sets], np.uint8))
+    by_case = dict(
+        zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True)
+    )
+    case_of = {frozenset(MODALITIES) - missing: case for case, missing in CASES.items()}
+
+    def features_in(modalities):
+        """Of each sample by what it has of these modalities, and that."""
+        both = [each & modalities for each in sets]
+        rows = [
+            by_case[case_of.get(frozenset(each), "nothing")][3][row]
+            for row, each in enumerate(both)
+        ]
+        return torch.stack(rows), both
+
+    in_case = {
+        case: {3: features_in(set(MODALITIES) - missing)[0]} for case, missing in CASES.items()
+    }
+    actual = rank_sets(cfg, model, in_case, data)["mAP"]
+    sources = [*OWN, *OWN, *SUBSETS.values()]
+    for one, other in (("RNT", "RNT"), ("RT", "RNT"), ("N", "RT"), ("T", "T"), ("RN", "NT")):
+        sides = []
+        for name, rows in ((one, data.query), (other, data.gallery)):
+            features, both = features_in(PRESENT[name])
+            parts = features[rows].double().unflatten(1, (len(sources), -1)).tolist()
+            sides.append((parts, [both[row] for row in rows]))
+        (query, query_sets), (gallery, gallery_sets) = sides
+        distances = plain.distances(query, gallery, sources, query_sets, gallery_sets, how)
+        expected = ranking.evaluate_distances(distances, *labels_of(data))[1]
+        if np.isinf(distances).all():
+            assert actual[one][other] is None
+        else:
+            assert actual[one][other] == pytest.approx(expected, abs=1 / len(data.query) / 12)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from demo_sdtps.retrieval.store import Stack
+from demo_sdtps.retrieval.store import Gallery, Stack
 
 
 def whole_of(feature_set):
@@ -17,3 +17,9 @@ def stack_of(features, size=7):
         features.shape[1],
         lambda number, slices: np.concatenate([shards[number][rows] for rows in slices]),
     )
+
+
+def gallery_of(features, names, present=None, size=7):
+    """A gallery of complete triplets, unless it is told what is present."""
+    present = np.full(len(features), 7, np.uint8) if present is None else present
+    return Gallery(stack_of(features, size), present, names)

@@ -7,12 +7,18 @@ def k_reciprocal(query_features, gallery_features, k1=50, k2=15, lambda_value=0.
     """Features are lists of lists of numbers: → list per query of its distances to the gallery."""
     features = [normalise(feature) for feature in [*query_features, *gallery_features]]
     distances = [relative_distances(feature, features) for feature in features]
+    return k_reciprocal_by(distances, len(query_features), k1, k2, lambda_value)
+
+
+def k_reciprocal_by(distances, query_count, k1=50, k2=15, lambda_value=0.3):
+    """Distances of all samples, the queries first, a list for each: → as `k_reciprocal`."""
+    distances = [[distance / max(row) for distance in row] for row in distances]
     order = [neighbours(sample, row) for sample, row in enumerate(distances)]
     sets = expanded_sets(order, k1)
     rows = [weights(members, distances[sample]) for sample, members in enumerate(sets)]
     rows = [mean([rows[other] for other in nearest[:k2]]) for nearest in order]
-    queries = range(len(query_features))
-    gallery = range(len(query_features), len(features))
+    queries = range(query_count)
+    gallery = range(query_count, len(distances))
     return [
         [
             (1 - lambda_value) * jaccard(rows[query], rows[other])

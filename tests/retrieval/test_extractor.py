@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 import torch
 from commands import BASELINE, KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
-from numeric import assert_close, seed_of
+from modality_sets import OWN
+from numeric import assert_close, assert_order, seed_of, tolerance
 from PIL import Image
 from tiny import MODEL
 
 import demo_sdtps
 from demo_sdtps.commands import export_features
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.retrieval import extractor
+from tests.reference import cross_modal as plain
 from tests.reference import search as reference
+
+SETS = ("r", "n", "t", "rn", "rt", "nt", "rnt")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +178,50 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     assert all(map(np.array_equal, reid.search(query, gallery, 30), (rows, distances)))
     with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
         reid.search(query, gallery[:, 1:])
+
+
+def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
+    """Of a list of all sets, with a note of what is present that its rows have too."""
+    images = {
+        name: [
+            path if name[0] in letters else None
+            for letters, path in zip(SETS, 2 * paths, strict=False)
+        ]
+        for name, paths in files.items()
+    }
+    features = reid.features(**images)
+    assert features.present.tolist() == [
+        sum(map({"r": 1, "n": 2, "t": 4}.get, each)) for each in SETS
+    ]
+    sources = [*OWN, *OWN, *SUBSETS.values()]
+    parts = features.astype(float).reshape(len(SETS), len(sources), -1).tolist()
+    sets = [{name for name in MODALITIES if name[0].lower() in each} for each in SETS]
+    expected = plain.distances(parts, parts, sources, sets, sets, "shared")
+    lengths = (*4 * features.shape[1:], 9)
+    assert_close(reid.distance(features, features), expected, *lengths, scale=4)
+    rows, _ = reid.search(features[2:4], features[[6, 0, 5]], top=2)
+    allowed = 2 * tolerance(*lengths) * 4
+    assert_order(rows, [[line[row] for row in (6, 0, 5)] for line in expected[2:4]], allowed)
+    with pytest.raises(UserError, match=r"Query 1 \(from 0\) has no modality in common .*: 1\)"):
+        reid.search(features[:2], features[[0, 4]])
+    with pytest.raises(UserError, match=r"\(7, .*\(6,\)"):
+        demo_sdtps.Features(features, features.present[1:])
+
+
+def test_rows_of_features_know_what_is_present_and_other_arrays_do_not(reid, files, caplog):
+    features = demo_sdtps.Features(np.eye(7, 5), np.arange(1, 8))
+    for rows in (slice(1, 4), [3, 0], np.array([2, 2, 5]), features[:, 0] > 0):
+        assert np.array_equal(features[rows].present, features.present[rows])
+        assert np.array_equal(features[rows], np.eye(7, 5, dtype=np.float32)[rows])
+    for other in (features + 1, features[0], features[:, :2], features.copy(), np.sort(features)):
+        assert other.present is None
+    reid.distance(features[-1:], features[-1:])
+    assert not caplog.records
+    whole = reid.features(**files)
+    expected = reid.distance(whole, whole)
+    assert not caplog.records
+    assert np.array_equal(reid.distance(whole, np.asarray(whole)), expected)
+    assert "count as of complete triplets" in caplog.text
 
 
 BAD = {

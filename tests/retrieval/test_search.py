@@ -1,17 +1,30 @@
-"""The nearest of a gallery: exact search, ties, candidates, re-ranking, and the approximate indices of faiss."""
+"""The nearest of a gallery: exact search, ties, candidates, re-ranking, sets of modalities, and the approximate indices of
+faiss."""
+
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from feature_stores import stack_of
-from numeric import assert_close, assert_order, numpy_generator, tolerance
+from feature_stores import gallery_of, stack_of
+from modality_sets import (
+    ALL_SOURCES,
+    PRESENT,
+    comparison,
+    lengths_of,
+    parts_of,
+    shuffled,
+    sides_of,
+)
+from numeric import assert_close, assert_order, generator, numpy_generator, tolerance
 from ranking_cases import near_ties, roundings
 
 from demo_sdtps.config.common import APPROXIMATE
+from demo_sdtps.evaluation.distances import Comparison, reranked
 from demo_sdtps.evaluation.reranking import k_reciprocal
-from demo_sdtps.retrieval import approximate, nearest
+from demo_sdtps.retrieval import approximate, nearest, store
 from demo_sdtps.retrieval.nearest import Hits
-from tests.reference import reranking
+from tests.reference import cross_modal, reranking
 from tests.reference import search as reference
 
 
@@ -25,6 +38,11 @@ def random_features(generator, count, width=24, copies=0):
 def short_features(generator, *shape, **copies):
     """Of length about 1, and so short that their distances are exact in float32: no rounding decides which is nearer."""
     return (64 * random_features(generator, *shape, **copies)).round() / 64
+
+
+def side_of(queries):
+    """Complete triplets."""
+    return torch.from_numpy(queries), np.full(len(queries), 7, np.uint8)
 
 
 def names_of(generator, count):
@@ -59,9 +77,9 @@ def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
 def test_re_ranking_orders_the_hits_alone():
     generator = numpy_generator(4)
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
-    names, stack = names_of(generator, 50), stack_of(gallery)
-    hits = nearest.nearest(queries, stack, names, 20)
-    actual = nearest.rerank_hits(queries, stack, names, hits, 6)
+    place = gallery_of(gallery, names_of(generator, 50))
+    hits = nearest.nearest(queries, place.features, place.names, 20)
+    actual = nearest.rerank_hits(Comparison(), side_of(queries), place, hits, 6)
     for query, rows, near, distances in zip(
         queries, hits.rows, actual.rows, actual.distances, strict=True
     ):
@@ -78,7 +96,8 @@ def test_re_ranking_orders_the_hits_alone():
 def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
     generator = numpy_generator(7)
     gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
-    actual = nearest.rerank_all(queries, stack_of(gallery), names_of(generator, 40), 40)
+    place = gallery_of(gallery, names_of(generator, 40))
+    actual = nearest.rerank_all(Comparison(), side_of(queries), place, 40)
     expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
     assert np.array_equal(actual.distances, np.sort(expected, axis=1))
     assert np.array_equal(np.take_along_axis(expected, actual.rows, axis=1), actual.distances)
@@ -124,3 +143,91 @@ def test_recall_counts_hits_as_near_as_the_exact_ones():
     assert approximate.recall(
         Hits(np.array([[1, 9, 4]]), np.array([[0.1, 0.3, 0.4]])), exact
     ) == pytest.approx(2 / 3)
+
+
+def assert_hits(hits, expected, sources):
+    """They are the slow ones, of lists of distances, but for roundings; row -1 where no distance is left."""
+    lengths = lengths_of(sources)
+    for rows, distances, line in zip(*hits, expected, strict=True):
+        count = min(len(rows), np.isfinite(line).sum())
+        assert (rows[count:] == -1).all() and np.isinf(distances[count:]).all()
+        if count:
+            assert_order(rows[:count], line, 2 * tolerance(*lengths) * 4)
+            assert_close(distances[:count], np.array(line)[rows[:count]], *lengths, scale=4)
+
+
+@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+def test_the_order_of_a_search_is_that_of_the_matrix(how):
+    """For all 49 pairs of sets of modalities."""
+    draws, sources = generator(11), ALL_SOURCES["7C"]
+    for query_set, gallery_set in product(PRESENT.values(), repeat=2):
+        sets = 3 * [query_set], 30 * [gallery_set]
+        query, (features, present) = sides_of(draws, sources, *sets)
+        place = gallery_of(features.numpy(), names_of(numpy_generator(11), 30), present)
+        hits = nearest.search_sets(comparison(sources, how), query, place, 12, nearest.nearest)
+        each = parts_of(query[0]), parts_of(features)
+        assert_hits(hits, cross_modal.distances(*each, sources, *sets, how), sources)
+        if query_set == gallery_set or how == "all":
+            whole = nearest.nearest(query[0].numpy(), place.features, place.names, 12)
+            assert all(map(np.array_equal, hits, whole))
+
+
+def by_index(kind):
+    """A search by an approximate index that is made for it."""
+
+    def search(queries, gallery, names, top):
+        places = approximate.search_index(approximate.make(kind, gallery), queries, len(gallery))
+        return nearest.among(queries, gallery, names, top, gallery.rows[places])
+
+    return search
+
+
+@pytest.mark.parametrize("top", [1, 9, 70])
+@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+@pytest.mark.parametrize("search", [nearest.nearest, by_index("hnsw")], ids=["flat", "hnsw"])
+def test_one_list_of_triplets_of_all_sets(monkeypatch, search, how, top):
+    """Of a gallery in shards and blocks, in any order."""
+    monkeypatch.setattr(store, "READ_ELEMENTS", 5 * 7 * 5)
+    draws, sources = generator(12), ALL_SOURCES["7C"]
+    sets = [shuffled(draws, 2), shuffled(draws, 10)]
+    query, (features, present) = sides_of(draws, sources, *sets)
+    place = gallery_of(features.numpy(), names_of(numpy_generator(12), 70), present, size=16)
+    hits = nearest.search_sets(comparison(sources, how), query, place, top, search)
+    parts = parts_of(query[0]), parts_of(features)
+    assert_hits(hits, cross_modal.distances(*parts, sources, *sets, how), sources)
+
+
+def test_equal_hits_of_several_sets_are_ordered_by_name():
+    """Those of RGB and of RGB and NI have the same distance from a query in RGB."""
+    sources, names = ALL_SOURCES["3C"], ["d", "a", "c", "b"]
+    query, (features, _) = sides_of(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
+    features[:] = 0
+    features[:, 0] = 1
+    place = gallery_of(features.numpy(), names, np.array([3, 3, 5, 3], np.uint8))
+    hits = nearest.search_sets(comparison(sources, "shared"), query, place, 4, nearest.nearest)
+    assert [names[row] for row in hits.rows[0]] == sorted(names)
+    assert len(set(hits.distances[0])) == 1
+
+
+def test_re_ranking_of_hits_of_several_sets():
+    """Of those that have a distance; of the whole gallery, others too."""
+    draws, sources = generator(14), ALL_SOURCES["7C"]
+    sets = [shuffled(draws, 1), shuffled(draws, 6)]
+    query, (features, present) = sides_of(draws, sources, *sets)
+    place = gallery_of(features.numpy(), names_of(numpy_generator(14), 42), present)
+    how = comparison(sources, "shared")
+    hits = nearest.search_sets(how, query, place, 42, nearest.nearest)
+    actual = nearest.rerank_hits(how, query, place, hits, 42)
+    for number, rows in enumerate(hits.rows):
+        rows = np.sort(rows[rows >= 0])
+        one = query[0][[number]], query[1][[number]]
+        expected = reranked(how, one, (features[rows], present[rows]))[0].numpy()
+        order = np.searchsorted(rows, actual.rows[number][: len(rows)])
+        assert np.array_equal(np.sort(order), np.arange(len(rows)))
+        assert np.array_equal(expected[order], actual.distances[number][: len(rows)])
+        assert (np.diff(expected[order]) >= 0).all() and (
+            actual.rows[number][len(rows) :] < 0
+        ).all()
+    whole = nearest.rerank_all(how, query, place, 42)
+    matrix = reranked(how, query, (features, present)).numpy()
+    assert np.array_equal(np.sort(matrix, axis=1), whole.distances)

@@ -1,16 +1,20 @@
 """The index of a gallery on disk: it grows, notices changes, survives interruptions, and refuses what does not fit."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
+from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.retrieval import approximate, gallery
 from demo_sdtps.retrieval.gallery import Changes, open_index, update
+from demo_sdtps.retrieval.nearest import search_sets
 
 KEYS = {"INPUT.SIZE_TEST": [32, 16]}
 ORIGIN = {"checkpoint_sha256": "a" * 64, "return_pattern": 3, "configuration": KEYS}
@@ -68,7 +72,7 @@ def update_at(place, extract=None):
 
 def content(index):
     """Features by name."""
-    features = index.features().take(np.arange(len(index.names)))
+    features = index.gallery().features.take(np.arange(len(index.names)))
     return dict(zip(index.names, map(tuple, features.tolist()), strict=True))
 
 
@@ -144,24 +148,56 @@ def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damag
     assert content(open_at(place)) == rows_of(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
 
 
-def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes(place):
-    def file():
-        """The file of the approximate index, which finds each triplet."""
-        index = open_at(place)
-        features = index.features().take(np.arange(len(index.names)))
-        hits, _ = approximate.approximate(index, "hnsw", features, 1)
-        assert np.array_equal(hits.rows[:, 0], np.arange(len(features)))
-        return index.store.folder / index.store.record["approximate"]["hnsw"]["file"]
+def test_what_is_present_is_known_of_each_triplet(place):
+    """Also of those that are written anew, and after a change."""
+    update_at(place)
+    assert dict(zip(open_at(place).names, open_at(place).gallery().present, strict=True)) == {
+        f"{number:02}": 2 if number > 9 else 3 for number in range(13)
+    }
+    paint(place / "gallery", "11", 51, ["TI"])
+    (place / "gallery" / "RGB" / "07.png").unlink()
+    index, _ = update_at(place)
+    present = dict(zip(index.names, index.gallery().present, strict=True))
+    assert (present["07"], present["11"], present["08"], present["12"]) == (2, 6, 3, 2)
+
+
+def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes(place, capsys):
+    """One for each pair of sets of modalities and each distance; a gallery that lacks images is searched by these."""
+
+    def files(*hows):
+        """Of the approximate indices, by which a triplet is as near as can be to itself."""
+        for how in hows:
+            index = open_at(place)
+            gallery = index.gallery()
+            features = torch.from_numpy(gallery.features.take(np.arange(len(gallery))))
+            hits = search_sets(
+                Comparison((1, 2, 4), how),
+                (features, gallery.present),
+                gallery,
+                1,
+                partial(approximate.approximate, index, "hnsw"),
+            )
+            assert not hits.distances.any()
+            printed = capsys.readouterr().out
+            if how == "shared":
+                assert "hnsw, NI in RGB+NI, shared: recall@1 1.000" in printed
+        kept = index.store.record["approximate"]
+        return {name: index.store.folder / entry["file"] for name, entry in kept.items()}
 
     update_at(place)
-    first = file()
-    assert file() == first
-    cut(first)
-    second = file()
-    assert second != first and not first.exists()
+    first = files("shared")
+    assert len(set(first.values())) == 4 and files("shared") == first
+    assert len(files("shared", "all")) == 5
+    damaged = first["hnsw, NI in NI, shared"]
+    cut(damaged)
+    second = files("shared")
+    assert damaged not in second.values() and not damaged.exists()
+    assert len({*first.values()} & {*second.values()}) == 3
     paint(place / "gallery", "new", 50)
     update_at(place)
-    assert file() != second and not second.exists()
+    third = files("shared")
+    assert not {*second.values()} & {*third.values()}
+    assert not any(path.exists() for path in second.values())
 
 
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):

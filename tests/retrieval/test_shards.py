@@ -19,8 +19,9 @@ from commands import (
     rows_of,
     scores_of,
 )
-from feature_stores import stack_of, whole_of
-from numeric import assert_close, numpy_generator
+from feature_stores import gallery_of, stack_of, whole_of
+from modality_sets import ALL_SOURCES, comparison, parts_of, shuffled, sides_of
+from numeric import assert_close, generator, numpy_generator
 from ranking_cases import assert_same, random_case
 from tiny import MODEL
 
@@ -29,17 +30,18 @@ from demo_sdtps.commands import export_features, rank_features
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import Sample
+from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.evaluation.metrics import evaluate_ranking
 from demo_sdtps.retrieval import store, streaming
 from demo_sdtps.retrieval.feature_sets import columns_of, open_features
 from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.store import Store, open_store
 from demo_sdtps.retrieval.streaming import evaluate_stream
-from tests.reference import ranking
+from tests.reference import cross_modal, ranking
 
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
 SETTINGS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False}
-SETTINGS |= {"data_set": "RGBNT201", "configuration": {}}
+SETTINGS |= {"data_set": "RGBNT201", "configuration": {"sources": [1, 2, 4]}}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_shards_hold_what_the_file_holds(export, tmp_path):
     # Batches of other sizes differ by the roundings of both.
     assert_close(whole_of(actual), expected["features"], *MODEL, *MODEL)
     assert [*actual.names] == expected["paths"][:, 0].tolist()
-    for name in ("ids", "cams", "scenes"):
+    for name in ("ids", "cams", "scenes", "present"):
         assert np.array_equal(getattr(actual, name), expected[name])
     assert actual.settings == open_features(tmp_path / "x.npz").settings
     shard_store = open_store(tmp_path / "x", "")
@@ -169,7 +171,8 @@ def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
     actual = open_features(write(tmp_path / "x", features, range(30), range(30)))
     whole = torch.nn.functional.normalize(torch.from_numpy(features).double()).numpy()
     blocks = list(actual.features)
-    assert [start for start, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(actual) == 30
+    assert [rows[0] for rows, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(actual) == 30
+    assert np.array_equal(np.concatenate([rows for rows, _ in blocks]), np.arange(30))
     assert_close(np.concatenate([block for _, block in blocks]), whole, 8, 1)
     for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
         assert_close(actual.features.take(rows), whole[rows], 8, 1)
@@ -184,11 +187,33 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 40 * 11)
     query, gallery, *labels = random_case(15, identities=12, dim=3)
     query, gallery = (2 * query).round(), (2 * gallery).round()
-    actual = evaluate_stream(query, stack_of(gallery.numpy(), size), labels[:2], labels[2:])
+    place = gallery_of(gallery.numpy(), names=(), size=size)
+    side = query, np.full(len(query), 7, np.uint8)
+    actual = evaluate_stream(Comparison(), side, place, labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
     assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
     assert torch.equal(actual.cmc, expected.cmc)
     assert_same(actual, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
+
+
+@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
+    """Against the slow versions of distance and ranking; what has no distance comes last."""
+    monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 21 * 11)
+    draws, sources, gaps = generator(16), ALL_SOURCES["7C"], np.zeros(1)
+    sets = [shuffled(draws, 3), shuffled(draws, 9)]
+    labels = [
+        torch.randint(kinds, (len(side),), generator=draws) for kinds in (5, 3) for side in sets
+    ]
+    while gaps.min() < 2e-6:  # roundings decide on the ranks
+        query, (features, present) = sides_of(draws, sources, *sets)
+        sides = parts_of(query[0]), parts_of(features)
+        distances = cross_modal.distances(*sides, sources, *sets, how)
+        ordered = np.sort(distances, axis=1).clip(max=9)
+        gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 9]
+    place = gallery_of(features.numpy(), names=(), present=present, size=10)
+    actual = evaluate_stream(comparison(sources, how), query, place, labels[:2], labels[2:])
+    assert_same(actual, *ranking.evaluate_distances(distances, *(side.tolist() for side in labels)))
 
 
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
@@ -230,14 +255,58 @@ def test_ranking_exported_features_gives_the_figures_of_the_test_command(
     assert code == 0 and len(rows_of("x.csv")) == 1 + 32 * 32, stderr
 
 
+@pytest.mark.parametrize("how", ["shared", "all"])
+def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
+    export, command, tiny_root, weights, tmp_path, monkeypatch, how
+):
+    """RGB in complete triplets, and RGB and NI in NI and TI; without a common modality the queries have no hits."""
+    monkeypatch.chdir(tmp_path)
+    words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json", "--cross_modal")
+    assert command(test_net.main, *words, "TEST.CROSS_MODAL_DISTANCE", how)[0] == 0
+    matrix = json.loads(Path("t.json").read_text())["cross_modal"]["mAP"]
+    for name, case in {"R": "nt", "RN": "t", "NT": "r", "RNT": "None"}.items():
+        assert export(f"{name}.npz", "TEST.MISS", case)[0] == 0
+        assert export(name, "--shards", ROWS, "TEST.MISS", case)[0] == 0
+    words = shlex.split(
+        f"--json x.json --csv x.csv --top 4 --overwrite --cross_modal_distance {how}"
+    )
+    for query, gallery in (("R", "RNT"), ("RN", "NT"), ("RNT", "RN")):
+        places = ("--query", f"{query}.npz", "--gallery", gallery)
+        code, stdout, stderr = command(rank_features.main, *places, *words)
+        assert code == 0 and "WARNING" not in stdout, stderr
+        (record,) = json.loads(Path("x.json").read_text())["patterns"].values()
+        assert record["mAP"] == pytest.approx(matrix[query][gallery], abs=1 / 32 / 12)
+        assert len(rows_of("x.csv")) == 1 + 32 * 4
+    code, stdout, _ = command(rank_features.main, "--query", "R", "--gallery", "NT.npz", *words)
+    told = "any of the gallery: 32 of 32 (RGB); TEST.CROSS_MODAL_DISTANCE pairs" in stdout
+    assert code == 0 and told == (how == "shared")
+    assert len(rows_of("x.csv")) == (1 if how == "shared" else 1 + 32 * 4)
+
+
+def test_exports_that_do_not_say_what_is_present_are_refused(export, command, tmp_path):
+    assert export("q.npz")[0] == export("g", "--shards", ROWS)[0] == 0
+    manifest = json.loads((tmp_path / "g" / "store.json").read_text())
+    del manifest["origin"]["configuration"]["sources"]
+    (tmp_path / "g" / "store.json").write_text(json.dumps(manifest))
+    arrays = dict(np.load(tmp_path / "q.npz"))
+    del arrays["present"]
+    np.savez(tmp_path / "old.npz", **arrays)
+    for place, advice in (("g", "again with --overwrite"), ("old.npz", "export it again")):
+        places = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / place)
+        code, _, stderr = command(rank_features.main, *places)
+        assert code == 2 and advice in stderr and stderr.count("\n") == 1
+
+
 def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path):
     write(tmp_path / "other", np.eye(3, dtype=np.float32), range(3), range(3))
-    assert export("q.npz", "--split", "query")[0] == export("m.npz", "TEST.MISS", "r")[0] == 0
+    assert (
+        export("q.npz", "--split", "query")[0] == export("m.npz", "MODEL.SDTPS_BETA", 0.1)[0] == 0
+    )
     assert export("g", "--shards", "--return_pattern", "1")[0] == 0
     for gallery, what in (
         ("g", "return_pattern, 3 and 1"),
         ("other", "checkpoint_sha256;"),
-        ("m.npz", "TEST.MISS, 'None' and 'r'"),
+        ("m.npz", "MODEL.SDTPS_BETA, "),
     ):
         words = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery)
         code, _, stderr = command(rank_features.main, *words)
@@ -248,7 +317,8 @@ def rank_and_search(folder):
     actual = open_features(folder)
     queries = actual.features.take(np.arange(50))
     labels = [(side[:50], side) for side in (actual.ids, actual.cams)]
-    evaluate_stream(torch.from_numpy(queries), actual.features, *labels)
+    side = torch.from_numpy(queries), actual.present[:50]
+    evaluate_stream(Comparison((1, 2, 4)), side, actual, *labels)
     nearest(queries, actual.features, actual.names, 3)
 
 

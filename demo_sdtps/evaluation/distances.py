@@ -1,0 +1,189 @@
+"""The distance of features of triplets that may lack modalities, for evaluation, search and ranking (docs/method.md).
+
+A set of modalities is a number, the sum of 1 for RGB, 2 for NI and 4 for TI; `present` (n,) uint8 has that of each triplet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from operator import or_
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.folders import Triplet
+from demo_sdtps.evaluation.metrics import (
+    DistanceRows,
+    distances_of,
+    squared_distances,
+    squared_lengths,
+)
+from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.modeling.fusion import subsets_of
+from demo_sdtps.modeling.layout import make_layout
+
+FARTHEST = 4.0  # the largest squared distance of features of length 1
+
+Side = tuple[torch.Tensor, np.ndarray]
+"""Features (n, D) of the queries or the gallery, and their `present` (n,)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How features are compared whose columns are, in parts of equal width, of the sets of modalities `sources`; `how` is a
+    value of TEST.CROSS_MODAL_DISTANCE. `normalise`: some of the columns are L2-normalised anew."""
+
+    sources: Sequence[int] = ()
+    how: str = "shared"
+    normalise: bool = True
+
+    def is_whole(self, present: int, other: int) -> bool:
+        """Whether triplets of these two sets are compared by all columns, as they are."""
+        return self.how == "all" or present == other > 0
+
+    def is_defined(self, present: int, other: int) -> bool:
+        """Whether triplets of these two sets have a distance."""
+        has_pairs = self.how == "pairs" and min(present, other) > 0
+        return has_pairs or present & other > 0 or self.is_whole(present, other)
+
+    def groups(self, present: np.ndarray) -> dict[int, slice | np.ndarray]:
+        """The rows of each set in `present` (n,), of a single one as a slice, which copies nothing; `all` tells none apart."""
+        sets = [0] if self.how == "all" else np.unique(present).tolist()
+        if len(sets) == 1:
+            return {sets[0]: slice(None)}
+        return {each: np.flatnonzero(present == each) for each in sets}
+
+    def view(self, features: torch.Tensor, present: int, other: int) -> torch.Tensor:
+        """What features (n, D) of the set `present` are compared by with those of the set `other`: (n, d). The distance is the
+        squared Euclidean one of both sides' views.
+
+        A calibration by pair of sets would be a factor of what is returned here: all distances are of these views.
+        """
+        if self.is_whole(present, other):
+            return features
+        parts = features.unflatten(1, (len(self.sources), -1))
+        if self.how == "shared":
+            places = [n for n, source in enumerate(self.sources) if not source & ~(present & other)]
+            return self._scale(parts[:, places].flatten(1))
+        # the first parts are of one modality each
+        count = reduce(or_, self.sources).bit_count()
+        ones, others = (
+            [n for n, source in enumerate(self.sources[:count]) if source & each]
+            for each in sorted((present, other))
+        )
+        places = [pair[present > other] for pair in product(ones, others)]
+        return self._scale(parts[:, places]).flatten(1) / len(places) ** 0.5
+
+    def _scale(self, features: torch.Tensor) -> torch.Tensor:
+        return F.normalize(features, dim=-1) if self.normalise else features
+
+
+def comparison_of(cfg: CfgNode, pattern: int, normalise: bool = True) -> Comparison:
+    """The comparison of features of a return pattern by a model of the configuration, by TEST.CROSS_MODAL_DISTANCE."""
+    names, has_sdtps = cfg.MODEL.MODALITIES, cfg.MODEL.USE_SDTPS
+    subsets = list(subsets_of(names).values()) if cfg.MODEL.HDM else []
+    sources = make_layout(1, names, subsets, True, has_sdtps).sources[pattern]
+    return Comparison(tuple(map(set_of, sources)), cfg.TEST.CROSS_MODAL_DISTANCE, normalise)
+
+
+def set_of(modalities: Collection[str]) -> int:
+    """The number of a set of modalities."""
+    return sum(1 << place for place, name in enumerate(MODALITIES) if name in modalities)
+
+
+def names_of(present: int) -> str:
+    """The modalities of a set, for messages."""
+    return "+".join(name for name in MODALITIES if present & set_of([name])) or "any"
+
+
+def present_in(
+    samples: Sequence[Sample] | Sequence[Triplet], modalities: Collection[str]
+) -> np.ndarray:
+    """`present` (n,) of samples, of the `modalities` that a model reads."""
+    sets = [set_of(sample.modalities) for sample in samples]
+    return np.array(sets, np.uint8) & np.uint8(set_of(modalities))
+
+
+def incomparable(comparison: Comparison, query: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """Rows (m,) of the queries' `present` that have a distance from nothing in the gallery's."""
+    others = comparison.groups(gallery)
+    has_none = [
+        not any(comparison.is_defined(each, other) for other in others) for each in range(8)
+    ]
+    return np.flatnonzero(np.array(has_none)[query])
+
+
+def without_common(comparison: Comparison, query: np.ndarray, gallery: np.ndarray) -> str:
+    """A sentence, without its end, on the queries that have a distance from nothing in the gallery; "" where none is."""
+    rows = incomparable(comparison, query, gallery)
+    sets = ", ".join(map(names_of, np.unique(query[rows]).tolist()))
+    return sets and (
+        f"Queries without a modality in common with any of the gallery: {len(rows)} of {len(query)} ({sets}); "
+        "TEST.CROSS_MODAL_DISTANCE pairs compares them"
+    )
+
+
+def set_distances(
+    comparison: Comparison,
+    query: Side,
+    gallery: Side,
+    measure: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = squared_distances,
+) -> torch.Tensor:
+    """Squared distances (Q, G) float32, computed by `measure`, infinite where two sets have none."""
+    (features, present), (others, other_present) = query, gallery
+    pairs = list(product(*(comparison.groups(side).items() for side in (present, other_present))))
+    result = None
+    for (one, rows), (other, columns) in pairs:
+        if not comparison.is_defined(one, other):
+            continue
+        block = measure(
+            comparison.view(features[rows], one, other),
+            comparison.view(others[columns], other, one),
+        )
+        if len(pairs) == 1:
+            return block
+        if result is None:
+            result = block.new_full((len(features), len(others)), torch.inf)
+        places = np.ix_(np.arange(len(features))[rows], np.arange(len(others))[columns])
+        result[tuple(map(torch.from_numpy, places))] = block
+    return features.new_full((len(features), len(others)), torch.inf) if result is None else result
+
+
+def rows_of_distances(comparison: Comparison, query: Side, gallery: Side) -> DistanceRows:
+    """`set_distances`, some queries at a time."""
+    (features, present), (others, other_present) = query, gallery
+    sets = [[*comparison.groups(side)] for side in (present, other_present)]
+    if [*map(len, sets)] == [1, 1] and comparison.is_defined(*map(min, sets)):
+        # the views and their lengths once, not for every few queries
+        (one,), (other,) = sets
+        features, others = (
+            comparison.view(features, one, other),
+            comparison.view(others, other, one),
+        )
+        lengths = squared_lengths(others)
+        return lambda rows: distances_of(features[rows], others, lengths)
+    return lambda rows: set_distances(comparison, (features[rows], present[rows]), gallery)
+
+
+def reranked(comparison: Comparison, query: Side, gallery: Side) -> torch.Tensor:
+    """`k_reciprocal` by these distances, where sets that have none are as far as can be."""
+    if len(comparison.groups(np.append(query[1], gallery[1]))) == 1:
+        return k_reciprocal(query[0], gallery[0])
+
+    def with_sets(features: torch.Tensor, present: np.ndarray) -> torch.Tensor:
+        """Each sample's set as a further column, by which `between` knows it."""
+        sets = torch.from_numpy(present).to(features)
+        return torch.cat([F.normalize(features), sets[:, None]], dim=1)
+
+    def between(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        one, other = ((side[:, :-1], side[:, -1].byte().cpu().numpy()) for side in (some, others))
+        return set_distances(comparison, one, other).clamp_(0, FARTHEST)
+
+    return k_reciprocal(with_sets(*query), with_sets(*gallery), between=between)

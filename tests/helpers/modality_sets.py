@@ -1,0 +1,51 @@
+"""Features of triplets that lack modalities, for tests of their distance."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from demo_sdtps.evaluation.distances import Comparison, set_of
+from demo_sdtps.modeling.fusion import SUBSETS
+
+PRESENT = {
+    "R": {"RGB"},
+    "N": {"NI"},
+    "T": {"TI"},
+    "RN": {"RGB", "NI"},
+    "RT": {"RGB", "TI"},
+    "NT": {"NI", "TI"},
+    "RNT": {"RGB", "NI", "TI"},
+}
+OWN = [("RGB",), ("NI",), ("TI",)]
+ALL_SOURCES = {"3C": OWN, "7C": [*SUBSETS.values()], "13C": [*OWN, *OWN, *SUBSETS.values()]}
+"""Modalities of the parts of pattern 1, of HDM's features, and of pattern 3 with SDTPS and HDM."""
+WIDTH = 5  # columns of a part
+
+
+def comparison(sources, how):
+    return Comparison([set_of(names) for names in sources], how)
+
+
+def sides_of(draws, sources, *sets):
+    """Features of length 1, and the sets of modalities that are theirs."""
+    features = (
+        torch.randn(len(side), len(sources) * WIDTH, generator=draws).double() for side in sets
+    )
+    present = (np.array([set_of(names) for names in side], np.uint8) for side in sets)
+    return list(zip((F.normalize(side).float() for side in features), present, strict=True))
+
+
+def shuffled(draws, copies):
+    """Every set of modalities so many times."""
+    sets = copies * [*PRESENT.values()]
+    return [sets[place] for place in torch.randperm(len(sets), generator=draws)]
+
+
+def parts_of(features):
+    """Lists of parts, lists of numbers."""
+    return features.double().unflatten(1, (-1, WIDTH)).tolist()
+
+
+def lengths_of(sources):
+    """Of the sums of a distance, for `numeric.tolerance`: two norms, and twice the columns."""
+    return (*4 * (len(sources) * WIDTH,), 9)
