@@ -169,7 +169,10 @@ def rows_of_distances(comparison: Comparison, query: Side, gallery: Side) -> Dis
         )
         lengths = squared_lengths(others)
         return lambda rows: distances_of(features[rows], others, lengths)
-    return lambda rows: set_distances(comparison, (features[rows], present[rows]), gallery)
+    sets_of_queries = torch.from_numpy(present)  # numpy takes a tensor of one index for a number
+    return lambda rows: set_distances(
+        comparison, (features[rows], sets_of_queries[rows].numpy()), gallery
+    )
 
 
 def reranked(comparison: Comparison, query: Side, gallery: Side) -> torch.Tensor:

@@ -212,9 +212,9 @@ class Extractor(
     def distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
 
-        Triplets of unequal sets of modalities are compared by TEST.CROSS_MODAL_DISTANCE, infinite where they have none in
-        common. Arrays other than `Features` count as of complete triplets, which is logged; features of a width that the model
-        does not have are compared by all columns.
+        Triplets of unequal sets of modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
+        give features of length 1; it is infinite where no modality is in common. Arrays other than `Features` count as of
+        complete triplets, which is logged; features of a width that the model does not have are compared by all columns.
         """
         if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
             raise UserError(

@@ -95,6 +95,8 @@ def test_distances_of_triplets_that_have_other_sets_each(how):
         rows(slice(4, 9)),
         set_distances(comparison(sources, how), *[(query[0][4:9], query[1][4:9]), gallery]),
     )
+    some = rows(torch.tensor([7])), rows(torch.tensor([2, 11]))
+    assert_close(torch.cat(some), np.array(expected)[[7, 2, 11]], *lengths_of(sources), scale=4)
 
 
 def test_re_ranking_is_by_these_distances():
