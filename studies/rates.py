@@ -1,4 +1,4 @@
-"""The choice of learning rates: every rate of a grid with the first seed, the best three with the others, the best mean."""
+"""The choice of learning rates: with the first seed from a grid's middle, the best three with the others, the best mean."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,18 +10,36 @@ from studies.results import final_metric, read_result
 FINALISTS = 3
 
 
-def finalists(variants: Iterable[Mapping[str, Any]], pattern: int) -> list[str]:
-    """The names of the variants of a result that have one of the FINALISTS best mAPs of their family, by the seeds that all of
-    a family have."""
+def next_rates(variants: Iterable[Mapping[str, Any]], pattern: int) -> list[str]:
+    """The names of the variants of a result that are to be run next with the first seed: in each family the middle of the grid
+    and its neighbours, then the neighbours of the best so far, until these are there."""
     names = []
     for members in families(variants).values():
-        maps = {str(one["name"]): final_metric(one, pattern, "mAP") for one in members}
-        first = next(iter(members[0]["runs"]), "")
-        ranked = sorted(
-            (name for name in maps if first in maps[name]), key=lambda n: maps[n][first]
-        )
-        names += ranked[-FINALISTS:]
+        maps = _first_maps(members, pattern)
+        best = max(maps, key=maps.__getitem__, default=len(members) // 2)
+        around = range(max(0, best - 1), min(len(members), best + 2))
+        names += [str(members[place]["name"]) for place in around if place not in maps]
     return names
+
+
+def finalists(variants: Iterable[Mapping[str, Any]], pattern: int) -> list[str]:
+    """The names of the variants of a result that have one of the FINALISTS best mAPs of their family with the first seed."""
+    names = []
+    for members in families(variants).values():
+        maps = _first_maps(members, pattern)
+        ranked = sorted(maps, key=maps.__getitem__)
+        names += [str(members[place]["name"]) for place in ranked[-FINALISTS:]]
+    return names
+
+
+def _first_maps(members: Sequence[Mapping[str, Any]], pattern: int) -> dict[int, float]:
+    """mAP with the first seed of the members of a family that have a run, by place in the family; 0 of a run that failed."""
+    first = min((seed for one in members for seed in one["runs"]), key=int, default="")
+    return {
+        place: final_metric(one, pattern, "mAP").get(first, 0.0)
+        for place, one in enumerate(members)
+        if one["runs"]
+    }
 
 
 def choice(members: Sequence[Mapping[str, Any]], pattern: int) -> Mapping[str, Any]:

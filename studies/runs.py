@@ -31,7 +31,7 @@ from demo_sdtps.training.output import LAST
 from demo_sdtps.training.record import FINISHED, RECORD, source_tree
 from demo_sdtps.training.timing import seconds_of
 from studies.figures import plots_of
-from studies.rates import chosen_rates, finalists
+from studies.rates import chosen_rates, finalists, next_rates
 from studies.report import COSTS, study_markdown
 from studies.results import EVALUATION, curve, measurement, read_result, write_result
 from studies.variants import ROOT, Variant, make_variants, read_study, script
@@ -105,16 +105,19 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         ]
         run_all(left, arguments.jobs, study, keep)
 
-    run([replace(one, seeds=one.seeds[: len(study["seeds"])]) for one in variants])
+    wanted = variants
     if study["grid"]:
-        names = finalists(rows.values(), study["return_patterns"][-1])
-        seeds = tuple(study["seeds"])
-        run([replace(one, seeds=seeds) for one in variants if one.name in names])
+        pattern, seeds = study["return_patterns"][-1], tuple(study["seeds"])
+        while names := next_rates(rows.values(), pattern):
+            run([one for one in variants if one.name in names])
+        names = finalists(rows.values(), pattern)
+        wanted = [replace(one, seeds=seeds) for one in variants if one.name in names]
+    run([replace(one, seeds=one.seeds[: len(study["seeds"])]) for one in wanted])
     if study["times"] and not all("inference" in one for one in rows.values()):
         for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
             rows[name] |= times
         write()
-    run(variants)  # the further seeds of single variants
+    run(wanted)  # the further seeds of single variants
     write()
     return result
 

@@ -15,8 +15,7 @@ from PIL import Image
 
 from demo_sdtps.config import UserError
 from studies.figures import plots_of
-from studies.rates import chosen_rates, finalists
-from studies.report import paired_difference, rates_table, study_table
+from studies.report import paired_difference, study_table
 from studies.results import measurement, write_result
 from studies.runs import finished_runs, steps
 from studies.similarity import mean_cosine
@@ -353,49 +352,6 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
         finished_runs(path, variants, "2" * 40)
 
 
-def grid_result(maps):
-    """A result with a grid: mAP in percent by variant, rate and seed."""
-    variants = [
-        {
-            "name": f"{family}, {rate:g}",
-            "family": family,
-            "rate": rate,
-            "runs": {
-                str(seed): {"patterns": {"3": {"mAP": one / 100}}} for seed, one in seeds.items()
-            },
-        }
-        for family, rates in maps.items()
-        for rate, seeds in rates.items()
-    ]
-    return {"title": "", "patterns": [3], "variants": variants}
-
-
-def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
-    maps = {
-        "dense": {0.001: {101: 50.0}, 0.002: {101: 61.0}, 0.003: {101: 62.0}, 0.005: {101: 58.0}},
-        "slim": {0.001: {101: 50.0}, 0.002: {}, 0.003: {101: 40.0}, 0.005: {101: 30.0}},
-    }
-    names = finalists(grid_result(maps)["variants"], 3)
-    assert sorted(names) == [
-        *("dense, 0.002", "dense, 0.003", "dense, 0.005"),
-        *("slim, 0.001", "slim, 0.003", "slim, 0.005"),
-    ]
-    for rate, second in {0.002: 63.0, 0.003: 61.5, 0.005: 57.0}.items():
-        maps["dense"][rate][102] = second
-    for rate in (0.001, 0.003, 0.005):
-        maps["slim"][rate][102] = maps["slim"][rate][101]
-    maps["slim"][0.002] = {101: 90.0}  # one seed proves nothing
-    write_result(tmp_path / "rates.json", grid_result(maps))
-    write_result(tmp_path / "other.json", grid_result({"else": {0.1: {101: 1.0}}}))
-    assert chosen_rates(tmp_path) == {"dense": 0.002, "slim": 0.001}
-    rows = rows_of(rates_table(grid_result(maps)))
-    assert rows["dense"] == {
-        "variant": "dense",
-        **{"0.001": "50.0", "0.002": "62.0", "0.003": "61.8", "0.005": "57.5"},
-    }
-    assert "**62.0**" in rates_table(grid_result(maps))
-
-
 def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     """And its result is that of test_net.py, not of the training's end."""
     monkeypatch.chdir(ROOT)
@@ -426,20 +382,16 @@ def test_the_mean_cosine_of_two_rows(shape):
     assert mean_cosine(rows).reshape(-1).tolist() == pytest.approx(slow, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["grid", "curve", "plain"])
+@pytest.mark.parametrize("kind", ["curve", "plain"])
 def test_the_plots_of_a_result_are_drawn(tmp_path, kind):
     draw = random.Random(4)
     names = {"results.png", "costs.png"}
-    if kind == "grid":
-        runs = {0.001: {101: 50.0}, 0.002: {101: 61.0, 102: 60.0}, 0.005: {}}
-        result, names = grid_result({"dense": runs, "slim": runs}), {"rates.png"}
-    else:
-        variants = [draw_variant(draw, name) for name in ("dense", "slim, half", "slim, a third")]
-        result = {"title": "A study", "patterns": [1, 3], "variants": variants}
-        if kind == "curve":
-            names |= {"curves.png"}
-            for run in (run for one in variants for run in one["runs"].values()):
-                run["curve"] = {"3": draw.random(), "6": draw.random()}
+    variants = [draw_variant(draw, name) for name in ("dense", "slim, half", "slim, a third")]
+    result = {"title": "A study", "patterns": [1, 3], "variants": variants}
+    if kind == "curve":
+        names |= {"curves.png"}
+        for run in (run for one in variants for run in one["runs"].values()):
+            run["curve"] = {"3": draw.random(), "6": draw.random()}
     plots = plots_of(result)
     assert plots.keys() == names
     for name, plot in plots.items():
