@@ -11,6 +11,7 @@ from demo_sdtps.runtime.errors import UserError, nearest_name
 COMMANDS = {
     "train": ("train", "train a model, and evaluate it as it learns"),
     "test": ("test", "evaluate a checkpoint: mAP and Rank-1/5/10"),
+    "calibrate": ("calibrate", "fit the probability of the same identity, and thresholds"),
     "search": ("search", "find the images of a gallery that are most like a query"),
     "app": ("app", "search by a page in the browser"),
     "export": ("export_features", "write the features of a split as numpy arrays, or in shards"),

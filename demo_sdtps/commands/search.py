@@ -4,7 +4,15 @@ import argparse
 from pathlib import Path
 
 from demo_sdtps.config import RETURN_PATTERNS, cli
-from demo_sdtps.config.common import APPROXIMATE, FLAT, RERANKED, SQUARED, TOP
+from demo_sdtps.config.common import (
+    APPROXIMATE,
+    FALSE_ACCEPT,
+    FALSE_ACCEPT_RATES,
+    FLAT,
+    RERANKED,
+    SQUARED,
+    TOP,
+)
 
 
 def search_parser(what: str) -> argparse.ArgumentParser:
@@ -31,6 +39,13 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     exactness = "flat: exact; the others: approximate, for millions of images, recall told"
     cli.add_choice(parser, "--index_type", (FLAT, *APPROXIMATE), FLAT, exactness)
     cli.add_count(parser, "--re_rank", None, "re-rank the N nearest of each query (k-reciprocal)")
+    parser.add_argument(
+        "--false_accept",
+        type=float,
+        choices=FALSE_ACCEPT_RATES,
+        help="mark hits as unknown beyond the distance that this share of the pairs of different identities is within; needs "
+        f"demo-sdtps calibrate (default with a calibration: {FALSE_ACCEPT})",
+    )
     patterns = "features: 1 original, 2 enhanced, 3 both"
     cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
     return parser
@@ -49,7 +64,10 @@ def main() -> None:
     )
     cli.add_switch(parser, "--keep_self", "let a query that is in the gallery be a hit of itself")
     cli.add_output(parser, "--output", ".html", help="write the hits as a page for browsers")
-    columns = "write the columns query,rank,gallery,distance; files are the first of their triplets"
+    columns = (
+        "write the columns query,rank,gallery,distance, with a calibration also probability,unknown; files are the first of "
+        "their triplets"
+    )
     cli.add_output(parser, "--csv", ".csv", help=columns)
     with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.retrieval.search import search

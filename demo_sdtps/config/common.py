@@ -34,6 +34,11 @@ SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by TES
 RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
 """Distances of tools/search.py."""
 
+FALSE_ACCEPT_RATES = (0.0001, 0.001, 0.01, 0.05)
+"""Shares of the pairs of different identities that a threshold of demo-sdtps calibrate accepts."""
+FALSE_ACCEPT = 0.01
+"""The one of them that a search marks hits by, by default."""
+
 FLAT, APPROXIMATE = "flat", ("ivfpq", "hnsw")
 """Indices of tools/search.py: exact, and approximate."""
 

@@ -110,6 +110,13 @@ KEYS = (
         "regular expression of identity and camera in the names of Folder's images",
     ),
     Key(
+        "DATASETS.VALIDATION",
+        0.0,
+        "share of the training identities, evenly spaced in their order, that training leaves out: the "
+        "split validation, which demo-sdtps calibrate reads",
+        *BELOW_ONE,
+    ),
+    Key(
         "DATASETS.VERIFY",
         False,
         "decode every image before training and list those that cannot be read",

@@ -7,7 +7,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.base import SPLITS, Reader, Sample, identity_labels
+from demo_sdtps.datasets.base import SPLITS, VALIDATION, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.runtime.errors import nearest_name
@@ -56,8 +56,18 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
         )
 
 
+def validation_identities(samples: Sequence[Sample], share: float) -> set[int]:
+    """A `share` of the identities, evenly spaced in their order."""
+    identities = identity_labels(samples)
+    return {
+        identity
+        for identity, place in identities.items()
+        if int((place + 1) * share) > int(place * share)
+    }
+
+
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
-    """Samples by split."""
+    """Samples by split: those of `SPLITS`, of which train is without the identities of VALIDATION, and VALIDATION."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     if not reader.labelled:
         return dict.fromkeys(splits, reader.read(root, ""))
@@ -71,7 +81,15 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     samples = {}
     for split in splits:
         try:
-            samples[split] = reader.read(root, split)
+            is_of_train = split in (SPLITS[0], VALIDATION)
+            samples[split] = reader.read(root, SPLITS[0] if is_of_train else split)
+            if is_of_train:
+                held_out = validation_identities(samples[split], cfg.DATASETS.VALIDATION)
+                samples[split] = [
+                    sample
+                    for sample in samples[split]
+                    if (sample.identity in held_out) == (split == VALIDATION)
+                ]
         except UserError as error:
             place = f"(The {split} split of {name}; expected layout: {layout}; {page})"
             raise UserError(f"{str(error).rstrip('.')}. {place}") from None

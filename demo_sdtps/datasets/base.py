@@ -12,6 +12,8 @@ from PIL import Image
 from demo_sdtps.config import MODALITIES, UserError
 
 SPLITS = ("train", "query", "gallery")
+VALIDATION = "validation"
+"""The identities that are left out of train (DATASETS.VALIDATION)."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 """Accepted formats of images, whatever their ending. Pillow has others; for EPS it executes Ghostscript."""

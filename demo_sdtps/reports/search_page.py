@@ -18,7 +18,7 @@ from demo_sdtps.config.cli import count_of, print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.retrieval.nearest import write_csv
-from demo_sdtps.retrieval.search import Found
+from demo_sdtps.retrieval.search import Found, Hit
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
@@ -44,10 +44,12 @@ def show(arguments: argparse.Namespace, result: Found) -> None:
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
             lines = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
         if arguments.csv:
+            judged = ("probability", "unknown") if is_calibrated(result) else ()
             write_csv(
                 stack.enter_context(atomic_write(arguments.csv)),
                 [query.file for query in result.queries],
-                [[(hit.file, distance) for hit, distance in hits] for hits in result.hits],
+                [[csv_values(hit) for hit in hits] for hits in result.hits],
+                judged,
             )
             lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, result.hits))}", *lines]
     print_lines(*(lines or hits_table(result)), *omissions(result.broken))
@@ -58,13 +60,31 @@ def omissions(broken: dict[str, str]) -> list[str]:
     return [f"Left out, {count_of(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
+def is_calibrated(result: Found) -> bool:
+    """Whether the hits have probabilities."""
+    return any(hit.probability is not None for hits in result.hits for hit in hits)
+
+
+def hit_text(hit: Hit) -> str:
+    """The probability of a hit that is none of an unknown identity."""
+    return "unknown" if hit.is_unknown else f"P = {hit.probability:.1%}"
+
+
+def csv_values(hit: Hit) -> tuple:
+    """The values of a hit in a line of the CSV file."""
+    if hit.probability is None:
+        return hit.triplet.file, hit.distance
+    return hit.triplet.file, hit.distance, f"{hit.probability:.6f}", int(hit.is_unknown)
+
+
 def hits_table(result: Found) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
         lines += ["", query.file]
-        for rank, (hit, distance) in enumerate(hits, start=1):
-            lines.append(f"{rank:6}  {distance:8.4f}  {hit.file}")
+        for rank, hit in enumerate(hits, start=1):
+            judged = f"{hit_text(hit):10}  " if is_calibrated(result) else ""
+            lines.append(f"{rank:6}  {hit.distance:8.4f}  {judged}{hit.triplet.file}")
     if (left := len(result.queries) - PRINTED) > 0:
         lines += ["", f"… queries left out: {left}; --csv and --output write all"]
     return lines
@@ -81,8 +101,9 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
     pairs = list(zip(result.queries, result.hits, strict=True))
     for query, hits in progress(pairs, "drawing", unit="query"):
         row = [("query", query)]
-        for rank, (hit, distance) in enumerate(hits[:most], start=1):
-            row.append((f"{rank}: d = {distance:.4f}", hit))
+        for rank, hit in enumerate(hits[:most], start=1):
+            judged = f", {hit_text(hit)}" if hit.probability is not None else ""
+            row.append((f"{rank}: d = {hit.distance:.4f}{judged}", hit.triplet))
         size += sum(len(thumbnail(path)) for _, triplet in row for path in triplet.paths if path)
         if rows and size > THUMBNAIL_BYTES:
             break
@@ -97,7 +118,14 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
     ]
     template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
     about = {"gallery": gallery.resolve().name, "shown": shown, "distance": result.distance}
-    page = template.render(about, rows=rows, modalities=modalities, thumbnail=thumbnail, link=link)
+    page = template.render(
+        about,
+        judged=is_calibrated(result),
+        rows=rows,
+        modalities=modalities,
+        thumbnail=thumbnail,
+        link=link,
+    )
     return page, shown
 
 

@@ -21,7 +21,7 @@ from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.feature_sets import columns_of, labels_of, samples_digest
-from demo_sdtps.retrieval.gallery import origin_of
+from demo_sdtps.retrieval.origin import origin_of
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file

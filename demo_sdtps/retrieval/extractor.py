@@ -4,7 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
-from demo_sdtps.config.common import TOP
+from demo_sdtps.config.common import FALSE_ACCEPT, FALSE_ACCEPT_RATES, TOP
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_values
 from demo_sdtps.datasets import check_trained_on
 from demo_sdtps.datasets.images import Images, as_image
@@ -38,6 +38,8 @@ from demo_sdtps.modeling.checkpoints.loading import (
     read_checkpoint,
     stored_config,
 )
+from demo_sdtps.retrieval.calibration import Calibration, calibration_of, stored_calibration
+from demo_sdtps.retrieval.origin import UNSHARED
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
 
@@ -46,9 +48,6 @@ FEW = 256  # triplets up to which no loading processes are started
 
 ImageLike = Any  # as `as_image` takes it, None for a missing one
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
-
-UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
-"""Keys that name paths of the machine of the training, which `save_pretrained` leaves out."""
 
 
 def load(weight: str | Path, *opts: object, config_file: str | Path | None = None) -> "Extractor":
@@ -87,7 +86,22 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
         "commit": commit,
         "metrics": metrics.get(checkpoint.origin.get("epoch")),
         **checkpoint.origin,
+        "calibration": stored_calibration(checkpoint),
     }
+
+
+class _Pair(NamedTuple):
+    rows: np.ndarray
+    distances: np.ndarray
+
+
+class Hits(_Pair):
+    """What `Extractor.search` returns: `rows` and `distances`, a pair. Of a model with a calibration it also knows the
+    `probability` (n, top) float64 that query and hit are of the same identity, nan where it is not known, and whether the hit
+    `is_unknown` (n, top) bool, beyond the threshold; None without one."""
+
+    probability: np.ndarray | None = None
+    is_unknown: np.ndarray | None = None
 
 
 class Features(np.ndarray):
@@ -221,19 +235,30 @@ class Extractor(
                 f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
                 "give what features(…) returns, of one return pattern."
             )
-        patterns = (pattern for pattern, width in self.widths.items() if width == a.shape[1])
-        pattern = next(patterns, None)
+        pattern = self._pattern_of(a)
         comparison = comparison_of(self.cfg, pattern) if pattern else Comparison(how="all")
         return set_distances(comparison, self._side(a), self._side(b), by_differences).numpy()
 
     def search(
-        self, query: np.ndarray, gallery: np.ndarray, top: int = TOP
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        query: np.ndarray,
+        gallery: np.ndarray,
+        top: int = TOP,
+        *,
+        false_accept: float = FALSE_ACCEPT,
+    ) -> Hits:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
         near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m.
 
-        Raises `UserError` for a query without a modality in common with any of the gallery.
+        With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
+        distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
+
+        Raises `UserError` for a query without a modality in common with any of the gallery, and for another `false_accept`.
         """
+        if false_accept not in FALSE_ACCEPT_RATES:
+            raise UserError(
+                f"false_accept is {false_accept!r}, but it must be one of {', '.join(map(str, FALSE_ACCEPT_RATES))}."
+            )
         distances = self.distance(query, gallery)
         if len(far := np.flatnonzero(np.isinf(distances).all(axis=1))):
             raise UserError(
@@ -241,17 +266,38 @@ class Extractor(
                 "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
             )
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
-        return rows, np.take_along_axis(distances, rows, axis=1)
+        hits = Hits(rows, np.take_along_axis(distances, rows, axis=1))
+        if calibration := self.calibration(self._pattern_of(query)):
+            sets = self._present(query)[:, None], self._present(gallery)[rows]
+            hits.probability = calibration.probability(hits.distances, *sets)
+            hits.is_unknown = calibration.is_unknown(hits.distances, *sets, false_accept)
+        return hits
+
+    def calibration(self, pattern: int | None) -> Calibration | None:
+        """What demo-sdtps calibrate fitted for the features of a return pattern, if it was used with this configuration."""
+        return calibration_of(self.origin.get("calibration"), self.cfg, pattern)
+
+    def _pattern_of(self, features: np.ndarray) -> int | None:
+        """The return pattern of features, by their width."""
+        patterns = (number for number, width in self.widths.items() if width == features.shape[1])
+        return next(patterns, None)
+
+    def _present(self, features: np.ndarray) -> np.ndarray:
+        """What is present in features; of other arrays all that the model reads."""
+        present = getattr(features, "present", None)
+        return (
+            np.full(len(features), set_of(self.model.modalities), np.uint8)
+            if present is None
+            else present
+        )
 
     def _side(self, features: np.ndarray) -> Side:
         """Features, and what is present in them."""
-        present = getattr(features, "present", None)
-        if present is None:
+        if getattr(features, "present", None) is None:
             logger.warning(
                 "Features that do not say what is present count as of complete triplets; give Features(values, present)."
             )
-            present = np.full(len(features), set_of(self.model.modalities), np.uint8)
-        return torch.from_numpy(np.asarray(features, np.float32)), present
+        return torch.from_numpy(np.asarray(features, np.float32)), self._present(features)
 
     def __repr__(self) -> str:
         optional = ("slimming", "sdtps", "hdm", "atmoe")

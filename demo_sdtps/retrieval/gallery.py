@@ -9,29 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.load import DEMO_SCHEMA, flat
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
-from demo_sdtps.modeling.checkpoints.loading import weights_file
-from demo_sdtps.retrieval.extractor import UNSHARED, Extractor
+from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.store import SUFFIX, Gallery, Store, check_origin, check_own, open_store
-from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
     all_gather_rows,
     broadcast_from_main,
     shard_for_rank,
 )
-from demo_sdtps.runtime.files import sha256
 from demo_sdtps.runtime.progress import progress
 
 SHARD_ROWS = 4096
 REBUILD = "pass --rebuild to make it anew, or --index another folder"
-NOT_IN_INDEX = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
-"""Keys of MODEL on which features do not depend."""
 
 Extract = Callable[[Sequence[Triplet]], np.ndarray]
 """Features (n, D) float32 of triplets."""
@@ -120,24 +113,6 @@ def readable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triple
         broken.update(damaged)
     remaining = [triplet.without(broken) for triplet in triplets]
     return [triplet for triplet in remaining if any(triplet.paths)]
-
-
-def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
-    """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
-    # auto is another one on other hardware
-    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
-    amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
-    values = flat(cfg)
-    keys = {
-        key: values[key]
-        for key in DEMO_SCHEMA.by_name
-        if key.startswith(("MODEL.", "INPUT.")) and key not in NOT_IN_INDEX
-    }
-    return {
-        "checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)),
-        "return_pattern": pattern,
-        "configuration": {**keys, "TEST.NECK_FEAT": cfg.TEST.NECK_FEAT, "TEST.AMP": amp},
-    }
 
 
 def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: bool) -> Index:

@@ -145,17 +145,21 @@ def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarr
 
 
 def write_csv(
-    path: Path, queries: Sequence[str], hits_of_queries: Iterable[Iterable[tuple[str, float]]]
+    path: Path,
+    queries: Sequence[str],
+    hits_of_queries: Iterable[Iterable[tuple]],
+    columns: Sequence[str] = (),
 ) -> None:
-    """Write a line for each hit, by query and rank from 1, given the files of queries, and of hits with their distances."""
+    """Write a line for each hit, by query and rank from 1, given the files of queries, and of hits with their distances and
+    the values of further `columns`."""
     # A file name may have bytes that are not UTF-8, which are written as they are.
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("query", "rank", "gallery", "distance"))
+        writer.writerow(("query", "rank", "gallery", "distance", *columns))
         for query, hits in zip(queries, hits_of_queries, strict=True):
             writer.writerows(
-                (query, rank, hit, f"{distance:.6f}")
-                for rank, (hit, distance) in enumerate(hits, start=1)
+                (query, rank, hit, f"{distance:.6f}", *more)
+                for rank, (hit, distance, *more) in enumerate(hits, start=1)
             )
 
 

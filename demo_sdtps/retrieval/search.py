@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
@@ -26,17 +26,18 @@ from demo_sdtps.evaluation.distances import (
     without_common,
 )
 from demo_sdtps.retrieval.approximate import CODES, approximate
+from demo_sdtps.retrieval.calibration import Calibration
 from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.gallery import (
     Changes,
     Index,
     extraction,
     open_index,
-    origin_of,
     readable,
     update,
 )
 from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
+from demo_sdtps.retrieval.origin import origin_of
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
@@ -46,12 +47,21 @@ MOST_RERANKED = 20_000
 """Triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)."""
 
 
+class Hit(NamedTuple):
+    """A triplet of the gallery, its distance and, with a calibration, the probability that it is of the query's identity, nan
+    where it is not known, and whether it is unknown, beyond the threshold."""
+
+    triplet: Triplet
+    distance: float
+    probability: float | None = None
+    is_unknown: bool = False
+
+
 class Found(NamedTuple):
-    """Queries, the hits of each with their distances, which are `distance`, and what is wrong with images that were left out,
-    by path."""
+    """Queries, the hits of each, whose distances are `distance`, and what is wrong with images that were left out, by path."""
 
     queries: Sequence[Triplet]
-    hits: list[list[tuple[Triplet, float]]]
+    hits: list[list[Hit]]
     distance: str
     broken: dict[str, str]
 
@@ -83,7 +93,15 @@ def search(
             stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
             origin = origin_of(cfg, arguments.return_pattern)
             index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
-        extract = extraction(reid or make_extractor(cfg), arguments.return_pattern)
+        reid = reid or make_extractor(cfg)
+        is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
+        calibration = None if is_reranked else reid.calibration(arguments.return_pattern)
+        if arguments.false_accept and not calibration:
+            raise UserError(
+                "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
+                f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."
+            )
+        extract = extraction(reid, arguments.return_pattern)
         queries = check(queries)
         features = extract(queries)  # before the gallery, which may take hours
         changes = update(index, gallery, extract, check)
@@ -91,8 +109,11 @@ def search(
             return None
         print_lines(report(index, changes))
         by_name = {triplet.name: triplet.without(broken) for triplet in gallery}
-        hits = hits_of(arguments, cfg, index, queries, features, by_name) if queries else []
-        is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
+        hits = (
+            hits_of(arguments, cfg, index, queries, features, by_name, calibration)
+            if queries
+            else []
+        )
         return Found(queries, hits, RERANKED if is_reranked else SQUARED, broken)
 
 
@@ -103,8 +124,9 @@ def hits_of(
     queries: Sequence[Triplet],
     features: np.ndarray,
     by_name: Mapping[str, Triplet],
-) -> list[list[tuple[Triplet, float]]]:
-    """The hits of queries with features (Q, D), and their distances, in an index that is up to date."""
+    calibration: Calibration | None,
+) -> list[list[Hit]]:
+    """The hits of queries with features (Q, D) in an index that is up to date."""
     gallery, kind = index.gallery(), arguments.index_type
     top, deepest = depths(arguments, cfg, len(gallery))
     comparison, present = check_sets(arguments, cfg, queries, gallery.present)
@@ -118,12 +140,18 @@ def hits_of(
         hits = search_sets(comparison, side, gallery, most, way)
     if arguments.re_rank:
         hits = rerank_hits(comparison, side, gallery, hits, wider)
+    columns: list[np.ndarray] = [hits.distances]
+    if calibration:
+        sets = present[:, None], gallery.present[hits.rows]
+        rate = arguments.false_accept or FALSE_ACCEPT
+        columns.append(calibration.probability(hits.distances, *sets))
+        columns.append(calibration.is_unknown(hits.distances, *sets, rate))
     results = []
-    for query, rows, distances in zip(queries, *hits, strict=True):
+    for query, rows, *values in zip(queries, hits.rows, *columns, strict=True):
         excluded = set() if arguments.keep_self else query.real_paths()
         triplets = (by_name[gallery.names[row]] for row in rows if row >= 0)
-        line = zip(triplets, distances.tolist(), strict=False)
-        others = [hit for hit in line if excluded.isdisjoint(hit[0].real_paths())]
+        line = map(Hit, triplets, *(column.tolist() for column in values))
+        others = [hit for hit in line if excluded.isdisjoint(hit.triplet.real_paths())]
         results.append(others[:top])
     return results
 

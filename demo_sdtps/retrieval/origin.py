@@ -1,0 +1,38 @@
+"""What features depend on, as an index, an export and a calibration record it."""
+
+from typing import Any
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config.load import DEMO_SCHEMA, flat
+from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.runtime.device import choose_device, choose_precision
+from demo_sdtps.runtime.files import sha256
+
+UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
+"""Keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out."""
+WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
+"""Keys of MODEL on which features do not depend."""
+
+
+def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
+    """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
+    # auto is another one on other hardware
+    precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
+    amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
+    return {
+        "checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)),
+        "return_pattern": pattern,
+        "configuration": {**model_keys(cfg), "TEST.AMP": amp},
+    }
+
+
+def model_keys(cfg: CfgNode) -> dict[str, Any]:
+    """The configuration keys on which features depend, but for the precision."""
+    values = flat(cfg)
+    keys = {
+        key: values[key]
+        for key in DEMO_SCHEMA.by_name
+        if key.startswith(("MODEL.", "INPUT.")) and key not in WITHOUT_EFFECT
+    }
+    return {**keys, "TEST.NECK_FEAT": cfg.TEST.NECK_FEAT}
