@@ -18,12 +18,16 @@ TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CHOICE = (
-    "mAP in percent, {pattern}, by learning rate: every rate with one seed, the best three of each variant also with the "
+    "mAP in percent, {pattern}, by learning rate: those tried with one seed, the best three of each variant also with the "
     "others, then the mean; bold: the best of these means, whose rate is chosen."
 )
 LEGEND = (
     "Percent, mean ± standard deviation over {seeds}; lowest: of all runs. Δ: paired difference to {first} with "
     "Student's 95 % interval; bold: it excludes 0. Operations and times: those of {first} are 1."
+)
+CALIBRATED = (
+    "Percent, mean ± standard deviation over {seeds} of ten splits of identities. Error: expected calibration error. False "
+    "and true: accepted pairs of different identities and of one, by a threshold for 1 % of the former."
 )
 
 
@@ -56,6 +60,9 @@ def study_markdown(result: dict[str, Any]) -> str:
     if "family" in result["variants"][0]:
         legend = CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
         table = rates_table(result)
+    elif any("calibration" in run for run in result["variants"][0]["runs"].values()):
+        legend = CALIBRATED.format(seeds=seeds_of(result))
+        table = calibration_table(result)
     else:
         legend = LEGEND.format(seeds=seeds_of(result), first=result["variants"][0]["name"])
         table = study_table(result)
@@ -109,6 +116,18 @@ def study_table(result: dict[str, Any]) -> str:
                 for variant in variants
             ]
     return markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def calibration_table(result: dict[str, Any]) -> str:
+    """A row per kind of pairs of triplets, of the first variant."""
+    (variant,) = result["variants"]
+    kinds = next(iter(variant["runs"].values()))["calibration"]
+    rows = []
+    for kind, measures in kinds.items():
+        entries = [run["calibration"][kind] for run in variant["runs"].values()]
+        values = ([100 * entry[what] for entry in entries] for what in measures)
+        rows.append([kind, *map(_spread, values)])
+    return markdown_table(["pairs", *next(iter(kinds.values()))], rows)
 
 
 def rates_table(result: dict[str, Any]) -> str:

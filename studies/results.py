@@ -32,9 +32,9 @@ def measurement(name: str, content: Any) -> dict[str, Any]:
     if name == "selection":
         recall = last_recall(content)
         return {} if recall is None else {"recall": recall}
-    if name == "similarity":
-        return {name: content}
-    return {name: content["cross_modal"]["mAP"]}
+    if "cross_modal" in content:
+        return {name: content["cross_modal"]["mAP"]}
+    return {name: content}
 
 
 def last_recall(selection: Mapping[str, Any]) -> float | None:

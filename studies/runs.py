@@ -246,8 +246,9 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
         measure("missing", "test_net.py", "TEST.MISS", "all")
     if study["selection"] and selects_patches(variant.cfg):
         measure("selection", "tools/selection_quality.py")
-    if study["similarity"]:
-        measure("similarity", "studies/similarity.py")
+    for name in ("similarity", "calibration"):
+        if study[name]:
+            measure(name, f"studies/{name}.py")
     for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
         options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
         measure(f"cross_modal_{how}", "test_net.py", *options)

@@ -22,6 +22,7 @@ MEASUREMENTS = {
     "cross_modal": False,
     "curve": False,
     "similarity": False,
+    "calibration": False,
 }
 """What is measured of every run beside its last epoch."""
 DEFAULTS = {
