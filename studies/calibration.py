@@ -23,7 +23,8 @@ def main() -> None:
     import numpy as np
 
     from demo_sdtps.evaluation.command import load_model_and_data
-    from demo_sdtps.retrieval.calibration import fit, labelled_distances, quality
+    from demo_sdtps.retrieval.calibrate import labelled_distances
+    from demo_sdtps.retrieval.calibration import fit, quality
 
     model, splits = load_model_and_data(cfg, (VALIDATION, *SPLITS[1:]))
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]

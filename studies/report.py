@@ -119,15 +119,14 @@ def study_table(result: dict[str, Any]) -> str:
 
 
 def calibration_table(result: dict[str, Any]) -> str:
-    """A row per kind of pairs of triplets, of the first variant."""
-    (variant,) = result["variants"]
-    kinds = next(iter(variant["runs"].values()))["calibration"]
-    rows = []
-    for kind, measures in kinds.items():
-        entries = [run["calibration"][kind] for run in variant["runs"].values()]
-        values = ([100 * entry[what] for entry in entries] for what in measures)
-        rows.append([kind, *map(_spread, values)])
-    return markdown_table(["pairs", *next(iter(kinds.values()))], rows)
+    """A row per variant and kind of pairs of triplets."""
+    rows, titles = [], []
+    for variant in result["variants"]:
+        entries = [run["calibration"] for run in variant["runs"].values() if "calibration" in run]
+        for kind, titles in entries[0].items():
+            values = ([100 * entry[kind][what] for entry in entries] for what in titles)
+            rows.append([variant["name"], kind, *map(_spread, values)])
+    return markdown_table(["variant", "pairs", *titles], rows)
 
 
 def rates_table(result: dict[str, Any]) -> str:

@@ -25,6 +25,6 @@ def main() -> None:
     )
     cli.add_overwrite(parser)
     arguments, cfg = cli.parse(parser)
-    from demo_sdtps.retrieval.calibration import calibrate
+    from demo_sdtps.retrieval.calibrate import calibrate
 
     calibrate(arguments, cfg)

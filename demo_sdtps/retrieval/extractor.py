@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
-from demo_sdtps.config.common import FALSE_ACCEPT, FALSE_ACCEPT_RATES, TOP
+from demo_sdtps.config.common import FALSE_ACCEPT, TOP
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_values
 from demo_sdtps.datasets import check_trained_on
 from demo_sdtps.datasets.images import Images, as_image
@@ -253,12 +253,9 @@ class Extractor(
         With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
         distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
 
-        Raises `UserError` for a query without a modality in common with any of the gallery, and for another `false_accept`.
+        Raises `UserError` for a query without a modality in common with any of the gallery, and a rate that the calibration
+        does not have.
         """
-        if false_accept not in FALSE_ACCEPT_RATES:
-            raise UserError(
-                f"false_accept is {false_accept!r}, but it must be one of {', '.join(map(str, FALSE_ACCEPT_RATES))}."
-            )
         distances = self.distance(query, gallery)
         if len(far := np.flatnonzero(np.isinf(distances).all(axis=1))):
             raise UserError(
@@ -268,6 +265,7 @@ class Extractor(
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
         hits = Hits(rows, np.take_along_axis(distances, rows, axis=1))
         if calibration := self.calibration(self._pattern_of(query)):
+            calibration.check_rate(false_accept)
             sets = self._present(query)[:, None], self._present(gallery)[rows]
             hits.probability = calibration.probability(hits.distances, *sets)
             hits.is_unknown = calibration.is_unknown(hits.distances, *sets, false_accept)

@@ -96,7 +96,9 @@ def search(
         reid = reid or make_extractor(cfg)
         is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
         calibration = None if is_reranked else reid.calibration(arguments.return_pattern)
-        if arguments.false_accept and not calibration:
+        if arguments.false_accept and calibration:
+            calibration.check_rate(arguments.false_accept)
+        elif arguments.false_accept:
             raise UserError(
                 "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
                 f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."

@@ -15,7 +15,7 @@ from PIL import Image
 
 from demo_sdtps.config import UserError
 from studies.figures import plots_of
-from studies.report import paired_difference, study_table
+from studies.report import calibration_table, paired_difference, study_table
 from studies.results import measurement, write_result
 from studies.runs import finished_runs, steps
 from studies.similarity import mean_cosine
@@ -365,6 +365,20 @@ def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     assert evaluation[0].endswith("test_net.py") and "MODEL.SLIM_BLOCKS" in evaluation
     content = {"cases": {"None": {"3": {"mAP": 0.5}}}}
     assert measurement("evaluation_12", content) == {"patterns": content["cases"]["None"]}
+
+
+def test_a_calibration_has_a_row_for_each_kind_of_pairs():
+    draw = random.Random(5)
+    runs = {
+        str(seed): {"calibration": {kind: {"error": draw.random()} for kind in ("complete", "all")}}
+        for seed in range(3)
+    }
+    table = calibration_table({"variants": [{"name": "dense", "runs": runs}]})
+    values = [100 * run["calibration"]["all"]["error"] for run in runs.values()]
+    assert table.splitlines()[-1] == (
+        f"| dense | all | {statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} |"
+    )
+    assert len(table.splitlines()) == 4
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 4), (7, 3)])

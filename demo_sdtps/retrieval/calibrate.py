@@ -1,0 +1,159 @@
+"""What demo-sdtps calibrate does: pairs of labelled triplets, and the calibration of a checkpoint (docs/retrieval.md)."""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from yacs.config import CfgNode
+
+from demo_sdtps.config import UserError
+from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import FALSE_ACCEPT
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import SPLITS, VALIDATION
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.command import load_model_and_data
+from demo_sdtps.evaluation.distances import (
+    comparison_of,
+    names_of,
+    present_in,
+    set_distances,
+    set_of,
+)
+from demo_sdtps.evaluation.extraction import cases_of, extract_features
+from demo_sdtps.evaluation.protocol import exclude_key
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.retrieval.calibration import (
+    FEWEST,
+    Pairs,
+    calibration_file,
+    fit,
+    quality,
+    settings_of,
+)
+from demo_sdtps.runtime.files import check_output_file, sha256, write_json
+from demo_sdtps.runtime.progress import progress
+
+MOST = 1000  # triplets whose pairs are compared
+
+
+class Block(NamedTuple):
+    """Distances (n, m) of labelled triplets by a return pattern, those of rows of one set of modalities and those of columns of
+    another, `sets` such as "RGB, RGB+NI+TI"; the `identities` of rows and columns, and their `cameras`."""
+
+    pattern: int
+    sets: str
+    distances: np.ndarray
+    identities: tuple[np.ndarray, np.ndarray]
+    cameras: tuple[np.ndarray, np.ndarray]
+
+    def pairs(self, rows: Any = slice(None), columns: Any = slice(None)) -> Pairs:
+        """The pairs of some rows and columns, as masks: those of one identity by different cameras, and of different ones."""
+        is_same, is_near = (
+            one[rows][:, None] == other[columns] for one, other in (self.identities, self.cameras)
+        )
+        distances = self.distances[rows][:, columns]
+        return distances[is_same & ~is_near], distances[~is_same]
+
+
+def labelled_distances(cfg: CfgNode, model: DeMo, samples: Sequence[Sample]) -> Iterator[Block]:
+    """The distances of at most MOST of the samples, of whole identities, by return pattern and pair of sets of modalities;
+    each triplet is taken as of every set that it has images of. In place of the cameras are the scenes where the protocol
+    excludes by these, and different numbers where all triplets are by one camera."""
+    by_identity: dict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_identity[sample.identity].append(sample)
+    chosen: list[Sample] = []
+    for number in torch.randperm(len(by_identity), generator=torch.Generator().manual_seed(0)):
+        members = list(by_identity.values())[number]
+        chosen += members if not chosen or len(chosen) + len(members) <= MOST else []
+    identities, cameras = (
+        np.array([getattr(sample, name) for sample in chosen])
+        for name in ("identity", exclude_key(cfg))
+    )
+    if (cameras == cameras[0]).all():
+        cameras = np.arange(len(chosen))
+    cases = cases_of(model.modalities)
+    sets = [set_of(set(model.modalities) - missing) for missing in cases.values()]
+    present = present_in(chosen, model.modalities)
+    rows = {each: np.flatnonzero(present & each == each) for each in sets}
+    features = extract_features(cfg, model, test_loader(cfg, chosen), [*cases.values()])
+    for pattern in progress(features[0], "comparing", unit="return pattern"):
+        comparison = comparison_of(cfg, pattern)
+        sides = {
+            each: (F.normalize(of_case[pattern][rows[each]]), np.full(len(rows[each]), each))
+            for each, of_case in zip(sets, features, strict=True)
+        }
+        for one, other in ((one, other) for one in sets for other in sets if one <= other):
+            if comparison.is_defined(one, other) and len(rows[one]) and len(rows[other]):
+                yield Block(
+                    pattern,
+                    f"{names_of(one)}, {names_of(other)}",
+                    set_distances(comparison, sides[one], sides[other]).numpy(),
+                    (identities[rows[one]], identities[rows[other]]),
+                    (cameras[rows[one]], cameras[rows[other]]),
+                )
+
+
+def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+    """Fit all return patterns, write the calibration beside the checkpoint, and with --test measure it on the test split."""
+    weights, split = weights_file(cfg.TEST.WEIGHT), arguments.split
+    path = calibration_file(weights)
+    check_output_file(path, ".json", arguments.overwrite)
+    if split == VALIDATION and not cfg.DATASETS.VALIDATION:
+        raise UserError(
+            f"{weights} was trained on all identities of the train split, whose distances promise too much; train with "
+            "DATASETS.VALIDATION 0.2, or give other labelled images by DATASETS.ROOT_DIR and --split."
+        )
+    tested = SPLITS[1:] if arguments.test else ()
+    model, splits = load_model_and_data(cfg, (split, *tested))
+    samples = splits[split]
+    patterns: dict[str, dict[str, Any]] = defaultdict(dict)
+    for block in labelled_distances(cfg, model, samples):
+        same, different = pairs = block.pairs()
+        if len(same) >= FEWEST and len(different) * FALSE_ACCEPT >= FEWEST:
+            patterns[str(block.pattern)][block.sets] = fit(pairs)
+    if not patterns:
+        raise UserError(
+            f"The {split} split has fewer than {FEWEST} pairs of one identity by different cameras, or than "
+            f"{FEWEST / FALSE_ACCEPT:.0f} of different identities; give more images."
+        )
+    counts = {"triplets": len(samples), "identities": len({one.identity for one in samples})}
+    about = {"data_set": cfg.DATASETS.NAMES, "split": split, **counts}
+    record = {"checkpoint_sha256": sha256(weights), "settings": settings_of(cfg), **about}
+    record["patterns"] = patterns
+    if arguments.test:
+        record["test"] = defaultdict(dict)
+        distinct = [*dict.fromkeys(sample for name in tested for sample in splits[name])]
+        for block in labelled_distances(cfg, model, distinct):
+            if fitted := patterns[str(block.pattern)].get(block.sets):
+                measured = quality(fitted, block.sets, block.pairs())
+                record["test"][str(block.pattern)][block.sets] = measured
+    write_json(path, record)
+    print_lines(*summary(record, str(cfg.TEST.RETURN_PATTERN)), path)
+
+
+def summary(record: Mapping[str, Any], pattern: str) -> list[str]:
+    """Lines on a return pattern: for each pair of sets what was fitted, and what the test split says of it."""
+    fits, tests = record["patterns"][pattern], record.get("test", {}).get(pattern, {})
+    rate = str(FALSE_ACCEPT)
+    titles = ["sets", "same", "different", f"limit at {FALSE_ACCEPT:.0%}"]
+    titles += ["error", "false", "true"] if tests else []
+    rows = [titles]
+    for name, values in fits.items():
+        cells = [name, f"{values['same']:,}", f"{values['different']:,}"]
+        cells.append(f"{values['limits'][rate]:.3f}" if rate in values["limits"] else "–")
+        if test := tests.get(name):
+            shares = (f"{share:.2%}" for share in test["accepted"].get(rate, ()))
+            cells += [f"{test['error']:.4f}", *shares]
+        rows.append(cells)
+    return [
+        "Calibrated on {triplets} triplets of {identities} identities ({split} of {data_set}); "
+        "return pattern {}:".format(pattern, **record),
+        *(f"{row[0]:16}{''.join(cell.rjust(13) for cell in row[1:])}" for row in rows),
+    ]

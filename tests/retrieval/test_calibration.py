@@ -1,0 +1,227 @@
+"""demo-sdtps calibrate: the fit, the pairs that it is made of, and what searches show of it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, rows_of
+from numeric import generator
+from sklearn.linear_model import LogisticRegression
+
+import demo_sdtps
+from demo_sdtps.commands import calibrate, search
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.load import with_values
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.retrieval.calibrate import Block
+from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit, quality
+
+WHOLE = "RGB+NI+TI, RGB+NI+TI"
+
+
+def draw_pairs(same, different, seed=0):
+    """Distances of pairs of one identity and of different ones, which overlap."""
+    draw = np.random.default_rng(generator(seed).initial_seed())
+    return draw.gamma(3, 0.1, same), draw.gamma(9, 0.12, different)
+
+
+def test_the_fit_is_platts():
+    """scikit-learn's logistic regression, given each pair with both labels and Platt's targets as weights."""
+    pairs = draw_pairs(300, 4000)
+    targets = np.repeat([301 / 302, 1 / 4002], [300, 4000])
+    distances = np.concatenate(pairs)[:, None]
+    model = LogisticRegression(C=1e12, tol=1e-10, max_iter=10_000).fit(
+        np.concatenate([distances, distances]),
+        np.repeat([1, 0], 4300),
+        np.concatenate([targets, 1 - targets]),
+    )
+    fitted = fit(pairs)
+    assert fitted["slope"] == pytest.approx(-model.coef_[0, 0], rel=1e-3)
+    assert fitted["offset"] == pytest.approx(model.intercept_[0], rel=1e-3)
+    actual = Calibration({WHOLE: fitted}).probability(distances[:, 0], 7, 7)
+    np.testing.assert_allclose(actual, model.predict_proba(distances)[:, 1], atol=1e-4)
+    assert (fitted["same"], fitted["different"]) == (300, 4000)
+
+
+def test_a_threshold_accepts_its_share_of_different_identities():
+    """Rates that fewer than ten pairs would decide are left out."""
+    fitted = fit(draw_pairs(100, 5000))
+    assert [*fitted["limits"]] == ["0.01", "0.05"]
+    calibration = Calibration({WHOLE: fitted})
+    _, different = draw_pairs(100, 5000)
+    for rate in (0.01, 0.05):
+        assert (~calibration.is_unknown(different, 7, 7, rate)).mean() == pytest.approx(rate)
+    calibration.check_rate(0.01)
+    with pytest.raises(UserError, match=r"0\.001 is none of this calibration \(0.01, 0.05\)"):
+        calibration.check_rate(0.001)
+
+
+def test_sets_without_a_fit_have_no_probability():
+    """And both orders of two sets have the same."""
+    calibration = Calibration(
+        {"RGB, NI+TI": {"slope": 2.0, "offset": 1.0, "limits": {"0.01": 0.5}}}
+    )
+    one, other = np.uint8([[1, 6, 1]]), np.uint8([[6, 1, 1]])
+    probabilities = calibration.probability(np.array([[0.5, 0.5, 0.5]]), one, other)
+    np.testing.assert_array_equal(probabilities, [[0.5, 0.5, np.nan]])
+    unknown = calibration.is_unknown(np.array([[0.5, 0.51, 0.0]]), one, other, 0.01)
+    np.testing.assert_array_equal(unknown, [[False, True, True]])
+
+
+def test_the_quality_of_a_fit_is_that_of_a_loop_over_its_bins():
+    fitted = fit(draw_pairs(200, 3000))
+    same, different = pairs = draw_pairs(50, 2000, seed=1)
+    calibration, error, bins = Calibration({WHOLE: fitted}), 0.0, 15
+    share = 200 / 3200
+    for number in range(bins):
+        gap = 0.0
+        for distances, label, weight in ((same, 1, share / 50), (different, 0, (1 - share) / 2000)):
+            for value in calibration.probability(distances, 7, 7).tolist():
+                if number / bins <= value < (number + 1) / bins:
+                    gap += weight * (label - value)
+        error += abs(gap)
+    actual = quality(fitted, WHOLE, pairs)
+    assert actual["error"] == pytest.approx(error)
+    limit = fitted["limits"]["0.05"]
+    expected = [(different <= limit).mean(), (same <= limit).mean()]
+    assert actual["accepted"]["0.05"] == pytest.approx(expected)
+
+
+def test_pairs_of_one_identity_are_of_different_cameras():
+    draw = np.random.default_rng(generator().initial_seed())
+    labels = [tuple(draw.integers(0, 3, size) for size in (7, 5)) for _ in range(2)]
+    block = Block(3, WHOLE, draw.random((7, 5)), *labels)
+    rows = draw.random(7) < 0.7
+    same, different = [], []
+    for i in np.flatnonzero(rows):
+        for j in range(5):
+            if labels[0][0][i] != labels[0][1][j]:
+                different.append(block.distances[i, j])
+            elif labels[1][0][i] != labels[1][1][j]:
+                same.append(block.distances[i, j])
+    actual = block.pairs(rows)
+    assert [one.tolist() for one in actual] == [same, different]
+
+
+def test_validation_identities_are_left_out_of_the_training(tiny_root):
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
+    whole = read_splits(cfg, ("train",))["train"]
+    splits = read_splits(with_values(cfg, {"DATASETS.VALIDATION": 0.34}), ("train", "validation"))
+    left, held_out = ({sample.identity for sample in splits[name]} for name in splits)
+    assert len(left) == 4 and len(held_out) == 2 and left.isdisjoint(held_out)
+    assert {*splits["train"], *splits["validation"]} == {*whole}
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_root, tmp_path_factory):
+    """A checkpoint with HDM."""
+    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *KEEP_ALL, "MODEL.HDM", "True")[2:])
+    return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
+
+
+@pytest.fixture
+def calibrated(weights, tmp_path, command):
+    """A copy of it, calibrated on the split train, and the record of this."""
+    path = shutil.copyfile(weights, tmp_path / "last.pth")
+    code, stdout, stderr = command(calibrate.main, "--weight", path, "--split", "train", "--test")
+    assert code == 0, stderr
+    assert stdout.splitlines()[0].startswith("Calibrated on 48 triplets of 6 identities (train of")
+    return path, json.loads(calibration_file(path).read_text())
+
+
+def test_a_calibration_is_of_the_distances_of_the_search(calibrated, tiny_root):
+    """Of every return pattern; for triplets of unequal sets by their common columns."""
+    path, record = calibrated
+    reid = demo_sdtps.load(path)
+    samples = read_splits(load_cfg(CONFIG, cli_args_for(tiny_root)[2:]), ("train",))["train"]
+    rgb, ni, ti = ([sample.paths[place] for sample in samples] for place in range(3))
+    cameras = [sample.camera for sample in samples]
+    for pattern in (1, 3):
+        one = reid.features(rgb=rgb, return_pattern=pattern, camera=cameras)
+        other = reid.features(rgb=rgb, ni=ni, ti=ti, return_pattern=pattern, camera=cameras)
+        distances = reid.distance(one, other)
+        different = [
+            distances[i, j]
+            for i, a in enumerate(samples)
+            for j, b in enumerate(samples)
+            if a.identity != b.identity
+        ]
+        fitted = record["patterns"][str(pattern)]["RGB, RGB+NI+TI"]
+        assert fitted["different"] == len(different) == 48 * 40
+        assert fitted["limits"]["0.05"] == pytest.approx(np.quantile(different, 0.05), rel=0.02)
+    assert record["test"]["3"].keys() == record["patterns"]["3"].keys()
+
+
+def test_searches_show_what_the_calibration_says(calibrated, files, command, tmp_path):
+    path, record = calibrated
+    reid = demo_sdtps.load(path)
+    features = reid.features(**files)
+    _, distances = hits = reid.search(features[:2], features, top=3, false_accept=0.05)
+    fitted = record["patterns"]["3"][WHOLE]
+    expected = 1 / (1 + np.exp(fitted["slope"] * distances - fitted["offset"]))
+    np.testing.assert_allclose(hits.probability, expected, rtol=1e-5)
+    np.testing.assert_array_equal(hits.is_unknown, distances > fitted["limits"]["0.05"])
+    for modality, paths in files.items():
+        for number, file in enumerate(paths):
+            place = tmp_path / "gallery" / modality.upper() / f"{number}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+    words = ["--weight", path, "--gallery", tmp_path / "gallery", "--index", tmp_path / "index"]
+    words += ["--query", tmp_path / "gallery", "--keep_self", "--top", 3]
+    outputs = ["--csv", tmp_path / "hits.csv", "--output", tmp_path / "hits.html"]
+    code, _, stderr = command(search.main, *words, "--false_accept", "0.05", *outputs)
+    assert code == 0, stderr
+    header, *lines = rows_of(tmp_path / "hits.csv")
+    assert header == ["query", "rank", "gallery", "distance", "probability", "unknown"]
+    for line, probability, unknown in zip(
+        lines, hits.probability.flat, hits.is_unknown.flat, strict=False
+    ):
+        assert float(line[4]) == pytest.approx(probability, abs=1e-4)
+        assert line[5] == str(int(unknown))
+    page = (tmp_path / "hits.html").read_text()
+    assert page.count("P = ") + page.count(", unknown") == 3 * len(files["rgb"])
+    code, stdout, _ = command(search.main, *words)
+    assert code == 0 and stdout.count("P = ") + stdout.count("unknown") == 3 * len(files["rgb"])
+    code, stdout, _ = command(search.main, *words, "--re_rank", 3)
+    assert code == 0 and "P = " not in stdout
+
+
+def test_a_saved_model_keeps_its_calibration(calibrated, files, tmp_path):
+    reid = demo_sdtps.load(calibrated[0])
+    reid.save_pretrained(tmp_path / "saved")
+    saved = demo_sdtps.load(tmp_path / "saved")
+    features = reid.features(**files)
+    expected = reid.search(features, features).probability
+    np.testing.assert_array_equal(saved.search(features, features).probability, expected)
+
+
+def test_without_its_own_calibration_nothing_of_it_is_shown(
+    calibrated, weights, files, refusal, caplog
+):
+    """There is none, or it is of other settings or weights; the two latter are told."""
+    path, _ = calibrated
+    reid = demo_sdtps.load(weights)
+    features = reid.features(**files)
+    hits = reid.search(features, features)
+    assert hits.probability is None and hits.is_unknown is None and len(hits) == 2
+    sentence = refusal(
+        search.main,
+        *("--weight", weights, "--gallery", files["rgb"][0].parents[1]),
+        *("--query", files["rgb"][0], "--false_accept", "0.01"),
+    )
+    assert "demo-sdtps calibrate --weight" in sentence
+    other = demo_sdtps.load(path, "TEST.CROSS_MODAL_DISTANCE", "pairs")
+    assert other.search(features, features).probability is None
+    assert "of another value of TEST.CROSS_MODAL_DISTANCE" in caplog.text
+    checkpoint_file(path, with_values(other.cfg, {"MODEL.SDTPS_BETA": 0.4}))
+    assert demo_sdtps.load(path).search(features, features).probability is None
+    assert "is of other weights" in caplog.text
+
+
+def test_identities_of_the_training_are_not_calibrated_on_unasked(weights, calibrated, refusal):
+    assert "DATASETS.VALIDATION 0.2" in refusal(calibrate.main, "--weight", weights)
+    few = ("--weight", weights, "DATASETS.VALIDATION", "0.34")
+    assert "fewer than 10 pairs of one identity" in refusal(calibrate.main, *few)
+    again = ("--weight", calibrated[0], "--split", "train")
+    assert "--overwrite" in refusal(calibrate.main, *again)
