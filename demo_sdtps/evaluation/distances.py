@@ -120,13 +120,18 @@ def incomparable(comparison: Comparison, query: np.ndarray, gallery: np.ndarray)
     return np.flatnonzero(np.array(has_none)[query])
 
 
-def without_common(comparison: Comparison, query: np.ndarray, gallery: np.ndarray) -> str:
+def without_common(
+    comparison: Comparison,
+    query: np.ndarray,
+    gallery: np.ndarray,
+    setting: str = "TEST.CROSS_MODAL_DISTANCE",
+) -> str:
     """A sentence, without its end, on the queries that have a distance from nothing in the gallery; "" where none is."""
     rows = incomparable(comparison, query, gallery)
     sets = ", ".join(map(names_of, np.unique(query[rows]).tolist()))
     return sets and (
         f"Queries without a modality in common with any of the gallery: {len(rows)} of {len(query)} ({sets}); "
-        "TEST.CROSS_MODAL_DISTANCE pairs compares them"
+        f"{setting} pairs compares them"
     )
 
 

@@ -5,12 +5,14 @@ import json
 import random
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from commands import checkpoint_file
 from layouts import pixels, save
 from numeric import assert_close, seed_of
 from tiny import CONFIG, ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
@@ -293,6 +295,21 @@ def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
     (sum(losses) + (0 if output.auxiliary is None else output.auxiliary.sum())).backward()
     idle = [name for name, parameter in one.named_parameters() if parameter.grad is None]
     assert [name for name in idle if not name.endswith("bottleneck.bias")] == []
+
+
+def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp_path, command):
+    """Queries in RGB, a gallery in TI: no distance by the columns of both, but one by pairs."""
+    test = tiny_root / "RGBNT201" / "test"
+    for split, modality in (("query", "RGB"), ("gallery", "TI")):
+        shutil.copytree(test / modality, tmp_path / split / modality)
+    cfg = configuration(tmp_path, "Folder", "MODEL.MODALITIES", "[RGB,TI]")
+    weights = checkpoint_file(tmp_path / "last.pth", cfg)
+    code, stdout, stderr = command(test_net.main, "--weight", weights)
+    assert code == 0, stderr
+    assert "any of the gallery: 32 of 32 (RGB); TEST.CROSS_MODAL_DISTANCE pairs" in stdout
+    words = ("--weight", weights, "TEST.CROSS_MODAL_DISTANCE", "pairs")
+    code, stdout, stderr = command(test_net.main, *words)
+    assert code == 0 and "WARNING" not in stdout, stderr
 
 
 # From zero

@@ -278,7 +278,7 @@ def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
         assert record["mAP"] == pytest.approx(matrix[query][gallery], abs=1 / 32 / 12)
         assert len(rows_of("x.csv")) == 1 + 32 * 4
     code, stdout, _ = command(rank_features.main, "--query", "R", "--gallery", "NT.npz", *words)
-    told = "any of the gallery: 32 of 32 (RGB); TEST.CROSS_MODAL_DISTANCE pairs" in stdout
+    told = "any of the gallery: 32 of 32 (RGB); --cross_modal_distance pairs" in stdout
     assert code == 0 and told == (how == "shared")
     assert len(rows_of("x.csv")) == (1 if how == "shared" else 1 + 32 * 4)
 
