@@ -1,8 +1,9 @@
-"""What tools/export_features.py does: the features of a split as one file or in shards (docs/retrieval.md)."""
+"""What tools/export_features.py does: the features of a split as one file, in shards or as Parquet (docs/retrieval.md)."""
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,19 +23,34 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.feature_sets import columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.gallery import origin_of
+from demo_sdtps.retrieval.parquet import check_names, write_parquet
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
 from demo_sdtps.runtime.progress import progress
+
+ROW_GROUP = 8192
+"""Rows of Parquet that are in memory at a time, as in a shard."""
 
 
 def check_output(arguments: argparse.Namespace) -> None:
     """Raise `UserError` for an output that cannot be written."""
+    if arguments.format == "parquet":
+        if arguments.shards:
+            raise UserError(
+                "--shards writes a folder, --format parquet one file; give one of the two flags."
+            )
+        check_extra("--format parquet", "parquet", {"pyarrow": "pyarrow"})
+        check_output_file(arguments.output, ".parquet", arguments.overwrite)
+        return
     if arguments.shards:
         check_own(arguments.output)
         return
     if arguments.dtype != "float32":
-        raise UserError(f"Only shards can be {arguments.dtype} (--dtype); give --shards too.")
+        raise UserError(
+            f"Only shards and Parquet can be {arguments.dtype} (--dtype); give --shards or --format parquet too."
+        )
     check_output_file(arguments.output, ".npz", arguments.overwrite)
 
 
@@ -55,6 +71,30 @@ def export_file(
         np.savez(file, features=features, paths=paths, **arrays)
     print_lines(
         f"Wrote {count_of(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}"
+    )
+
+
+def export_parquet(
+    cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
+) -> None:
+    """Write a Parquet file, of which a row group is in memory at a time; several processes share the work on each."""
+    check_names(samples)
+    settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
+
+    def groups() -> Iterator[tuple[Sequence[Sample], np.ndarray]]:
+        starts = range(0, len(samples), ROW_GROUP)
+        for start in progress(starts, "exporting", unit="row group"):
+            group = samples[start : start + ROW_GROUP]
+            loader = test_loader(settings, distributed.shard_for_rank(group))
+            yield group, features_of(settings, arguments, model, loader, total=len(group))
+
+    if not distributed.is_main():
+        deque(groups(), maxlen=0)
+        return
+    facts = caption_of(cfg) | export_origin(cfg, arguments)
+    width = write_parquet(arguments.output, groups(), facts, modalities_of(cfg))
+    print_lines(
+        f"Wrote {count_of(len(samples), 'feature')} of {width} numbers, {arguments.dtype}, to {arguments.output}"
     )
 
 
