@@ -3,8 +3,9 @@
 import argparse
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,8 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.retrieval.feature_sets import columns_of, labels_of, samples_digest
+from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.gallery import origin_of
-from demo_sdtps.retrieval.parquet import check_names, write_parquet
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.errors import check_extra
@@ -36,22 +36,18 @@ ROW_GROUP = 8192
 
 def check_output(arguments: argparse.Namespace) -> None:
     """Raise `UserError` for an output that cannot be written."""
-    if arguments.format == "parquet":
-        if arguments.shards:
-            raise UserError(
-                "--shards writes a folder, --format parquet one file; give one of the two flags."
-            )
-        check_extra("--format parquet", "parquet", {"pyarrow": "pyarrow"})
-        check_output_file(arguments.output, ".parquet", arguments.overwrite)
-        return
     if arguments.shards:
+        if arguments.format == "parquet":
+            raise UserError("--shards writes a folder, --format parquet a file; give one of them.")
         check_own(arguments.output)
         return
-    if arguments.dtype != "float32":
+    if arguments.format == "parquet":
+        check_extra("--format parquet", "parquet", {"pyarrow": "pyarrow"})
+    elif arguments.dtype != "float32":
         raise UserError(
             f"Only shards and Parquet can be {arguments.dtype} (--dtype); give --shards or --format parquet too."
         )
-    check_output_file(arguments.output, ".npz", arguments.overwrite)
+    check_output_file(arguments.output, f".{arguments.format}", arguments.overwrite)
 
 
 def export_file(
@@ -77,8 +73,10 @@ def export_file(
 def export_parquet(
     cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
 ) -> None:
-    """Write a Parquet file, of which a row group is in memory at a time; several processes share the work on each."""
-    check_names(samples)
+    """Write a Parquet file, of which one row group is in memory at a time; processes share the work on each."""
+    for name in (sample.files[0] for sample in samples):
+        if name.encode(errors="replace").decode() != name:
+            raise UserError(f"The name {name!a} is not UTF-8, as Parquet needs; rename the file.")
     settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
 
     def groups() -> Iterator[tuple[Sequence[Sample], np.ndarray]]:
@@ -92,10 +90,43 @@ def export_parquet(
         deque(groups(), maxlen=0)
         return
     facts = caption_of(cfg) | export_origin(cfg, arguments)
-    width = write_parquet(arguments.output, groups(), facts, modalities_of(cfg))
-    print_lines(
-        f"Wrote {count_of(len(samples), 'feature')} of {width} numbers, {arguments.dtype}, to {arguments.output}"
-    )
+    write_parquet(arguments.output, groups(), facts, modalities_of(cfg))
+    count = count_of(len(samples), "feature")
+    print_lines(f"Wrote {count} in {arguments.dtype} to {arguments.output}")
+
+
+def write_parquet(
+    path: Path,
+    groups: Iterable[tuple[Sequence[Sample], np.ndarray]],
+    facts: Mapping[str, Any],
+    modalities: Collection[str],
+) -> None:
+    """Write samples and their features (m, D) in row groups, and `facts` as metadata; two of them are columns too."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    texts = {
+        key: fact if isinstance(fact, str) else json.dumps(fact) for key, fact in facts.items()
+    }
+    with ExitStack() as stack:
+        temporary, writer = stack.enter_context(atomic_write(path)), None
+        for samples, features in groups:
+            rows = [
+                {
+                    "name": sample.files[0],
+                    **{label: getattr(sample, label) for label in LABELS.values()},
+                    "present": ",".join(name for name in sample.modalities if name in modalities),
+                    "split": facts["split"],
+                    "return_pattern": facts["return_pattern"],
+                }
+                for sample in samples
+            ]
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1])
+            table = pa.Table.from_pylist(rows, metadata=texts).append_column("feature", lists)
+            if writer is None:
+                writer = parquet.ParquetWriter(temporary, table.schema, use_dictionary=[*rows[0]])
+                stack.enter_context(writer)
+            writer.write_table(table)
 
 
 def export_shards(

@@ -11,8 +11,8 @@ from feature_stores import stack_of
 from numeric import numpy_generator, tolerance
 
 from demo_sdtps.datasets import Sample
+from demo_sdtps.retrieval.export import write_parquet
 from demo_sdtps.retrieval.nearest import nearest
-from demo_sdtps.retrieval.parquet import write_parquet
 
 ROWS, WIDTH, TOP = 10_000, 64, 10
 ALL = np.arange(ROWS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from demo_sdtps.commands import export_features, rank_features
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import Sample
 from demo_sdtps.retrieval import export as exporting
-from demo_sdtps.retrieval import parquet
 
 PARQUET = ("--format", "parquet")
 LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
@@ -64,7 +64,7 @@ def test_parquet_holds_what_the_npz_holds(export, tmp_path):
     assert code == 0, stderr
     expected, file = dict(np.load("x.npz")), pq.ParquetFile("x.parquet")
     width, table = expected["features"].shape[1], file.read()
-    assert stdout == f"Wrote 32 features of {width} numbers, float32, to x.parquet\n"
+    assert stdout == "Wrote 32 features in float32 to x.parquet\n"
     assert table.schema.field("feature").type == pa.list_(pa.float32(), width)
     assert np.array_equal(features_of(table), expected["features"])
     assert table["name"].to_pylist() == expected["paths"][:, 0].tolist()
@@ -103,7 +103,7 @@ def test_what_is_present_is_named_and_each_row_has_its_own(tmp_path):
     features = numpy_generator().standard_normal((4, 5)).astype(np.float32)
     groups = [(samples[:3], features[:3]), (samples[3:], features[3:])]
     path = tmp_path / "x.parquet"
-    assert parquet.write_parquet(path, groups, FACTS, {"RGB", "TI"}) == 5
+    exporting.write_parquet(path, groups, FACTS, {"RGB", "TI"})
     table = pq.read_table(path)
     assert table["name"].to_pylist() == ["r", "n", "r", "beside.jpg"]
     assert table["present"].to_pylist() == ["RGB,TI", "", "RGB,TI", "RGB,TI"]
@@ -123,7 +123,7 @@ def test_a_failure_leaves_no_file_and_the_old_one_as_it_was(tmp_path):
         raise UserError("an image is damaged")
 
     with pytest.raises(UserError, match="an image is damaged"):
-        parquet.write_parquet(path, groups(), FACTS, {"RGB"})
+        exporting.write_parquet(path, groups(), FACTS, {"RGB"})
     assert contents(tmp_path) == {path.name: b"old"}
 
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_written_is_refused_before_any_work(refusal, words, tmp_p
     cases = {
         ("x.npz", *PARQUET): "must be a file ending in .parquet",
         ("x.parquet",): "must be a file ending in .npz",
-        ("x.parquet", *PARQUET, "--shards"): "give one of the two flags",
+        ("x.parquet", *PARQUET, "--shards"): "give one of them",
         ("x.npz", "--dtype", "float16"): "give --shards or --format parquet too",
         ("old.parquet", *PARQUET): "already exists; choose another",
     }
@@ -145,9 +145,13 @@ def test_what_cannot_be_written_is_refused_before_any_work(refusal, words, tmp_p
     )
 
 
-def test_a_name_that_is_no_text_is_refused():
-    with pytest.raises(UserError, match=r"'b\\udcff.jpg' is not UTF-8, as Parquet needs"):
-        parquet.check_names(samples_of(["a", "ä", "b\udcff.jpg"]))
+def test_a_name_that_is_no_text_is_refused(refusal, words, files, tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in ("ä.jpg", "b\udcff.jpg"):
+        shutil.copy(files["rgb"][0], tmp_path / "photos" / name)
+    more = ("--images", tmp_path / "photos", "--modality", "RGB", "--output", "x.parquet", *PARQUET)
+    message = refusal(export_features.main, *words, *more)
+    assert "b\\udcff.jpg' is not UTF-8, as Parquet needs" in message
 
 
 def test_rank_features_says_what_it_reads(export, command):
