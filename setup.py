@@ -19,6 +19,8 @@ REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """demo-sdtps report --html, analyse and draw embedding."""
 UMAP = ["umap-learn>=0.5.6"]
 """demo-sdtps draw embedding --method umap."""
+PARQUET = ["pyarrow>=17"]
+"""demo-sdtps export --format parquet."""
 WANDB = ["wandb>=0.17"]
 """Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
@@ -72,8 +74,9 @@ setup(
         "app": APP,
         "report": REPORT,
         "umap": UMAP,
+        "parquet": PARQUET,
         "wandb": WANDB,
         "docs": DOCS,
-        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *DOCS, *TESTS, *LINT],
+        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *PARQUET, *DOCS, *TESTS, *LINT],
     },
 )

@@ -14,7 +14,7 @@ COMMANDS = {
     "calibrate": ("calibrate", "fit the probability of the same identity, and thresholds"),
     "search": ("search", "find the images of a gallery that are most like a query"),
     "app": ("app", "search by a page in the browser"),
-    "export": ("export_features", "write the features of a split as numpy arrays, or in shards"),
+    "export": ("export_features", "write the features of a split: numpy arrays, shards or Parquet"),
     "export onnx": ("export_onnx", "write the model as ONNX"),
     "rank": ("rank_features", "mAP and nearest of exported features, larger than the memory"),
     "report": ("report", "images, table and page of a finished run"),

@@ -1,8 +1,9 @@
-"""Write the features of a split as numpy arrays: python tools/export_features.py --weight W --output X.npz"""
+"""Write the features of a split: python tools/export_features.py --weight W --output X.npz"""
 
 from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.datasets import SPLITS
 
+FORMATS = ("npz", "parquet")
 DEFAULT_SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 
 
@@ -15,14 +16,20 @@ def main() -> None:
         "(its path), checkpoint_sha256 (of its content), normalised (whether the features are) and configuration (JSON: the "
         "keys on which features depend, with their values). With --shards, write the same in parts to a folder "
         "(docs/retrieval.md): an interrupted export goes on when the command is called again, with --overwrite anew. "
-        "Processes of torchrun share the work; those of several nodes need a shared file system for the output.",
+        "With --format parquet, write one file for databases: a row for each triplet with name (its first path), identity, "
+        "camera, scene, present (such as RGB,TI), split, return_pattern and feature, a list of D numbers; the other single "
+        "values are metadata of the file. "
+        "Processes of torchrun share the work; those of several nodes need a shared file system for shards.",
         checkpoint=cli.WEIGHT,
         images=True,
     )
     patterns = "1 original, 2 enhanced, 3 both"
     cli.add_choice(parser, "--return_pattern", RETURN_PATTERNS, 3, patterns)
     cli.add_choice(parser, "--split", SPLITS, "gallery", "without effect with --images")
-    cli.add_path(parser, "--output", "X.npz", "the file to write, or with --shards the folder")
+    outputs = "the file to write, X.parquet with --format parquet, or with --shards the folder"
+    cli.add_path(parser, "--output", "X.npz", outputs)
+    parquet = "of the file; parquet needs pip install -e '.[parquet]'"
+    cli.add_choice(parser, "--format", FORMATS, "npz", parquet)
     parser.add_argument(
         "--shards",
         type=cli.positive_int,
@@ -31,14 +38,17 @@ def main() -> None:
         metavar="N",
         help=f"write a folder of shards of N rows (default: {DEFAULT_SHARD_ROWS}), one at a time",
     )
-    cli.add_choice(parser, "--dtype", ("float32", "float16"), "float32", "of features in shards")
+    cli.add_choice(
+        parser, "--dtype", ("float32", "float16"), "float32", "of features in shards or Parquet"
+    )
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
     cli.add_overwrite(parser)
     with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_model_and_data
-        from demo_sdtps.retrieval.export import check_output, export_file, export_shards
+        from demo_sdtps.retrieval import export
 
-        check_output(arguments)
+        export.check_output(arguments)
         model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
-        export = export_shards if arguments.shards else export_file
-        export(cfg, arguments, model, splits[arguments.split])
+        as_file = export.export_parquet if arguments.format == "parquet" else export.export_file
+        write = export.export_shards if arguments.shards else as_file
+        write(cfg, arguments, model, splits[arguments.split])

@@ -1,9 +1,11 @@
-"""What tools/export_features.py does: the features of a split as one file or in shards (docs/retrieval.md)."""
+"""What tools/export_features.py does: the features of a split as one file, in shards or as Parquet (docs/retrieval.md)."""
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,22 +22,32 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.retrieval.feature_sets import columns_of, labels_of, samples_digest
+from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.origin import origin_of
 from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime import distributed
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
 from demo_sdtps.runtime.progress import progress
+
+ROW_GROUP = 8192
+"""Rows of Parquet that are in memory at a time, as in a shard."""
 
 
 def check_output(arguments: argparse.Namespace) -> None:
     """Raise `UserError` for an output that cannot be written."""
     if arguments.shards:
+        if arguments.format == "parquet":
+            raise UserError("--shards writes a folder, --format parquet a file; give one of them.")
         check_own(arguments.output)
         return
-    if arguments.dtype != "float32":
-        raise UserError(f"Only shards can be {arguments.dtype} (--dtype); give --shards too.")
-    check_output_file(arguments.output, ".npz", arguments.overwrite)
+    if arguments.format == "parquet":
+        check_extra("--format parquet", "parquet", {"pyarrow": "pyarrow"})
+    elif arguments.dtype != "float32":
+        raise UserError(
+            f"Only shards and Parquet can be {arguments.dtype} (--dtype); give --shards or --format parquet too."
+        )
+    check_output_file(arguments.output, f".{arguments.format}", arguments.overwrite)
 
 
 def export_file(
@@ -56,6 +68,65 @@ def export_file(
     print_lines(
         f"Wrote {count_of(len(features), 'feature')} of {features.shape[1]} numbers to {arguments.output}"
     )
+
+
+def export_parquet(
+    cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
+) -> None:
+    """Write a Parquet file, of which one row group is in memory at a time; processes share the work on each."""
+    for name in (sample.files[0] for sample in samples):
+        if name.encode(errors="replace").decode() != name:
+            raise UserError(f"The name {name!a} is not UTF-8, as Parquet needs; rename the file.")
+    settings = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
+
+    def groups() -> Iterator[tuple[Sequence[Sample], np.ndarray]]:
+        starts = range(0, len(samples), ROW_GROUP)
+        for start in progress(starts, "exporting", unit="row group"):
+            group = samples[start : start + ROW_GROUP]
+            loader = test_loader(settings, distributed.shard_for_rank(group))
+            yield group, features_of(settings, arguments, model, loader, total=len(group))
+
+    if not distributed.is_main():
+        deque(groups(), maxlen=0)
+        return
+    facts = caption_of(cfg) | export_origin(cfg, arguments)
+    write_parquet(arguments.output, groups(), facts, modalities_of(cfg))
+    count = count_of(len(samples), "feature")
+    print_lines(f"Wrote {count} in {arguments.dtype} to {arguments.output}")
+
+
+def write_parquet(
+    path: Path,
+    groups: Iterable[tuple[Sequence[Sample], np.ndarray]],
+    facts: Mapping[str, Any],
+    modalities: Collection[str],
+) -> None:
+    """Write samples and their features (m, D) in row groups, and `facts` as metadata; two of them are columns too."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    texts = {
+        key: fact if isinstance(fact, str) else json.dumps(fact) for key, fact in facts.items()
+    }
+    with ExitStack() as stack:
+        temporary, writer = stack.enter_context(atomic_write(path)), None
+        for samples, features in groups:
+            rows = [
+                {
+                    "name": sample.files[0],
+                    **{label: getattr(sample, label) for label in LABELS.values()},
+                    "present": ",".join(name for name in sample.modalities if name in modalities),
+                    "split": facts["split"],
+                    "return_pattern": facts["return_pattern"],
+                }
+                for sample in samples
+            ]
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1])
+            table = pa.Table.from_pylist(rows, metadata=texts).append_column("feature", lists)
+            if writer is None:
+                writer = parquet.ParquetWriter(temporary, table.schema, use_dictionary=[*rows[0]])
+                stack.enter_context(writer)
+            writer.write_table(table)
 
 
 def export_shards(

@@ -128,6 +128,10 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
 
 def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str], dict[str, Any]]:
     """Features (n, D), labels and `present`, first paths and recorded values of an .npz file."""
+    if path.suffix == ".parquet":
+        raise UserError(
+            f"The file {path} is Parquet, which databases read; give an .npz file or a folder of shards."
+        )
     try:
         with np.load(path) as content:
             features, paths = content["features"], content["paths"]
