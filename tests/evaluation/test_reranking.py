@@ -185,11 +185,3 @@ def test_other_precisions_give_float32(dtype):
     actual = k_reciprocal(*sides, 9, 4)
     assert actual.dtype == torch.float32
     assert torch.equal(actual, k_reciprocal(*(side.float() for side in sides), 9, 4))
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"k1": 0}, {"k2": 0}, {"lambda_value": -0.1}, {"lambda_value": 1.1}]
-)
-def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"at least 1, lambda_value .* between 0 and 1"):
-        k_reciprocal(*clusters(14), **wrong)
