@@ -3,7 +3,6 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import with_values
 from demo_sdtps.config.load import flat
 from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.images import parallel
 from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
 from demo_sdtps.evaluation.tables import (
@@ -243,9 +243,7 @@ def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
         Image.fromarray(triplet).resize((size[0], size[1])).save(file, "JPEG", quality=QUALITY)
         return base64.b64encode(file.getvalue()).decode()
 
-    with ThreadPoolExecutor() as pool:
-        encoded = pool.map(encode, samples)
-        return list(progress(encoded, "making thumbnails", len(samples), unit="triplet"))
+    return list(parallel(encode, samples, "making thumbnails", "triplet"))
 
 
 def token_images(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
