@@ -48,4 +48,4 @@ def main() -> None:
             write_json(arguments.json, {"caption": caption, "cases": cases})
         is_all = cfg.TEST.MISS == "all"
         table = tables.missing_table(cases) if is_all else tables.reid_table(cases[cfg.TEST.MISS])
-        cli.print_lines(caption, *table.splitlines())
+        cli.print_lines(caption, table)
