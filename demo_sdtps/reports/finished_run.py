@@ -20,12 +20,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import analyse, analysis_case, rank_patterns
 from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run, run_config
 from demo_sdtps.reports.ranks import draw_ranks
-from demo_sdtps.reports.report_page import (
-    EXTRA_PACKAGES,
-    RunFigures,
-    named_by_folder,
-    write_page,
-)
+from demo_sdtps.reports.report_page import EXTRA_PACKAGES, RunFigures, named_by_folder, write_page
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
