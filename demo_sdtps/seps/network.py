@@ -1,7 +1,5 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
