@@ -17,6 +17,8 @@ APP = [*SEARCH, "gradio>=6"]
 """demo-sdtps app. Not in the development environment: gradio needs an older Pillow than constraints.txt has."""
 REPORT = ["jinja2>=3.1", "plotly>=5.20", "scikit-learn>=1.5"]
 """demo-sdtps report --html, analyse and draw embedding."""
+UMAP = ["umap-learn>=0.5.6"]
+"""demo-sdtps draw embedding --method umap."""
 WANDB = ["wandb>=0.17"]
 """Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
@@ -69,8 +71,9 @@ setup(
         "search": SEARCH,
         "app": APP,
         "report": REPORT,
+        "umap": UMAP,
         "wandb": WANDB,
         "docs": DOCS,
-        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *DOCS, *TESTS, *LINT],
+        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *DOCS, *TESTS, *LINT],
     },
 )

@@ -11,7 +11,7 @@ def main() -> None:
         checkpoint=cli.WEIGHT,
         images=True,
     )
-    cli.add_choice(parser, "--method", METHODS, "pca")
+    cli.add_choice(parser, "--method", METHODS, "pca", "umap needs pip install '.[umap]'")
     cli.add_return_pattern(parser, "features that are drawn")
     cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
     cli.add_picture(parser, "embedding.png")

@@ -7,7 +7,7 @@ from numeric import assert_close, numpy_generator
 from demo_sdtps.evaluation.embedding import METHODS, embed
 
 CLUSTERS = 3
-MARKS = {"pca": [], "tsne": [pytest.mark.slow]}
+MARKS = {"pca": [], "tsne": [pytest.mark.slow], "umap": [pytest.mark.slow, pytest.mark.soak]}
 SLOW = [pytest.param(method, marks=MARKS[method]) for method in METHODS]
 
 
