@@ -67,9 +67,8 @@ def main() -> None:
     logging.getLogger().setLevel(logging.WARNING)
     device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))
     if device.type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            ""  # the parts' configurations choose a GPU where they see one
-        )
+        # the parts' configurations choose a GPU where they see one
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     topics = [topic for topic in TOPICS if topic in arguments.parts or not arguments.parts]
     rows = {topic: resolve_name(f"benchmarks.{TOPICS[topic][1]}") for topic in topics}
     rows_by_part = {

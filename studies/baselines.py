@@ -4,8 +4,6 @@ Each drops and merges as its paper says, between two blocks in place of inside o
 loss or learned rates, is left out. Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

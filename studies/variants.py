@@ -16,14 +16,7 @@ from demo_sdtps.config.load import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = "SOLVER.BASE_LR"
-MEASUREMENTS = {
-    "missing": False,
-    "selection": False,
-    "cross_modal": False,
-    "curve": False,
-    "similarity": False,
-    "calibration": False,
-}
+MEASUREMENTS = ("missing", "selection", "cross_modal", "curve", "similarity", "calibration")
 """What is measured of every run beside its last epoch."""
 DEFAULTS = {
     "title": "",
@@ -31,7 +24,7 @@ DEFAULTS = {
     "seeds": [1, 2, 3],
     "set": {},
     "return_patterns": list(RETURN_PATTERNS),
-    **MEASUREMENTS,
+    **dict.fromkeys(MEASUREMENTS, False),
     "times": False,
     "grid": [],
     "tuned": False,

@@ -46,7 +46,7 @@ def main() -> None:
         draw_analysis(cfg, analysis, data, f"{caption}\n{about}", arguments.output)
     cli.print_lines(
         caption,
-        *missing_table(analysis.records).splitlines(),
+        missing_table(analysis.records),
         *filter(None, (arguments.json, arguments.output)),
     )
 

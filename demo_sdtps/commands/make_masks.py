@@ -18,7 +18,7 @@ def main() -> None:
         "--model",
         default="maskrcnn",
         metavar="NAME",
-        help="maskrcnn, whose largest instance is the mask; deeplab; or module:function, a function from a "
+        help="maskrcnn, whose largest instance is the mask; or module:function, a function from a "
         "uint8 (3, H, W) tensor to a mask (H, W) in [0, 1] (default: maskrcnn)",
     )
     parser.add_argument("--weight", metavar="W", help="torchvision's weights: a file, or hub")

@@ -45,6 +45,6 @@ def main() -> None:
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
     cli.print_lines(
         title,
-        *(line for table in selection.as_tables(quality) for line in table.split("\n")),
+        *selection.as_tables(quality),
         *filter(None, [arguments.json]),
     )

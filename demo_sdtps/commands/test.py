@@ -49,7 +49,7 @@ def main() -> None:
             write_json(arguments.json, {"caption": caption, "cases": cases})
         is_all = cfg.TEST.MISS == "all"
         table = tables.missing_table(cases) if is_all else tables.reid_table(cases[cfg.TEST.MISS])
-        cli.print_lines(caption, *table.splitlines())
+        cli.print_lines(caption, table)
         query, gallery = (data.present[rows] for rows in (data.query, data.gallery))
         if text := without_common(comparison_of(cfg, 1), query, gallery):
             cli.print_lines(f"WARNING: {text}, otherwise their matches rank last.")

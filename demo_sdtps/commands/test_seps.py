@@ -26,4 +26,4 @@ def main() -> None:
             return
         if arguments.json:
             write_json(arguments.json, {"caption": caption, **metrics})
-        cli.print_lines(caption, *percent_table(metrics).splitlines())
+        cli.print_lines(caption, percent_table(metrics))

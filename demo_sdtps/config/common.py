@@ -25,7 +25,7 @@ ATTENTION_METHODS = {
 """Of tools/draw_attention.py."""
 
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
-"""Foregrounds of tools/make_masks.py: names of the classes in COCO and, but for trucks, in Pascal VOC."""
+"""Foregrounds of tools/make_masks.py: names of the classes in COCO."""
 
 TOP = 10
 """Hits of a query by default."""

@@ -3,8 +3,6 @@
 A set of modalities is a number, the sum of 1 for RGB, 2 for NI and 4 for TI; `present` (n,) uint8 has that of each triplet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce

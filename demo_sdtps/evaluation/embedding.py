@@ -48,13 +48,7 @@ def embed(features: np.ndarray, method: str, seed: int) -> np.ndarray:
         return np.zeros((len(values), 2), np.float32)
     components = PCA(min(REDUCED, *values.shape), svd_solver="full").fit_transform(values)
     if method == "tsne":
-        # The perplexity must be less than the number of samples.
-        components = TSNE(
-            2,
-            init="random" if components.shape[1] < 2 else "pca",
-            random_state=seed,
-            perplexity=min(PERPLEXITY, (len(values) - 1) / 3),
-        ).fit_transform(components)
-    elif components.shape[1] < 2:
-        components = np.pad(components, ((0, 0), (0, 1)))
+        perplexity = min(PERPLEXITY, (len(values) - 1) / 3)  # less than the number of samples
+        reducer = TSNE(2, random_state=seed, perplexity=perplexity)
+        components = reducer.fit_transform(components)
     return components[:, :2].astype(np.float32)

@@ -63,45 +63,18 @@ def evaluate_ranking(
     Raises `ValueError` where only one side has scenes, a length does not fit or a distance to a sample of the query's identity
     is not a number, `UserError` where no query has a match.
     """
+    if (query_scenes is None) != (gallery_scenes is None):
+        raise ValueError("Give scenes for both query and gallery, or for neither.")
+    keys = (query_cams, gallery_cams) if query_scenes is None else (query_scenes, gallery_scenes)
     query, gallery = query_features.float(), gallery_features.float()
     lengths = squared_lengths(gallery)
     ranks = match_ranks(
         lambda rows: distances_of(query[rows], gallery, lengths),
         (len(query), len(gallery)),
         (query_ids, gallery_ids),
-        _scenes_or_cameras(query_cams, gallery_cams, query_scenes, gallery_scenes),
+        keys,
     )
     return ranking_of(*ranks, max_rank)
-
-
-def evaluate_distances(
-    distance: torch.Tensor,
-    query_ids: torch.Tensor,
-    gallery_ids: torch.Tensor,
-    query_cams: torch.Tensor,
-    gallery_cams: torch.Tensor,
-    *,
-    query_scenes: torch.Tensor | None = None,
-    gallery_scenes: torch.Tensor | None = None,
-    max_rank: int = 50,
-) -> Ranking:
-    """`evaluate_ranking` by given distances (Q, G), such as re-ranked ones."""
-    keys = _scenes_or_cameras(query_cams, gallery_cams, query_scenes, gallery_scenes)
-    ranks = match_ranks(distance.__getitem__, distance.shape, (query_ids, gallery_ids), keys)
-    return ranking_of(*ranks, max_rank)
-
-
-def _scenes_or_cameras(
-    query_cams: torch.Tensor,
-    gallery_cams: torch.Tensor,
-    query_scenes: torch.Tensor | None,
-    gallery_scenes: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if query_scenes is None and gallery_scenes is None:
-        return query_cams, gallery_cams
-    if query_scenes is None or gallery_scenes is None:
-        raise ValueError("Give scenes for both query and gallery, or for neither.")
-    return query_scenes, gallery_scenes
 
 
 def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ranking:

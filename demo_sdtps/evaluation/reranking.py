@@ -94,21 +94,8 @@ def k_reciprocal(
     are, and it gives their distances, finite float32 from 0 on. The neighbours of a sample are
     itself, then the others by distance, ties by index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result,
     memory grows with N · k1 and the size of the neighbourhoods.
-
-    Raises `ValueError` for k1 or k2 below 1, lambda_value outside [0, 1], and features that are empty or of unequal width.
     """
-    if k1 < 1 or k2 < 1 or not 0 <= lambda_value <= 1:
-        raise ValueError(
-            f"k1 {k1} and k2 {k2} must be at least 1, lambda_value {lambda_value} between 0 and 1."
-        )
     sides = [query_features, gallery_features]
-    shapes = [tuple(side.shape) for side in sides]
-    if (
-        {len(shape) for shape in shapes} != {2}
-        or shapes[0][1] != shapes[1][1]
-        or 0 in sum(shapes, ())
-    ):
-        raise ValueError(f"Features must be (Q, D) and (G, D), not empty; they are {shapes}.")
     if between is None:
         sides = [F.normalize(side.float(), dim=1) for side in sides]
     distances = Distances(torch.cat(sides), between)

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +15,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
-from demo_sdtps.datasets.images import decode
+from demo_sdtps.datasets.images import decode, parallel
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.datasets.masks import mask_path
 from demo_sdtps.evaluation.extraction import CASES, cases_of
@@ -230,9 +229,7 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
         resized = resize(mask, list(cfg.INPUT.SIZE_TEST), InterpolationMode.NEAREST_EXACT)
         return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5
 
-    with ThreadPoolExecutor() as pool:
-        masks = progress(pool.map(on_person, paths), "reading masks", len(paths), unit="mask")
-        are_on_person = torch.stack(list(masks))
+    are_on_person = torch.stack(list(parallel(on_person, paths, "reading masks", "mask")))
     if not are_on_person.any():
         raise UserError(
             f"No mask in {paths[0].parent} has a patch that is at least half on the person, so there is nothing to "

@@ -4,8 +4,6 @@ A block is read by the names of its parts, so that no library is imported: timm'
 open_clip, torchvision, and the ViT, CLIP and DINOv2 of Hugging Face's transformers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which columns of the features are whose (docs/method.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 

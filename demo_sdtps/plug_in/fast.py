@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.evaluation.metrics import evaluate_distances
+from demo_sdtps.evaluation.metrics import match_ranks, ranking_of
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, ATMoE
@@ -40,21 +40,20 @@ def replace_ranking(checkout: Checkout) -> None:
 
 
 def _eval_func(
-    distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50, **scenes
+    distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50
 ) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    inputs = map(torch.as_tensor, (distmat, q_pids, g_pids, q_camids, g_camids))
-    metrics = evaluate_distances(*inputs, **scenes, max_rank=min(max_rank, distmat.shape[1]))
-    return metrics.cmc.numpy(), metrics.mAP
+    rows, ids, cameras = torch.as_tensor(distmat), (q_pids, g_pids), (q_camids, g_camids)
+    ranks = match_ranks(rows.__getitem__, rows.shape, ids, cameras)
+    ranking = ranking_of(*ranks, min(max_rank, rows.shape[1]))
+    return ranking.cmc.numpy(), ranking.mAP
 
 
 def _eval_func_msrv(
     distmat, q_pids, g_pids, q_camids, g_camids, q_sceneids, g_sceneids, max_rank=50
 ) -> tuple[np.ndarray, float]:
     """MSVR310's protocol: as `_eval_func`, by scenes in place of cameras."""
-    sides = torch.as_tensor(q_sceneids), torch.as_tensor(g_sceneids)
-    scenes = dict(zip(("query_scenes", "gallery_scenes"), sides, strict=True))
-    return _eval_func(distmat, q_pids, g_pids, q_camids, g_camids, max_rank, **scenes)
+    return _eval_func(distmat, q_pids, g_pids, q_sceneids, g_sceneids, max_rank)
 
 
 class FastFusion(nn.Module):

@@ -17,9 +17,8 @@ class Host:
 
     name: str
     towers: tuple[str, ...] = ("BACKBONE.base",)  # paths of the Vision Transformers
-    order: tuple[str, ...] = (
-        MODALITIES  # in which it encodes images not known: of missing modalities
-    )
+    # in which it encodes images not known: of missing modalities
+    order: tuple[str, ...] = MODALITIES
     is_stacked: bool = False  # one call of the backbone encodes all modalities
     suffix: str = ""  # key of MODEL with which one token stands after the patches
     restore: bool = False  # the patches are reshaped to the grid

@@ -26,20 +26,8 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming.tokens import ByModality
-from demo_sdtps.reports.figures import (
-    BLANK,
-    CENTRED,
-    HALO,
-    heat_bar,
-    heat_map,
-    hide_ticks,
-    images,
-    label,
-    np,
-    plt,
-    room,
-    save,
-)
+from demo_sdtps.reports import figures
+from demo_sdtps.reports.figures import np, plt
 from demo_sdtps.reports.palette import MODALITY, NEUTRAL, TEXT
 from demo_sdtps.runtime.progress import progress
 
@@ -109,7 +97,7 @@ def draw_attention(
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
     missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
     bars = sum(weights is not None for weights in results[0][1])
-    width, height = room(cfg, 2.4)
+    width, height = figures.room(cfg, 2.4)
     widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
     inches = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
     figure, axes = plt.subplots(
@@ -119,18 +107,20 @@ def draw_attention(
     largest = float(max(gates, default=1.0))
     for row, sample, (maps, weights) in zip(axes, samples, results, strict=True):
         scales = scales_of({m: maps.values[m] for m in names if m not in missing}, method)
-        for column, (modality, image) in enumerate(zip(names, images(cfg, sample), strict=True)):
+        for column, (modality, image) in enumerate(
+            zip(names, figures.images(cfg, sample), strict=True)
+        ):
             if modality in missing or modality not in sample.modalities:
-                image = heat = np.full_like(image, BLANK)
+                image = heat = np.full_like(image, figures.BLANK)
             else:
                 kept = maps.kept[modality][0] > 0
                 values = maps.values[modality][0].where(kept, torch.nan)
-                heat = heat_map(image, values, (0, scales[modality]))
+                heat = figures.heat_map(image, values, (0, scales[modality]))
             row[2 * column].imshow(image)
             row[2 * column + 1].imshow(heat)
         for axis in row[: 2 * len(names)]:
-            hide_ticks(axis)
-        row[0].set_ylabel(label(cfg, sample).replace(", ", "\n"), fontsize=7)
+            figures.hide_ticks(axis)
+        row[0].set_ylabel(figures.label(cfg, sample).replace(", ", "\n"), fontsize=7)
         if weights.hdm:
             draw_shares(row[2 * len(names)], weights.hdm)
         if weights.hdm and weights.gates is not None:
@@ -144,9 +134,9 @@ def draw_attention(
     if method != "rollout":
         what += f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)"
     dropped = "; not coloured: dropped by slimming" if cfg.MODEL.SLIM_BLOCKS else ""
-    heat_bar(figure, axes, f"{SCALES[method]}{dropped}", "none")
+    figures.heat_bar(figure, axes, f"{SCALES[method]}{dropped}", "none")
     figure.suptitle(f"{what}{options(cfg)}")
-    return save(figure, path)
+    return figures.save(figure, path)
 
 
 def scales_of(values: ByModality, method: str) -> dict[str, float]:
@@ -164,7 +154,9 @@ def draw_shares(axis: plt.Axes, shares: Mapping[str, ByModality]) -> None:
             axis.barh(place, float(share), left=start, color=MODALITY[modality])
             start += float(share)
             if len(by_modality) == 1:  # in place of a legend
-                axis.text(0.5, place, modality, fontsize=7, path_effects=HALO, **CENTRED)
+                axis.text(
+                    0.5, place, modality, fontsize=7, path_effects=figures.HALO, **figures.CENTRED
+                )
     axis.set(xlim=(0, 1), xticks=[0, 0.5, 1])
     name_subsets(axis, shares)
 

@@ -18,19 +18,15 @@ def report_cross_modal(
         how = {"return_pattern": cfg.TEST.RETURN_PATTERN, "distance": cfg.TEST.CROSS_MODAL_DISTANCE}
         write_json(json, {"caption": caption, **how, "cross_modal": result})
     if image:
-        draw_cross_modal(result, f"{caption}\n{cross_modal_caption(cfg)}", image)
+        from demo_sdtps.reports.figures import draw_matrix, np, plt, save
+
+        # a heat map for each measure
+        figure, axes = plt.subplots(1, len(result), figsize=(5.5 * len(result), 5.5))
+        for axis, (measure, rows) in zip(axes, result.items(), strict=True):
+            shares = np.array([list(row.values()) for row in rows.values()], float)
+            draw_matrix(axis, shares, list(rows), "-")
+            axis.set_title(f"{measure}, %")
+            axis.set(xlabel="modalities of the gallery", ylabel="modalities of the query")
+        figure.suptitle(f"{caption}\n{cross_modal_caption(cfg)}", fontsize=9)
+        save(figure, image)
     print_lines(caption, *cross_modal_tables(cfg, result), *filter(None, (image,)))
-
-
-def draw_cross_modal(result: CrossModal, title: str, path: Path) -> Path:
-    """A heat map for each measure."""
-    from demo_sdtps.reports.figures import draw_matrix, np, plt, save
-
-    figure, axes = plt.subplots(1, len(result), figsize=(5.5 * len(result), 5.5))
-    for axis, (measure, rows) in zip(axes, result.items(), strict=True):
-        shares = np.array([list(row.values()) for row in rows.values()], float)
-        draw_matrix(axis, shares, list(rows), "-")
-        axis.set_title(f"{measure}, %")
-        axis.set(xlabel="modalities of the gallery", ylabel="modalities of the query")
-    figure.suptitle(title, fontsize=9)
-    return save(figure, path)

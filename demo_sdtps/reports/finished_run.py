@@ -1,9 +1,11 @@
 """What tools/report.py does: a finished run's images and table, or its page."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg, with_values
@@ -18,12 +20,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import analyse, analysis_case, rank_patterns
 from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run, run_config
 from demo_sdtps.reports.ranks import draw_ranks
-from demo_sdtps.reports.report_page import (
-    EXTRA_PACKAGES,
-    RunFigures,
-    named_by_folder,
-    write_page,
-)
+from demo_sdtps.reports.report_page import EXTRA_PACKAGES, RunFigures, named_by_folder, write_page
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
@@ -31,9 +28,10 @@ from demo_sdtps.training.output import CONFIG, LAST
 
 
 class LoadedRun(NamedTuple):
-    """A run's configuration, model and data."""
+    """A run's configuration, the records of its training, model and data."""
 
     cfg: CfgNode
+    records: list[dict]
     model: DeMo
     splits: dict[str, list[Sample]]
     data: TestData
@@ -57,39 +55,40 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             check_output_file(output / name, ".png", arguments.overwrite)
             for name in (IMAGE, "ranks.png", "tokens.png")
         )
-    records = evaluated_run(output)
-    cfg, model, splits, data = load_run(cfg)
+    run = load_run(cfg)
+    cfg, records, model, splits, data = run
     # before the first is evaluated, which may take long
     others = [load_run(other_config(arguments, run)) for run in further]
     case = analysis_case(cfg)
     cases = cases_of(model.modalities) if arguments.html else {case: CASES[case]}
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
     by_case = dict(zip(cases, extracted, strict=True))
-    features = by_case[case]
     # Scored here rather than read from the records, so that table and images show the same weights.
-    record = rank_patterns(cfg, features, data.without(CASES[case]))
+    figures = figures_of(run, by_case[case])
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         analysis = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
-        runs = {cfg.OUTPUT_DIR: RunFigures(cfg, records, record, split_caption(cfg, data))}
-        runs |= {other.cfg.OUTPUT_DIR: figures_of(other) for other in others}
+        runs = {cfg.OUTPUT_DIR: figures}
+        for other in others:
+            (features,) = extract_features(other.cfg, other.model, other.data.loader)
+            runs[other.cfg.OUTPUT_DIR] = figures_of(other, features)
         page, thumbnails = arguments.html, arguments.thumbnails
         write_page(page, cfg, model, data, analysis, runs, untrained, matrices, thumbnails)
         drawn = {"page": arguments.html}
     else:
         drawn = {
             "training curves": draw_curves(records, curves),
-            "rank lists": draw_ranks(cfg, features[cfg.TEST.RETURN_PATTERN], data, ranks),
+            "rank lists": draw_ranks(cfg, by_case[case][cfg.TEST.RETURN_PATTERN], data, ranks),
         }
         if model.sdtps or model.slimming:
             drawn["kept tokens"] = draw_tokens([(cfg, model)], splits["query"], tokens)
     print_lines(
         "",
         reid_caption(cfg, data),
-        *reid_table(record, untrained).splitlines(),
+        reid_table(figures.record, untrained),
         "",
         *(f"{what + ':':18}{path}" for what, path in drawn.items()),
     )
@@ -103,25 +102,18 @@ def other_config(arguments: argparse.Namespace, run: str) -> CfgNode:
 
 def load_run(cfg: CfgNode) -> LoadedRun:
     """A run with its last checkpoint; a message on what is missing names the run."""
+    records = evaluated_run(Path(cfg.OUTPUT_DIR))
     cfg = with_values(cfg, {"TEST.WEIGHT": str(Path(cfg.OUTPUT_DIR) / LAST)})
     try:
         model, splits = load_model_and_data(cfg)
-        return LoadedRun(
-            cfg, model, splits, make_test_data(cfg, splits["query"], splits["gallery"])
-        )
+        return LoadedRun(cfg, records, model, splits, make_test_data(cfg, **splits))
     except UserError as error:
         raise UserError(f"The run {cfg.OUTPUT_DIR} cannot be evaluated: {error}") from None
 
 
-def figures_of(run: LoadedRun) -> RunFigures:
-    """A further run, evaluated on its own data."""
-    cfg, model, _, data = run
-    (features,) = extract_features(cfg, model, data.loader, [CASES[analysis_case(cfg)]])
-    record = rank_patterns(cfg, features, data)
-    records = evaluated_run(Path(cfg.OUTPUT_DIR))
-    return RunFigures(cfg, records, record, split_caption(cfg, data))
-
-
-def split_caption(cfg: CfgNode, data: TestData) -> str:
-    """What a run of the page is evaluated on, and how."""
-    return f"{data_caption(named_by_folder(cfg), data)}{options(cfg)}"
+def figures_of(run: LoadedRun, features: Mapping[int, torch.Tensor]) -> RunFigures:
+    """What the page compares of a run, by its features (samples, D) in the case of TEST.MISS by return pattern."""
+    cfg, data = run.cfg, run.data
+    record = rank_patterns(cfg, features, data.without(CASES[analysis_case(cfg)]))
+    test_split = f"{data_caption(named_by_folder(cfg), data)}{options(cfg)}"
+    return RunFigures(cfg, run.records, record, test_split)

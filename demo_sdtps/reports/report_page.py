@@ -3,7 +3,6 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +13,10 @@ from yacs.config import CfgNode
 from demo_sdtps.config import with_values
 from demo_sdtps.config.load import flat
 from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.images import parallel
+from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
-from demo_sdtps.evaluation.tables import (
-    MEASURES,
-    PATTERN_NAMES,
-    Record,
-    distance_name,
-    missing_rows,
-    options,
-    reid_caption,
-)
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import (
     NEAREST,
@@ -65,7 +57,7 @@ class RunFigures(NamedTuple):
 
     cfg: CfgNode
     records: list[dict[str, Any]]
-    record: Record
+    record: tables.Record
     test_split: str
 
 
@@ -76,7 +68,7 @@ def write_page(
     data: TestData,
     analysis: Analysis,
     runs: Mapping[str, RunFigures],
-    untrained: Record | None,
+    untrained: tables.Record | None,
     cross_modal: CrossModal,
     thumbnails: int,
 ) -> None:
@@ -100,7 +92,7 @@ def write_page(
         "kept": kept,
         "palette": AS_DATA,
         "runs": [{"name": name, "records": run.records} for name, run in runs.items()],
-        "patterns": list(PATTERN_NAMES.values()),
+        "patterns": list(tables.PATTERN_NAMES.values()),
         "samples": [sample_labels(cfg, sample) for sample in samples],
         "thumbnails": make_thumbnails(cfg, shown),
         **results(data, analysis, {index: place for place, index in enumerate(indices)}),
@@ -115,17 +107,17 @@ def write_page(
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("report.html").render(
         title=Path(cfg.OUTPUT_DIR).resolve().name,
-        caption=reid_caption(named_by_folder(cfg), data),
+        caption=tables.reid_caption(named_by_folder(cfg), data),
         runs=runs,
         differing=differing([run.cfg for run in runs.values()]),
         sections=sections,
-        patterns={str(pattern): name for pattern, name in PATTERN_NAMES.items()},
+        patterns={str(pattern): name for pattern, name in tables.PATTERN_NAMES.items()},
         pattern=str(cfg.TEST.RETURN_PATTERN),
-        measures=MEASURES,
+        measures=tables.MEASURES,
         record=analysis.records[analysis_case(cfg)],
         untrained=untrained,
-        options=options(cfg),
-        missing=missing_rows(analysis.records),
+        options=tables.options(cfg),
+        missing=tables.missing_rows(analysis.records),
         matched=data.matched,
         failures=int((analysis.scores.first_match > 1).sum()),
         left_out=omission_notes(data, analysis, len(shown), len(samples)),
@@ -137,7 +129,7 @@ def write_page(
         cameras=dict(zip(cameras, camera_rows(analysis), strict=True)),
         key=exclude_key(cfg),
         identities=analysis.identities,
-        distance=distance_name(cfg),
+        distance=tables.distance_name(cfg),
         worst=len(analysis.worst),
         nearest=NEAREST,
         settings=named_by_folder(cfg).dump(),
@@ -243,9 +235,7 @@ def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
         Image.fromarray(triplet).resize((size[0], size[1])).save(file, "JPEG", quality=QUALITY)
         return base64.b64encode(file.getvalue()).decode()
 
-    with ThreadPoolExecutor() as pool:
-        encoded = pool.map(encode, samples)
-        return list(progress(encoded, "making thumbnails", len(samples), unit="triplet"))
+    return list(parallel(encode, samples, "making thumbnails", "triplet"))
 
 
 def token_images(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:

@@ -19,18 +19,8 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming.tokens import ByModality
-from demo_sdtps.reports.figures import (
-    heat_bar,
-    heat_map,
-    hide_ticks,
-    images,
-    label,
-    np,
-    plt,
-    room,
-    save,
-    spread,
-)
+from demo_sdtps.reports import figures
+from demo_sdtps.reports.figures import np, plt
 from demo_sdtps.reports.palette import DROPPED, OPACITY
 from demo_sdtps.runtime.device import choose_precision
 
@@ -54,29 +44,29 @@ def draw_tokens(
             name = model_cfg.MODEL.SLIM_SCORE.rpartition(":")[2] if each.slimming else "SDTPS"
             grids[f"{number} {name}"] = list(of_model.values())[-1]
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
-    width, height = room(cfg, 2.1)
+    width, height = figures.room(cfg, 2.1)
     inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1
     figure, axes = plt.subplots(len(chosen), len(rows[0]), figsize=inches, squeeze=False)
     for sample, row, panels_of_row in zip(chosen, axes, rows, strict=True):
         for axis, panel in zip(row, panels_of_row.values(), strict=True):
             axis.imshow(panel)
-            hide_ticks(axis)
-        lines = [*label(cfg, sample).split(", "), illumination(sample)]
+            figures.hide_ticks(axis)
+        lines = [*figures.label(cfg, sample).split(", "), illumination(sample)]
         row[0].set_ylabel("\n".join(lines).strip(), fontsize=8)
     for axis, title in zip(axes[0], rows[0], strict=True):
         axis.set_title(title, fontsize=9)
     meaning = "score of a patch among those of its image; not coloured: dropped before"
-    heat_bar(figure, axes, meaning)
+    figures.heat_bar(figure, axes, meaning)
     figure.suptitle(what + options(cfg))
-    return save(figure, path)
+    return figures.save(figure, path)
 
 
 def token_samples(samples: list[Sample], count: int) -> list[Sample]:
     """`count` of the samples, spread; half of them by day where the data tell day from night (`illumination`)."""
     night = [place for place, sample in enumerate(samples) if illumination(sample) == "night"]
     day = sorted({*range(len(samples))} - {*night})
-    dark = spread(len(night), count // 2 if day else count)
-    bright = spread(len(day), count - len(dark))
+    dark = figures.spread(len(night), count // 2 if day else count)
+    bright = figures.spread(len(day), count - len(dark))
     places = [night[place] for place in dark] + [day[place] for place in bright]
     return [samples[place] for place in sorted(places)]
 
@@ -85,7 +75,7 @@ def panels(
     cfg: CfgNode, sample: Sample, grids: dict[str, ByModality], row: int
 ) -> dict[str, np.ndarray]:
     """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
-    image_of = dict(zip(cfg.MODEL.MODALITIES, images(cfg, sample), strict=True))
+    image_of = dict(zip(cfg.MODEL.MODALITIES, figures.images(cfg, sample), strict=True))
     present = [image for modality, image in image_of.items() if modality in sample.modalities]
     image_of[SHARED] = np.mean(present, axis=0).astype(np.uint8)
     layers: dict[str, np.ndarray] = {}
@@ -97,7 +87,7 @@ def panels(
                 by_modality = {SHARED: next(iter(by_modality.values()))}
             if modality in by_modality:
                 kept, score = by_modality[modality][row]
-                layers[f"{title}:\nscore, {modality}"] = heat_map(image, score)
+                layers[f"{title}:\nscore, {modality}"] = figures.heat_map(image, score)
                 layers[f"{title}:\nkept, {modality}"] = cover_patches(image, kept)
     return layers
 

@@ -12,15 +12,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.modeling.checkpoints.loading import fill_model, read_weights
 from demo_sdtps.modeling.inference import check_features, check_finite, evaluating
-from demo_sdtps.runtime.distributed import (
-    all_gather_parts,
-    all_gather_rows,
-    all_reduce,
-    broadcast_from_main,
-    check_equal,
-    rank,
-    world_size,
-)
+from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu, to_device
 from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, pad_texts
@@ -109,7 +101,7 @@ def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, Retri
     device = prepare_evaluation(cfg, EXAMPLE, several)
     weights = read_weights(cfg.TEST.WEIGHT, EXAMPLE)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
-    check_equal(split, "images and captions")
+    distributed.check_equal(split, "images and captions")
     tokenizer = load_tokenizer(cfg)
     model, _ = make_seps(cfg, pretrained=False)
     fill_model(model, weights, cfg.TEST.WEIGHT)
@@ -119,7 +111,7 @@ def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, Retri
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
     """R@1, R@5, R@10 in both directions and their sum in percent, means over folds."""
     similarity = similarities(model, data)
-    return broadcast_from_main(lambda: five_fold(similarity, data.image_of, data.folds))
+    return distributed.broadcast_from_main(lambda: five_fold(similarity, data.image_of, data.folds))
 
 
 def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
@@ -139,7 +131,7 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
         batches = image_batches(data.loader)
         batches = progress(batches, "encoding images", len(data.loader), unit="batch")
         local = [model.image_tower(to_device(images, device)) for images in batches]
-        tokens = all_gather_rows(torch.cat(local), data.images)
+        tokens = distributed.all_gather_rows(torch.cat(local), data.images)
         words = _encode_texts(model, data.captions, data.batch)
         long = data.long_captions and _encode_texts(model, data.long_captions, data.batch)
         check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
@@ -148,7 +140,7 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
             images = slice(int(fold[0]), int(fold[-1]) + 1)
             members = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
             blocks += [(images, block) for block in _blocks(members, words, data.batch)]
-        blocks = blocks[rank() :: world_size()]
+        blocks = blocks[distributed.rank() :: distributed.world_size()]
 
         def compare_blocks() -> Iterator[list[torch.Tensor]]:
             for images, block in blocks:
@@ -159,7 +151,7 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
         results = progress(on_cpu(compare_blocks()), "comparing", len(blocks), unit="block")
         for (images, block), (similarity,) in zip(blocks, results, strict=True):
             matrix[images, block] = similarity
-    matrix = all_reduce(matrix)  # where another process compares, this one has zeros
+    matrix = distributed.all_reduce(matrix)  # where another process compares, this one has zeros
     check_finite("The similarities", [matrix])
     return matrix
 
@@ -169,16 +161,18 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[torch
     device = next(model.parameters()).device
     blocks = _blocks(range(len(texts)), texts, batch)
     shares = [
-        [index for block in blocks[other :: world_size()] for index in block]
-        for other in range(world_size())
+        [index for block in blocks[other :: distributed.world_size()] for index in block]
+        for other in range(distributed.world_size())
     ]
     encoded = [torch.empty(0, model.network.embed_size, device=device)]
-    for block in progress(blocks[rank() :: world_size()], "encoding captions", unit="block"):
+    for block in progress(
+        blocks[distributed.rank() :: distributed.world_size()], "encoding captions", unit="block"
+    ):
         words, lengths = pad_texts([texts[index] for index in block])
         vectors = model.text_tower(to_device(words, device), lengths)
         encoded += [tensor[:length] for tensor, length in zip(vectors, lengths, strict=True)]
     counts = [[len(texts[index]) for index in share] for share in shares]
-    gathered = all_gather_parts(torch.cat(encoded), list(map(sum, counts)))
+    gathered = distributed.all_gather_parts(torch.cat(encoded), list(map(sum, counts)))
     by_index: dict[int, torch.Tensor] = {}
     for share, rows, sizes in zip(shares, gathered, counts, strict=True):
         by_index |= zip(share, rows.split(sizes), strict=True)

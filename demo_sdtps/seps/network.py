@@ -1,7 +1,5 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
@@ -112,16 +110,10 @@ class CrossSparseAggrNet(nn.Module):
         Masks are (B_t, B_v, N): in the open version the sum over the captions, in the paper version a tuple of the sparse and
         optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
         """
-        if (long_cap_embs is None) != (long_cap_lens is None):
-            raise ValueError("Give both long_cap_embs and long_cap_lens, or neither.")
         caption, long = as_texts("cap", cap_embs, cap_lens), None
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
             long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
-            if len(long.words) != len(caption.words):
-                raise ValueError(
-                    "The numbers of captions and long captions differ; give one for each."
-                )
         images = self._images(img_embs, has_long=long is not None)
         with torch.autocast(img_embs.device.type, enabled=False):
             similarities, masks = self._all_pairs(images, caption, long)

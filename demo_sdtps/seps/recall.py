@@ -17,8 +17,6 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     image_of (captions,): the row of each caption's image; an image has one caption or more. i2t R@k counts an image
     where any of its captions is among the k most similar. A match ranks after others of exactly its similarity, whatever the
     order. Memory beside the similarities is bounded but for some bytes per image and caption.
-
-    Raises `ValueError` where a similarity is not finite.
     """
     images, captions = similarity.shape
     image_of = image_of.to(similarity.device, torch.long)
@@ -33,8 +31,6 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     for start in range(0, images, size):
         rows = slice(start, start + size)
         block = similarity[rows]
-        if not block.isfinite().all():
-            raise ValueError("Some similarities are not finite; check that the embeddings are.")
         ahead_of_captions[rows] += (block >= best[rows, None]).count_nonzero(dim=1)
         ahead_of_images += (block >= matched).count_nonzero(dim=0)
     measures = {
@@ -48,7 +44,7 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
 def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) -> dict[str, float]:
     """COCO's 1K protocol: means of `retrieval` over `folds` consecutive equal parts of the images with their captions.
 
-    similarity (images, captions), image_of (captions,); `folds` divides the number of images. Raises as `retrieval`.
+    similarity (images, captions), image_of (captions,); `folds` divides the number of images.
     """
     image_of = image_of.to(similarity.device, torch.long)
     size = len(similarity) // folds

@@ -1,8 +1,6 @@
 """HRPA: relevance of image tokens and caption words by their maximum cosine similarities, and these maxima of all pairs of
 images and captions (docs/seps.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
@@ -133,7 +131,7 @@ class Texts(NamedTuple):
     lengths: torch.Tensor
     mean: torch.Tensor
 
-    def part(self, first: int, last: int) -> Texts:
+    def part(self, first: int, last: int) -> "Texts":
         """Slice of the captions, truncated to the longest among them."""
         words, valid, lengths, mean = (value[first:last] for value in self)
         width = int(lengths.max())
@@ -151,7 +149,7 @@ class ImageFeatures(NamedTuple):
     predicted: tuple[torch.Tensor, ...]
     logits: tuple[torch.Tensor, ...]
 
-    def part(self, first: int, last: int) -> ImageFeatures:
+    def part(self, first: int, last: int) -> "ImageFeatures":
         """Slice of the images."""
         rows = slice(first, last)
         return ImageFeatures(

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -268,17 +269,14 @@ def write_data_set(
     identities: int,
     test_identities: int,
     images_per_camera: int,
-    height: int,
-    width: int,
     seed: int,
-    quality: int = 92,
-    unaligned: bool = False,
     skip_identities: int = 0,
     workers: int = 1,
+    **drawing: Any,
 ) -> dict[str, int]:
     """Write triplets and masks in the layout of RGBNT201, drawn by `workers` processes → the number of triplets in each split.
 
-    `skip_identities` leaves out the first ones of the seed; for the others see `write_identity`.
+    `skip_identities` leaves out the first ones of the seed; `drawing` are the other arguments of `write_identity`.
     """
     number = skip_identities + identities + test_identities
     people = make_identities(number, seed)[skip_identities:]
@@ -289,15 +287,7 @@ def write_data_set(
         (folder / SPLITS[index >= identities], skip_identities + index + 1, person)
         for index, person in enumerate(people)
     ]
-    write_one = partial(
-        write_identity,
-        images_per_camera=images_per_camera,
-        height=height,
-        width=width,
-        seed=seed,
-        quality=quality,
-        unaligned=unaligned,
-    )
+    write_one = partial(write_identity, images_per_camera=images_per_camera, seed=seed, **drawing)
     for _ in progress(_map(write_one, tasks, workers), "drawing", len(tasks), unit="identity"):
         pass
     per_identity = len(CAMERAS) * images_per_camera

@@ -1,4 +1,4 @@
-"""tools/make_masks.py: masks by torchvision's networks (of random weights that know the answer) and by a function."""
+"""tools/make_masks.py: masks by Mask R-CNN (of random weights that know the answer) and by a function."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,6 @@ from commands import CONFIG, contents
 from layouts import WRITERS
 from PIL import Image
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_V2_Weights, maskrcnn_resnet50_fpn_v2
-from torchvision.models.segmentation import DeepLabV3_ResNet50_Weights, deeplabv3_resnet50
 from triplets import config
 
 from demo_sdtps.commands import make_masks, segmenters
@@ -107,24 +106,6 @@ def test_images_side_by_side_get_the_mask_of_one_modality(segment, tmp_path):
     assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
 
 
-@pytest.mark.slow
-def test_deeplab_from_a_file(tmp_path, monkeypatch):
-    """Random weights that find a person everywhere."""
-    monkeypatch.setattr(segmenters, "DEEPLAB_SIDE", 64)
-    torch.manual_seed(0)
-    network = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=True)
-    network.classifier[-1].bias.data[
-        DeepLabV3_ResNet50_Weights.DEFAULT.meta["categories"].index("person")
-    ] = 1000
-    torch.save(network.state_dict(), tmp_path / "deeplab.pth")
-    image = torch.randint(256, (3, 48, 20), dtype=torch.uint8)
-    for classes, least in (("person", 0.9), ("vehicle", 0)):
-        mask = make_segmenter(
-            "deeplab", str(tmp_path / "deeplab.pth"), classes, torch.device("cpu")
-        )(image)
-        assert mask.shape == (48, 20) and (mask.min() >= least if least else mask.max() == 0)
-
-
 def test_of_the_instances_of_a_class_the_largest_is_the_mask():
     masks = torch.zeros(4, 1, 6, 6)
     for index, size in enumerate((2, 4, 6, 5)):
@@ -141,7 +122,7 @@ def test_of_the_instances_of_a_class_the_largest_is_the_mask():
 
 @pytest.mark.slow
 def test_maskrcnn_from_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(segmenters, "MASKRCNN_SIDE", 32)
+    monkeypatch.setattr(segmenters, "SIDE", 32)
     torch.manual_seed(0)
     network = maskrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None)
     person = MaskRCNN_ResNet50_FPN_V2_Weights.DEFAULT.meta["categories"].index("person")

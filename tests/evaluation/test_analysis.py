@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from numeric import generator
+from ranking_cases import rank_distances
 
 from demo_sdtps.evaluation import analysis, metrics
-from demo_sdtps.evaluation.metrics import evaluate_distances
 from tests.reference import analysis as plain
 
 PARTS = {"in parts": 100, "at once": 1 << 20}  # distances at a time
@@ -57,8 +57,7 @@ def test_queries(case):
     assert averages == known(actual.average_precision.tolist()) and None in averages
     assert actual.first_match.tolist() == [plain.first_match(ranking) for ranking in case.rankings]
     # Their mean is the mAP of the evaluation.
-    scenes = dict(zip(("query_scenes", "gallery_scenes"), case.keys, strict=True))
-    whole = evaluate_distances(case.distance, *case.ids, *case.cameras, **scenes)
+    whole = rank_distances(case.distance, *case.ids, *case.keys)
     assert np.nanmean(actual.average_precision) == pytest.approx(whole.mAP, abs=1e-12)
 
 

@@ -5,11 +5,11 @@ import torch
 from commands import distance_rounding
 from golden_cases import load_case
 from numeric import generator
-from ranking_cases import LargestResult, assert_same, random_case
+from ranking_cases import LargestResult, assert_same, random_case, rank_distances
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import metrics
-from demo_sdtps.evaluation.metrics import evaluate_distances, evaluate_ranking, squared_distances
+from demo_sdtps.evaluation.metrics import evaluate_ranking, squared_distances
 from tests.reference import ranking
 
 
@@ -59,7 +59,7 @@ def test_golden_distance():
 
 def test_golden_re_ranked_distances():
     arrays, case = golden()
-    actual = evaluate_distances(arrays["rerank_distance"], *case[2:])
+    actual = rank_distances(arrays["rerank_distance"], *case[2:])
     assert_same(actual, arrays["rerank_cmc"].tolist(), float(arrays["rerank_map"]))
     assert abs(actual.mAP - float(arrays["market_map"])) > 0.05
 
@@ -95,11 +95,10 @@ def test_given_distances_are_ranked_as_they_are(scenes):
     case = random_case(7)
     distance = torch.randn(40, 120, generator=generator(70))
     places = (case[4] % 3, case[5] % 3) if scenes else case[4:]
-    keywords = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
     expected = ranking.evaluate_distances(
         distance.tolist(), *(side.tolist() for side in (*case[2:4], *places)), max_rank=9
     )
-    assert_same(evaluate_distances(distance, *case[2:], **keywords, max_rank=9), *expected)
+    assert_same(rank_distances(distance, *case[2:4], *places, max_rank=9), *expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
@@ -108,7 +107,7 @@ def test_a_gpu_counts_what_the_cpu_counts(monkeypatch, seed, dtype):
     """Its counting, by torch on the CPU: many equal distances, queries of no match and of many, several chunks."""
     case = random_case(seed, identities=9)
     distance = (10 * squared_distances(*case[:2])).round().to(dtype)
-    expected = evaluate_distances(distance, *case[2:])
+    expected = rank_distances(distance, *case[2:])
     counted = []
 
     def within(array, limits, matches, pool):
@@ -117,7 +116,7 @@ def test_a_gpu_counts_what_the_cpu_counts(monkeypatch, seed, dtype):
 
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 1000)
     monkeypatch.setattr(metrics, "counts_within", within)
-    actual = evaluate_distances(distance, *case[2:])
+    actual = rank_distances(distance, *case[2:])
     assert (
         len(counted) > 1
         and actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
@@ -136,7 +135,7 @@ def test_distances_that_are_not_numbers_are_refused():
 def test_gradients_are_not_needed():
     case = random_case(11)
     assert evaluate_ranking(case[0].requires_grad_(), *case[1:]).mAP > 0
-    assert evaluate_distances(squared_distances(*case[:2]), *case[2:]).mAP > 0
+    assert rank_distances(squared_distances(*case[:2]), *case[2:]).mAP > 0
 
 
 def test_a_ranking_worked_out_by_hand():

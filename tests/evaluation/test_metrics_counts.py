@@ -3,9 +3,8 @@
 import pytest
 import torch
 from numeric import generator
-from ranking_cases import assert_same, random_case
+from ranking_cases import assert_same, random_case, rank_distances
 
-from demo_sdtps.evaluation.metrics import evaluate_distances
 from tests.reference import demo_ranking, ranking
 
 
@@ -27,9 +26,8 @@ def test_large_galleries_against_whole_matrices(seed, gallery, identities, nearn
     noise = torch.rand(25, gallery, generator=generator(seed), dtype=torch.double)
     distance = noise - nearness * (case[2][:, None] == case[3])
     places = (case[4] % 2, case[5] % 2) if scenes else case[4:]
-    keywords = dict(zip(("query_scenes", "gallery_scenes"), places, strict=True)) if scenes else {}
     assert_same(
-        evaluate_distances(distance, *case[2:], **keywords),
+        rank_distances(distance, *case[2:4], *places),
         *by_whole_matrices(distance, case[2:4], places),
     )
 
@@ -40,13 +38,13 @@ def test_matches_rank_after_others_as_far(seed, levels):
     """Many distances are equal, whatever the order of the gallery."""
     case = random_case(seed, identities=5)
     distance = torch.randint(levels, (40, 120), generator=generator(seed)).float()
-    actual = evaluate_distances(distance, *case[2:])
+    actual = rank_distances(distance, *case[2:])
     assert_same(
         actual,
         *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:])),
     )
     order = torch.randperm(120, generator=generator(seed))
-    again = evaluate_distances(distance[:, order], case[2], case[3][order], case[4], case[5][order])
+    again = rank_distances(distance[:, order], case[2], case[3][order], case[4], case[5][order])
     assert again.mAP == actual.mAP
     assert torch.equal(again.cmc, actual.cmc)
 
@@ -56,7 +54,7 @@ def test_given_distances_of_other_types_stay_as_they_are(dtype):
     case = random_case(9)
     distance = torch.randint(200, (40, 120), generator=generator(9)).to(dtype)
     copy = distance.clone()
-    actual = evaluate_distances(distance, *case[2:])
+    actual = rank_distances(distance, *case[2:])
     assert torch.equal(distance, copy)
     assert_same(
         actual,

@@ -7,6 +7,8 @@ from commands import squared_distances
 from numeric import assert_close, generator, tolerance
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from demo_sdtps.evaluation.metrics import match_ranks, ranking_of
+
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
     """Keyword arguments of `evaluate_ranking` in its order of positions; random, with features of so few digits that their
@@ -24,6 +26,12 @@ def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
         labels(queries, places),
         labels(gallery, places),
     )
+
+
+def rank_distances(distance, query_ids, gallery_ids, query_keys, gallery_keys, max_rank=50):
+    """The ranking by distances (Q, G), and by identities and cameras, or scenes, of both sides."""
+    sides = (query_ids, gallery_ids), (query_keys, gallery_keys)
+    return ranking_of(*match_ranks(distance.__getitem__, distance.shape, *sides), max_rank)
 
 
 def short(features):

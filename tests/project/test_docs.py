@@ -10,7 +10,6 @@ import pytest
 from commands import ROOT
 from scipy import stats
 
-from demo_sdtps.config import UserError
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from studies.report import interval
@@ -83,14 +82,6 @@ def test_the_tables_are_those_of_the_data(command):
     assert code == 0, stdout
 
 
-def test_a_table_that_does_not_exist_is_refused(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- table: study moduls -->\n<!-- end -->\n")
-    sentence = r"page\.md has a marker of the table 'study moduls'.*'study modules'"
-    with pytest.raises(UserError, match=sentence):
-        with_tables(page)
-
-
 def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
@@ -101,9 +92,6 @@ def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_p
     assert "old" not in lines and "between" in lines
     assert sum("`demo-sdtps …`" in line for line in lines) == 1
     assert any("`MODEL.SLIM_BLOCKS`" in line for line in lines)
-    page.write_text("<!-- table: commands -->\nprose\n<!-- table: keys -->\n<!-- end -->\n")
-    with pytest.raises(UserError, match=r"page\.md has a marker .* without its <!-- end -->"):
-        with_tables(page)
 
 
 def words(page):

@@ -69,11 +69,3 @@ def test_folds(counts, folds, shuffle):
     actual = five_fold(similarity, image_of, folds)
     assert_same(actual, reference.five_fold(similarity.tolist(), image_of.tolist(), folds))
     assert actual["rSum"] == pytest.approx(sum(actual[name] for name in NAMES))
-
-
-@pytest.mark.parametrize("value", [float("nan"), -float("inf")], ids=str)
-def test_similarities_that_are_not_finite(value):
-    similarity, image_of = draw(13, COUNTS["five"])
-    similarity[image_of[60], 60] = value
-    with pytest.raises(ValueError, match=r"not finite.*embeddings"):
-        retrieval(similarity, image_of)

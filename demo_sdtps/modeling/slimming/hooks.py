@@ -7,8 +7,6 @@ the last it takes the extra tokens away or restores the grid. What is kept is sa
 streams.py.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

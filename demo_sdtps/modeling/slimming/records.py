@@ -3,8 +3,6 @@
 By these a block that the backward pass computes again (gradient checkpointing) drops the same patches.
 """
 
-from __future__ import annotations
-
 import threading
 
 import torch

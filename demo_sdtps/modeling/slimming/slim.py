@@ -3,8 +3,6 @@
 The method and its hooks are in stage.py and hooks.py; neither needs a configuration or a library beside torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Tokens between two blocks, what goes with them position by position, and tensors by modality."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -47,10 +45,10 @@ class Tokens:
             return self.positions
         return torch.arange(patches, device=self.values.device).repeat(self.values.shape[0], 1)
 
-    def with_values(self, values: torch.Tensor) -> Tokens:
+    def with_values(self, values: torch.Tensor) -> "Tokens":
         return replace(self, values=values)
 
-    def with_extra(self, token: torch.Tensor) -> Tokens:
+    def with_extra(self, token: torch.Tensor) -> "Tokens":
         """One more token (B, 1, C) after the others."""
         values = torch.cat([self.values, token.to(self.values.dtype)], dim=1)
         return replace(self, values=values, extra=self.extra + 1)

@@ -1,7 +1,5 @@
 """The Vision Transformers in a module: their blocks, their patch convolution, the layout of their tokens (docs/method.md)."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import TypeGuard

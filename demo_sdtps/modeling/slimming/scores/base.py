@@ -1,8 +1,6 @@
 """The contract of a score of patches (`Score`), its input (`Context`), and what slimming (`StageRecord`) and
 SDTPS (`Selection`) keep by it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -54,7 +52,7 @@ class Context:
     patch_stride: tuple[int, ...] = (0, 0)  # step between patches, in pixels
     modality: str = ""  # whose patches are scored; '' for all
 
-    def of(self, modality: str) -> Context:
+    def of(self, modality: str) -> "Context":
         """The same with one modality in focus."""
         return replace(self, modality=modality)
 
