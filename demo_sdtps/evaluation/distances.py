@@ -122,6 +122,7 @@ def without_common(
     comparison: Comparison,
     query: np.ndarray,
     gallery: np.ndarray,
+    *,
     setting: str = "TEST.CROSS_MODAL_DISTANCE",
 ) -> str:
     """A sentence, without its end, on the queries that have a distance from nothing in the gallery; "" where none is."""

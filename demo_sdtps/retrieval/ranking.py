@@ -59,8 +59,8 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         if arguments.json:
             write_json(arguments.json, {"caption": caption, "patterns": record})
     print_lines(caption, *reid_table(record).splitlines())
-    flag = "--cross_modal_distance"
-    if text := without_common(comparison, query.present, gallery.present, flag):
+    present, flag = (query.present, gallery.present), "--cross_modal_distance"
+    if text := without_common(comparison, *present, setting=flag):
         print_lines(f"WARNING: {text}, otherwise their matches rank last.")
 
 
