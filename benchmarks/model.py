@@ -25,9 +25,9 @@ from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_da
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.checkpoints.names import from_demo
-from demo_sdtps.modeling.fusion import HDM, ATMoE
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.plug_in.fast import make_modules
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians
@@ -209,11 +209,9 @@ def name_of(precision: torch.dtype | None) -> str:
 class Fast(nn.Module):
     """HDM and ATMoE as the model has them, with a reference fusion's weights."""
 
-    def __init__(self, reference: Fusion, width: int, heads: int):
+    def __init__(self, reference: Fusion):
         super().__init__()
-        self.hdm, self.atmoe = HDM(width), ATMoE(width, heads)
-        weights = reference.state_dict(prefix="generalFusion.")
-        self.load_state_dict(from_demo(weights))
+        self.hdm, self.atmoe = make_modules(reference)
 
     def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         return self.atmoe(self.hdm(patches, global_feats))
@@ -227,7 +225,7 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     backbone = make_backbone(cfg, camera_num=1)  # only for its shapes
     width, count = backbone.width, backbone.num_patches
     reference = Fusion(width, cfg.MODEL.HEAD).to(device)
-    ours = Fast(reference, width, cfg.MODEL.HEAD).to(device)
+    ours = Fast(reference)
     tokens = random_tokens(batch, count, width, device)
     check_near("HDM + ATMoE", fuse(ours, tokens), fuse(reference, tokens))
     return [

@@ -57,14 +57,11 @@ class Variant:
         return self.folder / f"seed_{seed}"
 
     @property
-    def command(self) -> str:
-        return shlex.join(["python", script("train_net.py"), *self.arguments])
-
-    @property
     def facts(self) -> dict[str, Any]:
         """What a result says of the variant."""
         facts = {"name": self.name, "family": self.family, "rate": self.rate}
-        facts |= {"configuration": self.configuration, "command": self.command}
+        command = shlex.join(["python", script("train_net.py"), *self.arguments])
+        facts |= {"configuration": self.configuration, "command": command}
         facts |= {"evaluation": shlex.join(self.evaluation)}
         return {key: value for key, value in facts.items() if value}
 

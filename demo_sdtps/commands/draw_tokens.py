@@ -20,12 +20,11 @@ def main() -> None:
     from demo_sdtps.reports.tokens import draw_tokens
 
     others = (vars(arguments)["TEST.WEIGHT"] or [])[1:]
-    opts = [word for pair in cli.pairs_of(arguments.opts) for word in pair]
     data = {key: value for key, value in flat(cfg).items() if key.startswith("DATASETS.")}
-    stored = [
-        load_cfg(stored_config(weight), [*opts, "TEST.WEIGHT", str(weight)]) for weight in others
-    ]
-    cfgs = [cfg, *(with_values(model_cfg, data) for model_cfg in stored)]
+    cfgs = [cfg]
+    for weight in others:
+        stored = load_cfg(stored_config(weight), [*arguments.opts, "TEST.WEIGHT", str(weight)])
+        cfgs.append(with_values(stored, data))
     for model_cfg in cfgs:
         check_selection(model_cfg)
     loaded = [load_model_and_data(model_cfg, ("query",)) for model_cfg in cfgs]

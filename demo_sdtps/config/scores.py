@@ -1,7 +1,5 @@
 """Which scores MODEL.SLIM_SCORE can name, and which of them read masks; without torch, for --help."""
 
-from __future__ import annotations
-
 import sys
 from inspect import signature
 from pkgutil import resolve_name
@@ -82,6 +80,6 @@ def check_stored_score(name: str, place: object) -> None:
         )
 
 
-def reads_masks(cfg: CfgNode) -> bool:
+def reads_masks(cfg: "CfgNode") -> bool:
     """Whether the images of a triplet include its foreground mask in training."""
     return bool(cfg.MODEL.SLIM_BLOCKS) and score_reads_masks(cfg.MODEL.SLIM_SCORE)

@@ -59,7 +59,7 @@ class Reader:
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
     # DATASETS.ROOT_DIR → folder, where that is not the first one of `layout`
     locate: Callable[[Path], Path] | None = None
-    # counts by split (counts.py)
+    # counts by split (reports/data.py)
     published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def folder_in(self, root: Path) -> Path:

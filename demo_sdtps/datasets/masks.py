@@ -76,15 +76,11 @@ def write_masks(
             raise UserError(
                 f"{sample.files[0]} has no image of {' and '.join(modalities)}; choose another --modality."
             )
-        mask = union_of_masks([segment(image) for image in shown])
+        masks = [segment(image) for image in shown]
+        # the maximum at each place, in the size of the first
+        sized = [resize(mask[None], list(masks[0].shape))[0] for mask in masks]
+        mask = (torch.stack(sized).amax(dim=0) * 255).round().byte()
         counts.update(written=1, empty=int(not mask.any()))
         with atomic_write(path) as temporary:
             Image.fromarray(mask.numpy()).save(temporary, format="PNG")
     return counts
-
-
-def union_of_masks(masks: list[torch.Tensor]) -> torch.Tensor:
-    """Masks (h, w) in [0, 1] → the maximum at each place, uint8 (H, W) from 0 to 255, in the size of the first."""
-    size = list(masks[0].shape)
-    resized = torch.stack([resize(mask[None], size)[0] for mask in masks])
-    return (resized.amax(dim=0) * 255).round().byte()

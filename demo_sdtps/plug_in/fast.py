@@ -65,7 +65,7 @@ class FastFusion(nn.Module):
         fusion = getattr(model, "generalFusion", None)
         if fusion is None or not getattr(fusion, "HDM", False):
             return
-        _make_modules(fusion)
+        make_modules(fusion)
         host = type(fusion)
         fusion.__class__ = type(
             f"Fast{host.__name__}", (FastFusion, host), {"__module__": host.__module__}
@@ -78,7 +78,7 @@ class FastFusion(nn.Module):
         tensors = (*self.parameters(), *self.buffers())
         state = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
         if self.__dict__.get("fast_state") != state:
-            self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, _make_modules(self)
+            self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, make_modules(self)
         hdm, atmoe = self.__dict__["fast_modules"]
         patches = dict(zip(MODALITIES, inputs[:3], strict=True))
         features = hdm(patches, dict(zip(MODALITIES, inputs[3:], strict=True)))
@@ -89,7 +89,7 @@ class FastFusion(nn.Module):
         return super().train(mode)
 
 
-def _make_modules(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
+def make_modules(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
     """This project's modules with the weights of a generalFusion, for evaluation."""
     weights = {f"generalFusion.{name}": tensor for name, tensor in fusion.state_dict().items()}
     try:

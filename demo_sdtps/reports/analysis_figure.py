@@ -33,7 +33,10 @@ def draw_analysis(cfg: CfgNode, analysis: Analysis, data: TestData, title: str, 
     above, below = figure.subfigures(2, 1, height_ratios=rows)  # type: ignore[misc]  # an array of two
     axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
     _draw_records(axes["missing"], analysis)
-    _draw_cameras(axes["cameras"], analysis)
+    cameras = [str(camera + 1) for camera in analysis.cameras.cameras]
+    draw_matrix(axes["cameras"], analysis.cameras.mAP, cameras, unknown="no pair")
+    names = {"xlabel": "camera of the gallery", "ylabel": "camera of the query"}
+    axes["cameras"].set(title="mAP by camera, %", **names)
     _draw_distances(axes["distances"], analysis)
     _draw_identities(axes["identities"], analysis)
     identities = data.labels("identity", torch.tensor(analysis.points)).numpy()
@@ -69,13 +72,6 @@ def _draw_records(axis: plt.Axes, analysis: Analysis) -> None:
     axis.set_title("mAP by missing modalities and return pattern")
     axis.set(xlabel="missing", ylabel="%", ylim=(0, 100))
     axis.legend()
-
-
-def _draw_cameras(axis: plt.Axes, analysis: Analysis) -> None:
-    names = [str(camera + 1) for camera in analysis.cameras.cameras]
-    draw_matrix(axis, analysis.cameras.mAP, names, unknown="no pair")
-    axis.set_title("mAP by camera, %")
-    axis.set(xlabel="camera of the gallery", ylabel="camera of the query")
 
 
 def _draw_identities(axis: plt.Axes, analysis: Analysis) -> None:

@@ -1,18 +1,24 @@
-"""What tools/check_data.py finds in a data set, re-identification or image-text."""
+"""What tools/check_data.py finds in a data set, re-identification or image-text: counts by split, beside the published ones.
 
-from collections.abc import Mapping
+The counts of a split are "triplets", "identities", "cameras", with scenes in the protocol "scenes", and "masks", the foreground
+masks beside the triplets; those of "all" are of the distinct ones of all splits.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config.scores import reads_masks
-from demo_sdtps.datasets import read_splits, reader_of
-from demo_sdtps.datasets.counts import Counts, count_differences, count_splits, published_counts
+from demo_sdtps.datasets import Sample, read_splits, reader_of, synthetic
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
-from demo_sdtps.datasets.masks import existing_masks
+from demo_sdtps.datasets.masks import existing_masks, mask_path
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
 from demo_sdtps.seps import evaluation as seps_evaluation
+
+Counts = dict[str, int]
 
 NUMBER, SPLIT = 12, 10  # widths of columns
 
@@ -77,3 +83,46 @@ def count_table(findings: Findings) -> list[str]:
     ]
     note = [] if findings.expected else ["expected counts: not known here (docs/data.md)"]
     return lines + note
+
+
+def count_splits(splits: Mapping[str, Sequence[Sample]], by_scene: bool) -> dict[str, Counts]:
+    """The counts of every split, and of all together as "all"."""
+    everything = {sample for samples in splits.values() for sample in samples}
+    groups: dict[str, Collection[Sample]] = {**splits, "all": everything}
+    return {split: _count(samples, by_scene) for split, samples in groups.items()}
+
+
+def _count(samples: Collection[Sample], by_scene: bool) -> Counts:
+    scenes = {"scenes": len({sample.scene for sample in samples})} if by_scene else {}
+    return {
+        "triplets": len(samples),
+        "identities": len({sample.identity for sample in samples}),
+        "cameras": len({sample.camera for sample in samples}),
+        **scenes,
+        "masks": sum(mask_path(sample).is_file() for sample in samples),
+    }
+
+
+def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
+    """What is known of the counts of DATASETS.NAMES, by split: published, or noted by tools/make_synthetic.py."""
+    reader = reader_of(cfg)
+    record = synthetic.synthetic_counts(reader.folder_in(Path(cfg.DATASETS.ROOT_DIR)))
+    return reader.published if record is None else record
+
+
+def count_differences(
+    actual: Mapping[str, Counts], expected: Mapping[str, Mapping[str, int]]
+) -> list[str]:
+    """A sentence on each count that differs from the expected one, and how to fix it."""
+    sentences = []
+    for split, counts in expected.items():
+        for name, number in counts.items():
+            if (count := actual[split][name]) != number:
+                advice = "more: remove what does not belong to them"
+                if count < number:
+                    advice = "fewer: unpack or download the data again"
+                sentences.append(
+                    f"{split} has {count:,} {name}, but {number:,} are expected; {abs(count - number):,} {advice} "
+                    "(docs/data.md)."
+                )
+    return sentences

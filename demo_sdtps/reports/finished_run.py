@@ -58,7 +58,10 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     run = load_run(cfg)
     cfg, records, model, splits, data = run
     # before the first is evaluated, which may take long
-    others = [load_run(other_config(arguments, run)) for run in further]
+    others = []
+    for folder in further:
+        config = arguments.config_file or run_config(Path(folder), arguments.checkpoint.example)
+        others.append(load_run(load_cfg(config, [*arguments.opts, "OUTPUT_DIR", folder])))
     case = analysis_case(cfg)
     cases = cases_of(model.modalities) if arguments.html else {case: CASES[case]}
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
@@ -92,12 +95,6 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         "",
         *(f"{what + ':':18}{path}" for what, path in drawn.items()),
     )
-
-
-def other_config(arguments: argparse.Namespace, run: str) -> CfgNode:
-    """The configuration of a further --run, with the words of the command."""
-    config = arguments.config_file or run_config(Path(run), arguments.checkpoint.example)
-    return load_cfg(config, [*arguments.opts, "OUTPUT_DIR", run])
 
 
 def load_run(cfg: CfgNode) -> LoadedRun:

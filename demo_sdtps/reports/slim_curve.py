@@ -77,9 +77,8 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
             write_json(arguments.json, {**about, "points": [each._asdict() for each in points]})
         print_lines(row(point))
 
-    first = CurvePoint("", [], [], 1.0, *measure(cfg, dense, data))
     print_lines(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]))
-    add(first)
+    add(CurvePoint("", [], [], 1.0, *measure(cfg, dense, data)))
     for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
         model = slim_model(cfg, score, blocks, keep)
         macs = count_macs(cfg, model)

@@ -38,7 +38,7 @@ def main() -> None:
     }
     check_selection(cfg)
     model, splits = load_model_and_data(cfg)
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    data = make_test_data(cfg, **splits)
     (features,) = extract_features(cfg, model, data.loader, [frozenset()])
     shown = data.query[[arguments.query]]
     number, sample = int(shown[0]), data.samples[int(shown[0])]
@@ -76,8 +76,9 @@ def main() -> None:
             show((0.75, bottom, 0.55, 1.1), image)
             write(0.4, bottom + 0.55, modality)
             show((2.25, bottom, 0.55, 1.1), covered_image)
-        model_frame = {"fill": False, "edgecolor": colour, "linewidth": 2}
-        canvas.add_patch(Rectangle((3.75, 0.9), 1.9, 2.0, **model_frame))
+        canvas.add_patch(
+            Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2)
+        )
         write(4.7, 2.2, "Vision\nTransformer", 14, weight="bold")
         write(4.7, 1.35, f"{share:.0%} of the\noperations", 12)
         feature = features[3][number].numpy()

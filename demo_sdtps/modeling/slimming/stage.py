@@ -4,8 +4,6 @@ The modalities are stacked along the batch dimension, so that a stage is one gat
 settings alone. This project's model calls `Slimming` in `slim_backbone`, any other Vision Transformer by hooks (slim.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,7 +151,7 @@ class Slimming(nn.Module):
         return self.scores[number].merge(tokens, remaining, score, decision, context)
 
 
-def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
+def make_slimming(cfg: "CfgNode", backbone: "Backbone") -> Slimming:
     """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
     model, width, grid = cfg.MODEL, backbone.vit.embed_dim, backbone.grid_size
     name, stages, keep = model.SLIM_SCORE, model.SLIM_BLOCKS, model.SLIM_KEEP
@@ -182,7 +180,7 @@ def check_stages(
 
 def slim_backbone(
     slimming: Slimming,
-    backbone: Backbone,
+    backbone: "Backbone",
     stem: ByModality,
     images: Mapping[str, torch.Tensor] | None = None,
     foreground: torch.Tensor | None = None,
@@ -208,7 +206,7 @@ def slim_backbone(
 
 
 def _run(
-    slimming: Slimming, backbone: Backbone, stem: ByModality, context: Context
+    slimming: Slimming, backbone: "Backbone", stem: ByModality, context: Context
 ) -> BackboneOutput:
     context = replace(context, foreground=slimming.foreground(context))
     names, tokens, stages, losses = tuple(stem), Tokens(torch.cat(list(stem.values()))), [], []

@@ -4,8 +4,6 @@ A new score is one file with a subclass of `base.Score`, a line in SCORES, and i
 project its name is "package.module:Class".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -33,7 +31,7 @@ SCORES: dict[str, type[Score]] = {
 
 def make_score(
     name: str,
-    cfg: CfgNode,
+    cfg: "CfgNode",
     width: int,
     grid: tuple[int, int],
     modalities: Sequence[str] = MODALITIES,
