@@ -147,9 +147,9 @@ def summary(record: Mapping[str, Any], pattern: str) -> list[str]:
     rows = [titles]
     for name, values in fits.items():
         cells = [name, f"{values['same']:,}", f"{values['different']:,}"]
-        cells.append(f"{values['limits'][rate]:.3f}" if rate in values["limits"] else "–")
+        cells.append(f"{values['limits'][rate]:.3f}")
         if test := tests.get(name):
-            shares = (f"{share:.2%}" for share in test["accepted"].get(rate, ()))
+            shares = (f"{share:.2%}" for share in test["accepted"][rate])
             cells += [f"{test['error']:.4f}", *shares]
         rows.append(cells)
     return [

@@ -4,7 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from demo_sdtps.modeling.checkpoints.loading import (
     read_checkpoint,
     stored_config,
 )
+from demo_sdtps.retrieval import nearest
 from demo_sdtps.retrieval.calibration import Calibration, calibration_of, stored_calibration
 from demo_sdtps.retrieval.origin import UNSHARED
 from demo_sdtps.runtime.device import choose_device
@@ -90,12 +91,7 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-class _Pair(NamedTuple):
-    rows: np.ndarray
-    distances: np.ndarray
-
-
-class Hits(_Pair):
+class Hits(nearest.Hits):
     """What `Extractor.search` returns: `rows` and `distances`, a pair. Of a model with a calibration it also knows the
     `probability` (n, top) float64 that query and hit are of the same identity, nan where it is not known, and whether the hit
     `is_unknown` (n, top) bool, beyond the threshold; None without one."""
