@@ -15,6 +15,7 @@ from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, headline, markdown_table
+from studies import public_logs
 from studies.figures import draw_costs, draw_rates, draw_results
 from studies.report import difference_text, interval, np, study_markdown
 from studies.results import final_metric, read_result
@@ -207,6 +208,7 @@ FIGURES = {
 TABLES: dict[str, Callable[[], str]] = {
     **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},
     "keys": configuration_keys,
+    "public logs": public_logs.tables,
     **{
         name: partial(benchmark, name)
         for name in ("performance", "slimming", "any_vit", "search", "seps", "models")
