@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from benchmarks.rows import check_near, compare, speed_row
+from benchmarks.rows import check_near, compare, peak_memory, speed_row
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
@@ -93,7 +93,9 @@ def configuration(*opts: str) -> CfgNode:
 
 def model_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """Beside the reference in float32; on a GPU also beside the reference in the same precision."""
-    yield from precision_rows(FEW if quick else BATCH, 1 if quick else 2, precisions(device))
+    yield from precision_rows(
+        FEW if quick else BATCH, 1 if quick else 2, precisions(device), with_memory=not quick
+    )
     if device.type == "cuda":
         yield from precision_rows(
             GPU_BATCH, 1 if quick else 5, (None, torch.bfloat16), are_alike=True
@@ -110,9 +112,10 @@ def precision_rows(
     rounds: int,
     halves: Sequence[torch.dtype | None],
     are_alike: bool = False,
+    with_memory: bool = False,
 ) -> Iterator[Row]:
     """Inference and training step in each precision: time, and cosine similarity of features. The reference is in float32 or,
-    where both `are_alike`, under the same autocast; then, on a GPU, also inference with compiled blocks."""
+    where both `are_alike`, under the same autocast; then, on a GPU, also the memory, and inference with compiled blocks."""
     for half in halves:
         sides, theirs = Sides(configuration(), batch), half if are_alike else None
         what = f"{'both in ' if are_alike else ''}{name_of(half)}, {batch} triplets"
@@ -134,6 +137,10 @@ def precision_rows(
         target = None if are_alike else 3 if half else 1.1
         yield compare(f"training step, {what}", *steps, rounds, sides.device, target)
         if are_alike and sides.device.type == "cuda":
+            yield memory_row(
+                "… memory beside models and optimisers",
+                *(allocated_memory(step, sides.device) for step in steps),
+            )
             with inference(sides.ours, half):
                 sides.ours.backbone.compile_blocks()
                 compiled = in_turns("compiled", {"ours": infer_ours}, rounds, sides.device)
@@ -141,7 +148,35 @@ def precision_rows(
                 f"inference, {name_of(half)}, MODEL.COMPILE beside none",
                 {"reference": row.ours} | compiled,
             )
-        del sides, steps, infer_reference, infer_ours  # frees memory for the next
+        # Frees memory for the processes that follow.
+        del sides, steps, infer_reference, infer_ours
+        if with_memory and not half:
+            yield memory_row(
+                f"… peak memory of a process, {batch // 2} triplets",
+                *(peak_memory(train, side, batch // 2) for side in ("reference", "ours")),
+                at_least=1,
+            )
+
+
+def memory_row(what: str, reference: int, ours: int, at_least: float | None = None) -> Row:
+    """Row of bytes."""
+    mebibytes = {"reference": reference / 2**20, "ours": ours / 2**20}
+    return speed_row(what, mebibytes, at_least)._replace(unit="MiB")
+
+
+def allocated_memory(step: Callable[[], object], device: torch.device) -> int:
+    """Bytes that `step` allocates on a GPU at most, beside what is there before."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def train(side: str, batch: int) -> None:
+    sides = Sides(configuration(), batch)
+    step = sides.step(sides.reference if side == "reference" else sides.ours)
+    for _ in range(2):
+        step()
 
 
 def evaluation_rows(quick: bool, device: torch.device) -> list[Row]:

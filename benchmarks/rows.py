@@ -1,6 +1,10 @@
-"""Shared parts of the benchmarks: speed rows, and the head of a record."""
+"""Shared parts of the benchmarks: speed rows, the head of a record, and peak memory of a process."""
 
+import multiprocessing
+import re
+import resource
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -55,3 +59,17 @@ def check_near(
         raise RuntimeError(
             f"{what}: ours differs by {difference:.2g} from the reference, so their times cannot be compared."
         )
+
+
+def peak_memory(work: Callable[..., object], *arguments) -> int:
+    """Peak memory in bytes of a new process that calls a top-level function; Python and torch are about 300 MB of it."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_of, (work, arguments))
+
+
+def _peak_of(work: Callable[..., object], arguments: tuple) -> int:
+    work(*arguments)
+    # On Linux ru_maxrss of a new process starts at the peak of its parent.
+    status = Path("/proc/self/status")
+    peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    return 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,12 +20,12 @@ from commands import (
     scores_of,
 )
 from feature_stores import gallery_of, stack_of, whole_of
-from memory import peak_memory
 from modality_sets import ALL_SOURCES, comparison, parts_of, shuffled, sides_of
 from numeric import assert_close, generator, numpy_generator
 from ranking_cases import assert_same, random_case
 from tiny import MODEL
 
+from benchmarks.rows import peak_memory
 from demo_sdtps.commands import export_features, rank_features
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import UserError, load_cfg

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from memory import peak_memory
 from numeric import assert_close, generator, seed_of
 from seps_sums import PATH
 
+from benchmarks.rows import peak_memory
 from demo_sdtps.seps import CrossSparseAggrNet, RatioLoss
 from tests.reference import seps as reference
 
