@@ -22,15 +22,16 @@ def main() -> None:
     arguments, cfg = cli.parse(parser)
     import numpy as np
 
-    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.datasets import read_splits
     from demo_sdtps.retrieval.calibrate import labelled_distances
     from demo_sdtps.retrieval.calibration import fit, quality
+    from demo_sdtps.retrieval.extractor import make_extractor
 
-    model, splits = load_model_and_data(cfg, (VALIDATION, *SPLITS[1:]))
+    splits = read_splits(cfg, (VALIDATION, *SPLITS[1:]))
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]
     count = len({sample.identity for sample in splits[VALIDATION]})
-    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for block in labelled_distances(cfg, model, samples):
+    values: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    for block in labelled_distances(cfg, make_extractor(cfg).model, samples):
         if block.pattern != 3:
             continue
         kind = "complete" if block.sets == COMPLETE else "other sets"
@@ -49,18 +50,19 @@ def main() -> None:
                 ),
             }
             for name, (places, others) in cases.items():
-                fitted = fit(block.pairs(*places))
-                measured = quality(fitted, block.sets, block.pairs(*others))
+                measured = quality(fit(block.pairs(*places)), block.pairs(*others))
                 false, true = measured["accepted"][str(FALSE_ACCEPT)]
                 is_near = FALSE_ACCEPT / 2 <= false <= FALSE_ACCEPT * 2
                 columns = {"error": measured["error"], "false": false}
                 columns |= {"false within 0.5 to 2": is_near, "true": true}
                 for what, value in columns.items():
                     values[name][what].append(value)
-    content = {
-        name: {what: mean(numbers) for what, numbers in columns.items()}
-        for name, columns in values.items()
-    }
+                values[name][block.sets].append(false)
+    content = {}
+    for name, columns in values.items():
+        sets = [columns.pop(one) for one in [*columns] if ", " in one]
+        content[name] = {what: mean(numbers) for what, numbers in columns.items()}
+        content[name]["false of the worst sets"] = max(map(mean, sets))
     if arguments.json:
         write_json(arguments.json, content)
     cli.print_lines(*(f"{name}: {columns}" for name, columns in content.items()))

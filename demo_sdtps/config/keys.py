@@ -112,8 +112,8 @@ KEYS = (
     Key(
         "DATASETS.VALIDATION",
         0.0,
-        "share of the training identities, evenly spaced in their order, that training leaves out: the "
-        "split validation, which demo-sdtps calibrate reads",
+        "share of the training identities, by a hash of them, that training leaves out: the split "
+        "validation, which demo-sdtps calibrate reads",
         *BELOW_ONE,
     ),
     Key(

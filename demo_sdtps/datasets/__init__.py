@@ -1,6 +1,7 @@
 """Data sets: readers, transforms, samplers and loaders."""
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 
@@ -51,13 +52,16 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
 
 
 def validation_identities(samples: Sequence[Sample], share: float) -> set[int]:
-    """A `share` of the identities, evenly spaced in their order."""
-    identities = identity_labels(samples)
-    return {
-        identity
-        for identity, place in identities.items()
-        if int((place + 1) * share) > int(place * share)
-    }
+    """A `share` of the identities, by a hash: one that is added to the others or removed changes the choice by one at most."""
+    identities = sorted(
+        identity_labels(samples), key=lambda identity: sha256(str(identity).encode()).digest()
+    )
+    chosen = identities[: round(share * len(identities))]
+    if share and not chosen:
+        raise UserError(
+            f"DATASETS.VALIDATION {share} of {len(identities)} identities leaves none out; raise it, or set it to 0"
+        )
+    return set(chosen)
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:

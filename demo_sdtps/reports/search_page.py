@@ -66,15 +66,19 @@ def is_calibrated(result: Found) -> bool:
 
 
 def hit_text(hit: Hit) -> str:
-    """The probability of a hit that is none of an unknown identity."""
-    return "unknown" if hit.is_unknown else f"P = {hit.probability:.1%}"
+    """The probability of a hit that is none of an unknown identity; "–" where it is not known."""
+    if hit.is_unknown:
+        return "unknown"
+    return "–" if hit.probability != hit.probability else f"P = {hit.probability:.1%}"
 
 
 def csv_values(hit: Hit) -> tuple:
     """The values of a hit in a line of the CSV file."""
     if hit.probability is None:
         return hit.triplet.file, hit.distance
-    return hit.triplet.file, hit.distance, f"{hit.probability:.6f}", int(hit.is_unknown)
+    is_judged = hit.probability == hit.probability  # not nan
+    judged = (f"{hit.probability:.6f}", int(hit.is_unknown)) if is_judged else ("", "")
+    return hit.triplet.file, hit.distance, *judged
 
 
 def hits_table(result: Found) -> list[str]:

@@ -3,20 +3,20 @@
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT
-from demo_sdtps.datasets import Sample
+from demo_sdtps.config.load import with_values
+from demo_sdtps.datasets import Sample, read_splits, reader_of
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.distances import (
     comparison_of,
     names_of,
@@ -27,7 +27,7 @@ from demo_sdtps.evaluation.distances import (
 from demo_sdtps.evaluation.extraction import cases_of, extract_features
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.modeling.checkpoints.loading import stored_config, weights_file
 from demo_sdtps.retrieval.calibration import (
     FEWEST,
     Pairs,
@@ -36,6 +36,8 @@ from demo_sdtps.retrieval.calibration import (
     quality,
     settings_of,
 )
+from demo_sdtps.retrieval.extractor import make_extractor
+from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import check_output_file, sha256, write_json
 from demo_sdtps.runtime.progress import progress
 
@@ -52,6 +54,12 @@ class Block(NamedTuple):
     identities: tuple[np.ndarray, np.ndarray]
     cameras: tuple[np.ndarray, np.ndarray]
 
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether both sets are the same."""
+        one, other = self.sets.split(", ")
+        return one == other
+
     def pairs(self, rows: Any = slice(None), columns: Any = slice(None)) -> Pairs:
         """The pairs of some rows and columns, as masks: those of one identity by different cameras, and of different ones."""
         is_same, is_near = (
@@ -61,28 +69,34 @@ class Block(NamedTuple):
         return distances[is_same & ~is_near], distances[~is_same]
 
 
-def labelled_distances(cfg: CfgNode, model: DeMo, samples: Sequence[Sample]) -> Iterator[Block]:
-    """The distances of at most MOST of the samples, of whole identities, by return pattern and pair of sets of modalities;
-    each triplet is taken as of every set that it has images of. In place of the cameras are the scenes where the protocol
-    excludes by these, and different numbers where all triplets are by one camera."""
+def chosen_samples(samples: Sequence[Sample]) -> list[Sample]:
+    """At most MOST of the samples, as many as possible of each identity."""
     by_identity: dict[int, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_identity[sample.identity].append(sample)
-    chosen: list[Sample] = []
-    for number in torch.randperm(len(by_identity), generator=torch.Generator().manual_seed(0)):
-        members = list(by_identity.values())[number]
-        chosen += members if not chosen or len(chosen) + len(members) <= MOST else []
+    draw = np.random.default_rng(0)
+    for place in draw.permutation(len(samples)):
+        by_identity[samples[place].identity].append(samples[place])
+    members = list(by_identity.values())[: MOST // 2]
+    return [sample for each in members for sample in each[: MOST // len(members)]]
+
+
+def labelled_distances(cfg: CfgNode, model: DeMo, chosen: Sequence[Sample]) -> Iterator[Block]:
+    """The distances of samples, by return pattern and pair of sets of modalities; each triplet is taken as of every set that it
+    has images of, and as by an unknown camera, as a search takes it. In place of the cameras are the scenes where the protocol
+    excludes by these, and different numbers where all triplets are by one camera."""
     identities, cameras = (
         np.array([getattr(sample, name) for sample in chosen])
         for name in ("identity", exclude_key(cfg))
     )
     if (cameras == cameras[0]).all():
         cameras = np.arange(len(chosen))
+    embedding = model.backbone.camera_embedding
+    mean_camera = 0 if embedding is None else len(embedding)
+    unknown = [replace(sample, camera=mean_camera) for sample in chosen]
     cases = cases_of(model.modalities)
     sets = [set_of(set(model.modalities) - missing) for missing in cases.values()]
     present = present_in(chosen, model.modalities)
     rows = {each: np.flatnonzero(present & each == each) for each in sets}
-    features = extract_features(cfg, model, test_loader(cfg, chosen), [*cases.values()])
+    features = extract_features(cfg, model, test_loader(cfg, unknown), [*cases.values()])
     for pattern in progress(features[0], "comparing", unit="return pattern"):
         comparison = comparison_of(cfg, pattern)
         sides = {
@@ -105,37 +119,65 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     weights, split = weights_file(cfg.TEST.WEIGHT), arguments.split
     path = calibration_file(weights)
     check_output_file(path, ".json", arguments.overwrite)
-    if split == VALIDATION and not cfg.DATASETS.VALIDATION:
-        raise UserError(
-            f"{weights} was trained on all identities of the train split, whose distances promise too much; train with "
-            "DATASETS.VALIDATION 0.2, or give other labelled images by DATASETS.ROOT_DIR and --split."
-        )
+    check_split(cfg, split)
+    if split != VALIDATION:
+        cfg = with_values(cfg, {"DATASETS.VALIDATION": 0.0})
     tested = SPLITS[1:] if arguments.test else ()
-    model, splits = load_model_and_data(cfg, (split, *tested))
-    samples = splits[split]
+    splits = read_splits(cfg, (split, *tested))
+    model = make_extractor(cfg).to(choose_device(cfg)).model
+    chosen = chosen_samples(splits[split])
     patterns: dict[str, dict[str, Any]] = defaultdict(dict)
-    for block in labelled_distances(cfg, model, samples):
-        same, different = pairs = block.pairs()
-        if len(same) >= FEWEST and len(different) * FALSE_ACCEPT >= FEWEST:
-            patterns[str(block.pattern)][block.sets] = fit(pairs)
+    for block in labelled_distances(cfg, model, chosen):
+        pairs = block.pairs()
+        if not all(map(len, pairs)):
+            continue
+        fitted = fit(pairs)
+        if block.is_symmetric:  # every pair is there twice
+            fitted |= {name: fitted[name] // 2 for name in ("same", "different")}
+        if fitted["same"] >= FEWEST and fitted["different"] * FALSE_ACCEPT >= FEWEST:
+            patterns[str(block.pattern)][block.sets] = fitted
     if not patterns:
         raise UserError(
             f"The {split} split has fewer than {FEWEST} pairs of one identity by different cameras, or than "
             f"{FEWEST / FALSE_ACCEPT:.0f} of different identities; give more images."
         )
-    counts = {"triplets": len(samples), "identities": len({one.identity for one in samples})}
+    counts = {"triplets": len(chosen), "identities": len({one.identity for one in chosen})}
     about = {"data_set": cfg.DATASETS.NAMES, "split": split, **counts}
     record = {"checkpoint_sha256": sha256(weights), "settings": settings_of(cfg), **about}
     record["patterns"] = patterns
     if arguments.test:
         record["test"] = defaultdict(dict)
         distinct = [*dict.fromkeys(sample for name in tested for sample in splits[name])]
-        for block in labelled_distances(cfg, model, distinct):
-            if fitted := patterns[str(block.pattern)].get(block.sets):
-                measured = quality(fitted, block.sets, block.pairs())
-                record["test"][str(block.pattern)][block.sets] = measured
+        for block in labelled_distances(cfg, model, chosen_samples(distinct)):
+            pairs, fitted = block.pairs(), patterns[str(block.pattern)].get(block.sets, {})
+            if fitted and all(map(len, pairs)):
+                record["test"][str(block.pattern)][block.sets] = quality(fitted, pairs)
     write_json(path, record)
     print_lines(*summary(record, str(cfg.TEST.RETURN_PATTERN)), path)
+
+
+def check_split(cfg: CfgNode, split: str) -> None:
+    """Raise `UserError` where a split has identities of the training, or those of the test that the model is reported by."""
+    if not reader_of(cfg).labelled:
+        raise UserError(
+            "DATASETS.NAMES Images has no labels to calibrate by; give Folder or CSV (docs/own_data.md)."
+        )
+    trained = load_cfg(stored_config(cfg.TEST.WEIGHT)).DATASETS
+    advice = "train with DATASETS.VALIDATION 0.3, or give other labelled images by DATASETS.ROOT_DIR and --split"
+    if split == VALIDATION and not trained.VALIDATION:
+        raise UserError(
+            f"{cfg.TEST.WEIGHT} was trained on all identities of the train split, whose distances promise too much; {advice}."
+        )
+    if split == VALIDATION and cfg.DATASETS.VALIDATION != trained.VALIDATION:
+        raise UserError(
+            f"DATASETS.VALIDATION is {cfg.DATASETS.VALIDATION}, but {cfg.TEST.WEIGHT} was trained with {trained.VALIDATION}, "
+            "so these identities may be ones of its training; leave it out."
+        )
+    if split != VALIDATION and cfg.DATASETS.ROOT_DIR == trained.ROOT_DIR:
+        raise UserError(
+            f"The {split} split at {cfg.DATASETS.ROOT_DIR} belongs to the training or the test of {cfg.TEST.WEIGHT}, so it "
+            f"promises too much; {advice}."
+        )
 
 
 def summary(record: Mapping[str, Any], pattern: str) -> list[str]:
@@ -155,5 +197,5 @@ def summary(record: Mapping[str, Any], pattern: str) -> list[str]:
     return [
         "Calibrated on {triplets} triplets of {identities} identities ({split} of {data_set}); "
         "return pattern {}:".format(pattern, **record),
-        *(f"{row[0]:16}{''.join(cell.rjust(13) for cell in row[1:])}" for row in rows),
+        *(f"{row[0]:22}{''.join(cell.rjust(13) for cell in row[1:])}" for row in rows),
     ]

@@ -15,7 +15,7 @@ from scipy.special import expit
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import FALSE_ACCEPT, FALSE_ACCEPT_RATES
+from demo_sdtps.config.common import FALSE_ACCEPT_RATES
 from demo_sdtps.evaluation.distances import set_of
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint
 from demo_sdtps.retrieval.origin import model_keys
@@ -25,18 +25,15 @@ logger = logging.getLogger(__name__)
 FEWEST = 10  # pairs of one identity that a fit has, and of different ones that a threshold accepts
 BINS = 15  # of the calibration error
 SETS = 8  # numbers of sets of modalities
+RECORD = ("checkpoint_sha256", "settings", "patterns")  # what a model reads of a calibration
 
-Set = np.ndarray | int
 Pairs = tuple[np.ndarray, np.ndarray]
 """Distances, (n,), of the pairs of triplets of one identity by different cameras, and of those of different identities."""
 
 
 class Calibration:
     """The probability of the same identity as a logistic function of the distance (Platt, 1999), and the largest distances that
-    are accepted at a rate of false acceptance. `fits` are what `fit` returns, by the two sets, such as "RGB, RGB+NI+TI".
-
-    Arguments of its methods are distances, and the sets of the two triplets of each (uint8); they are broadcast.
-    """
+    are accepted at a rate of false acceptance. `fits` are what `fit` returns, by the two sets, such as "RGB, RGB+NI+TI"."""
 
     def __init__(self, fits: Mapping[str, Mapping[str, Any]]):
         self.slope, self.offset = np.full((2, SETS, SETS), np.nan)
@@ -45,27 +42,22 @@ class Calibration:
             sets = [set_of(side.split("+")) for side in name.split(", ")]
             for place in {tuple(sets), tuple(reversed(sets))}:
                 self.slope[place], self.offset[place] = values["slope"], values["offset"]
-                for rate, limit in values["limits"].items():
-                    self.limits[float(rate)][place] = limit
+                for rate, limits in self.limits.items():
+                    limits[place] = values["limits"].get(str(rate), np.nan)
 
-    def probability(self, distances: np.ndarray, one: Set, other: Set) -> np.ndarray:
-        """That both are of one identity, where pairs of one are as frequent as in the fit; nan where it is not known."""
-        return expit(self.offset[one, other] - self.slope[one, other] * distances)
-
-    def is_unknown(
-        self,
-        distances: np.ndarray,
-        one: Set,
-        other: Set,
-        rate: float = FALSE_ACCEPT,
-    ) -> np.ndarray:
-        """Whether a distance is beyond that which the share `rate` of the pairs of different identities is within; of sets
-        without a fit all are."""
-        return ~(distances <= self.limits[rate][one, other])
+    def judge(
+        self, distances: np.ndarray, one: np.ndarray, other: np.ndarray, rate: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of distances of triplets of the sets `one` and `other` (uint8), broadcast: the probability that both are of the same
+        identity, where pairs of one are as frequent as in the fit, and whether the distance is beyond that which the share
+        `rate` of the pairs of different identities is within; nan and False for sets without a fit."""
+        probability = expit(self.offset[one, other] - self.slope[one, other] * distances)
+        return probability, distances > self.limits[rate][one, other]
 
     def check_rate(self, rate: float) -> None:
-        """Raise `UserError` for a rate that no fit has."""
-        known = [one for one, limits in self.limits.items() if np.isfinite(limits).any()]
+        """Raise `UserError` for a rate that not all fits have."""
+        count = np.isfinite(self.slope).sum()
+        known = [one for one, limits in self.limits.items() if np.isfinite(limits).sum() == count]
         if rate not in known:
             raise UserError(
                 f"A false acceptance of {rate:g} is none of this calibration ({', '.join(f'{one:g}' for one in known)}); give "
@@ -74,9 +66,11 @@ class Calibration:
 
 
 def fit(pairs: Pairs) -> dict[str, Any]:
-    """Slope and offset of the logistic function with the greatest likelihood, by Platt's targets, and the thresholds."""
+    """Slope, at least 0, and offset of the logistic function of the greatest likelihood, by Platt's targets; the thresholds."""
     same, different = pairs
     distances = np.concatenate(pairs).astype(np.float64)
+    scale = float(distances.std()) or 1.0
+    distances /= scale
     targets = np.repeat(
         [(len(same) + 1) / (len(same) + 2), 1 / (len(different) + 2)], [len(same), len(different)]
     )
@@ -87,34 +81,29 @@ def fit(pairs: Pairs) -> dict[str, Any]:
         gradient = np.array([-(errors * distances).mean(), errors.mean()])
         return float((np.logaddexp(0, logits) - targets * logits).mean()), gradient
 
-    slope, offset = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS").x.tolist()
+    bounds, options = [(0, None), (None, None)], {"ftol": 1e-14, "gtol": 1e-9}
+    slope, offset = minimize(loss, [1.0, 0.0], jac=True, bounds=bounds, options=options).x.tolist()
     limits = {
         str(rate): float(np.quantile(different, rate))
         for rate in FALSE_ACCEPT_RATES
         if rate * len(different) >= FEWEST
     }
     counts = {"same": len(same), "different": len(different)}
-    return {"slope": slope, "offset": offset, "limits": limits, **counts}
+    return {"slope": slope / scale, "offset": offset, "limits": limits, **counts}
 
 
-def quality(fitted: Mapping[str, Any], sets: str, pairs: Pairs) -> dict[str, Any]:
-    """What `fit` returned of these sets, measured by other pairs: the expected calibration error, where pairs of one identity
-    count for the share that they had in the fit, and by rate the shares of the pairs of different identities and of those of
-    one that are accepted."""
-    calibration = Calibration({sets: fitted})
-    one, other = (set_of(side.split("+")) for side in sets.split(", "))
-    counts = [fitted["same"], fitted["different"]]
-    weights = np.repeat(np.divide(counts, [*map(len, pairs)]) / sum(counts), [*map(len, pairs)])
-    probabilities = calibration.probability(np.concatenate(pairs), one, other)
-    is_same = np.repeat([1.0, 0.0], [*map(len, pairs)])
+def quality(fitted: Mapping[str, Any], pairs: Pairs) -> dict[str, Any]:
+    """What `fit` returned, measured by other pairs: the expected calibration error, where pairs of one identity count for the
+    share that they had in the fit, and by rate the shares of the pairs of different identities and of those of one that are
+    accepted."""
+    counts, sizes = [fitted["same"], fitted["different"]], [*map(len, pairs)]
+    weights = np.repeat(np.divide(counts, sizes) / sum(counts), sizes)
+    probabilities = expit(fitted["offset"] - fitted["slope"] * np.concatenate(pairs))
     bins = np.minimum((probabilities * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(bins, weights * (is_same - probabilities), BINS)
+    gaps = np.bincount(bins, weights * (np.repeat([1.0, 0.0], sizes) - probabilities), BINS)
     accepted = {
-        rate: [
-            1 - float(calibration.is_unknown(distances, one, other, float(rate)).mean())
-            for distances in reversed(pairs)
-        ]
-        for rate in fitted["limits"]
+        rate: [float((distances <= limit).mean()) for distances in reversed(pairs)]
+        for rate, limit in fitted["limits"].items()
     }
     return {"error": float(np.abs(gaps).sum()), "accepted": accepted}
 
@@ -127,27 +116,29 @@ def calibration_file(checkpoint: Path) -> Path:
 def stored_calibration(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """What `calibrate` wrote beside a checkpoint, or a saved `Extractor` has of it."""
     path = calibration_file(checkpoint.path)
+    if not path.exists():
+        return checkpoint.origin.get("calibration")
     record = read_json(path)
-    if record and record["checkpoint_sha256"] != sha256(checkpoint.path):
+    if not isinstance(record, dict) or not record.keys() >= {*RECORD}:
+        raise UserError(f"{path} is no calibration; run demo-sdtps calibrate again, or remove it.")
+    if record["checkpoint_sha256"] != sha256(checkpoint.path):
         logger.warning(
             "%s is of other weights, and is not used; run demo-sdtps calibrate again with --overwrite.",
             path,
         )
         return None
-    return record or checkpoint.origin.get("calibration")
+    return {name: record[name] for name in RECORD}
 
 
-def calibration_of(
-    record: Mapping[str, Any] | None, cfg: CfgNode, pattern: int | None
-) -> Calibration | None:
-    """The calibration of a return pattern; None where there is none for the configuration."""
-    if not record or str(pattern) not in record["patterns"]:
-        return None
+def calibrations_of(record: Mapping[str, Any] | None, cfg: CfgNode) -> dict[int, Calibration]:
+    """The calibration of each return pattern; none where the record, if there is one, is of another configuration."""
     now = settings_of(cfg)
+    if not record:
+        return {}
     if differing := [key for key, value in record["settings"].items() if now.get(key) != value]:
         logger.warning("The calibration is of another value of %s, and is not used.", differing[0])
-        return None
-    return Calibration(record["patterns"][str(pattern)])
+        return {}
+    return {int(pattern): Calibration(fits) for pattern, fits in record["patterns"].items()}
 
 
 def settings_of(cfg: CfgNode) -> dict[str, Any]:

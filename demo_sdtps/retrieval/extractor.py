@@ -39,7 +39,7 @@ from demo_sdtps.modeling.checkpoints.loading import (
     stored_config,
 )
 from demo_sdtps.retrieval import nearest
-from demo_sdtps.retrieval.calibration import Calibration, calibration_of, stored_calibration
+from demo_sdtps.retrieval.calibration import Calibration, calibrations_of, stored_calibration
 from demo_sdtps.retrieval.origin import UNSHARED
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
@@ -158,6 +158,7 @@ class Extractor(
             )
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         self.origin = origin or {}
+        self.calibrations = calibrations_of(self.origin.get("calibration"), self.cfg)
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
             self.model.backbone.compile_blocks()
@@ -260,16 +261,17 @@ class Extractor(
             )
         rows = distances.argsort(axis=1, kind="stable")[:, :top]
         hits = Hits(rows, np.take_along_axis(distances, rows, axis=1))
-        if calibration := self.calibration(self._pattern_of(query)):
+        if calibration := self.calibration_of(query):
             calibration.check_rate(false_accept)
             sets = self._present(query)[:, None], self._present(gallery)[rows]
-            hits.probability = calibration.probability(hits.distances, *sets)
-            hits.is_unknown = calibration.is_unknown(hits.distances, *sets, false_accept)
+            judged = calibration.judge(hits.distances, *sets, false_accept)
+            hits.probability, hits.is_unknown = judged
         return hits
 
-    def calibration(self, pattern: int | None) -> Calibration | None:
-        """What demo-sdtps calibrate fitted for the features of a return pattern, if it was used with this configuration."""
-        return calibration_of(self.origin.get("calibration"), self.cfg, pattern)
+    def calibration_of(self, features: np.ndarray) -> Calibration | None:
+        """That of the return pattern of features, which their width tells; None where it is of several."""
+        patterns = [number for number, width in self.widths.items() if width == features.shape[1]]
+        return self.calibrations.get(patterns[0]) if len(patterns) == 1 else None
 
     def _pattern_of(self, features: np.ndarray) -> int | None:
         """The return pattern of features, by their width."""

@@ -95,7 +95,7 @@ def search(
             index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
         reid = reid or make_extractor(cfg)
         is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
-        calibration = None if is_reranked else reid.calibration(arguments.return_pattern)
+        calibration = None if is_reranked else reid.calibrations.get(arguments.return_pattern)
         if arguments.false_accept and calibration:
             calibration.check_rate(arguments.false_accept)
         elif arguments.false_accept:
@@ -146,8 +146,7 @@ def hits_of(
     if calibration:
         sets = present[:, None], gallery.present[hits.rows]
         rate = arguments.false_accept or FALSE_ACCEPT
-        columns.append(calibration.probability(hits.distances, *sets))
-        columns.append(calibration.is_unknown(hits.distances, *sets, rate))
+        columns += calibration.judge(hits.distances, *sets, rate)
     results = []
     for query, rows, *values in zip(queries, hits.rows, *columns, strict=True):
         excluded = set() if arguments.keep_self else query.real_paths()

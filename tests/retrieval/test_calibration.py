@@ -1,7 +1,9 @@
 """demo-sdtps calibrate: the fit, the pairs that it is made of, and what searches show of it."""
 
 import json
+import math
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,14 +12,14 @@ from numeric import generator
 from sklearn.linear_model import LogisticRegression
 
 import demo_sdtps
-from demo_sdtps.commands import calibrate, search
+from demo_sdtps.commands import calibrate, make_synthetic, search
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import with_values
-from demo_sdtps.datasets import read_splits
-from demo_sdtps.retrieval.calibrate import Block
+from demo_sdtps.datasets import Sample, read_splits
+from demo_sdtps.retrieval.calibrate import MOST, Block, chosen_samples
 from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit, quality
 
-WHOLE = "RGB+NI+TI, RGB+NI+TI"
+WHOLE, WHOLE_SET = "RGB+NI+TI, RGB+NI+TI", np.uint8(7)
 
 
 def draw_pairs(same, different, seed=0):
@@ -39,9 +41,14 @@ def test_the_fit_is_platts():
     fitted = fit(pairs)
     assert fitted["slope"] == pytest.approx(-model.coef_[0, 0], rel=1e-3)
     assert fitted["offset"] == pytest.approx(model.intercept_[0], rel=1e-3)
-    actual = Calibration({WHOLE: fitted}).probability(distances[:, 0], 7, 7)
+    actual, _ = Calibration({WHOLE: fitted}).judge(distances[:, 0], WHOLE_SET, WHOLE_SET, 0.01)
     np.testing.assert_allclose(actual, model.predict_proba(distances)[:, 1], atol=1e-4)
+    small = fit((pairs[0] * 1e-4, pairs[1] * 1e-4))
+    assert small["slope"] == pytest.approx(1e4 * fitted["slope"], rel=1e-3)
     assert (fitted["same"], fitted["different"]) == (300, 4000)
+    reversed_kinds = fit(pairs[::-1])  # no model whose probability rises with the distance
+    assert reversed_kinds["slope"] == 0
+    assert 1 / (1 + math.exp(-reversed_kinds["offset"])) == pytest.approx(4000 / 4300, rel=1e-3)
 
 
 def test_a_threshold_accepts_its_share_of_different_identities():
@@ -51,7 +58,8 @@ def test_a_threshold_accepts_its_share_of_different_identities():
     calibration = Calibration({WHOLE: fitted})
     _, different = draw_pairs(100, 5000)
     for rate in (0.01, 0.05):
-        assert (~calibration.is_unknown(different, 7, 7, rate)).mean() == pytest.approx(rate)
+        _, is_unknown = calibration.judge(different, WHOLE_SET, WHOLE_SET, rate)
+        assert (~is_unknown).mean() == pytest.approx(rate)
     calibration.check_rate(0.01)
     with pytest.raises(UserError, match=r"0\.001 is none of this calibration \(0.01, 0.05\)"):
         calibration.check_rate(0.001)
@@ -63,25 +71,26 @@ def test_sets_without_a_fit_have_no_probability():
         {"RGB, NI+TI": {"slope": 2.0, "offset": 1.0, "limits": {"0.01": 0.5}}}
     )
     one, other = np.uint8([[1, 6, 1]]), np.uint8([[6, 1, 1]])
-    probabilities = calibration.probability(np.array([[0.5, 0.5, 0.5]]), one, other)
-    np.testing.assert_array_equal(probabilities, [[0.5, 0.5, np.nan]])
-    unknown = calibration.is_unknown(np.array([[0.5, 0.51, 0.0]]), one, other, 0.01)
-    np.testing.assert_array_equal(unknown, [[False, True, True]])
+    judged = calibration.judge(np.array([[0.5, 0.51, 0.9]]), one, other, 0.01)
+    expected = [[0.5, 1 / (1 + np.exp(0.02)), np.nan]]
+    np.testing.assert_allclose(judged[0], expected)
+    np.testing.assert_array_equal(judged[1], [[False, True, False]])
 
 
 def test_the_quality_of_a_fit_is_that_of_a_loop_over_its_bins():
     fitted = fit(draw_pairs(200, 3000))
     same, different = pairs = draw_pairs(50, 2000, seed=1)
-    calibration, error, bins = Calibration({WHOLE: fitted}), 0.0, 15
+    error, bins = 0.0, 15
     share = 200 / 3200
     for number in range(bins):
         gap = 0.0
         for distances, label, weight in ((same, 1, share / 50), (different, 0, (1 - share) / 2000)):
-            for value in calibration.probability(distances, 7, 7).tolist():
+            for distance in distances.tolist():
+                value = 1 / (1 + math.exp(fitted["slope"] * distance - fitted["offset"]))
                 if number / bins <= value < (number + 1) / bins:
                     gap += weight * (label - value)
         error += abs(gap)
-    actual = quality(fitted, WHOLE, pairs)
+    actual = quality(fitted, pairs)
     assert actual["error"] == pytest.approx(error)
     limit = fitted["limits"]["0.05"]
     expected = [(different <= limit).mean(), (same <= limit).mean()]
@@ -120,26 +129,35 @@ def weights(tiny_root, tmp_path_factory):
     return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
 
 
+@pytest.fixture(scope="module")
+def other_root(tmp_path_factory):
+    """Other data: 64 triplets of eight identities for training, which the checkpoint has not seen."""
+    root = tmp_path_factory.mktemp("other")
+    sizes = "--identities 8 --test_identities 4 --images_per_camera 2 --height 32 --width 16"
+    make_synthetic.main(["--root", str(root), *sizes.split(), "--seed", "9", "--workers", "1"])
+    return root
+
+
 @pytest.fixture
-def calibrated(weights, tmp_path, command):
-    """A copy of it, calibrated on the split train, and the record of this."""
+def calibrated(weights, other_root, tmp_path, command):
+    """A copy of it, calibrated on the split train of other data, and the record of this."""
     path = shutil.copyfile(weights, tmp_path / "last.pth")
-    code, stdout, stderr = command(calibrate.main, "--weight", path, "--split", "train", "--test")
+    words = ("--weight", path, "--split", "train", "--test", "DATASETS.ROOT_DIR", other_root)
+    code, stdout, stderr = command(calibrate.main, *words)
     assert code == 0, stderr
-    assert stdout.splitlines()[0].startswith("Calibrated on 48 triplets of 6 identities (train of")
+    assert stdout.splitlines()[0].startswith("Calibrated on 64 triplets of 8 identities (train of")
     return path, json.loads(calibration_file(path).read_text())
 
 
-def test_a_calibration_is_of_the_distances_of_the_search(calibrated, tiny_root):
-    """Of every return pattern; for triplets of unequal sets by their common columns."""
+def test_a_calibration_is_of_the_distances_of_the_search(calibrated, other_root):
+    """Of every return pattern, by an unknown camera; for triplets of unequal sets by their common columns."""
     path, record = calibrated
     reid = demo_sdtps.load(path)
-    samples = read_splits(load_cfg(CONFIG, cli_args_for(tiny_root)[2:]), ("train",))["train"]
+    samples = read_splits(load_cfg(CONFIG, cli_args_for(other_root)[2:]), ("train",))["train"]
     rgb, ni, ti = ([sample.paths[place] for sample in samples] for place in range(3))
-    cameras = [sample.camera for sample in samples]
     for pattern in (1, 3):
-        one = reid.features(rgb=rgb, return_pattern=pattern, camera=cameras)
-        other = reid.features(rgb=rgb, ni=ni, ti=ti, return_pattern=pattern, camera=cameras)
+        one = reid.features(rgb=rgb, return_pattern=pattern)
+        other = reid.features(rgb=rgb, ni=ni, ti=ti, return_pattern=pattern)
         distances = reid.distance(one, other)
         different = [
             distances[i, j]
@@ -148,7 +166,7 @@ def test_a_calibration_is_of_the_distances_of_the_search(calibrated, tiny_root):
             if a.identity != b.identity
         ]
         fitted = record["patterns"][str(pattern)]["RGB, RGB+NI+TI"]
-        assert fitted["different"] == len(different) == 48 * 40
+        assert fitted["different"] == len(different) == 64 * 56
         assert fitted["limits"]["0.05"] == pytest.approx(np.quantile(different, 0.05), rel=0.02)
     assert record["test"]["3"].keys() == record["patterns"]["3"].keys()
 
@@ -219,9 +237,35 @@ def test_without_its_own_calibration_nothing_of_it_is_shown(
     assert "is of other weights" in caplog.text
 
 
-def test_identities_of_the_training_are_not_calibrated_on_unasked(weights, calibrated, refusal):
-    assert "DATASETS.VALIDATION 0.2" in refusal(calibrate.main, "--weight", weights)
-    few = ("--weight", weights, "DATASETS.VALIDATION", "0.34")
-    assert "fewer than 10 pairs of one identity" in refusal(calibrate.main, *few)
-    again = ("--weight", calibrated[0], "--split", "train")
+def test_identities_of_training_and_test_are_not_calibrated_on(
+    weights, calibrated, other_root, refusal, tmp_path
+):
+    """Nor ones that another share would have left out."""
+    word = "--weight"
+    assert "DATASETS.VALIDATION 0.3" in refusal(calibrate.main, word, weights)
+    for split in ("train", "query"):
+        assert "promises too much" in refusal(calibrate.main, word, weights, "--split", split)
+    held_out = with_values(demo_sdtps.load(weights).cfg, {"DATASETS.VALIDATION": 0.34})
+    other = checkpoint_file(tmp_path / "other.pth", held_out)
+    share = ("DATASETS.VALIDATION", "0.5")
+    assert "trained with 0.34" in refusal(calibrate.main, word, other, *share)
+    root = ("DATASETS.ROOT_DIR", other_root)
+    assert "fewer than 10 pairs of one" in refusal(calibrate.main, word, other, *root)
+    again = (word, calibrated[0], "--split", "train", *root)
     assert "--overwrite" in refusal(calibrate.main, *again)
+
+
+def test_a_damaged_calibration_is_told(calibrated, refusal, files):
+    path, _ = calibrated
+    for text in ("[1]", '{"a": 1}', "{"):
+        calibration_file(path).write_text(text)
+        words = ("--weight", path, "--gallery", files["rgb"][0].parents[1])
+        sentence = refusal(search.main, *words, "--query", files["rgb"][0])
+        assert "is no calibration; run demo-sdtps calibrate again" in sentence
+
+
+def test_many_images_of_few_identities_are_thinned_out():
+    samples = [Sample((f"{place}",), place % 3, 0) for place in range(9000)]
+    chosen = chosen_samples(samples)
+    assert Counter(sample.identity for sample in chosen) == dict.fromkeys(range(3), MOST // 3)
+    assert len(chosen_samples(samples[:50])) == 50
