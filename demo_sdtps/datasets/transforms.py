@@ -5,10 +5,9 @@ Each modality is augmented independently, or with one flip and crop per triplet 
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torchvision.transforms import v2
@@ -19,18 +18,13 @@ Transform = Callable[..., torch.Tensor]
 Decoded = Sequence[torch.Tensor | None]
 # Python's random generator; the module `random` is the global one
 Generator = random.Random | ModuleType
+# what is drawn for flip and crop: whether to flip, shift down and right in pixels
+Geometry = tuple[bool, int, int]
+Range = tuple[float, float]
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
 2020)."""
-
-
-class Geometry(NamedTuple):
-    """What is drawn for flip and crop."""
-
-    flip: bool
-    down: int  # shift in pixels
-    right: int
 
 
 class TrainTransform:
@@ -54,8 +48,8 @@ class TrainTransform:
         return self.normalise_and_erase(self.place(image, self.geometry(rng)), rng)
 
     def geometry(self, rng: Generator) -> Geometry:
-        flip = rng.random() < self.flip
-        return Geometry(flip, *(rng.randint(-self.padding, self.padding) for _ in range(2)))
+        flip, padding = rng.random() < self.flip, self.padding
+        return flip, rng.randint(-padding, padding), rng.randint(-padding, padding)
 
     def place(
         self, image: torch.Tensor, geometry: Geometry, resize: Transform | None = None
@@ -63,9 +57,8 @@ class TrainTransform:
         """uint8 (C, h, w) → float32 (C, H, W) in [0, 255]: resize (default: bicubic), flip, pad and crop."""
         if image.shape[1:] != self.size:
             image = (resize or self.resize)(image)
-        if geometry.flip:
-            image = image.flip(2)
-        return pad_and_crop(image, geometry.down, geometry.right)
+        flip, down, right = geometry
+        return pad_and_crop(image.flip(2) if flip else image, down, right)
 
     def normalise_and_erase(self, image: torch.Tensor, rng: Generator) -> torch.Tensor:
         """In place. Padding is black and precedes normalisation, as in DeMo."""
@@ -156,10 +149,7 @@ def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
 def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
     """Fill a random rectangle of (3, H, W) with normal noise, in place, as timm's erasing does with the global generator."""
     _, height, width = image.shape
-    for _ in range(ATTEMPTS):
-        area = rng.uniform(*ERASED_AREA) * height * width
-        aspect = math.exp(rng.uniform(*map(math.log, ERASED_ASPECT)))
-        rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+    for rows, columns in random_sizes(height, width, ERASED_AREA, ERASED_ASPECT, rng):
         if rows < height and columns < width:
             top, left = rng.randint(0, height - rows), rng.randint(0, width - columns)
             generator = torch.Generator().manual_seed(rng.getrandbits(63))
@@ -167,6 +157,16 @@ def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
             image[:, top : top + rows, left : left + columns] = noise
             break
     return image
+
+
+def random_sizes(
+    height: int, width: int, share: Range, aspect: Range, rng: Generator
+) -> Iterator[tuple[int, int]]:
+    """ATTEMPTS random sizes (a, b) in an image, by the ranges of their share a·b of its pixels and of their ratio a / b."""
+    for _ in range(ATTEMPTS):
+        area = rng.uniform(*share) * height * width
+        ratio = math.exp(rng.uniform(*map(math.log, aspect)))
+        yield round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
 
 
 def test_transform(cfg: CfgNode) -> Transform:
@@ -178,10 +178,10 @@ def resize_and_normalise(
     cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode
 ) -> Transform:
     """uint8 (3, h, w) → float32 (3, *size)."""
-    return v2.Compose(
-        [
-            v2.Resize(list(size), interpolation=interpolation),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD),
-        ]
-    )
+    return v2.Compose([v2.Resize(list(size), interpolation=interpolation), normalise(cfg)])
+
+
+def normalise(cfg: CfgNode) -> Transform:
+    """uint8 (3, h, w) → float32 (3, h, w)."""
+    scale = v2.ToDtype(torch.float32, scale=True)
+    return v2.Compose([scale, v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])
