@@ -52,10 +52,9 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
 
 def validation_identities(samples: Sequence[Sample], share: float) -> set[int]:
     """A `share` of the identities, evenly spaced in their order."""
-    identities = identity_labels(samples)
     return {
         identity
-        for identity, place in identities.items()
+        for identity, place in identity_labels(samples).items()
         if int((place + 1) * share) > int(place * share)
     }
 

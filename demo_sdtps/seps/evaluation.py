@@ -81,15 +81,9 @@ def make_retrieval_data(
 ) -> RetrievalData:
     """Tokenise a split for evaluation."""
     check_folds(split, folds)
-    captions, long_captions = encode_captions(cfg, split, tokenizer)
-    return RetrievalData(
-        image_loader(cfg, split),
-        captions,
-        long_captions,
-        torch.tensor(split.image_of),
-        folds,
-        cfg.TEST.IMS_PER_BATCH,
-    )
+    texts, image_of = encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of)
+    loader = image_loader(cfg, split)
+    return RetrievalData(loader, *texts, image_of, folds, cfg.TEST.IMS_PER_BATCH)
 
 
 def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:

@@ -21,16 +21,8 @@ from PIL import Image, ImageFilter
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.synthetic.body import (
-    LOOK_SHAPE,
-    Build,
-    Look,
-    Pose,
-    draw_body,
-    random_build,
-    random_look,
-    random_pose,
-)
+from demo_sdtps.synthetic import body
+from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, Pose, draw_body
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1  # incremented whenever the same seed gives other images
@@ -98,8 +90,7 @@ CAMERAS = (
         blur=0.6,
     ),
 )
-DAY_LIGHT = np.ones(5)
-# factor of the light at night; NI has its own lamp and TI needs none
+# factor of the light at night, by channel; NI has its own lamp and TI needs none
 NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
 OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
@@ -114,7 +105,6 @@ def make_identities(number: int, seed: int) -> list[Identity]:
     """`number` identities with different combinations of looks.
 
     Every second identity differs from its predecessor in a single modality (RGB, NI and TI in turn): all three are needed.
-
     """
     if number > prod(LOOK_SHAPE):
         raise UserError(
@@ -138,10 +128,8 @@ def make_identities(number: int, seed: int) -> list[Identity]:
         )
         chosen.append(int(np.argmin(np.where(candidates, used + rng.random(len(looks)), np.inf))))
         free[chosen[-1]] = False
-    return [
-        Identity(Look(*looks[row].tolist()), random_build(np.random.default_rng([seed, 1, index])))
-        for index, row in enumerate(chosen)
-    ]
+    builds = [body.random_build(np.random.default_rng([seed, 1, index])) for index in range(number)]
+    return list(map(Identity, (Look(*looks[row].tolist()) for row in chosen), builds))
 
 
 def is_night(camera: int, rng: np.random.Generator) -> bool:
@@ -164,11 +152,11 @@ def draw_triplet(
     anywhere in the same surroundings, at half to full height.
     """
     # Separate streams, so that the draws of one part do not change those of another.
-    scene, body, front, sensor = rng.spawn(4)
+    scene, stance, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
-    pose = random_pose(body, canvas.aspect)
+    pose = body.random_pose(stance, canvas.aspect)
     if unaligned:
-        pose = _unalign(pose, canvas, front, body)
+        pose = _unalign(pose, canvas, front, stance)
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
     if scene.random() < BYSTANDER_RATE:
         # A bystander behind the person is the smaller of the two.
@@ -218,7 +206,8 @@ def _draw_bystander(
     scale: float = 1.0,
 ) -> None:
     """Person without an identity, of `scale` times a random height, at least `aside` image widths from the centre."""
-    pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
+    pose, build = body.random_pose(rng, canvas.aspect), body.random_build(rng)
+    look = body.random_look(rng)
     height = scale * rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
     y = 0.95 - height + rng.uniform(-0.05, 0.1)
@@ -230,7 +219,7 @@ def _expose(
 ) -> dict[str, np.ndarray]:
     """Render the channels by the camera: (H, W, 5) float → {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
-    source = NIGHT_LIGHT if night else DAY_LIGHT
+    source = NIGHT_LIGHT if night else np.ones(5)
     numbers = [camera.gain, camera.gamma, camera.offset, camera.noise, source]
     images = {}
     for modality, span in CHANNELS.items():

@@ -83,14 +83,11 @@ def draw_background(canvas: Canvas, style: Style, night: bool, rng: np.random.Ge
     """Fill the canvas with a wall, a ground and objects. At night unheated surfaces are colder."""
     horizon = rng.uniform(*style.horizon)
     ambient = 0.65 if night else 1.0
-    wall = canvas.add(
-        _tint(style.walls, rng), rng.uniform(0.2, 0.75), ambient * rng.uniform(0.15, 0.5)
-    )
-    ground = canvas.add(
-        _tint(style.grounds, rng), rng.uniform(0.15, 0.65), ambient * rng.uniform(0.15, 0.5)
-    )
-    canvas.box(0, 0, canvas.aspect, horizon, wall)
-    canvas.box(0, horizon, canvas.aspect, 1, ground)
+    wall, ground = (style.walls, (0.2, 0.75), 0, horizon), (style.grounds, (0.15, 0.65), horizon, 1)
+    for palette, reflectance, top, bottom in (wall, ground):
+        colour, ni = _tint(palette, rng), rng.uniform(*reflectance)
+        surface = canvas.add(colour, ni, ambient * rng.uniform(0.15, 0.5))
+        canvas.box(0, top, canvas.aspect, bottom, surface)
     objects = _Objects(canvas, rng, horizon)
     for name, mean_count in style.objects.items():
         for _ in range(rng.poisson(mean_count)):
@@ -139,9 +136,8 @@ class _Objects:
     def surface(
         self, palette: Palette, reflectance: tuple[float, float], radiance: tuple[float, float]
     ) -> Label:
-        return self.add(
-            _tint(palette, self.rng), self.uniform(*reflectance), self.uniform(*radiance)
-        )
+        colour = _tint(palette, self.rng)
+        return self.add(colour, self.uniform(*reflectance), self.uniform(*radiance))
 
     def windows(self) -> None:
         pane, frame = self.material(POOL[:3]), self.material()

@@ -24,15 +24,12 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for source, page in OUTSIDE.items():
-        files.append(
-            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
-        )
+    pages = {page: (ROOT / source).read_text("utf-8") for source, page in OUTSIDE.items()}
     for name, members in REFERENCE.items():
         lines = [f"# {name}", *(f"::: demo_sdtps.{member}" for member in members)]
-        files.append(
-            File.generated(config, f"reference/{name}.md", content="\n\n".join(lines) + "\n")
-        )
+        pages[f"reference/{name}.md"] = "\n\n".join(lines) + "\n"
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
     return files
 
 

@@ -13,12 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo_sdtps.modeling.class_attention import (
-    CLASS_TOKEN,
-    attention_weights,
-    check_class_attention,
-    keys,
-)
+from demo_sdtps.modeling import class_attention
 from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
@@ -106,10 +101,12 @@ class Slimming(nn.Module):
             "positions": positions,
         }
         if scorer.needs_attention:
-            weights = attention_weights(block, tokens, CLASS_TOKEN, inputs.rope)
+            weights = class_attention.attention_weights(
+                block, tokens, class_attention.CLASS_TOKEN, inputs.rope
+            )
             rows["attention"] = weights.squeeze(2)[..., patches]
         if scorer.needs_keys:
-            rows["keys"] = keys(block, tokens.values).mean(dim=1)[:, patches]
+            rows["keys"] = class_attention.keys(block, tokens.values).mean(dim=1)[:, patches]
         if scorer.needs_sizes:
             ones = torch.ones_like(positions, dtype=torch.float32)
             rows["sizes"] = ones if tokens.sizes is None else tokens.sizes[:, patches]
@@ -175,7 +172,7 @@ def check_stages(
         )
     for block, scorer in zip(slimming.blocks, slimming.scores, strict=True):
         if scorer.needs_attention or scorer.needs_keys:
-            check_class_attention(blocks[block], names[1])
+            class_attention.check_class_attention(blocks[block], names[1])
 
 
 def slim_backbone(

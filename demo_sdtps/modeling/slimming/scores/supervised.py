@@ -34,14 +34,10 @@ class Supervised(Score):
     ):
         super().__init__(width, grid, **settings)
         self.loss_weight = loss_weight
-        self.heads = nn.ModuleDict(
-            {
-                modality: nn.Sequential(
-                    nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 1)
-                )
-                for modality in modalities
-            }
-        )
+        self.heads = nn.ModuleDict()
+        for modality in modalities:
+            layers = nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 1)
+            self.heads[modality] = nn.Sequential(*layers)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.heads[context.modality](tokens).squeeze(-1).float()
