@@ -54,9 +54,8 @@ class IdentityBatchSampler(EpochBatchSampler):
 
     def batches(self) -> list[list[tuple[int, int]]]:
         generator = _generator(self.seed, self.epoch)
-        groups = {
-            label: self._groups(indices, generator) for label, indices in self.by_identity.items()
-        }
+        members = self.by_identity.items()
+        groups = {label: self._groups(indices, generator) for label, indices in members}
         batches = []
         while len(groups) >= self.identities_per_batch:
             labels, order = list(groups), torch.randperm(len(groups), generator=generator)

@@ -137,9 +137,8 @@ def train_transform(cfg: CfgNode) -> Callable[..., list[torch.Tensor]]:
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     """uint8 (C, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
     _, height, width = image.shape
-    visible = image[
-        :, max(-down, 0) : max(height - down, 0), max(-right, 0) : max(width - right, 0)
-    ]
+    rows, columns = max(height - down, 0), max(width - right, 0)
+    visible = image[:, max(-down, 0) : rows, max(-right, 0) : columns]
     canvas = torch.zeros(image.shape)
     top, left = max(down, 0), max(right, 0)
     canvas[:, top : top + visible.shape[1], left : left + visible.shape[2]] = visible

@@ -71,9 +71,8 @@ class DeMo(nn.Module):
         self.one_head = cfg.MODEL.DIRECT == 1
         fused = list(subsets.values()) if self.hdm else ()
         self.layout = make_layout(width, self.modalities, fused, self.one_head, bool(self.sdtps))
-        self.heads = nn.ModuleDict(
-            {name: BNNeck(dim, num_class) for name, dim in self.layout.widths.items()}
-        )
+        widths = self.layout.widths.items()
+        self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in widths})
         self.head_weights = {
             name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.heads
         }

@@ -128,9 +128,8 @@ class HDM(nn.Module):
         for subset, modalities in self.subsets.items():
             joint = torch.cat([logits[subset, modality] for modality in modalities], dim=-1)
             joint = F.dropout(joint.softmax(dim=-1), self.dropout, self.training)
-            for modality, chunk in zip(
-                modalities, joint.chunk(len(modalities), dim=-1), strict=True
-            ):
+            chunks = joint.chunk(len(modalities), dim=-1)
+            for modality, chunk in zip(modalities, chunks, strict=True):
                 weights[subset, modality] = chunk
         return weights
 

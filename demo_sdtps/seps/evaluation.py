@@ -159,9 +159,8 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[torch
         for other in range(distributed.world_size())
     ]
     encoded = [torch.empty(0, model.network.embed_size, device=device)]
-    for block in progress(
-        blocks[distributed.rank() :: distributed.world_size()], "encoding captions", unit="block"
-    ):
+    own = blocks[distributed.rank() :: distributed.world_size()]
+    for block in progress(own, "encoding captions", unit="block"):
         words, lengths = pad_texts([texts[index] for index in block])
         vectors = model.text_tower(to_device(words, device), lengths)
         encoded += [tensor[:length] for tensor, length in zip(vectors, lengths, strict=True)]

@@ -34,9 +34,8 @@ class HRPA(nn.Module):
         self.top_k = top_k
         self.relevance_mlp: nn.Sequential | None = None
         if use_paper_version:
-            self.relevance_mlp = nn.Sequential(
-                nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1)
-            )
+            layers = nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1)
+            self.relevance_mlp = nn.Sequential(*layers)
 
     def forward(
         self,

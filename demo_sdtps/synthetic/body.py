@@ -113,10 +113,6 @@ SKIN = (0.76, 0.56, 0.44)
 FAR_SHADE = 0.75  # the limbs on the far side are in the shadow of the body
 
 
-def random_look(rng: np.random.Generator) -> Look:
-    return Look(*(int(rng.integers(count)) for count in LOOK_SHAPE))
-
-
 def random_build(rng: np.random.Generator) -> Build:
     """Random build; builds vary too little to identify a person."""
     return Build(
@@ -170,7 +166,8 @@ def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
         body.backpack()
     body.arm(near, "sleeve")
     if build.bag == "bag":
-        body.handbag(near)
+        x, y = body.joints(near)[2]
+        body.polygon(rectangle(x - 0.05, y + 0.02, x + 0.05, y + 0.13), "bag")
     pattern, labels = GARMENT_PATTERNS[RGB_LOOKS[look.rgb].pattern], body.labels
     canvas.relabel(
         {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")},
@@ -261,10 +258,6 @@ class _Body:
         self.ellipse(wrist[0], wrist[1] + 0.012, 0.021, 0.025, "skin")
         self.limb(shoulder, elbow, 0.036, 0.030, part)
         self.limb(elbow, wrist, 0.030, 0.024, part)
-
-    def handbag(self, side: int) -> None:
-        x, y = self.joints(side)[2]
-        self.polygon(rectangle(x - 0.05, y + 0.02, x + 0.05, y + 0.13), "bag")
 
     def backpack(self) -> None:
         if self.build.bag != "backpack":

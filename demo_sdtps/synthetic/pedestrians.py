@@ -207,7 +207,7 @@ def _draw_bystander(
 ) -> None:
     """Person without an identity, of `scale` times a random height, at least `aside` image widths from the centre."""
     pose, build = body.random_pose(rng, canvas.aspect), body.random_build(rng)
-    look = body.random_look(rng)
+    look = Look(*(int(rng.integers(count)) for count in LOOK_SHAPE))
     height = scale * rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
     y = 0.95 - height + rng.uniform(-0.05, 0.1)
@@ -312,7 +312,6 @@ def _map(
     if workers == 1:
         yield from map(write_one, tasks)
         return
-    with multiprocessing.Pool(
-        min(workers, len(tasks)), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    ) as pool:
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.Pool(min(workers, len(tasks)), signal.signal, ignored) as pool:
         yield from pool.imap_unordered(write_one, tasks)

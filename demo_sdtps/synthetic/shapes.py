@@ -125,18 +125,16 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
     number, kind = NUMBER_WORDS[len(shapes)], rng.random()
     if len(shapes) > 2 and kind < 0.2:
         # Three colours and kinds with one more word each identify a scene.
-        a, b, c = (
-            _noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3]
-        )
+        extra = ("size", "texture")
+        a, b, c = (_noun(shape, **{_choice(rng, extra): True}) for shape in shapes[:3])
         return _choice(rng, OF_THREE).format(a=a, b=b, c=c, number=number)
     first, second = shapes[:2]
     if kind < 0.6:
         relation, sentence = _choice(rng, relations(first, second)), _choice(rng, RELATED)
         return sentence.format(a=_describe(first, rng), b=_describe(second, rng), relation=relation)
     # The first of the two always with its position, the second sometimes.
-    a, b = (
-        _describe(shape, rng, rng.random() < rate) for shape, rate in ((first, 1), (second, 0.4))
-    )
+    rates = ((first, 1), (second, 0.4))
+    a, b = (_describe(shape, rng, rng.random() < rate) for shape, rate in rates)
     return _choice(rng, SENTENCES).format(a=a, b=b, number=number)
 
 

@@ -76,9 +76,8 @@ def main() -> None:
             show((0.75, bottom, 0.55, 1.1), image)
             write(0.4, bottom + 0.55, modality)
             show((2.25, bottom, 0.55, 1.1), covered_image)
-        canvas.add_patch(
-            Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2)
-        )
+        box = Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2)
+        canvas.add_patch(box)
         write(4.7, 2.2, "Vision\nTransformer", 14, weight="bold")
         write(4.7, 1.35, f"{share:.0%} of the\noperations", 12)
         feature = features[3][number].numpy()

@@ -22,11 +22,8 @@ class Saliency(Score):
     of_images = True
 
     def scores(self, context: Context) -> ByModality:
-        saliencies = saliency(context)
-        return {
-            modality: saliencies[modality].gather(1, context.positions_of(modality))
-            for modality in context.tokens
-        }
+        whole = saliency(context)
+        return {name: whole[name].gather(1, context.positions_of(name)) for name in context.tokens}
 
 
 @torch.no_grad()
