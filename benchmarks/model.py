@@ -106,10 +106,7 @@ def precisions(device: torch.device) -> list[torch.dtype | None]:
 
 
 def precision_rows(
-    batch: int,
-    rounds: int,
-    halves: Sequence[torch.dtype | None],
-    are_alike: bool = False,
+    batch: int, rounds: int, halves: Sequence[torch.dtype | None], are_alike: bool = False
 ) -> Iterator[Row]:
     """Inference and training step in each precision: time, and cosine similarity of features. The reference is in float32 or,
     where both `are_alike`, under the same autocast; then, on a GPU, also inference with compiled blocks."""
@@ -137,10 +134,8 @@ def precision_rows(
             with inference(sides.ours, half):
                 sides.ours.backbone.compile_blocks()
                 compiled = in_turns("compiled", {"ours": infer_ours}, rounds, sides.device)
-            yield speed_row(
-                f"inference, {name_of(half)}, MODEL.COMPILE beside none",
-                {"reference": row.ours} | compiled,
-            )
+            title = f"inference, {name_of(half)}, MODEL.COMPILE beside none"
+            yield speed_row(title, {"reference": row.ours} | compiled)
         del sides, steps, infer_reference, infer_ours  # frees memory for the next
 
 
@@ -194,11 +189,8 @@ def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
             batch_features.append(sides.reference.eval()(images, cameras.to(sides.device), pattern))
     features = F.normalize(torch.cat(batch_features).float(), dim=1).cpu()
     query, gallery = features[data.query], features[data.gallery]
-    labels = [
-        data.labels(name, side).numpy()
-        for name in ("identity", "camera")
-        for side in (data.query, data.gallery)
-    ]
+    both = data.query, data.gallery
+    labels = [data.labels(name, side).numpy() for name in ("identity", "camera") for side in both]
     return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]
 
 
@@ -217,7 +209,7 @@ class Fast(nn.Module):
         return self.atmoe(self.hdm(patches, global_feats))
 
 
-def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
+def fusion_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """HDM and ATMoE against seven attentions and a loop over the experts. Raises `RuntimeError` where the outputs differ."""
     cfg = load_cfg("RGBNT201/DeMo.yml")
     torch.manual_seed(cfg.SOLVER.SEED)
@@ -228,20 +220,11 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     ours = Fast(reference)
     tokens = random_tokens(batch, count, width, device)
     check_near("HDM + ATMoE", fuse(ours, tokens), fuse(reference, tokens))
-    return [
-        compare(
-            f"HDM + ATMoE, {batch} triplets, {count} patches: {kind}",
-            partial(work, reference, tokens),
-            partial(work, ours, tokens),
-            rounds_of_work,
-            device,
-            FUSION_TARGET,
-        )
-        for kind, work, rounds_of_work in (
-            ("evaluation", fuse, 2 * rounds),
-            ("training step", fusion_step, rounds),
-        )
-    ]
+    works = ("evaluation", fuse, 2 * rounds), ("training step", fusion_step, rounds)
+    for kind, work, times in works:
+        sides = partial(work, reference, tokens), partial(work, ours, tokens)
+        what = f"HDM + ATMoE, {batch} triplets, {count} patches: {kind}"
+        yield compare(what, *sides, times, device, FUSION_TARGET)
 
 
 def random_tokens(

@@ -31,20 +31,12 @@ def ranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
     def ours() -> Ranking:
         return ranking_of(*match_ranks(distance.__getitem__, distance.shape, ids, cameras))
 
-    metrics = ours()
-    cmc, mean_average_precision = demo_ranking.evaluate_distances(*arrays)
+    metrics, reference = ours(), partial(demo_ranking.evaluate_distances, *arrays)
+    cmc, mean_average_precision = reference()
     expected = torch.tensor([mean_average_precision, *cmc])
     check_near("mAP and CMC", torch.tensor([metrics.mAP, *metrics.cmc]), expected, 1e-5)
-    return [
-        compare(
-            f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {metrics.mAP:.2f}",
-            lambda: demo_ranking.evaluate_distances(*arrays),
-            ours,
-            1 if quick else 2,
-            device,
-            20,
-        )
-    ]
+    what = f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {metrics.mAP:.2f}"
+    return [compare(what, reference, ours, 1 if quick else 2, device, 20)]
 
 
 def reranking_rows(quick: bool = False, device: torch.device = CPU) -> Iterator[Row]:

@@ -70,17 +70,11 @@ def main() -> None:
         # the parts' configurations choose a GPU where they see one
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     topics = [topic for topic in TOPICS if topic in arguments.parts or not arguments.parts]
-    rows = {topic: resolve_name(f"benchmarks.{TOPICS[topic][1]}") for topic in topics}
-    rows_by_part = {
-        topic: list(rows[topic](arguments.quick, device))
-        for topic in progress(topics, "measuring", unit="part")
-    }
-    record = conditions(device, arguments.quick) | {
-        "parts": {
-            topic: [row._asdict() for row in topic_rows]
-            for topic, topic_rows in rows_by_part.items()
-        }
-    }
+    rows_of = {topic: resolve_name(f"benchmarks.{TOPICS[topic][1]}") for topic in topics}
+    parts = {}
+    for topic in progress(topics, "measuring", unit="part"):
+        parts[topic] = [row._asdict() for row in rows_of[topic](arguments.quick, device)]
+    record = conditions(device, arguments.quick) | {"parts": parts}
     if arguments.json:
         write_json(arguments.json, record)
     print_lines(as_report(record))

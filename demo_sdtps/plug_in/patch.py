@@ -164,11 +164,8 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     `add_config`. Raises `UserError` for a model that is none of HOSTS, what its host refuses, or an impossible value.
     """
     check_values(cfg)
-    if (
-        isinstance(model, SDTPSForward)
-        or hasattr(model, "slimming")
-        or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
-    ):
+    is_off = not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
+    if is_off or isinstance(model, SDTPSForward) or hasattr(model, "slimming"):
         return model
     host = host_of(model)
     if cfg.MODEL.USE_SDTPS:

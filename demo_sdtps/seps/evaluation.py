@@ -44,11 +44,8 @@ def read_caption_splits(
     cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")
 ) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES."""
-    data = cfg.DATASETS
-    splits = {
-        name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS)
-        for name in names
-    }
+    data, root = cfg.DATASETS, Path(cfg.DATASETS.ROOT_DIR)
+    splits = {name: read_image_texts(root, data.NAMES, name, data.LONG_CAPTIONS) for name in names}
     without = [name for name, split in splits.items() if split.long_captions is None]
     if 0 < len(without) < len(splits):
         raise UserError(

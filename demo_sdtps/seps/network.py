@@ -30,10 +30,8 @@ class DualTokenAggregation(nn.Module):
 
     def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """Logits of the weights W_s and W_d: (B, S, C) → two of (B, N_c, S)."""
-        return [
-            weight(tokens).transpose(1, 2) * self.scale
-            for weight in (self.weight_sparse, self.weight_dense)
-        ]
+        weights = (self.weight_sparse, self.weight_dense)
+        return [weight(tokens).transpose(1, 2) * self.scale for weight in weights]
 
 
 class CrossSparseAggrNet(nn.Module):

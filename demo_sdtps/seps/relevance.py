@@ -77,10 +77,8 @@ def max_sim(cosines: torch.Tensor, tokens: torch.Tensor | None = None) -> MaxSim
 
 def concat(some: MaxSim, others: MaxSim) -> MaxSim:
     """Maxima of the same words and of the concatenated tokens."""
-    return MaxSim(
-        torch.maximum(some.of_words, others.of_words),
-        torch.cat([some.of_tokens, others.of_tokens], dim=-1),
-    )
+    of_tokens = torch.cat([some.of_tokens, others.of_tokens], dim=-1)
+    return MaxSim(torch.maximum(some.of_words, others.of_words), of_tokens)
 
 
 def relevance(

@@ -159,11 +159,8 @@ class Backbone(nn.Module, ABC):
     def chunks(*tensors: torch.Tensor, images_each: int = 1) -> list[tuple[torch.Tensor, ...]]:
         """Tensors (B, …) of `images_each` images a row, in chunks that pass through the backbone at once."""
         # An exported graph has no loop over the batch, whose size it does not know.
-        if (
-            tensors[0].device.type != "cpu"
-            or torch.is_grad_enabled()
-            or torch.compiler.is_exporting()
-        ):
+        is_whole = torch.is_grad_enabled() or torch.compiler.is_exporting()
+        if is_whole or tensors[0].device.type != "cpu":
             return [(tensor,) for tensor in tensors]
         return [tensor.split(max(1, CHUNK // images_each)) for tensor in tensors]
 
