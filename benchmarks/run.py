@@ -6,7 +6,7 @@ import os
 from pkgutil import resolve_name
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import add_output, print_lines, read_arguments, run
+from demo_sdtps.config.cli import add_output, add_switch, print_lines, read_arguments, run
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
@@ -40,9 +40,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few rounds, as a test without results"
-    )
+    add_switch(parser, "--quick", "small sizes and few rounds, as a test without results")
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),

@@ -77,14 +77,12 @@ def data(name: str) -> Any:
 def configuration_keys() -> str:
     """Keys of the configuration that have an effect, by section."""
     unused = {name for names in UNUSED_KEYS.values() for name in names}
-    return markdown_table(
-        ("key", "default", "meaning"),
-        [
-            (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
-            for key in KEYS
-            if key.name not in unused
-        ],
-    )
+    rows = [
+        (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
+        for key in KEYS
+        if key.name not in unused
+    ]
+    return markdown_table(("key", "default", "meaning"), rows)
 
 
 def interface() -> str:
@@ -140,13 +138,10 @@ def hosts() -> str:
 def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
     """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
     names = ("setting", "seed", "passed", "failed")
-    return markdown_table(
-        ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
-        [
-            [*(str(row[name]) for name in names), f"{row['share']:.2f}"]
-            for row in rows or data("seeds")["rows"]
-        ],
-    )
+    headers = ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance")
+    rows = rows or data("seeds")["rows"]
+    table = [[*(str(row[name]) for name in names), f"{row['share']:.2f}"] for row in rows]
+    return markdown_table(headers, table)
 
 
 def demo() -> str:

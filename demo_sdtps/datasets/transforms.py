@@ -38,10 +38,8 @@ class TrainTransform:
         self.size = torch.Size(cfg.INPUT.SIZE_TRAIN)
         self.resize = v2.Resize(self.size, interpolation=v2.InterpolationMode.BICUBIC)
         # For pixel values in [0, 255].
-        self.mean, self.std = (
-            255 * torch.tensor(values)[:, None, None]
-            for values in (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
-        )
+        statistics = (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
+        self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in statistics)
         self.erasing = cfg.INPUT.RE_PROB
 
     def __call__(self, image: torch.Tensor, rng: Generator = random) -> torch.Tensor:
@@ -109,11 +107,8 @@ class DropModalities:
 
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
         inputs = self.transform(images, rng)
-        present = [
-            model_input
-            for image, model_input in zip(images, inputs, strict=True)
-            if not (image is None or is_mask(image))
-        ]
+        pairs = zip(images, inputs, strict=True)
+        present = [given for image, given in pairs if not (image is None or is_mask(image))]
         dropped = [image for image in present if rng.random() < self.probability]
         if len(dropped) == len(present):
             dropped.pop(rng.randrange(len(dropped)))

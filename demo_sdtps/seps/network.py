@@ -1,7 +1,7 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import torch
@@ -114,13 +114,10 @@ class CrossSparseAggrNet(nn.Module):
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         branches = 2 if self.is_dual and has_long else 1
         self_score = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
-        return ImageFeatures(
-            patches.float(),
-            F.normalize(class_token.float(), dim=-1),
-            self_score,
-            tuple(net.predict(patches) for net in nets[:branches]),
-            tuple(logit.float().contiguous() for logit in logits[:branches]),
-        )
+        class_token = F.normalize(class_token.float(), dim=-1)
+        predicted = tuple(net.predict(patches) for net in nets[:branches])
+        of_branches = tuple(logit.float().contiguous() for logit in logits[:branches])
+        return ImageFeatures(patches.float(), class_token, self_score, predicted, of_branches)
 
     def _all_pairs(
         self, images: ImageFeatures, caption: Texts, long: Texts | None
@@ -192,15 +189,8 @@ def create_seps_model(
     gumbel_tau: float = 1.0,
 ) -> CrossSparseAggrNet:
     """`CrossSparseAggrNet` with the arguments of the published code."""
-    return CrossSparseAggrNet(
-        embed_size,
-        num_patches,
-        sparse_ratio,
-        aggr_ratio,
-        use_paper_version,
-        use_gumbel_softmax=use_gumbel_softmax,
-        gumbel_tau=gumbel_tau,
-    )
+    make = partial(CrossSparseAggrNet, use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
+    return make(embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version)
 
 
 SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)

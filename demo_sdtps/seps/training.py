@@ -53,10 +53,8 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         return caption_batches(self.caption_loader)
 
     def loss(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        images, captions, image_ids = (
-            to_device(tensor, self.device)
-            for tensor in (batch.images, batch.captions, batch.image_ids)
-        )
+        tensors = (batch.images, batch.captions, batch.image_ids)
+        images, captions, image_ids = (to_device(tensor, self.device) for tensor in tensors)
         long_captions = batch.long_captions
         if long_captions is not None:
             long_captions = to_device(long_captions, self.device)

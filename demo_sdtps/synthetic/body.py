@@ -115,12 +115,8 @@ FAR_SHADE = 0.75  # the limbs on the far side are in the shadow of the body
 
 def random_build(rng: np.random.Generator) -> Build:
     """Random build; builds vary too little to identify a person."""
-    return Build(
-        height=rng.uniform(0.95, 1.05),
-        width=rng.uniform(0.92, 1.12),
-        hair=HAIRS[rng.integers(len(HAIRS))],
-        bag=BAGS[rng.integers(len(BAGS))],
-    )
+    height, width = rng.uniform(0.95, 1.05), rng.uniform(0.92, 1.12)
+    return Build(height, width, HAIRS[rng.integers(len(HAIRS))], BAGS[rng.integers(len(BAGS))])
 
 
 def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
@@ -138,15 +134,9 @@ def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
 
     limbs = {side: limb(side) for side in (1, -1)}
     height = rng.uniform(0.82, 0.96) * min(1.0, 2 * aspect)
-    return Pose(
-        view=view,
-        facing=int(rng.choice([-1, 1])),
-        x=aspect / 2 + rng.normal(0, 0.03),
-        y=(1 - height) / 2 + rng.normal(0, 0.025),
-        height=height,
-        lean=rng.normal(0, 0.03),
-        limbs=limbs,
-    )
+    facing = int(rng.choice([-1, 1]))
+    x, y = aspect / 2 + rng.normal(0, 0.03), (1 - height) / 2 + rng.normal(0, 0.025)
+    return Pose(view, facing, x, y, height, lean=rng.normal(0, 0.03), limbs=limbs)
 
 
 def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
@@ -169,10 +159,8 @@ def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
         x, y = body.joints(near)[2]
         body.polygon(rectangle(x - 0.05, y + 0.02, x + 0.05, y + 0.13), "bag")
     pattern, labels = GARMENT_PATTERNS[RGB_LOOKS[look.rgb].pattern], body.labels
-    canvas.relabel(
-        {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")},
-        lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view),
-    )
+    accents = {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")}
+    canvas.relabel(accents, lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view))
     return range(first, len(canvas.materials))
 
 

@@ -88,17 +88,12 @@ def random_scene(rng: np.random.Generator) -> Scene:
     count = int(rng.integers(2, 5))
     cells = sorted(rng.choice(len(PLACES), count, replace=False))
     colours = rng.choice(list(SHAPE_COLOURS), count, replace=False)
-    shapes = tuple(
-        Shape(
-            _choice(rng, SIZES),
-            str(rng.choice(list(TEXTURES), p=list(TEXTURES.values()))),
-            str(colour),
-            _choice(rng, OUTLINES),
-            list(PLACES)[cell],
-        )
-        for cell, colour in zip(cells, colours, strict=True)
-    )
-    return Scene(shapes, _choice(rng, BACKGROUNDS))
+    shapes = []
+    for cell, colour in zip(cells, colours, strict=True):
+        size, texture = _choice(rng, SIZES), rng.choice(list(TEXTURES), p=list(TEXTURES.values()))
+        kind = _choice(rng, OUTLINES)
+        shapes.append(Shape(size, str(texture), str(colour), kind, list(PLACES)[cell]))
+    return Scene(tuple(shapes), _choice(rng, BACKGROUNDS))
 
 
 def _choice(rng: np.random.Generator, words: Collection[str]) -> str:

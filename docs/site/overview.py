@@ -46,10 +46,8 @@ def main() -> None:
     (hits,) = rank_lists(data, nearest_samples(*ranking, np.array([arguments.query]), HITS))
     image_of = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]
-    kept = [
-        cover_patches(image, grids[name][0, 0])
-        for name, image in zip(cfg.MODEL.MODALITIES, image_of, strict=True)
-    ]
+    shown_images = zip(cfg.MODEL.MODALITIES, image_of, strict=True)
+    kept = [cover_patches(image, grids[name][0, 0]) for name, image in shown_images]
     macs = count_macs(cfg, model)[""]
     model.slimming = None
     share = macs / count_macs(cfg, model)[""]

@@ -95,11 +95,8 @@ class Slimming(nn.Module):
         scorer, tokens, block = self.scores[number], inputs.tokens, inputs.block
         positions = tokens.grid_positions(math.prod(context.grid))
         patches = slice(inputs.prefix, inputs.prefix + positions.shape[1])
-        rows = {
-            "tokens": tokens.values[:, patches],
-            "class_tokens": tokens.values[:, 0],
-            "positions": positions,
-        }
+        rows = {"tokens": tokens.values[:, patches], "class_tokens": tokens.values[:, 0]}
+        rows["positions"] = positions
         if scorer.needs_attention:
             weights = class_attention.attention_weights(
                 block, tokens, class_attention.CLASS_TOKEN, inputs.rope
@@ -111,10 +108,8 @@ class Slimming(nn.Module):
             ones = torch.ones_like(positions, dtype=torch.float32)
             rows["sizes"] = ones if tokens.sizes is None else tokens.sizes[:, patches]
         split: Any = {field: split_rows(part, inputs.names) for field, part in rows.items()}
-        foreground = {
-            name: share.gather(1, split["positions"][name])
-            for name, share in context.foreground.items()
-        }
+        places, shares = split["positions"], context.foreground.items()
+        foreground = {name: share.gather(1, places[name]) for name, share in shares}
         return replace(context, foreground=foreground, **split)
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:

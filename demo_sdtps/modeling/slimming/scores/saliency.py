@@ -60,12 +60,9 @@ def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) 
     """
     cost, colour_grid = start.unflatten(1, grid), colours.unflatten(1, grid)
     # Along a line with the sums S of its steps, the cheapest way to x is S(x) + min over y before x of cost(y) - S(y).
-    sums = {
-        dim: F.pad(
-            colour_grid.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)
-        ).cumsum(dim)
-        for dim in (1, 2)
-    }
+    sums = {}
+    for dim, first in ((1, (0, 0, 1, 0)), (2, (1, 0))):
+        sums[dim] = F.pad(colour_grid.diff(dim=dim).norm(dim=-1), first).cumsum(dim)
     for _ in range(ROUNDS):
         for dim, steps in sums.items():
             forth = (cost - steps).cummin(dim).values + steps

@@ -46,12 +46,10 @@ class Supervised(Score):
         if not (self.training and context.foreground):
             return None
         weights = {modality: 1.0 - absent.float() for modality, absent in context.missing.items()}
-        losses = [
-            F.binary_cross_entropy_with_logits(
-                score, context.foreground[modality].float(), weights.get(modality)
-            )
-            for modality, score in scores.items()
-        ]
+        losses = []
+        for modality, score in scores.items():
+            share, weight = context.foreground[modality].float(), weights.get(modality)
+            losses.append(F.binary_cross_entropy_with_logits(score, share, weight))
         return self.loss_weight * torch.stack(losses).mean()
 
 
