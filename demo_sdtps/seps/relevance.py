@@ -47,9 +47,8 @@ class HRPA(nn.Module):
 
         At least one token of each image must be valid; the others are ignored.
         """
-        return mask_xattn_one_text(
-            patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k
-        )
+        settings = self.relevance_mlp, self.top_k
+        return mask_xattn_one_text(patch_features, word_features, patch_mask, *settings)
 
 
 def mask_xattn_one_text(

@@ -135,9 +135,8 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
 
 def _describe(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
     """Colour, kind and one or both of size and texture; with `place` also the position, and size and texture optional."""
-    size, texture = ((True, False), (False, True), (True, True), (False, False))[
-        rng.integers(4 if place else 3)
-    ]
+    choices = ((True, False), (False, True), (True, True), (False, False))
+    size, texture = choices[rng.integers(4 if place else 3)]
     return _noun(shape, size, texture) + (f" {shape.place}" if place else "")
 
 

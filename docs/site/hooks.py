@@ -38,9 +38,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
     # the README's picture for light and dark is HTML
     sections = FENCE.split(markdown.replace('="docs/', '="'))
-    sections[::2] = [
-        LINK.sub(lambda link: move_link(link, source), section) for section in sections[::2]
-    ]
+    moved = (LINK.sub(lambda link: move_link(link, source), part) for part in sections[::2])
+    sections[::2] = list(moved)
     return "".join(sections)
 
 

@@ -66,9 +66,8 @@ def tensors_of(content: object) -> Weights:
     `module.`."""
     if not isinstance(content, Mapping):
         return {}
-    content = next(
-        (content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content
-    )
+    inner = (content.get(key) for key in CONTAINERS)
+    content = next((part for part in inner if isinstance(part, Mapping)), content)
     return {
         name.removeprefix("module."): value
         for name, value in content.items()
