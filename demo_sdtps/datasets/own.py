@@ -32,9 +32,8 @@ def folder_reader(cfg: CfgNode) -> Reader:
     """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
     folders = folders_of(cfg)
     pattern, modalities = pattern_of(cfg), cfg.MODEL.MODALITIES
-    splits, subfolders = (
-        ",".join(folders[name] for name in names) for names in (SPLITS, modalities)
-    )
+    kinds = (SPLITS, modalities)
+    splits, subfolders = (",".join(folders[name] for name in names) for names in kinds)
     read = _reading(lambda root: _rows_of_folders(root, folders, modalities, pattern))
     return Reader(read, f"/{{{splits}}}/{{{subfolders}}}", locate=lambda root: root)
 

@@ -218,9 +218,8 @@ class _Body:
     def limb(
         self, start: Point, end: Point, start_radius: float, end_radius: float, part: str
     ) -> None:
-        first, second = (
-            radius * self.scale * self.build.width for radius in (start_radius, end_radius)
-        )
+        radii = (start_radius, end_radius)
+        first, second = (radius * self.scale * self.build.width for radius in radii)
         self.canvas.limb(self.at(*start), self.at(*end), first, second, self.labels[part])
 
     def leg(self, side: int, part: str) -> None:

@@ -151,11 +151,8 @@ def slimming_of(model: nn.Module) -> Slim:
 
 def _scores(score: str | Score | Sequence[str | Score], count: int, width: int) -> list[Score]:
     """A score for each of `count` stages, of tokens of `width` channels."""
-    each = (
-        score
-        if isinstance(score, (list, tuple))
-        else [score, *(deepcopy(score) for _ in range(count - 1))]
-    )
+    copies = (deepcopy(score) for _ in range(count - 1))
+    each = score if isinstance(score, (list, tuple)) else [score, *copies]
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
     scores = []
