@@ -218,22 +218,16 @@ def fusion_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     width, count = backbone.width, backbone.num_patches
     reference = Fusion(width, cfg.MODEL.HEAD).to(device)
     ours = Fast(reference)
-    tokens = random_tokens(batch, count, width, device)
+    whole = {name: torch.randn(batch, 1 + count, width, device=device) for name in MODALITIES}
+    global_feats = {name: torch.randn(batch, width, device=device) for name in MODALITIES}
+    # Patches are views of tokens that begin with a class token, as from the backbone.
+    tokens = {name: rows[:, 1:] for name, rows in whole.items()}, global_feats
     check_near("HDM + ATMoE", fuse(ours, tokens), fuse(reference, tokens))
     works = ("evaluation", fuse, 2 * rounds), ("training step", fusion_step, rounds)
     for kind, work, times in works:
         sides = partial(work, reference, tokens), partial(work, ours, tokens)
         what = f"HDM + ATMoE, {batch} triplets, {count} patches: {kind}"
         yield compare(what, *sides, times, device, FUSION_TARGET)
-
-
-def random_tokens(
-    batch: int, count: int, width: int, device: torch.device
-) -> tuple[ByModality, ByModality]:
-    """Random patches (B, N, C), views of tokens that begin with a class token as from the backbone, and globals (B, C)."""
-    tokens = {name: torch.randn(batch, 1 + count, width, device=device) for name in MODALITIES}
-    global_feats = {name: torch.randn(batch, width, device=device) for name in MODALITIES}
-    return {name: token[:, 1:] for name, token in tokens.items()}, global_feats
 
 
 @torch.no_grad()

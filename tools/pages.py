@@ -183,10 +183,8 @@ def summary() -> str:
         values = final_metric(row, 3, "mAP")
         difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
         maps = [*values.values()]
-        speeds = (
-            f"{first[what] / row[what]:.1f}×" if what in row else "–"
-            for what in ("inference", "training step")
-        )
+        timed = ("inference", "training step")
+        speeds = (f"{first[what] / row[what]:.1f}×" if what in row else "–" for what in timed)
         accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference, str(len(maps))
         rows.append([called, *accuracy, f"{row['gmacs'] / first['gmacs']:.0%}", *speeds])
     headers = ("model", "mAP", "Δ to dense", "seeds", "operations", "inference", "training")
@@ -199,16 +197,12 @@ FIGURES = {
     "study_slimming.png": ("slimming", draw_costs),
 }
 """Of docs/images: the study that each shows, and how."""
+BENCHMARKS = ("performance", "slimming", "any_vit", "search", "seps", "models")
+RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, Callable[[], str]] = {
     **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},
     "keys": configuration_keys,
-    **{
-        name: partial(benchmark, name)
-        for name in ("performance", "slimming", "any_vit", "search", "seps", "models")
-    },
-    **{
-        f"study {path.stem}": partial(study, path.stem)
-        for path in sorted((DOCS / "results").glob("*.json"))
-    },
+    **{name: partial(benchmark, name) for name in BENCHMARKS},
+    **{f"study {name}": partial(study, name) for name in RESULTS},
 }
 """By the names in the markers."""

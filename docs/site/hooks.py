@@ -50,9 +50,8 @@ def move_link(link: re.Match, source: PurePosixPath) -> str:
     if not path or ":" in path:
         return link[0]
     place = (ROOT / source.parent / path).resolve().relative_to(ROOT).as_posix()
-    address = OUTSIDE.get(place) or (
-        place.removeprefix("docs/") if place.startswith("docs/") else None
-    )
+    page = place.removeprefix("docs/") if place.startswith("docs/") else None
+    address = OUTSIDE.get(place, page)
     text = LINK.sub(lambda inner: move_link(inner, source), text)
     return f"{mark}[{text}]({address}{'#' * bool(anchor)}{anchor})" if address else text
 
