@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
@@ -132,7 +133,7 @@ def make_identities(number: int, seed: int) -> list[Identity]:
     return list(map(Identity, (Look(*looks[row].tolist()) for row in chosen), builds))
 
 
-def is_night(camera: int, rng: np.random.Generator) -> bool:
+def is_night(camera: int, rng: Generator) -> bool:
     """Whether the next image of camera 0, 1, … is taken at night."""
     return bool(rng.random() < CAMERAS[camera].night_rate)
 
@@ -143,7 +144,7 @@ def draw_triplet(
     night: bool,
     height: int,
     width: int,
-    rng: np.random.Generator,
+    rng: Generator,
     unaligned: bool = False,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """One person in camera 0, 1, …: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
@@ -170,9 +171,7 @@ def draw_triplet(
     return _expose(light, CAMERAS[camera], night, sensor), coverage > 0.5
 
 
-def _unalign(
-    pose: Pose, canvas: Canvas, front: np.random.Generator, rng: np.random.Generator
-) -> Pose:
+def _unalign(pose: Pose, canvas: Canvas, front: Generator, rng: Generator) -> Pose:
     """The pose with a random height and place, where what `front` draws leaves most of the person visible."""
     before = Canvas(canvas.height, canvas.image.width)
     before.add((0, 0, 0), 0, 0)  # the label of an empty canvas
@@ -190,7 +189,7 @@ def _unalign(
     return replace(pose, x=x, y=y, height=height)
 
 
-def _draw_front(canvas: Canvas, rng: np.random.Generator) -> None:
+def _draw_front(canvas: Canvas, rng: Generator) -> None:
     """What may be in front of the person."""
     if rng.random() < OCCLUDED_RATE:
         draw_occluder(canvas, rng)
@@ -199,11 +198,7 @@ def _draw_front(canvas: Canvas, rng: np.random.Generator) -> None:
 
 
 def _draw_bystander(
-    canvas: Canvas,
-    rng: np.random.Generator,
-    size: tuple[float, float],
-    aside: float,
-    scale: float = 1.0,
+    canvas: Canvas, rng: Generator, size: tuple[float, float], aside: float, scale: float = 1.0
 ) -> None:
     """Person without an identity, of `scale` times a random height, at least `aside` image widths from the centre."""
     pose, build = body.random_pose(rng, canvas.aspect), body.random_build(rng)
@@ -215,7 +210,7 @@ def _draw_bystander(
 
 
 def _expose(
-    light: np.ndarray, camera: Camera, night: bool, rng: np.random.Generator
+    light: np.ndarray, camera: Camera, night: bool, rng: Generator
 ) -> dict[str, np.ndarray]:
     """Render the channels by the camera: (H, W, 5) float → {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
@@ -240,7 +235,7 @@ def _expose(
     return images
 
 
-def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator) -> np.ndarray:
+def _smooth_noise(height: int, width: int, cells: int, rng: Generator) -> np.ndarray:
     """Noise (height, width) of unit deviation at a grid with `cells` rows, interpolated between them."""
     knots = rng.standard_normal((cells, max(2, cells * width // height)), dtype=np.float32)
     return np.asarray(Image.fromarray(knots).resize((width, height), Image.Resampling.BICUBIC))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+Grid = tuple[int, int]  # rows and columns of patches
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
 

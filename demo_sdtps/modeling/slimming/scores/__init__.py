@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.config.scores import SCORES, check_score
 from demo_sdtps.modeling.slimming.scores.base import Score
+from demo_sdtps.modeling.slimming.tokens import Grid
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -22,11 +23,7 @@ def score_class(name: str) -> type[Score]:
 
 
 def make_score(
-    name: str,
-    cfg: "CfgNode",
-    width: int,
-    grid: tuple[int, int],
-    modalities: Sequence[str] = MODALITIES,
+    name: str, cfg: "CfgNode", width: int, grid: Grid, modalities: Sequence[str] = MODALITIES
 ) -> Score:
     """The score `name` for tokens of `width` channels on a grid of (rows, columns) patches, with the settings of `cfg`."""
     check_score(name, "MODEL.SLIM_SCORE")

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.tokens import ByModality, split_rows
+from demo_sdtps.modeling.slimming.tokens import ByModality, Grid, split_rows
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6
@@ -43,7 +43,7 @@ def saliency(context: Context) -> ByModality:
     return split_rows(score, context.images)
 
 
-def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:
+def border_places(grid: Grid, device: torch.device) -> torch.Tensor:
     """The places at the border of a grid of (rows, columns), ascending, int64."""
     # By indices of a known number, as a mask would wait for the device.
     rows, columns = grid
@@ -52,7 +52,7 @@ def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:
     return torch.cat([places[0], sides.flatten(), *([places[-1]] if rows > 1 else [])])
 
 
-def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Cheapest way to every patch: start (B, N), the cost to begin at a patch, inf for none, and colours (B, N, 3), whose
     distances are the costs between neighbours → (B, N).
 

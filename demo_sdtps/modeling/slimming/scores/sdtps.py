@@ -10,7 +10,7 @@ from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.sdtps import STATE_NAMES, MultiModalSDTPS
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, Selection
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.slimming.tokens import ByModality, Grid
 
 
 class GuidedScore(Score):
@@ -21,7 +21,7 @@ class GuidedScore(Score):
 
     guide_missing = False  # whether missing modalities guide the others
 
-    def __init__(self, width: int, grid: tuple[int, int], beta: float = 0.25, **settings: Any):
+    def __init__(self, width: int, grid: Grid, beta: float = 0.25, **settings: Any):
         super().__init__(width, grid, **settings)
         self.beta = beta
 
@@ -59,11 +59,7 @@ class SDTPSScore(GuidedScore):
     """The published score at any place in the backbone, with an MLP per modality. Missing modalities do not guide."""
 
     def __init__(
-        self,
-        width: int,
-        grid: tuple[int, int],
-        modalities: Sequence[str] = MODALITIES,
-        **settings: Any,
+        self, width: int, grid: Grid, modalities: Sequence[str] = MODALITIES, **settings: Any
     ):
         super().__init__(width, grid, **settings)
         self.score_predictor = nn.ModuleDict({name: sdtps.score_mlp(width) for name in modalities})
@@ -81,7 +77,7 @@ class SDTPS(GuidedScore):
     def __init__(
         self,
         width: int,
-        grid: tuple[int, int],
+        grid: Grid,
         patches: int,
         guide_missing: bool,
         modalities: Sequence[str] = MODALITIES,

@@ -9,7 +9,7 @@ from torch import nn
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
 from demo_sdtps.modeling.slimming.scores.saliency import saliency
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.slimming.tokens import ByModality, Grid
 
 HIDDEN = 64
 """Channels of the MLP; with 16 the gain is 3.2 mAP in place of 5.9 (docs/results.md)."""
@@ -27,7 +27,7 @@ class Supervised(Score):
     def __init__(
         self,
         width: int,
-        grid: tuple[int, int],
+        grid: Grid,
         loss_weight: float = 5.0,
         modalities: Sequence[str] = MODALITIES,
         **settings: object,
