@@ -35,9 +35,8 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         torch.manual_seed(0)
         dense = timm.create_model(architecture, img_size=SIZE, num_classes=0)
         cases: dict[tuple, nn.Module] = {(): dense}
-        cases |= {
-            setting: demo_sdtps.slim(copy.deepcopy(dense), *setting) for setting in STAGE_SETTINGS
-        }
+        for setting in STAGE_SETTINGS:
+            cases[setting] = demo_sdtps.slim(copy.deepcopy(dense), *setting)
         image = torch.zeros(1, 3, SIZE, SIZE)
         operations = {setting: total_macs(model, (image,)) for setting, model in cases.items()}
         images = torch.randn(2 if quick else BATCH, 3, SIZE, SIZE, device=device)
@@ -53,6 +52,5 @@ def any_vit_rows(quick: bool, device: torch.device) -> Iterator[Row]:
             speeds = len(images) / seconds[()], len(images) / seconds[setting]
             yield Row("… images per second, float32", *speeds, "", speeds[1] / speeds[0])
     for what, (before, after) in TOME.items():
-        yield Row(
-            f"ToMe, published: {what}, V100, images per second", before, after, "", after / before
-        )
+        name = f"ToMe, published: {what}, V100, images per second"
+        yield Row(name, before, after, "", after / before)

@@ -229,11 +229,8 @@ def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
             batch_features.append(sides.reference.eval()(images, cameras.to(sides.device), pattern))
     features = F.normalize(torch.cat(batch_features).float(), dim=1).cpu()
     query, gallery = features[data.query], features[data.gallery]
-    labels = [
-        data.labels(name, side).numpy()
-        for name in ("identity", "camera")
-        for side in (data.query, data.gallery)
-    ]
+    both = data.query, data.gallery
+    labels = [data.labels(name, side).numpy() for name in ("identity", "camera") for side in both]
     return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]
 
 
@@ -252,7 +249,7 @@ class Fast(nn.Module):
         return self.atmoe(self.hdm(patches, global_feats))
 
 
-def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
+def fusion_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """HDM and ATMoE against seven attentions and a loop over the experts. Raises `RuntimeError` where the outputs differ."""
     cfg = load_cfg("RGBNT201/DeMo.yml")
     torch.manual_seed(cfg.SOLVER.SEED)
@@ -261,31 +258,16 @@ def fusion_rows(quick: bool, device: torch.device) -> list[Row]:
     width, count = backbone.width, backbone.num_patches
     reference = Fusion(width, cfg.MODEL.HEAD).to(device)
     ours = Fast(reference)
-    tokens = random_tokens(batch, count, width, device)
-    check_near("HDM + ATMoE", fuse(ours, tokens), fuse(reference, tokens))
-    return [
-        compare(
-            f"HDM + ATMoE, {batch} triplets, {count} patches: {kind}",
-            partial(work, reference, tokens),
-            partial(work, ours, tokens),
-            rounds_of_work,
-            device,
-            FUSION_TARGET,
-        )
-        for kind, work, rounds_of_work in (
-            ("evaluation", fuse, 2 * rounds),
-            ("training step", fusion_step, rounds),
-        )
-    ]
-
-
-def random_tokens(
-    batch: int, count: int, width: int, device: torch.device
-) -> tuple[ByModality, ByModality]:
-    """Random patches (B, N, C), views of tokens that begin with a class token as from the backbone, and globals (B, C)."""
-    tokens = {name: torch.randn(batch, 1 + count, width, device=device) for name in MODALITIES}
+    whole = {name: torch.randn(batch, 1 + count, width, device=device) for name in MODALITIES}
     global_feats = {name: torch.randn(batch, width, device=device) for name in MODALITIES}
-    return {name: token[:, 1:] for name, token in tokens.items()}, global_feats
+    # Patches are views of tokens that begin with a class token, as from the backbone.
+    tokens = {name: rows[:, 1:] for name, rows in whole.items()}, global_feats
+    check_near("HDM + ATMoE", fuse(ours, tokens), fuse(reference, tokens))
+    works = ("evaluation", fuse, 2 * rounds), ("training step", fusion_step, rounds)
+    for kind, work, times in works:
+        sides = partial(work, reference, tokens), partial(work, ours, tokens)
+        what = f"HDM + ATMoE, {batch} triplets, {count} patches: {kind}"
+        yield compare(what, *sides, times, device, FUSION_TARGET)
 
 
 @torch.no_grad()

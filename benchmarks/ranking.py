@@ -12,7 +12,6 @@ from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.reports.rows import Row
 from tests.reference import demo_ranking
 
-CPU = torch.device("cpu")
 CAMERA_COUNT = 6
 PER_IDENTITY = 21  # gallery samples per identity, as in Market-1501
 SPREAD = 1.5  # norm of the deviation of a sample from the centre of its identity, which has norm 1
@@ -21,7 +20,7 @@ Side = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Features, identities and cameras of the queries or of the gallery."""
 
 
-def ranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
+def ranking_rows(quick: bool, device: torch.device) -> list[Row]:
     """mAP and CMC of distances on `device`, relative to the loop."""
     queries, gallery, width = (40, 300, 16) if quick else (3368, 15_913, 128)
     features, ids, cameras = zip(*cluster_features(queries, gallery, width, device), strict=True)
@@ -31,23 +30,15 @@ def ranking_rows(quick: bool = False, device: torch.device = CPU) -> list[Row]:
     def ours() -> Ranking:
         return ranking_of(*match_ranks(distance.__getitem__, distance.shape, ids, cameras))
 
-    metrics = ours()
-    cmc, mean_average_precision = demo_ranking.evaluate_distances(*arrays)
+    metrics, reference = ours(), partial(demo_ranking.evaluate_distances, *arrays)
+    cmc, mean_average_precision = reference()
     expected = torch.tensor([mean_average_precision, *cmc])
     check_near("mAP and CMC", torch.tensor([metrics.mAP, *metrics.cmc]), expected, 1e-5)
-    return [
-        compare(
-            f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {metrics.mAP:.2f}",
-            lambda: demo_ranking.evaluate_distances(*arrays),
-            ours,
-            1 if quick else 2,
-            device,
-            20,
-        )
-    ]
+    what = f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {metrics.mAP:.2f}"
+    return [compare(what, reference, ours, 1 if quick else 2, device, 20)]
 
 
-def reranking_rows(quick: bool = False, device: torch.device = CPU) -> Iterator[Row]:
+def reranking_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     """k-reciprocal re-ranking of features on `device`, relative to whole matrices on the CPU; with the same images on both
     sides as RGBNT201, and with others."""
     queries, gallery, width = (30, 60, 16) if quick else (836, 836, 1536)

@@ -6,7 +6,7 @@ import os
 from pkgutil import resolve_name
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.cli import add_output, print_lines, read_arguments, run
+from demo_sdtps.config.cli import add_output, add_switch, print_lines, read_arguments, run
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
@@ -40,9 +40,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to measure (default: all)")
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes and few rounds, as a test without results"
-    )
+    add_switch(parser, "--quick", "small sizes and few rounds, as a test without results")
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -70,17 +68,11 @@ def main() -> None:
         # the parts' configurations choose a GPU where they see one
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     topics = [topic for topic in TOPICS if topic in arguments.parts or not arguments.parts]
-    rows = {topic: resolve_name(f"benchmarks.{TOPICS[topic][1]}") for topic in topics}
-    rows_by_part = {
-        topic: list(rows[topic](arguments.quick, device))
-        for topic in progress(topics, "measuring", unit="part")
-    }
-    record = conditions(device, arguments.quick) | {
-        "parts": {
-            topic: [row._asdict() for row in topic_rows]
-            for topic, topic_rows in rows_by_part.items()
-        }
-    }
+    rows_of = {topic: resolve_name(f"benchmarks.{TOPICS[topic][1]}") for topic in topics}
+    parts = {}
+    for topic in progress(topics, "measuring", unit="part"):
+        parts[topic] = [row._asdict() for row in rows_of[topic](arguments.quick, device)]
+    record = conditions(device, arguments.quick) | {"parts": parts}
     if arguments.json:
         write_json(arguments.json, record)
     print_lines(as_report(record))

@@ -24,6 +24,7 @@ from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 
+ByCase = Mapping[str, float]  # numbers by the name of the setting, or DENSE
 DENSE = "dense"
 # time saved over operations saved, and the speed-up of the settings below THIRD
 SAVED_TARGET, FAST_TARGET = (0.9, 3)
@@ -128,21 +129,14 @@ def others(cases: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return seconds
 
 
-def pairs(
-    what: str,
-    seconds: Mapping[str, float],
-    operations: Mapping[str, float],
-    rest: Mapping[str, float],
-) -> Iterator[Row]:
+def pairs(what: str, seconds: ByCase, operations: ByCase, rest: ByCase) -> Iterator[Row]:
     """For every setting the times, dense and slimmed, and the share of time saved over that of operations saved; the times of
     the `rest` where they are given, and their ratio."""
     for name in [name for name in seconds if name != DENSE]:
         dense, slim, left = seconds[DENSE], seconds[name], operations[name] / operations[DENSE]
-        yield speed_row(
-            f"{what}: {name} ({100 * left:.0f} % of the operations)",
-            {"reference": dense, "ours": slim},
-            FAST_TARGET if left < THIRD else None,
-        )
+        title = f"{what}: {name} ({100 * left:.0f} % of the operations)"
+        least = FAST_TARGET if left < THIRD else None
+        yield speed_row(title, {"reference": dense, "ours": slim}, least)
         saved = (1 - slim / dense) / (1 - left)
         target, is_met = f"≥ {SAVED_TARGET:g}", saved >= SAVED_TARGET
         yield Row("… time saved over operations saved", None, saved, "", None, target, is_met)

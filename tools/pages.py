@@ -78,14 +78,12 @@ def data(name: str) -> Any:
 def configuration_keys() -> str:
     """Keys of the configuration that have an effect, by section."""
     unused = {name for names in UNUSED_KEYS.values() for name in names}
-    return markdown_table(
-        ("key", "default", "meaning"),
-        [
-            (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
-            for key in KEYS
-            if key.name not in unused
-        ],
-    )
+    rows = [
+        (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
+        for key in KEYS
+        if key.name not in unused
+    ]
+    return markdown_table(("key", "default", "meaning"), rows)
 
 
 def interface() -> str:
@@ -141,13 +139,10 @@ def hosts() -> str:
 def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
     """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
     names = ("setting", "seed", "passed", "failed")
-    return markdown_table(
-        ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance"),
-        [
-            [*(str(row[name]) for name in names), f"{row['share']:.2f}"]
-            for row in rows or data("seeds")["rows"]
-        ],
-    )
+    headers = ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance")
+    rows = rows or data("seeds")["rows"]
+    table = [[*(str(row[name]) for name in names), f"{row['share']:.2f}"] for row in rows]
+    return markdown_table(headers, table)
 
 
 def demo() -> str:
@@ -189,10 +184,8 @@ def summary() -> str:
         values = final_metric(row, 3, "mAP")
         difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
         maps = [*values.values()]
-        speeds = (
-            f"{first[what] / row[what]:.1f}×" if what in row else "–"
-            for what in ("inference", "training step")
-        )
+        timed = ("inference", "training step")
+        speeds = (f"{first[what] / row[what]:.1f}×" if what in row else "–" for what in timed)
         accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference, str(len(maps))
         rows.append([called, *accuracy, f"{row['gmacs'] / first['gmacs']:.0%}", *speeds])
     headers = ("model", "mAP", "Δ to dense", "seeds", "operations", "inference", "training")
@@ -205,17 +198,13 @@ FIGURES = {
     "study_slimming.png": ("slimming", draw_costs),
 }
 """Of docs/images: the study that each shows, and how."""
+BENCHMARKS = ("performance", "slimming", "any_vit", "search", "seps", "models")
+RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, Callable[[], str]] = {
     **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},
     "keys": configuration_keys,
     "public logs": public_logs.tables,
-    **{
-        name: partial(benchmark, name)
-        for name in ("performance", "slimming", "any_vit", "search", "seps", "models")
-    },
-    **{
-        f"study {path.stem}": partial(study, path.stem)
-        for path in sorted((DOCS / "results").glob("*.json"))
-    },
+    **{name: partial(benchmark, name) for name in BENCHMARKS},
+    **{f"study {name}": partial(study, name) for name in RESULTS},
 }
 """By the names in the markers."""

@@ -3,19 +3,21 @@
 from demo_sdtps.config.common import CLIP_BACKBONE
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
-TIMM_MODULES = ("vision_transformer", "deit", "eva")
-"""Modules of timm whose models are backbones."""
-KINDS = (CLIP_BACKBONE, *TIMM_MODULES)
-"""Kinds of backbones, whose classes are in modeling/backbones."""
+TIMM_MODULES = {"vision_transformer": "vit:ViT", "deit": "vit:ViT", "eva": "eva:EvaViT"}
+"""By the module of timm that defines a model: file in modeling/backbones, and class."""
 
 
-def backbone_kind(name: str) -> str:
-    """The one of KINDS that a MODEL.TRANSFORMER_TYPE is of."""
+def backbone_class(name: str) -> str:
+    """File in modeling/backbones and class of a MODEL.TRANSFORMER_TYPE, as file:class."""
     if name == CLIP_BACKBONE:
-        return name
+        return "clip:CLIP"
     import timm  # a slow import, which CLIP's configurations do without
 
-    known = {model: module for module in TIMM_MODULES for model in timm.list_models(module=module)}
+    known = {
+        model: place
+        for module, place in TIMM_MODULES.items()
+        for model in timm.list_models(module=module)
+    }
     if name not in known:
         raise UserError(
             f"MODEL.TRANSFORMER_TYPE is {name!r}, but it must be {CLIP_BACKBONE!r} or a VisionTransformer or Eva "

@@ -4,7 +4,7 @@ import re
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.backbones import backbone_kind
+from demo_sdtps.config.backbones import backbone_class
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB, MISSING_CASES
 from demo_sdtps.config.scores import check_score, reads_masks
 from demo_sdtps.runtime.errors import UserError
@@ -42,7 +42,7 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(
             f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its own; set it to 0."
         )
-    backbone_kind(name)
+    backbone_class(name)
     if cfg.TEST.CROSS_MODAL and (cfg.TEST.RE_RANKING == "yes" or miss not in ("None", "nothing")):
         raise UserError(
             "TEST.CROSS_MODAL is True, which compares all cases without re-ranking; leave TEST.MISS and TEST.RE_RANKING out."

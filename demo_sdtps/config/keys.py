@@ -67,14 +67,12 @@ KEYS = (
     Key(
         "INPUT.JOINT_AUGMENTATION",
         False,
-        "draw flip and crop once for the three modalities of a triplet, so that a "
-        "patch is the same place in each",
+        "draw flip and crop once for the three modalities of a triplet, so that a patch is the same place in each",
     ),
     Key(
         "INPUT.MODALITY_DROPOUT",
         0.0,
-        "probability of each modality of a training triplet to be dropped (its image becomes "
-        "zeros), never of all",
+        "probability of each modality of a training triplet to be dropped (its image becomes zeros), never of all",
         *BELOW_ONE,
     ),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean to normalise images with", *NUMBERS),
@@ -138,8 +136,7 @@ KEYS = (
     Key(
         "DATALOADER.TIMEOUT",
         1800.0,
-        "seconds without any batch from the loading processes after which a command ends; 0: no "
-        "limit",
+        "seconds without any batch from the loading processes after which a command ends; 0: no limit",
         *NOT_NEGATIVE,
     ),
     Key(
@@ -167,8 +164,7 @@ KEYS = (
     Key(
         "SOLVER.IMS_PER_BATCH",
         128,
-        "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER "
-        "softmax_triplet)",
+        "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER softmax_triplet)",
         *POSITIVE,
     ),
     Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the backbone", *POSITIVE),
@@ -215,8 +211,7 @@ KEYS = (
     Key(
         "SOLVER.GRAD_CLIP",
         0.0,
-        "maximum norm of the gradient of the model's parameters, to which it is clipped; 0: no "
-        "clipping",
+        "maximum norm of the gradient of the model's parameters, to which it is clipped; 0: no clipping",
         *NOT_NEGATIVE,
     ),
     Key(

@@ -59,9 +59,7 @@ def get_cfg(schema: Schema = DEMO_SCHEMA) -> CfgNode:
 
 
 def load_cfg(
-    config: str | Path | StoredText | None = None,
-    opts: Sequence[str] = (),
-    schema: Schema = DEMO_SCHEMA,
+    config: Source | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA
 ) -> CfgNode:
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
     cfg, path, pairs = get_cfg(schema), Path("default.yml"), dict(pairs_of(opts))

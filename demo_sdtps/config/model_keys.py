@@ -71,8 +71,7 @@ MODEL_KEYS = (
     Key(
         "MODEL.DROP_OUT",
         0.0,
-        "dropout in the backbone, on its tokens, after attention and in its MLPs; not for CLIP's "
-        "backbone",
+        "dropout in the backbone, on its tokens, after attention and in its MLPs; not for CLIP's backbone",
         *BELOW_ONE,
     ),
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on attention weights; not in CLIP's", *BELOW_ONE),
@@ -91,8 +90,7 @@ MODEL_KEYS = (
     Key(
         "MODEL.COMPILE",
         False,
-        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and "
-        "a C++ compiler on a CPU",
+        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a C++ compiler on a CPU",
     ),
     Key(
         "MODEL.GLOBAL_LOCAL",
@@ -117,33 +115,28 @@ MODEL_KEYS = (
     Key(
         "MODEL.SLIM_SCORE",
         "saliency",
-        "score by which patches are kept: one of config/scores.py, or package.module:Class of "
-        "your own",
+        "score by which patches are kept: one of config/scores.py, or package.module:Class of your own",
     ),
     Key(
         "MODEL.SLIM_SHARED",
         True,
-        "keep the same positions in all modalities, by the sum of the scores of those present; "
-        "False: each its own",
+        "keep the same positions in all modalities, by the sum of the scores of those present; False: each its own",
     ),
     Key(
         "MODEL.SLIM_MERGE",
         True,
-        "merge the dropped patches of each of SLIM_BLOCKS as the score says, by default into one "
-        "extra token",
+        "merge the dropped patches of each of SLIM_BLOCKS as the score says, by default into one extra token",
     ),
     Key(
         "MODEL.SLIM_LOSS_WEIGHT",
         5.0,
-        "weight of the loss of SLIM_SCORE supervised against the masks, and of self_supervised "
-        "against pseudo-masks",
+        "weight of the loss of SLIM_SCORE supervised against the masks, and of self_supervised against pseudo-masks",
         *NOT_NEGATIVE,
     ),
     Key(
         "MODEL.USE_SDTPS",
         False,
-        "select and aggregate patch tokens after the backbone (sparse and dense token-aware patch "
-        "selection)",
+        "select and aggregate patch tokens after the backbone (sparse and dense token-aware patch selection)",
     ),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches after aggregation", *RATIO),
@@ -163,8 +156,7 @@ MODEL_KEYS = (
     Key(
         "MODEL.SDTPS_GUMBEL_SELECT",
         False,
-        "let that noise also perturb which patches are kept in training (Gumbel-top-k); "
-        "never in evaluation",
+        "let that noise also perturb which patches are kept in training (Gumbel-top-k); never in evaluation",
     ),
     Key(
         "MODEL.SDTPS_GUIDE_MISSING",
@@ -209,8 +201,7 @@ MODEL_KEYS = (
     Key(
         "MODEL.IF_WITH_CENTER",
         "no",
-        "'yes' requires a MODEL.METRIC_LOSS_TYPE that contains center, which is what enables "
-        "the center loss",
+        "'yes' requires a MODEL.METRIC_LOSS_TYPE that contains center, which is what enables the center loss",
         YES_NO,
     ),
 )

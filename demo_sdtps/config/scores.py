@@ -11,8 +11,14 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
 
-SCORES = ("distinctness", "saliency", "sdtps", "supervised", "self_supervised")
-"""Names of the scores, whose classes are in modeling/slimming/scores."""
+SCORES = {
+    "distinctness": "distinctness:Distinctness",
+    "saliency": "saliency:Saliency",
+    "sdtps": "sdtps:SDTPSScore",
+    "supervised": "supervised:Supervised",
+    "self_supervised": "supervised:SelfSupervised",
+}
+"""By name: file in modeling/slimming/scores, and class."""
 WITH_MASKS = ("supervised",)
 """Those of them that read foreground masks in training (docs/data.md)."""
 

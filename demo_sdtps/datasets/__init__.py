@@ -51,17 +51,18 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
         )
 
 
-def validation_identities(samples: Sequence[Sample], share: float) -> set[int]:
-    """A `share` of the identities, by a hash: one that is added to the others or removed changes the choice by one at most."""
+def part_of_train(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
+    """The samples of a `share` of the identities, or those of the others. They are chosen by a hash: one that is added or removed
+    changes the choice by one at most."""
     identities = sorted(
         identity_labels(samples), key=lambda identity: sha256(str(identity).encode()).digest()
     )
-    chosen = identities[: round(share * len(identities))]
-    if share and not chosen:
+    held_out = {*identities[: round(share * len(identities))]}
+    if share and not held_out:
         raise UserError(
             f"DATASETS.VALIDATION {share} of {len(identities)} identities leaves none out; raise it, or set it to 0"
         )
-    return set(chosen)
+    return [sample for sample in samples if (sample.identity in held_out) == is_validation]
 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
@@ -79,15 +80,11 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     samples = {}
     for split in splits:
         try:
-            is_of_train = split in (SPLITS[0], VALIDATION)
-            samples[split] = reader.read(root, SPLITS[0] if is_of_train else split)
-            if is_of_train:
-                held_out = validation_identities(samples[split], cfg.DATASETS.VALIDATION)
-                samples[split] = [
-                    sample
-                    for sample in samples[split]
-                    if (sample.identity in held_out) == (split == VALIDATION)
-                ]
+            is_validation = split == VALIDATION
+            found = reader.read(root, SPLITS[0] if is_validation else split)
+            if is_validation or split == SPLITS[0]:
+                found = part_of_train(found, cfg.DATASETS.VALIDATION, is_validation)
+            samples[split] = found
         except UserError as error:
             place = f"(The {split} split of {name}; expected layout: {layout}; {page})"
             raise UserError(f"{str(error).rstrip('.')}. {place}") from None

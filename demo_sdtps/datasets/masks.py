@@ -63,7 +63,6 @@ def write_masks(
     """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept".
 
     `segment` makes a mask (H, W) in [0, 1] of an image uint8 (3, H, W). Masks are 8-bit grey PNG files, 255 for the foreground.
-
     """
     counts: Counter = Counter()
     # once where query and gallery are the same

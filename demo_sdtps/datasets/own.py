@@ -32,23 +32,16 @@ def folder_reader(cfg: CfgNode) -> Reader:
     """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
     folders = folders_of(cfg)
     pattern, modalities = pattern_of(cfg), cfg.MODEL.MODALITIES
-    splits, subfolders = (
-        ",".join(folders[name] for name in names) for names in (SPLITS, modalities)
-    )
-    return Reader(
-        _reading(lambda root: _rows_of_folders(root, folders, modalities, pattern)),
-        f"/{{{splits}}}/{{{subfolders}}}",
-        locate=lambda root: root,
-    )
+    kinds = (SPLITS, modalities)
+    splits, subfolders = (",".join(folders[name] for name in names) for names in kinds)
+    read = _reading(lambda root: _rows_of_folders(root, folders, modalities, pattern))
+    return Reader(read, f"/{{{splits}}}/{{{subfolders}}}", locate=lambda root: root)
 
 
 def csv_reader(cfg: CfgNode) -> Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
-    return Reader(
-        _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES)),
-        f", a table with {','.join(COLUMNS)}",
-        locate=lambda root: root.parent,
-    )
+    read = _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES))
+    return Reader(read, f", a table with {','.join(COLUMNS)}", locate=lambda root: root.parent)
 
 
 def folders_of(cfg: CfgNode) -> dict[str, str]:

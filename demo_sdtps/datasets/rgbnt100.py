@@ -17,9 +17,8 @@ JUNK = -1
 def read(root: Path, split: str) -> list[Sample]:
     """Samples of a split without junk images."""
     folder = root / "RGBNT100" / "rgbir" / FOLDERS[split]
-    samples = [
-        NAMING.sample((str(folder / name),)) for name in sorted(image_names(folder).values())
-    ]
+    names = sorted(image_names(folder).values())
+    samples = [NAMING.sample((str(folder / name),)) for name in names]
     return [sample for sample in samples if sample.identity != JUNK]
 
 

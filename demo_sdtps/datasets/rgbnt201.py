@@ -17,10 +17,9 @@ NAMING = Naming(
 
 def read(root: Path, split: str) -> list[Sample]:
     """Samples of a split; query and gallery are both the whole of `test`."""
-    folder = root / "RGBNT201" / FOLDERS[split]
+    names = {modality: modality for modality in MODALITIES}
     return [
-        NAMING.sample(paths)
-        for paths in triplet_paths(folder, {modality: modality for modality in MODALITIES})
+        NAMING.sample(paths) for paths in triplet_paths(root / "RGBNT201" / FOLDERS[split], names)
     ]
 
 

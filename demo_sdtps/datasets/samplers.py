@@ -19,8 +19,8 @@ class EpochBatchSampler(ABC):
     A batch is a list of (index, seed): the augmentation of a sample draws from the seed, in whichever process it is loaded.
     """
 
-    def __init__(self) -> None:
-        self.epoch = self.start = 0
+    def __init__(self, seed: int) -> None:
+        self.seed, self.epoch, self.start = seed, 0, 0
 
     def begin(self, epoch: int, start: int = 0) -> None:
         """Set the epoch of the next loop, and the number of batches to skip."""
@@ -31,6 +31,9 @@ class EpochBatchSampler(ABC):
 
     def __len__(self) -> int:
         return len(self.batches())
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
 
     @abstractmethod
     def batches(self) -> list[list[tuple[int, int]]]:
@@ -45,18 +48,16 @@ class IdentityBatchSampler(EpochBatchSampler):
     """
 
     def __init__(self, labels: Sequence[int], batch_size: int, instances: int, seed: int):
-        super().__init__()
+        super().__init__(seed)
         self.identities_per_batch, self.instances = batch_size // instances, instances
-        self.seed = seed
         self.by_identity: dict[int, list[int]] = defaultdict(list)
         for index, label in enumerate(labels):
             self.by_identity[label].append(index)
 
     def batches(self) -> list[list[tuple[int, int]]]:
-        generator = _generator(self.seed, self.epoch)
-        groups = {
-            label: self._groups(indices, generator) for label, indices in self.by_identity.items()
-        }
+        generator = self.generator()
+        members = self.by_identity.items()
+        groups = {label: self._groups(indices, generator) for label, indices in members}
         batches = []
         while len(groups) >= self.identities_per_batch:
             labels, order = list(groups), torch.randperm(len(groups), generator=generator)
@@ -79,20 +80,16 @@ class ShuffledBatchSampler(EpochBatchSampler):
     """All samples once per epoch in random order, in batches of `batch_size`; a smaller last batch is dropped."""
 
     def __init__(self, count: int, batch_size: int, seed: int):
-        super().__init__()
-        self.count, self.batch_size, self.seed = count, batch_size, seed
+        super().__init__(seed)
+        self.count, self.batch_size = count, batch_size
 
     def __len__(self) -> int:
         return self.count // self.batch_size
 
     def batches(self) -> list[list[tuple[int, int]]]:
-        generator = _generator(self.seed, self.epoch)
+        generator = self.generator()
         order = torch.randperm(self.count, generator=generator)[: len(self) * self.batch_size]
         return [_with_seeds(batch.tolist(), generator) for batch in order.split(self.batch_size)]
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + epoch)
 
 
 def _with_seeds(indices: list[int], generator: torch.Generator) -> list[tuple[int, int]]:

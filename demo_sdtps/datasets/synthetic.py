@@ -40,12 +40,8 @@ def illumination(sample: Sample) -> str:
     return ("day", "night")[int(match[1])] if match and (path.parents[2] / MARKER).is_file() else ""
 
 
-def read(root: Path, split: str) -> list[Sample]:
-    return rgbnt201.read(locate(root).parent, split)
-
-
 READER = Reader(
-    read,
+    lambda root, split: rgbnt201.read(locate(root).parent, split),
     layout=f"[/{FOLDER}]{rgbnt201.READER.layout}",
     instead=", or run `make demo`, which makes it",
     trained_as=("RGBNT201",),

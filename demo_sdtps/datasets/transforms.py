@@ -5,10 +5,9 @@ Each modality is augmented independently, or with one flip and crop per triplet 
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torchvision.transforms import v2
@@ -19,18 +18,13 @@ Transform = Callable[..., torch.Tensor]
 Decoded = Sequence[torch.Tensor | None]
 # Python's random generator; the module `random` is the global one
 Generator = random.Random | ModuleType
+# what is drawn for flip and crop: whether to flip, shift down and right in pixels
+Geometry = tuple[bool, int, int]
+Range = tuple[float, float]
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
 2020)."""
-
-
-class Geometry(NamedTuple):
-    """What is drawn for flip and crop."""
-
-    flip: bool
-    down: int  # shift in pixels
-    right: int
 
 
 class TrainTransform:
@@ -44,18 +38,16 @@ class TrainTransform:
         self.size = torch.Size(cfg.INPUT.SIZE_TRAIN)
         self.resize = v2.Resize(self.size, interpolation=v2.InterpolationMode.BICUBIC)
         # For pixel values in [0, 255].
-        self.mean, self.std = (
-            255 * torch.tensor(values)[:, None, None]
-            for values in (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
-        )
+        statistics = (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
+        self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in statistics)
         self.erasing = cfg.INPUT.RE_PROB
 
     def __call__(self, image: torch.Tensor, rng: Generator = random) -> torch.Tensor:
         return self.normalise_and_erase(self.place(image, self.geometry(rng)), rng)
 
     def geometry(self, rng: Generator) -> Geometry:
-        flip = rng.random() < self.flip
-        return Geometry(flip, *(rng.randint(-self.padding, self.padding) for _ in range(2)))
+        flip, padding = rng.random() < self.flip, self.padding
+        return flip, rng.randint(-padding, padding), rng.randint(-padding, padding)
 
     def place(
         self, image: torch.Tensor, geometry: Geometry, resize: Transform | None = None
@@ -63,9 +55,8 @@ class TrainTransform:
         """uint8 (C, h, w) → float32 (C, H, W) in [0, 255]: resize (default: bicubic), flip, pad and crop."""
         if image.shape[1:] != self.size:
             image = (resize or self.resize)(image)
-        if geometry.flip:
-            image = image.flip(2)
-        return pad_and_crop(image, geometry.down, geometry.right)
+        flip, down, right = geometry
+        return pad_and_crop(image.flip(2) if flip else image, down, right)
 
     def normalise_and_erase(self, image: torch.Tensor, rng: Generator) -> torch.Tensor:
         """In place. Padding is black and precedes normalisation, as in DeMo."""
@@ -116,11 +107,8 @@ class DropModalities:
 
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
         inputs = self.transform(images, rng)
-        present = [
-            model_input
-            for image, model_input in zip(images, inputs, strict=True)
-            if not (image is None or is_mask(image))
-        ]
+        pairs = zip(images, inputs, strict=True)
+        present = [given for image, given in pairs if not (image is None or is_mask(image))]
         dropped = [image for image in present if rng.random() < self.probability]
         if len(dropped) == len(present):
             dropped.pop(rng.randrange(len(dropped)))
@@ -144,9 +132,8 @@ def train_transform(cfg: CfgNode) -> Callable[..., list[torch.Tensor]]:
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
     """uint8 (C, H, W) → float32: shift, filled with black, as padding by p and cropping at (p - down, p - right) do."""
     _, height, width = image.shape
-    visible = image[
-        :, max(-down, 0) : max(height - down, 0), max(-right, 0) : max(width - right, 0)
-    ]
+    rows, columns = max(height - down, 0), max(width - right, 0)
+    visible = image[:, max(-down, 0) : rows, max(-right, 0) : columns]
     canvas = torch.zeros(image.shape)
     top, left = max(down, 0), max(right, 0)
     canvas[:, top : top + visible.shape[1], left : left + visible.shape[2]] = visible
@@ -156,10 +143,7 @@ def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:
 def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
     """Fill a random rectangle of (3, H, W) with normal noise, in place, as timm's erasing does with the global generator."""
     _, height, width = image.shape
-    for _ in range(ATTEMPTS):
-        area = rng.uniform(*ERASED_AREA) * height * width
-        aspect = math.exp(rng.uniform(*map(math.log, ERASED_ASPECT)))
-        rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+    for rows, columns in random_sizes(height, width, ERASED_AREA, ERASED_ASPECT, rng):
         if rows < height and columns < width:
             top, left = rng.randint(0, height - rows), rng.randint(0, width - columns)
             generator = torch.Generator().manual_seed(rng.getrandbits(63))
@@ -167,6 +151,16 @@ def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
             image[:, top : top + rows, left : left + columns] = noise
             break
     return image
+
+
+def random_sizes(
+    height: int, width: int, share: Range, aspect: Range, rng: Generator
+) -> Iterator[tuple[int, int]]:
+    """ATTEMPTS random sizes (a, b) in an image, by the ranges of their share a·b of its pixels and of their ratio a / b."""
+    for _ in range(ATTEMPTS):
+        area = rng.uniform(*share) * height * width
+        ratio = math.exp(rng.uniform(*map(math.log, aspect)))
+        yield round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
 
 
 def test_transform(cfg: CfgNode) -> Transform:
@@ -178,10 +172,10 @@ def resize_and_normalise(
     cfg: CfgNode, size: Sequence[int], interpolation: v2.InterpolationMode
 ) -> Transform:
     """uint8 (3, h, w) → float32 (3, *size)."""
-    return v2.Compose(
-        [
-            v2.Resize(list(size), interpolation=interpolation),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD),
-        ]
-    )
+    return v2.Compose([v2.Resize(list(size), interpolation=interpolation), normalise(cfg)])
+
+
+def normalise(cfg: CfgNode) -> Transform:
+    """uint8 (3, h, w) → float32 (3, h, w)."""
+    scale = v2.ToDtype(torch.float32, scale=True)
+    return v2.Compose([scale, v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)])

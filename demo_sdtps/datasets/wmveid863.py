@@ -9,10 +9,8 @@ FOLDERS = {"train": "train", "query": "query", "gallery": "test"}
 
 
 def read(root: Path, split: str) -> list[Sample]:
-    return [
-        NAMING.sample(paths)
-        for paths in triplet_paths(root / "MSVWild863" / FOLDERS[split], VIS_NI_TH)
-    ]
+    folder = root / "MSVWild863" / FOLDERS[split]
+    return [NAMING.sample(paths) for paths in triplet_paths(folder, VIS_NI_TH)]
 
 
 READER = Reader(read, layout="/MSVWild863/{train,query,test}/{vis,ni,th}/" + NAMING.example)

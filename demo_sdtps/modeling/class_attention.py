@@ -86,10 +86,8 @@ def _projections(attention: Any) -> list[tuple[torch.Tensor, torch.Tensor | None
     for names in PROJECTIONS:
         if all(isinstance(getattr(attention, name, None), nn.Linear) for name in names):
             # Detached: autocast may keep a half-precision copy of a parameter, which without gradient the block must not reuse.
-            return [
-                (getattr(attention, name).weight.detach(), getattr(attention, name).bias)
-                for name in names
-            ]
+            layers = (getattr(attention, name) for name in names)
+            return [(layer.weight.detach(), layer.bias) for layer in layers]
     qkv = getattr(attention, "qkv", None)
     owner, prefix = (attention, "in_proj_") if qkv is None else (qkv, "")
     weight, bias = (getattr(owner, f"{prefix}{leaf}", None) for leaf in ("weight", "bias"))

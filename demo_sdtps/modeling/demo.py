@@ -71,12 +71,10 @@ class DeMo(nn.Module):
         self.one_head = cfg.MODEL.DIRECT == 1
         fused = list(subsets.values()) if self.hdm else ()
         self.layout = make_layout(width, self.modalities, fused, self.one_head, bool(self.sdtps))
-        self.heads = nn.ModuleDict(
-            {name: BNNeck(dim, num_class) for name, dim in self.layout.widths.items()}
-        )
-        self.head_weights = {
-            name: cfg.MODEL.SDTPS_LOSS_WEIGHT if name == "sdtps" else 1.0 for name in self.heads
-        }
+        widths = self.layout.widths.items()
+        self.heads = nn.ModuleDict({name: BNNeck(dim, num_class) for name, dim in widths})
+        weight = cfg.MODEL.SDTPS_LOSS_WEIGHT
+        self.head_weights = {name: weight if name == "sdtps" else 1.0 for name in self.heads}
         if cfg.MODEL.FROZEN:
             self.backbone.vit.requires_grad_(False)
 
@@ -88,9 +86,8 @@ class DeMo(nn.Module):
         names = ("guide_missing", *SDTPS_ARGUMENTS)
         settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in names}
         try:
-            return SDTPS(
-                backbone.width, backbone.grid_size, patches, modalities=self.modalities, **settings
-            )
+            place = backbone.width, backbone.grid_size, patches
+            return SDTPS(*place, modalities=self.modalities, **settings)
         except ValueError as error:
             raise UserError(
                 f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}"

@@ -105,9 +105,8 @@ class HDM(nn.Module):
     def keys(self, query: Projection, key: Projection) -> dict[str, torch.Tensor]:
         """W_kᵀq of each subset's heads, (heads, C) by subset; its product with a token is the token's logit."""
         keys = {}
-        for subset, token, weight, bias, key_weight in zip(
-            self.subsets, self.query, *query, key[0], strict=True
-        ):
+        rows = zip(self.subsets, self.query, *query, key[0], strict=True)
+        for subset, token, weight, bias, key_weight in rows:
             heads = F.linear(token.unsqueeze(0), weight, bias) / math.sqrt(HEAD_WIDTH)
             heads = heads.view(self.heads, 1, HEAD_WIDTH)
             keys[subset] = (heads @ self._by_head(key_weight)).squeeze(1)
@@ -128,9 +127,8 @@ class HDM(nn.Module):
         for subset, modalities in self.subsets.items():
             joint = torch.cat([logits[subset, modality] for modality in modalities], dim=-1)
             joint = F.dropout(joint.softmax(dim=-1), self.dropout, self.training)
-            for modality, chunk in zip(
-                modalities, joint.chunk(len(modalities), dim=-1), strict=True
-            ):
+            chunks = joint.chunk(len(modalities), dim=-1)
+            for modality, chunk in zip(modalities, chunks, strict=True):
                 weights[subset, modality] = chunk
         return weights
 

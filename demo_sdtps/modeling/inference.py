@@ -46,7 +46,5 @@ def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:
 
 def check_features(what: str, features: Iterable[torch.Tensor]) -> None:
     """Raise `UserError` where features (…, D), `what` in the sentence, or their lengths are not finite."""
-    check_finite(
-        what,
-        (torch.linalg.vector_norm(feature, dim=-1, dtype=torch.float32) for feature in features),
-    )
+    norms = (torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32) for rows in features)
+    check_finite(what, norms)

@@ -81,9 +81,8 @@ def _triplet(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
     if "triplet" not in cfg.MODEL.METRIC_LOSS_TYPE or cfg.DATALOADER.SAMPLER == "softmax":
         return None
     margin = None if cfg.MODEL.NO_MARGIN else cfg.SOLVER.MARGIN
-    return cfg.MODEL.TRIPLET_LOSS_WEIGHT * batch_hard_triplet_loss(
-        head.features, head.labels, margin
-    )
+    loss = batch_hard_triplet_loss(head.features, head.labels, margin)
+    return cfg.MODEL.TRIPLET_LOSS_WEIGHT * loss
 
 
 def _center(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:

@@ -27,9 +27,8 @@ class Host:
     backbone: str = ""  # module that returns (patches, global, …), of a model that SDTPS fits; else SDTPS is refused
     fusion: str = ""  # module that is given the slimmed tokens
     has_patterns: bool = False  # whether the forward knows return_pattern
-    mode: str = (
-        ""  # argument of the forward that is true in training; else the module's mode says it
-    )
+    # argument of the forward that is true in training; else the module's mode says it
+    mode: str = ""
     pair: int = 0  # place of the pair of SDTPS in the output in training
 
 

@@ -133,14 +133,8 @@ def _then(original: Callable[..., Any], changes: list[Change]) -> Callable[..., 
 
 def _load_from(weight: str, model: Any) -> None:
     """Let the model's `load_param` read `weight`, whatever file its caller names."""
-    owner = type(model)
-    original = owner.load_param
-
-    @wraps(original)
-    def load_param(self, trained_path=None):
-        return original(self, weight)
-
-    owner.load_param = load_param
+    original = type(model).load_param
+    type(model).load_param = lambda self, trained_path=None: original(self, weight)
 
 
 def _evaluate_all_patterns(checkout: Checkout) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +40,6 @@ class ForwardRecord:
         self.tokens: list[torch.Tensor] = []
         self.class_tokens: list[torch.Tensor] = []
         self.reduced: list[torch.Tensor] = []
-        self._sdtps_tokens: list[torch.Tensor] | None = None
 
     @property
     def global_feats(self) -> list[torch.Tensor]:
@@ -52,13 +51,11 @@ class ForwardRecord:
             )
         return tokens
 
-    def sdtps_tokens(self) -> list[torch.Tensor]:
+    @cached_property
+    def sdtps_tokens(self) -> tuple[torch.Tensor, ...]:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
-        if self._sdtps_tokens is None:
-            missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
-            inputs = (*self.tokens, *self.global_feats)
-            self._sdtps_tokens = list(self.model.sdtps(*inputs, missing=missing)[:3])
-        return self._sdtps_tokens
+        missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
+        return self.model.sdtps(*self.tokens, *self.global_feats, missing=missing)[:3]
 
     def __enter__(self) -> ForwardRecord:
         self.outer, _thread.record = getattr(_thread, "record", None), self
@@ -94,7 +91,7 @@ def _record_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> No
 
 def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
     record = _record_of(fusion)
-    return (*record.sdtps_tokens(), *inputs[3:]) if record else None
+    return (*record.sdtps_tokens, *inputs[3:]) if record else None
 
 
 def _with_scaled_gradient(tensor: torch.Tensor, weight: float) -> torch.Tensor:
@@ -141,7 +138,7 @@ class SDTPSForward(nn.Module):
         return torch.cat([original, *enhanced] if asked == 3 else enhanced, dim=-1)
 
     def _feature(self, record: ForwardRecord) -> torch.Tensor:
-        return torch.cat([tokens.mean(dim=1) for tokens in record.sdtps_tokens()], dim=-1)
+        return torch.cat([tokens.mean(dim=1) for tokens in record.sdtps_tokens], dim=-1)
 
     def _pair(self, record: ForwardRecord) -> tuple[torch.Tensor, ...]:
         feature = self._feature(record)
@@ -167,11 +164,8 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     `add_config`. Raises `UserError` for a model that is none of HOSTS, what its host refuses, or an impossible value.
     """
     check_values(cfg)
-    if (
-        isinstance(model, SDTPSForward)
-        or hasattr(model, "slimming")
-        or not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
-    ):
+    is_off = not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
+    if is_off or isinstance(model, SDTPSForward) or hasattr(model, "slimming"):
         return model
     host = host_of(model)
     if cfg.MODEL.USE_SDTPS:

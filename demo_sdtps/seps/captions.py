@@ -108,10 +108,8 @@ def encode_captions(
 ) -> tuple[list[list[int]], list[list[int]] | None]:
     """Tokens of the captions and, where there are any, of the long captions of a split."""
     captions = encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS)
-    long_captions = None
-    if split.long_captions:
-        long_captions = encode_texts(tokenizer, split.long_captions, cfg.INPUT.MAX_LONG_WORDS)
-    return captions, long_captions
+    long = split.long_captions
+    return captions, encode_texts(tokenizer, long, cfg.INPUT.MAX_LONG_WORDS) if long else None
 
 
 def encode_texts(

@@ -44,11 +44,8 @@ def read_caption_splits(
     cfg: CfgNode, names: Sequence[str] = ("train", "dev", "test")
 ) -> dict[str, ImageTexts]:
     """Read the splits of DATASETS.NAMES."""
-    data = cfg.DATASETS
-    splits = {
-        name: read_image_texts(Path(data.ROOT_DIR), data.NAMES, name, data.LONG_CAPTIONS)
-        for name in names
-    }
+    data, root = cfg.DATASETS, Path(cfg.DATASETS.ROOT_DIR)
+    splits = {name: read_image_texts(root, data.NAMES, name, data.LONG_CAPTIONS) for name in names}
     without = [name for name, split in splits.items() if split.long_captions is None]
     if 0 < len(without) < len(splits):
         raise UserError(
@@ -81,15 +78,9 @@ def make_retrieval_data(
 ) -> RetrievalData:
     """Tokenise a split for evaluation."""
     check_folds(split, folds)
-    captions, long_captions = encode_captions(cfg, split, tokenizer)
-    return RetrievalData(
-        image_loader(cfg, split),
-        captions,
-        long_captions,
-        torch.tensor(split.image_of),
-        folds,
-        cfg.TEST.IMS_PER_BATCH,
-    )
+    texts, image_of = encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of)
+    loader = image_loader(cfg, split)
+    return RetrievalData(loader, *texts, image_of, folds, cfg.TEST.IMS_PER_BATCH)
 
 
 def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:
@@ -165,9 +156,8 @@ def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[torch
         for other in range(distributed.world_size())
     ]
     encoded = [torch.empty(0, model.network.embed_size, device=device)]
-    for block in progress(
-        blocks[distributed.rank() :: distributed.world_size()], "encoding captions", unit="block"
-    ):
+    own = blocks[distributed.rank() :: distributed.world_size()]
+    for block in progress(own, "encoding captions", unit="block"):
         words, lengths = pad_texts([texts[index] for index in block])
         vectors = model.text_tower(to_device(words, device), lengths)
         encoded += [tensor[:length] for tensor, length in zip(vectors, lengths, strict=True)]

@@ -45,9 +45,8 @@ class RatioLoss(nn.Module):
         if isinstance(score_mask, torch.Tensor):
             return (score_mask.mean() - self.target_ratio).square()
         weighted = zip(self.lambdas, score_mask, strict=False)  # the dense mask is optional
-        return reduce(
-            add, (weight * (mask.mean() - self.target_ratio).square() for weight, mask in weighted)
-        )
+        terms = (weight * (mask.mean() - self.target_ratio).square() for weight, mask in weighted)
+        return reduce(add, terms)
 
 
 class SEPSLoss(nn.Module):

@@ -1,36 +1,17 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo_sdtps.modeling.sdtps import (
-    TokenAggregation,
-    TokenSparse,
-    aggregated_tokens,
-    aggregation_mlp,
-    cosines,
-    dropped_weights,
-    guided_score,
-    kept_tokens,
-    log_mask,
-    min_max,
-    select,
-)
-from demo_sdtps.seps.relevance import (
-    HRPA,
-    ImageFeatures,
-    Texts,
-    as_texts,
-    concat,
-    max_sim_of_merged,
-    relevance,
-    single_max_sim,
-)
+from demo_sdtps.modeling import sdtps
+from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse, aggregation_mlp
+from demo_sdtps.seps import relevance
+from demo_sdtps.seps.relevance import HRPA, ImageFeatures, Texts
 
 MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory of the intermediate results of aggregation by device type: a CPU's cache, and enough to use a GPU fully."""
@@ -49,10 +30,8 @@ class DualTokenAggregation(nn.Module):
 
     def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """Logits of the weights W_s and W_d: (B, S, C) → two of (B, N_c, S)."""
-        return [
-            weight(tokens).transpose(1, 2) * self.scale
-            for weight in (self.weight_sparse, self.weight_dense)
-        ]
+        weights = (self.weight_sparse, self.weight_dense)
+        return [weight(tokens).transpose(1, 2) * self.scale for weight in weights]
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -80,9 +59,9 @@ class CrossSparseAggrNet(nn.Module):
         beta: float = 0.25,
     ):
         super().__init__()
-        out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
+        out_tokens = sdtps.aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
         self.embed_size = embed_size
-        self.num_patches, self.keep = num_patches, kept_tokens(num_patches, sparse_ratio)
+        self.num_patches, self.keep = num_patches, sdtps.kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None
         # weights and aggregated tokens, about three times each
@@ -110,10 +89,10 @@ class CrossSparseAggrNet(nn.Module):
         Masks are (B_t, B_v, N): in the open version the sum over the captions, in the paper version a tuple of the sparse and
         optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
         """
-        caption, long = as_texts("cap", cap_embs, cap_lens), None
+        caption, long = relevance.as_texts("cap", cap_embs, cap_lens), None
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
-            long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
+            long = relevance.as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
         images = self._images(img_embs, has_long=long is not None)
         with torch.autocast(img_embs.device.type, enabled=False):
             similarities, masks = self._all_pairs(images, caption, long)
@@ -134,14 +113,11 @@ class CrossSparseAggrNet(nn.Module):
         logits = [predictions] if isinstance(predictions, torch.Tensor) else predictions
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         branches = 2 if self.is_dual and has_long else 1
-        self_score = cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
-        return ImageFeatures(
-            patches.float(),
-            F.normalize(class_token.float(), dim=-1),
-            self_score,
-            tuple(net.predict(patches) for net in nets[:branches]),
-            tuple(logit.float().contiguous() for logit in logits[:branches]),
-        )
+        self_score = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
+        class_token = F.normalize(class_token.float(), dim=-1)
+        predicted = tuple(net.predict(patches) for net in nets[:branches])
+        of_branches = tuple(logit.float().contiguous() for logit in logits[:branches])
+        return ImageFeatures(patches.float(), class_token, self_score, predicted, of_branches)
 
     def _all_pairs(
         self, images: ImageFeatures, caption: Texts, long: Texts | None
@@ -173,12 +149,12 @@ class CrossSparseAggrNet(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Similarities (V, T) and masks (T, V, N) of a block of pairs; `tall` images are aggregated at once."""
         texts = [caption, long] if long else [caption]
-        guidance = [cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
+        guidance = [sdtps.cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
-            guidance = [min_max(cosine) for cosine in (*guidance, images.self_cosine)]
+            guidance = [sdtps.min_max(cosine) for cosine in (*guidance, images.self_cosine)]
             weights = (*(1.0 for _ in texts), 2.0)  # the image itself has weight two
             scores = [
-                guided_score(predicted, guidance, weights, self.beta)
+                sdtps.guided_score(predicted, guidance, weights, self.beta)
                 for predicted in images.predicted
             ]
             return self._compare(images, scores, caption, tall)
@@ -194,13 +170,13 @@ class CrossSparseAggrNet(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Select by the scores (T, V, N) of each branch, aggregate, match with the words → (V, T), masks (T, V, N)."""
         tau = self.gumbel_tau if self.training else None
-        decisions = [select(score, self.keep, tau)[1] for score in scores]
-        weights = reduce(add, map(dropped_weights, scores, decisions)) / len(scores)
-        masks = [log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
-        merged = max_sim_of_merged(images, masks, text, tall)
-        matches = concat(merged, single_max_sim(images, weights, text))
+        decisions = [sdtps.select(score, self.keep, tau)[1] for score in scores]
+        weights = reduce(add, map(sdtps.dropped_weights, scores, decisions)) / len(scores)
+        masks = [sdtps.log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
+        merged = relevance.max_sim_of_merged(images, masks, text, tall)
+        matches = relevance.concat(merged, relevance.single_max_sim(images, weights, text))
         mlp, top_k = self.hrpa.relevance_mlp, self.hrpa.top_k
-        return relevance(matches, text.valid, None, mlp, top_k), decisions
+        return relevance.relevance(matches, text.valid, None, mlp, top_k), decisions
 
 
 def create_seps_model(
@@ -213,15 +189,8 @@ def create_seps_model(
     gumbel_tau: float = 1.0,
 ) -> CrossSparseAggrNet:
     """`CrossSparseAggrNet` with the arguments of the published code."""
-    return CrossSparseAggrNet(
-        embed_size,
-        num_patches,
-        sparse_ratio,
-        aggr_ratio,
-        use_paper_version,
-        use_gumbel_softmax=use_gumbel_softmax,
-        gumbel_tau=gumbel_tau,
-    )
+    make = partial(CrossSparseAggrNet, use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
+    return make(embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version)
 
 
 SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)

@@ -21,9 +21,8 @@ def retrieval(similarity: torch.Tensor, image_of: torch.Tensor) -> dict[str, flo
     images, captions = similarity.shape
     image_of = image_of.to(similarity.device, torch.long)
     matched = similarity[image_of, torch.arange(captions, device=similarity.device)]
-    best = matched.new_zeros(images).scatter_reduce(
-        0, image_of, matched, "amax", include_self=False
-    )
+    best = matched.new_zeros(images)
+    best.scatter_reduce_(0, image_of, matched, "amax", include_self=False)
     # Not counted as ahead: the match itself and equally similar captions of the same image.
     ahead_of_captions = -torch.bincount(image_of[matched == best[image_of]], minlength=images)
     ahead_of_images = torch.full((captions,), -1, device=similarity.device)

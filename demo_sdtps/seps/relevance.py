@@ -34,9 +34,8 @@ class HRPA(nn.Module):
         self.top_k = top_k
         self.relevance_mlp: nn.Sequential | None = None
         if use_paper_version:
-            self.relevance_mlp = nn.Sequential(
-                nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1)
-            )
+            layers = nn.Linear(top_k, 2 * top_k), nn.GELU(), nn.Linear(2 * top_k, 1)
+            self.relevance_mlp = nn.Sequential(*layers)
 
     def forward(
         self,
@@ -48,9 +47,8 @@ class HRPA(nn.Module):
 
         At least one token of each image must be valid; the others are ignored.
         """
-        return mask_xattn_one_text(
-            patch_features, word_features, patch_mask, self.relevance_mlp, self.top_k
-        )
+        settings = self.relevance_mlp, self.top_k
+        return mask_xattn_one_text(patch_features, word_features, patch_mask, *settings)
 
 
 def mask_xattn_one_text(
@@ -78,10 +76,8 @@ def max_sim(cosines: torch.Tensor, tokens: torch.Tensor | None = None) -> MaxSim
 
 def concat(some: MaxSim, others: MaxSim) -> MaxSim:
     """Maxima of the same words and of the concatenated tokens."""
-    return MaxSim(
-        torch.maximum(some.of_words, others.of_words),
-        torch.cat([some.of_tokens, others.of_tokens], dim=-1),
-    )
+    of_tokens = torch.cat([some.of_tokens, others.of_tokens], dim=-1)
+    return MaxSim(torch.maximum(some.of_words, others.of_words), of_tokens)
 
 
 def relevance(
@@ -151,14 +147,9 @@ class ImageFeatures(NamedTuple):
 
     def part(self, first: int, last: int) -> "ImageFeatures":
         """Slice of the images."""
-        rows = slice(first, last)
-        return ImageFeatures(
-            self.patches[rows],
-            self.class_token[rows],
-            self.self_cosine[rows],
-            tuple(scores[rows] for scores in self.predicted),
-            tuple(logits[rows] for logits in self.logits),
-        )
+        whole = (value[first:last] for value in self[:3])
+        branches = (tuple(value[first:last] for value in values) for values in self[3:])
+        return ImageFeatures._make((*whole, *branches))
 
 
 def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
@@ -175,12 +166,8 @@ def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[in
     valid = torch.arange(words.shape[1], device=words.device) < counts
     words = words.float().masked_fill(~valid.unsqueeze(-1), 0.0)
     unit = F.normalize(words, dim=-1)
-    return Texts(
-        torch.where(valid.unsqueeze(-1), unit, unit[:, :1]),
-        valid,
-        lengths,
-        words.sum(dim=1) / counts,
-    )
+    unit = torch.where(valid.unsqueeze(-1), unit, unit[:, :1])
+    return Texts(unit, valid, lengths, words.sum(dim=1) / counts)
 
 
 def max_sim_of_merged(
@@ -192,8 +179,19 @@ def max_sim_of_merged(
     """
     blocks = []
     for top in range(0, len(images.patches), tall):
-        rows = [mask[top : top + tall] for mask in masks]
-        blocks.append(_merged_max_sim(images.part(top, top + tall), rows, text))
+        rows = images.part(top, top + tall)
+        # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
+        by_branch = [
+            (logits.unsqueeze(1) + mask[top : top + tall].unsqueeze(2)).softmax(dim=-1)
+            for logits, mask in zip(rows.logits, masks, strict=True)
+        ]
+        weights = reduce(add, by_branch)
+        merged = (weights.flatten(1, 2) @ rows.patches).unflatten(1, weights.shape[1:3])
+        # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
+        products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT
+        products = products.unflatten(1, (len(merged), -1)).transpose(0, 1)
+        norms = merged.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        blocks.append(max_sim((products / norms).mT))
     return MaxSim(*map(torch.cat, zip(*blocks, strict=True)))
 
 
@@ -209,17 +207,3 @@ def single_max_sim(images: ImageFeatures, weights: torch.Tensor, text: Texts) ->
         torch.einsum("vtc,tlc->vtl", extra, text.words).unsqueeze(-1),
     ]
     return max_sim(torch.cat(cosines, dim=-1))
-
-
-def _merged_max_sim(images: ImageFeatures, masks: Sequence[torch.Tensor], text: Texts) -> MaxSim:
-    # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
-    by_branch = [
-        (logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1)
-        for logits, mask in zip(images.logits, masks, strict=True)
-    ]
-    weights = reduce(add, by_branch)
-    merged = (weights.flatten(1, 2) @ images.patches).unflatten(1, weights.shape[1:3])
-    # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
-    products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT
-    products = products.unflatten(1, (len(merged), -1)).transpose(0, 1)
-    return max_sim((products / merged.norm(dim=-1, keepdim=True).clamp_min(1e-12)).mT)

@@ -28,11 +28,16 @@ class ImageTower(nn.Module):
         self.name = cfg.MODEL.TRANSFORMER_TYPE
         self.tower = _create(cfg)
         self.projection = nn.Linear(self._width, cfg.MODEL.EMBED_SIZE)
+        self.tower.eval()  # no random draws such as those of stochastic depth
         try:
-            tokens = self._count_tokens(cfg.INPUT.SIZE)
+            with torch.no_grad():
+                tokens = self._tokens(torch.zeros(1, 3, *cfg.INPUT.SIZE))
         except (AssertionError, RuntimeError) as error:  # unsupported image size
             raise _unbuildable(cfg, error) from None
-        self.num_patches = tokens - getattr(self.tower, "num_prefix_tokens", 0)
+        self.tower.train()
+        if tokens.ndim != 3 or tokens.shape[2] != self._width:
+            raise _unfit_tower(self.name)
+        self.num_patches = tokens.shape[1] - getattr(self.tower, "num_prefix_tokens", 0)
         side = round(self.num_patches**0.5)
         if side * side != self.num_patches or side < 2:
             raise UserError(
@@ -71,15 +76,6 @@ class ImageTower(nn.Module):
         tokens = self.tower.forward_features(images)  # type: ignore[operator]  # as num_features
         # Swin Transformers return (B, H, W, C)
         return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
-
-    @torch.no_grad()
-    def _count_tokens(self, size: list[int]) -> int:
-        self.tower.eval()  # no random draws such as those of stochastic depth
-        tokens = self._tokens(torch.zeros(1, 3, *size))
-        self.tower.train()
-        if tokens.ndim != 3 or tokens.shape[2] != self._width:
-            raise _unfit_tower(self.name)
-        return tokens.shape[1]
 
 
 class TextTower(nn.Module):

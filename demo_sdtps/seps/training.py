@@ -11,15 +11,8 @@ from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device
-from demo_sdtps.seps import SEPSLoss
+from demo_sdtps.seps import SEPSLoss, evaluation
 from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches, caption_loader
-from demo_sdtps.seps.evaluation import (
-    RetrievalData,
-    caption_warnings,
-    evaluate_retrieval,
-    make_retrieval_data,
-    read_caption_splits,
-)
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
@@ -43,8 +36,8 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         cfg: CfgNode,
         model: SEPS,
         loader: CaptionLoader,
-        dev: RetrievalData,
-        test: RetrievalData,
+        dev: evaluation.RetrievalData,
+        test: evaluation.RetrievalData,
         digest: Mapping[str, str],
         notes: Sequence[tuple[int, str]] = (),
     ):
@@ -60,10 +53,8 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         return caption_batches(self.caption_loader)
 
     def loss(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        images, captions, image_ids = (
-            to_device(tensor, self.device)
-            for tensor in (batch.images, batch.captions, batch.image_ids)
-        )
+        tensors = (batch.images, batch.captions, batch.image_ids)
+        images, captions, image_ids = (to_device(tensor, self.device) for tensor in tensors)
         long_captions = batch.long_captions
         if long_captions is not None:
             long_captions = to_device(long_captions, self.device)
@@ -80,7 +71,9 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         splits = {"dev": self.dev}
         if epoch == self.cfg.SOLVER.MAX_EPOCHS:
             splits["test"] = self.test
-        metrics = {split: evaluate_retrieval(self.model, data) for split, data in splits.items()}
+        metrics = {
+            split: evaluation.evaluate_retrieval(self.model, data) for split, data in splits.items()
+        }
         scalars = {
             f"{split}/{name}": value
             for split, measures in metrics.items()
@@ -102,13 +95,13 @@ def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
 
 def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> SEPSTrainer:
     """Trainer of the data set, towers and weights of `cfg`, on `device`."""
-    splits = read_caption_splits(cfg)
+    splits = evaluation.read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)
     model, origin = make_seps(cfg, pretrained=not resumed)
     loader = caption_loader(cfg, splits["train"], tokenizer)
-    dev = make_retrieval_data(cfg, splits["dev"], tokenizer)
-    test = make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+    dev = evaluation.make_retrieval_data(cfg, splits["dev"], tokenizer)
+    test = evaluation.make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
     sizes = [
         f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
         for name, split in splits.items()
@@ -117,7 +110,7 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     notes = [
         (logging.INFO, f"{cfg.DATASETS.NAMES}: {', '.join(sizes)}, {kind} long captions"),
         (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
-        *((logging.WARNING, warning) for warning in caption_warnings(splits)),
+        *((logging.WARNING, warning) for warning in evaluation.caption_warnings(splits)),
     ]
     paths = {f"{name} images": split.paths for name, split in splits.items()}
     texts = data_texts(splits, {"train": loader, "dev": dev, "test": test})
@@ -126,7 +119,8 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
 
 
 def data_texts(
-    splits: Mapping[str, ImageTexts], encoded: Mapping[str, CaptionLoader | RetrievalData]
+    splits: Mapping[str, ImageTexts],
+    encoded: Mapping[str, CaptionLoader | evaluation.RetrievalData],
 ) -> dict[str, Iterable[str]]:
     """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
     texts: dict[str, Iterable[str]] = {}
@@ -153,14 +147,8 @@ def make_seps_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:
 
 def make_losses(cfg: CfgNode) -> SEPSLoss:
     """The loss of SOLVER, which counts all negatives until `set_max_violation(True)`."""
-    solver = cfg.SOLVER
-    return SEPSLoss(
-        margin=solver.MARGIN,
-        target_ratio=solver.TARGET_RATIO,
-        ratio_weight=solver.RATIO_WEIGHT,
-        lambda_sparse=solver.LAMBDA_SPARSE,
-        lambda_dense=solver.LAMBDA_DENSE,
-    )
+    names = ("margin", "target_ratio", "ratio_weight", "lambda_sparse", "lambda_dense")
+    return SEPSLoss(**{name: cfg.SOLVER[name.upper()] for name in names})
 
 
 def set_rates(cfg: CfgNode, optimizer: torch.optim.Optimizer, epoch: int) -> None:

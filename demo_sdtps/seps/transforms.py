@@ -1,13 +1,13 @@
 """Transforms of image-text matching, from a decoded image to the input of the image tower (docs/seps.md)."""
 
-import math
 import random
 
 import torch
 from torchvision.transforms import v2
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets.transforms import ATTEMPTS, Generator, Transform, resize_and_normalise
+from demo_sdtps.datasets import transforms
+from demo_sdtps.datasets.transforms import Generator, Transform
 
 CROP_ASPECT = (3 / 4, 4 / 3)  # range of width over height of a random crop
 
@@ -20,13 +20,7 @@ class CropTransform:
 
     def __init__(self, cfg: CfgNode):
         self.flip, self.least = cfg.INPUT.PROB, cfg.INPUT.MIN_CROP
-        self.size = list(cfg.INPUT.SIZE)
-        self.normalise = v2.Compose(
-            [
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize(cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD),
-            ]
-        )
+        self.size, self.normalise = list(cfg.INPUT.SIZE), transforms.normalise(cfg)
 
     def __call__(self, image: torch.Tensor, rng: Generator = random) -> torch.Tensor:
         _, height, width = image.shape
@@ -40,10 +34,7 @@ def crop_box(height: int, width: int, least: float, rng: Generator) -> tuple[int
 
     Where no attempt fits, as in very elongated images, the centre.
     """
-    for _ in range(ATTEMPTS):
-        area = rng.uniform(least, 1) * height * width
-        aspect = math.exp(rng.uniform(*map(math.log, CROP_ASPECT)))
-        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+    for columns, rows in transforms.random_sizes(height, width, (least, 1), CROP_ASPECT, rng):
         if 0 < rows <= height and 0 < columns <= width:
             return rng.randint(0, height - rows), rng.randint(0, width - columns), rows, columns
     narrowest, widest = CROP_ASPECT
@@ -53,4 +44,4 @@ def crop_box(height: int, width: int, least: float, rng: Generator) -> tuple[int
 
 def resize_transform(cfg: CfgNode) -> Transform:
     """uint8 (3, h, w) → float32 (3, H, W) for evaluation: resize as in training, normalise."""
-    return resize_and_normalise(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)
+    return transforms.resize_and_normalise(cfg, cfg.INPUT.SIZE, v2.InterpolationMode.BICUBIC)

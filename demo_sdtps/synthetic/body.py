@@ -113,18 +113,10 @@ SKIN = (0.76, 0.56, 0.44)
 FAR_SHADE = 0.75  # the limbs on the far side are in the shadow of the body
 
 
-def random_look(rng: np.random.Generator) -> Look:
-    return Look(*(int(rng.integers(count)) for count in LOOK_SHAPE))
-
-
 def random_build(rng: np.random.Generator) -> Build:
     """Random build; builds vary too little to identify a person."""
-    return Build(
-        height=rng.uniform(0.95, 1.05),
-        width=rng.uniform(0.92, 1.12),
-        hair=HAIRS[rng.integers(len(HAIRS))],
-        bag=BAGS[rng.integers(len(BAGS))],
-    )
+    height, width = rng.uniform(0.95, 1.05), rng.uniform(0.92, 1.12)
+    return Build(height, width, HAIRS[rng.integers(len(HAIRS))], BAGS[rng.integers(len(BAGS))])
 
 
 def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
@@ -142,15 +134,9 @@ def random_pose(rng: np.random.Generator, aspect: float) -> Pose:
 
     limbs = {side: limb(side) for side in (1, -1)}
     height = rng.uniform(0.82, 0.96) * min(1.0, 2 * aspect)
-    return Pose(
-        view=view,
-        facing=int(rng.choice([-1, 1])),
-        x=aspect / 2 + rng.normal(0, 0.03),
-        y=(1 - height) / 2 + rng.normal(0, 0.025),
-        height=height,
-        lean=rng.normal(0, 0.03),
-        limbs=limbs,
-    )
+    facing = int(rng.choice([-1, 1]))
+    x, y = aspect / 2 + rng.normal(0, 0.03), (1 - height) / 2 + rng.normal(0, 0.025)
+    return Pose(view, facing, x, y, height, lean=rng.normal(0, 0.03), limbs=limbs)
 
 
 def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
@@ -170,12 +156,11 @@ def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
         body.backpack()
     body.arm(near, "sleeve")
     if build.bag == "bag":
-        body.handbag(near)
+        x, y = body.joints(near)[2]
+        body.polygon(rectangle(x - 0.05, y + 0.02, x + 0.05, y + 0.13), "bag")
     pattern, labels = GARMENT_PATTERNS[RGB_LOOKS[look.rgb].pattern], body.labels
-    canvas.relabel(
-        {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")},
-        lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view),
-    )
+    accents = {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")}
+    canvas.relabel(accents, lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view))
     return range(first, len(canvas.materials))
 
 
@@ -233,9 +218,8 @@ class _Body:
     def limb(
         self, start: Point, end: Point, start_radius: float, end_radius: float, part: str
     ) -> None:
-        first, second = (
-            radius * self.scale * self.build.width for radius in (start_radius, end_radius)
-        )
+        radii = (start_radius, end_radius)
+        first, second = (radius * self.scale * self.build.width for radius in radii)
         self.canvas.limb(self.at(*start), self.at(*end), first, second, self.labels[part])
 
     def leg(self, side: int, part: str) -> None:
@@ -261,10 +245,6 @@ class _Body:
         self.ellipse(wrist[0], wrist[1] + 0.012, 0.021, 0.025, "skin")
         self.limb(shoulder, elbow, 0.036, 0.030, part)
         self.limb(elbow, wrist, 0.030, 0.024, part)
-
-    def handbag(self, side: int) -> None:
-        x, y = self.joints(side)[2]
-        self.polygon(rectangle(x - 0.05, y + 0.02, x + 0.05, y + 0.13), "bag")
 
     def backpack(self) -> None:
         if self.build.bag != "backpack":

@@ -16,21 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from PIL import Image, ImageFilter
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.synthetic.body import (
-    LOOK_SHAPE,
-    Build,
-    Look,
-    Pose,
-    draw_body,
-    random_build,
-    random_look,
-    random_pose,
-)
+from demo_sdtps.synthetic import body
+from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, Pose, draw_body
 from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
 
 VERSION = 1  # incremented whenever the same seed gives other images
@@ -98,8 +91,7 @@ CAMERAS = (
         blur=0.6,
     ),
 )
-DAY_LIGHT = np.ones(5)
-# factor of the light at night; NI has its own lamp and TI needs none
+# factor of the light at night, by channel; NI has its own lamp and TI needs none
 NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
 OCCLUDED_RATE, BYSTANDER_RATE = 0.35, 0.3
 
@@ -114,7 +106,6 @@ def make_identities(number: int, seed: int) -> list[Identity]:
     """`number` identities with different combinations of looks.
 
     Every second identity differs from its predecessor in a single modality (RGB, NI and TI in turn): all three are needed.
-
     """
     if number > prod(LOOK_SHAPE):
         raise UserError(
@@ -138,13 +129,11 @@ def make_identities(number: int, seed: int) -> list[Identity]:
         )
         chosen.append(int(np.argmin(np.where(candidates, used + rng.random(len(looks)), np.inf))))
         free[chosen[-1]] = False
-    return [
-        Identity(Look(*looks[row].tolist()), random_build(np.random.default_rng([seed, 1, index])))
-        for index, row in enumerate(chosen)
-    ]
+    builds = [body.random_build(np.random.default_rng([seed, 1, index])) for index in range(number)]
+    return list(map(Identity, (Look(*looks[row].tolist()) for row in chosen), builds))
 
 
-def is_night(camera: int, rng: np.random.Generator) -> bool:
+def is_night(camera: int, rng: Generator) -> bool:
     """Whether the next image of camera 0, 1, … is taken at night."""
     return bool(rng.random() < CAMERAS[camera].night_rate)
 
@@ -155,7 +144,7 @@ def draw_triplet(
     night: bool,
     height: int,
     width: int,
-    rng: np.random.Generator,
+    rng: Generator,
     unaligned: bool = False,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """One person in camera 0, 1, …: ({modality: (height, width, 3) uint8}, (height, width) bool mask of the person).
@@ -164,11 +153,11 @@ def draw_triplet(
     anywhere in the same surroundings, at half to full height.
     """
     # Separate streams, so that the draws of one part do not change those of another.
-    scene, body, front, sensor = rng.spawn(4)
+    scene, stance, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
-    pose = random_pose(body, canvas.aspect)
+    pose = body.random_pose(stance, canvas.aspect)
     if unaligned:
-        pose = _unalign(pose, canvas, front, body)
+        pose = _unalign(pose, canvas, front, stance)
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
     if scene.random() < BYSTANDER_RATE:
         # A bystander behind the person is the smaller of the two.
@@ -182,9 +171,7 @@ def draw_triplet(
     return _expose(light, CAMERAS[camera], night, sensor), coverage > 0.5
 
 
-def _unalign(
-    pose: Pose, canvas: Canvas, front: np.random.Generator, rng: np.random.Generator
-) -> Pose:
+def _unalign(pose: Pose, canvas: Canvas, front: Generator, rng: Generator) -> Pose:
     """The pose with a random height and place, where what `front` draws leaves most of the person visible."""
     before = Canvas(canvas.height, canvas.image.width)
     before.add((0, 0, 0), 0, 0)  # the label of an empty canvas
@@ -202,7 +189,7 @@ def _unalign(
     return replace(pose, x=x, y=y, height=height)
 
 
-def _draw_front(canvas: Canvas, rng: np.random.Generator) -> None:
+def _draw_front(canvas: Canvas, rng: Generator) -> None:
     """What may be in front of the person."""
     if rng.random() < OCCLUDED_RATE:
         draw_occluder(canvas, rng)
@@ -211,14 +198,11 @@ def _draw_front(canvas: Canvas, rng: np.random.Generator) -> None:
 
 
 def _draw_bystander(
-    canvas: Canvas,
-    rng: np.random.Generator,
-    size: tuple[float, float],
-    aside: float,
-    scale: float = 1.0,
+    canvas: Canvas, rng: Generator, size: tuple[float, float], aside: float, scale: float = 1.0
 ) -> None:
     """Person without an identity, of `scale` times a random height, at least `aside` image widths from the centre."""
-    pose, build, look = random_pose(rng, canvas.aspect), random_build(rng), random_look(rng)
+    pose, build = body.random_pose(rng, canvas.aspect), body.random_build(rng)
+    look = Look(*(int(rng.integers(count)) for count in LOOK_SHAPE))
     height = scale * rng.uniform(*size) * min(1.0, 2 * canvas.aspect)
     x = canvas.aspect * (0.5 + rng.choice([-1, 1]) * rng.uniform(aside, 0.6))
     y = 0.95 - height + rng.uniform(-0.05, 0.1)
@@ -226,11 +210,11 @@ def _draw_bystander(
 
 
 def _expose(
-    light: np.ndarray, camera: Camera, night: bool, rng: np.random.Generator
+    light: np.ndarray, camera: Camera, night: bool, rng: Generator
 ) -> dict[str, np.ndarray]:
     """Render the channels by the camera: (H, W, 5) float → {modality: (H, W, 3) uint8}."""
     height, width, _ = light.shape
-    source = NIGHT_LIGHT if night else DAY_LIGHT
+    source = NIGHT_LIGHT if night else np.ones(5)
     numbers = [camera.gain, camera.gamma, camera.offset, camera.noise, source]
     images = {}
     for modality, span in CHANNELS.items():
@@ -251,7 +235,7 @@ def _expose(
     return images
 
 
-def _smooth_noise(height: int, width: int, cells: int, rng: np.random.Generator) -> np.ndarray:
+def _smooth_noise(height: int, width: int, cells: int, rng: Generator) -> np.ndarray:
     """Noise (height, width) of unit deviation at a grid with `cells` rows, interpolated between them."""
     knots = rng.standard_normal((cells, max(2, cells * width // height)), dtype=np.float32)
     return np.asarray(Image.fromarray(knots).resize((width, height), Image.Resampling.BICUBIC))
@@ -323,7 +307,6 @@ def _map(
     if workers == 1:
         yield from map(write_one, tasks)
         return
-    with multiprocessing.Pool(
-        min(workers, len(tasks)), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    ) as pool:
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.Pool(min(workers, len(tasks)), signal.signal, ignored) as pool:
         yield from pool.imap_unordered(write_one, tasks)

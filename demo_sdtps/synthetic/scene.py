@@ -76,23 +76,20 @@ class Style:
     walls: Palette
     grounds: Palette
     horizon: tuple[float, float]
-    objects: dict[str, float]
+    counts: dict[str, float]
 
 
 def draw_background(canvas: Canvas, style: Style, night: bool, rng: np.random.Generator) -> None:
     """Fill the canvas with a wall, a ground and objects. At night unheated surfaces are colder."""
     horizon = rng.uniform(*style.horizon)
     ambient = 0.65 if night else 1.0
-    wall = canvas.add(
-        _tint(style.walls, rng), rng.uniform(0.2, 0.75), ambient * rng.uniform(0.15, 0.5)
-    )
-    ground = canvas.add(
-        _tint(style.grounds, rng), rng.uniform(0.15, 0.65), ambient * rng.uniform(0.15, 0.5)
-    )
-    canvas.box(0, 0, canvas.aspect, horizon, wall)
-    canvas.box(0, horizon, canvas.aspect, 1, ground)
+    wall, ground = (style.walls, (0.2, 0.75), 0, horizon), (style.grounds, (0.15, 0.65), horizon, 1)
+    for palette, reflectance, top, bottom in (wall, ground):
+        colour, ni = _tint(palette, rng), rng.uniform(*reflectance)
+        surface = canvas.add(colour, ni, ambient * rng.uniform(0.15, 0.5))
+        canvas.box(0, top, canvas.aspect, bottom, surface)
     objects = _Objects(canvas, rng, horizon)
-    for name, mean_count in style.objects.items():
+    for name, mean_count in style.counts.items():
         for _ in range(rng.poisson(mean_count)):
             getattr(objects, name)()
 
@@ -139,9 +136,8 @@ class _Objects:
     def surface(
         self, palette: Palette, reflectance: tuple[float, float], radiance: tuple[float, float]
     ) -> Label:
-        return self.add(
-            _tint(palette, self.rng), self.uniform(*reflectance), self.uniform(*radiance)
-        )
+        colour = _tint(palette, self.rng)
+        return self.add(colour, self.uniform(*reflectance), self.uniform(*radiance))
 
     def windows(self) -> None:
         pane, frame = self.material(POOL[:3]), self.material()
@@ -164,9 +160,8 @@ class _Objects:
         line, vanishing = self.material(POOL[1:4]), self.uniform(0, self.right)
         for x in np.arange(-1, 1.6, self.uniform(0.1, 0.25)):
             top = vanishing + 0.4 * (x - vanishing)
-            self.canvas.polygon(
-                [(top, self.horizon), (top + 0.005, self.horizon), (x + 0.012, 1), (x, 1)], line
-            )
+            edges = [(top, self.horizon), (top + 0.005, self.horizon), (x + 0.012, 1), (x, 1)]
+            self.canvas.polygon(edges, line)
         for depth in np.arange(0.1, 1, self.uniform(0.15, 0.3)) ** 1.6:
             y = self.horizon + depth * (1 - self.horizon)
             self.box(0, y, self.right, y + 0.007, line)
@@ -224,9 +219,8 @@ class _Objects:
         x, y = self.uniform(-0.05, self.right), self.uniform(0.05, self.horizon)
         width, height = self.uniform(0.05, 0.2), self.uniform(0.05, 0.35)
         self.box(x, y, x + width, y + height, self.material())
-        self.box(
-            x + 0.25 * width, y + 0.15 * height, x + 0.75 * width, y + 0.4 * height, self.material()
-        )
+        left, top, bottom = x + 0.25 * width, y + 0.15 * height, y + 0.4 * height
+        self.box(left, top, x + 0.75 * width, bottom, self.material())
 
     def lamp(self) -> None:
         bulb = self.add((0.97, 0.93, 0.8), 0.95, self.uniform(0.7, 1))
@@ -264,26 +258,19 @@ STYLES = {
         walls=((0.55, 0.52, 0.48), (0.62, 0.42, 0.34), (0.70, 0.68, 0.62)),
         grounds=((0.35, 0.35, 0.36), (0.48, 0.47, 0.45)),
         horizon=(0.5, 0.7),
-        objects={"windows": 0.8, "car": 0.9, "stain": 1.5, "pole": 0.8, "panel": 0.8, "lamp": 0.2},
+        counts={"windows": 0.8, "car": 0.9, "stain": 1.5, "pole": 0.8, "panel": 0.8, "lamp": 0.2},
     ),
     "park": Style(
         walls=((0.50, 0.60, 0.62), (0.28, 0.38, 0.22), (0.62, 0.70, 0.75)),
         grounds=((0.28, 0.38, 0.18), (0.50, 0.44, 0.32)),
         horizon=(0.4, 0.65),
-        objects={
-            "tree": 1.2,
-            "foliage": 2.5,
-            "fence": 0.4,
-            "stain": 1.5,
-            "panel": 0.3,
-            "pole": 0.4,
-        },
+        counts={"tree": 1.2, "foliage": 2.5, "fence": 0.4, "stain": 1.5, "panel": 0.3, "pole": 0.4},
     ),
     "campus": Style(
         walls=((0.55, 0.28, 0.22), (0.66, 0.50, 0.40), (0.45, 0.42, 0.42)),
         grounds=((0.55, 0.52, 0.48), (0.42, 0.40, 0.38)),
         horizon=(0.55, 0.75),
-        objects={
+        counts={
             "bricks": 0.9,
             "tiles": 0.8,
             "windows": 0.4,
@@ -296,13 +283,6 @@ STYLES = {
         walls=((0.78, 0.78, 0.74), (0.60, 0.66, 0.70), (0.72, 0.66, 0.55)),
         grounds=((0.62, 0.60, 0.56), (0.40, 0.38, 0.40)),
         horizon=(0.6, 0.8),
-        objects={
-            "tiles": 1.0,
-            "panel": 2.0,
-            "pole": 1.0,
-            "lamp": 0.7,
-            "windows": 0.3,
-            "stain": 0.5,
-        },
+        counts={"tiles": 1, "panel": 2, "pole": 1, "lamp": 0.7, "windows": 0.3, "stain": 0.5},
     ),
 }

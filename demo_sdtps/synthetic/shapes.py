@@ -88,17 +88,12 @@ def random_scene(rng: np.random.Generator) -> Scene:
     count = int(rng.integers(2, 5))
     cells = sorted(rng.choice(len(PLACES), count, replace=False))
     colours = rng.choice(list(SHAPE_COLOURS), count, replace=False)
-    shapes = tuple(
-        Shape(
-            _choice(rng, SIZES),
-            str(rng.choice(list(TEXTURES), p=list(TEXTURES.values()))),
-            str(colour),
-            _choice(rng, OUTLINES),
-            list(PLACES)[cell],
-        )
-        for cell, colour in zip(cells, colours, strict=True)
-    )
-    return Scene(shapes, _choice(rng, BACKGROUNDS))
+    shapes = []
+    for cell, colour in zip(cells, colours, strict=True):
+        size, texture = _choice(rng, SIZES), rng.choice(list(TEXTURES), p=list(TEXTURES.values()))
+        kind = _choice(rng, OUTLINES)
+        shapes.append(Shape(size, str(texture), str(colour), kind, list(PLACES)[cell]))
+    return Scene(tuple(shapes), _choice(rng, BACKGROUNDS))
 
 
 def _choice(rng: np.random.Generator, words: Collection[str]) -> str:
@@ -125,26 +120,23 @@ def _short_caption(scene: Scene, rng: np.random.Generator) -> str:
     number, kind = NUMBER_WORDS[len(shapes)], rng.random()
     if len(shapes) > 2 and kind < 0.2:
         # Three colours and kinds with one more word each identify a scene.
-        a, b, c = (
-            _noun(shape, **{_choice(rng, ("size", "texture")): True}) for shape in shapes[:3]
-        )
+        extra = ("size", "texture")
+        a, b, c = (_noun(shape, **{_choice(rng, extra): True}) for shape in shapes[:3])
         return _choice(rng, OF_THREE).format(a=a, b=b, c=c, number=number)
     first, second = shapes[:2]
     if kind < 0.6:
         relation, sentence = _choice(rng, relations(first, second)), _choice(rng, RELATED)
         return sentence.format(a=_describe(first, rng), b=_describe(second, rng), relation=relation)
     # The first of the two always with its position, the second sometimes.
-    a, b = (
-        _describe(shape, rng, rng.random() < rate) for shape, rate in ((first, 1), (second, 0.4))
-    )
+    rates = ((first, 1), (second, 0.4))
+    a, b = (_describe(shape, rng, rng.random() < rate) for shape, rate in rates)
     return _choice(rng, SENTENCES).format(a=a, b=b, number=number)
 
 
 def _describe(shape: Shape, rng: np.random.Generator, place: bool = False) -> str:
     """Colour, kind and one or both of size and texture; with `place` also the position, and size and texture optional."""
-    size, texture = ((True, False), (False, True), (True, True), (False, False))[
-        rng.integers(4 if place else 3)
-    ]
+    choices = ((True, False), (False, True), (True, True), (False, False))
+    size, texture = choices[rng.integers(4 if place else 3)]
     return _noun(shape, size, texture) + (f" {shape.place}" if place else "")
 
 

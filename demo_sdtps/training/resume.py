@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.modeling.checkpoints.names import LOAD_ERRORS, load_file
+from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.training.output import CONFIG, LAST, PREVIOUS, own_files
 
 RESUMABLE_KEYS = (
@@ -135,9 +135,9 @@ def _read_checkpoint(path: Path) -> Mapping:
             if archive.testzip():  # torch itself does not check the checksums
                 raise zipfile.BadZipFile
         state = load_file(path)
-    except PermissionError:
+    except (PermissionError, MemoryError):
         raise
-    except (OSError, *LOAD_ERRORS):
+    except Exception:  # a damaged file is read wrongly in many ways
         raise UserError(
             f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)"
         ) from None

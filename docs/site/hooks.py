@@ -24,15 +24,12 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for source, page in OUTSIDE.items():
-        files.append(
-            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
-        )
+    pages = {page: (ROOT / source).read_text("utf-8") for source, page in OUTSIDE.items()}
     for name, members in REFERENCE.items():
         lines = [f"# {name}", *(f"::: demo_sdtps.{member}" for member in members)]
-        files.append(
-            File.generated(config, f"reference/{name}.md", content="\n\n".join(lines) + "\n")
-        )
+        pages[f"reference/{name}.md"] = "\n\n".join(lines) + "\n"
+    for page, content in pages.items():
+        files.append(File.generated(config, page, content=content))
     return files
 
 
@@ -41,9 +38,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
     # the README's picture for light and dark is HTML
     sections = FENCE.split(markdown.replace('="docs/', '="'))
-    sections[::2] = [
-        LINK.sub(lambda link: move_link(link, source), section) for section in sections[::2]
-    ]
+    moved = (LINK.sub(lambda link: move_link(link, source), part) for part in sections[::2])
+    sections[::2] = list(moved)
     return "".join(sections)
 
 
@@ -54,9 +50,8 @@ def move_link(link: re.Match, source: PurePosixPath) -> str:
     if not path or ":" in path:
         return link[0]
     place = (ROOT / source.parent / path).resolve().relative_to(ROOT).as_posix()
-    address = OUTSIDE.get(place) or (
-        place.removeprefix("docs/") if place.startswith("docs/") else None
-    )
+    page = place.removeprefix("docs/") if place.startswith("docs/") else None
+    address = OUTSIDE.get(place, page)
     text = LINK.sub(lambda inner: move_link(inner, source), text)
     return f"{mark}[{text}]({address}{'#' * bool(anchor)}{anchor})" if address else text
 

@@ -46,10 +46,8 @@ def main() -> None:
     (hits,) = rank_lists(data, nearest_samples(*ranking, np.array([arguments.query]), HITS))
     image_of = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]
-    kept = [
-        cover_patches(image, grids[name][0, 0])
-        for name, image in zip(cfg.MODEL.MODALITIES, image_of, strict=True)
-    ]
+    shown_images = zip(cfg.MODEL.MODALITIES, image_of, strict=True)
+    kept = [cover_patches(image, grids[name][0, 0]) for name, image in shown_images]
     macs = count_macs(cfg, model)[""]
     model.slimming = None
     share = macs / count_macs(cfg, model)[""]
@@ -76,9 +74,8 @@ def main() -> None:
             show((0.75, bottom, 0.55, 1.1), image)
             write(0.4, bottom + 0.55, modality)
             show((2.25, bottom, 0.55, 1.1), covered_image)
-        canvas.add_patch(
-            Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2)
-        )
+        box = Rectangle((3.75, 0.9), 1.9, 2.0, fill=False, edgecolor=colour, linewidth=2)
+        canvas.add_patch(box)
         write(4.7, 2.2, "Vision\nTransformer", 14, weight="bold")
         write(4.7, 1.35, f"{share:.0%} of the\noperations", 12)
         feature = features[3][number].numpy()

@@ -1,16 +1,20 @@
-"""The names that config/ has without torch are those of the registries beside the classes."""
+"""What config/ knows of scores and backbones without torch is true of the classes."""
 
-from demo_sdtps.config.backbones import KINDS
-from demo_sdtps.config.scores import SCORES as NAMES
-from demo_sdtps.config.scores import WITH_MASKS
-from demo_sdtps.modeling.backbones import BACKBONES
-from demo_sdtps.modeling.slimming.scores import SCORES
+from pkgutil import resolve_name
+
+from demo_sdtps.config.backbones import TIMM_MODULES, backbone_class
+from demo_sdtps.config.scores import SCORES, WITH_MASKS
+from demo_sdtps.modeling.backbones import Backbone
+from demo_sdtps.modeling.slimming.scores import score_class
+from demo_sdtps.modeling.slimming.scores.base import Score
 
 
 def test_scores():
-    assert tuple(SCORES) == NAMES
-    assert [name for name, score in SCORES.items() if score.masks] == list(WITH_MASKS)
+    classes = {name: score_class(name) for name in SCORES}
+    assert all(issubclass(score, Score) for score in classes.values())
+    assert [name for name, score in classes.items() if score.masks] == list(WITH_MASKS)
 
 
 def test_backbones():
-    assert tuple(BACKBONES) == KINDS
+    for place in (backbone_class("ViT-B-16"), *TIMM_MODULES.values()):
+        assert issubclass(resolve_name(f"demo_sdtps.modeling.backbones.{place}"), Backbone)

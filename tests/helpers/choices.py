@@ -6,7 +6,6 @@ from unittest import mock
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.slimming import stage
-from demo_sdtps.seps import network
 
 
 @contextmanager
@@ -26,6 +25,6 @@ def margins():
         return select(score, keep, *more, **named)
 
     with ExitStack() as changes:
-        for module in (sdtps, stage, network):
+        for module in (sdtps, stage):
             changes.enter_context(mock.patch.object(module, "select", noting))
         yield choices

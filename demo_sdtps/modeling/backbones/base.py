@@ -141,20 +141,26 @@ class Backbone(nn.Module, ABC):
 
     @contextmanager
     def ready(self, device: torch.device) -> Iterator[None]:
-        """Run blocks in the precision and with the attention kernel of this backbone."""
+        """Run blocks in the precision of this backbone, by torch's fused kernel or, as `fused_attention` says, plain products.
+
+        On CPUs in bfloat16 the fused kernel is several times slower for small backbones. Elsewhere it is faster, and stores no
+        (N + 1)² weights for the backward pass.
+        """
         with torch.autocast(device.type, dtype=self.precision) if self.precision else nullcontext():
-            self._choose_attention(device)
+            fused = self.fused_attention
+            if fused is None:
+                fused = device.type != "cpu" or not torch.is_autocast_enabled(device.type)
+            for module in self.vit.modules():
+                if "fused_attn" in vars(module):
+                    vars(module)["fused_attn"] = fused
             yield
 
     @staticmethod
     def chunks(*tensors: torch.Tensor, images_each: int = 1) -> list[tuple[torch.Tensor, ...]]:
         """Tensors (B, …) of `images_each` images a row, in chunks that pass through the backbone at once."""
         # An exported graph has no loop over the batch, whose size it does not know.
-        if (
-            tensors[0].device.type != "cpu"
-            or torch.is_grad_enabled()
-            or torch.compiler.is_exporting()
-        ):
+        is_whole = torch.is_grad_enabled() or torch.compiler.is_exporting()
+        if is_whole or tensors[0].device.type != "cpu":
             return [(tensor,) for tensor in tensors]
         return [tensor.split(max(1, CHUNK // images_each)) for tensor in tensors]
 
@@ -186,16 +192,3 @@ class Backbone(nn.Module, ABC):
 
     def _fold(self) -> None:
         """Fold what is constant without training into the weights, in place."""
-
-    def _choose_attention(self, device: torch.device) -> None:
-        """torch's fused kernel or plain products, where `fused_attention` does not say which.
-
-        On CPUs in bfloat16 the fused kernel is several times slower for small backbones. Elsewhere it is faster, and stores no
-        (N + 1)² weights for the backward pass.
-        """
-        fused = self.fused_attention
-        if fused is None:
-            fused = device.type != "cpu" or not torch.is_autocast_enabled(device.type)
-        for module in self.vit.modules():
-            if "fused_attn" in vars(module):
-                vars(module)["fused_attn"] = fused

@@ -21,10 +21,8 @@ class StridedPatchEmbed(PatchEmbed):
 def set_grid(embed: PatchEmbed, size: tuple[int, int], stride: tuple[int, int]) -> None:
     """Change the image size and the step between patches, in pixels (vertical, horizontal), in place."""
     embed.img_size, embed.proj.stride = size, stride
-    rows, columns = (
-        (side - patch) // step + 1
-        for side, patch, step in zip(size, embed.patch_size, stride, strict=True)
-    )
+    sides = zip(size, embed.patch_size, stride, strict=True)
+    rows, columns = ((side - patch) // step + 1 for side, patch, step in sides)
     embed.grid_size, embed.num_patches = (rows, columns), rows * columns
 
 

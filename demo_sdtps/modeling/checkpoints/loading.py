@@ -15,13 +15,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WEIGHT_EXAMPLE as EXAMPLE
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.modeling.checkpoints.names import (
-    LOAD_ERRORS,
-    from_demo,
-    is_demo,
-    load_file,
-    tensors_of,
-)
+from demo_sdtps.modeling.checkpoints.names import from_demo, is_demo, load_file, tensors_of
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 MAX_NAMED = 3
@@ -152,7 +146,7 @@ def _load(
     path = weights_file(name, example)
     try:
         content = load_file(path, without_weights)
-    except LOAD_ERRORS:
+    except ValueError:
         raise UserError(
             f"The weights {path} cannot be read as a torch checkpoint of plain tensors or as safetensors (another "
             "format, or the file is damaged or cut short); give another file."

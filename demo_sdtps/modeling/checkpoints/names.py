@@ -1,7 +1,5 @@
 """Files of weights, and the names in them: DeMo's, and ours, which are timm's inside the backbone (docs/method.md)."""
 
-import pickle
-import struct
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -42,40 +40,25 @@ OUR_BACKBONE = "backbone.vit."
 PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
 """First components of our names."""
 
-LOAD_ERRORS = (
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    struct.error,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    safetensors.SafetensorError,
-)
-"""What `load_file` raises for damaged files and other formats: unpickling random bytes fails in many ways."""
-
 
 def load_file(path: Path, without_weights: bool = False) -> object:
     """Content of a .safetensors file, or of one of torch.save: plain tensors, which stay on disk `without_weights`, numbers and
     texts; no code runs.
 
-    Raises LOAD_ERRORS for another format or a damaged file, and `OSError` for one that may not be opened.
+    Raises `ValueError` for another format or a damaged file, and `OSError` for one that may not be opened.
     """
-    if path.suffix == ".safetensors":
-        return safetensors.torch.load_file(path)
-    with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
-        warnings.simplefilter("ignore")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
         # Files from before torch 1.6 are no archives and cannot be mapped.
-        return torch.load(
-            path,
-            map_location="cpu",
-            weights_only=True,
-            mmap=without_weights and zipfile.is_zipfile(path),
-        )
+        mapped = without_weights and zipfile.is_zipfile(path)
+        with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # unpickling random bytes fails in many ways
+        raise ValueError(f"{path} is of another format, or damaged") from error
 
 
 def tensors_of(content: object) -> Weights:
@@ -83,20 +66,13 @@ def tensors_of(content: object) -> Weights:
     `module.`."""
     if not isinstance(content, Mapping):
         return {}
-    content = next(
-        (content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), content
-    )
-    return _without_prefix(
-        {
-            name: value
-            for name, value in content.items()
-            if isinstance(name, str) and isinstance(value, torch.Tensor)
-        }
-    )
-
-
-def _without_prefix(weights: Mapping[str, torch.Tensor]) -> Weights:
-    return {name.removeprefix("module."): tensor for name, tensor in weights.items()}
+    inner = (content.get(key) for key in CONTAINERS)
+    content = next((part for part in inner if isinstance(part, Mapping)), content)
+    return {
+        name.removeprefix("module."): value
+        for name, value in content.items()
+        if isinstance(name, str) and isinstance(value, torch.Tensor)
+    }
 
 
 def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
@@ -104,7 +80,7 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
     Raises `ValueError` for incomplete weights of HDM or ATMoE.
     """
-    state_dict = _without_prefix(state_dict)
+    state_dict = tensors_of(state_dict)
     is_clip, weights = CLIP_MARK in state_dict, {}
     prefixes = _prefixes(is_clip)
     for name, tensor in stack_fusion(state_dict).items():

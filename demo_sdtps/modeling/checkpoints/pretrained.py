@@ -14,13 +14,7 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB
 from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.modeling.checkpoints.names import (
-    LOAD_ERRORS,
-    Weights,
-    clip_to_timm,
-    load_file,
-    tensors_of,
-)
+from demo_sdtps.modeling.checkpoints.names import Weights, clip_to_timm, load_file, tensors_of
 
 HUB_TAGS = {
     CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
@@ -150,21 +144,18 @@ def read_source(transformer_type: str, source: str) -> Weights:
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}."
         )
+    with suppress(ValueError):
+        return tensors_of(load_file(path))
     # An archive is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
     archives = CLIP in transformer_type or transformer_type == CLIP_BACKBONE
-    for load in (load_file, _load_archive) if archives else (load_file,):
-        with suppress(*LOAD_ERRORS):
-            return tensors_of(load(path))
+    if archives:
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript's deprecation does not concern the user
+            return tensors_of(torch.jit.load(path, map_location="cpu").state_dict())
     kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
     raise UserError(
         f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
     )
-
-
-def _load_archive(path: Path) -> object:
-    with warnings.catch_warnings():  # TorchScript's deprecation does not concern the user
-        warnings.simplefilter("ignore")
-        return torch.jit.load(path, map_location="cpu").state_dict()
 
 
 def _from_hub(transformer_type: str) -> Weights:

@@ -12,7 +12,7 @@ from torch import nn
 
 from demo_sdtps.config.scores import check_current
 from demo_sdtps.modeling.slimming.hooks import Slim
-from demo_sdtps.modeling.slimming.scores import SCORES
+from demo_sdtps.modeling.slimming.scores import score_class
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.streams import FIRST, UNNAMED
@@ -151,17 +151,14 @@ def slimming_of(model: nn.Module) -> Slim:
 
 def _scores(score: str | Score | Sequence[str | Score], count: int, width: int) -> list[Score]:
     """A score for each of `count` stages, of tokens of `width` channels."""
-    each = (
-        score
-        if isinstance(score, (list, tuple))
-        else [score, *(deepcopy(score) for _ in range(count - 1))]
-    )
+    copies = (deepcopy(score) for _ in range(count - 1))
+    each = score if isinstance(score, (list, tuple)) else [score, *copies]
     if len(each) != count:
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
     scores = []
     for one in each:
         if one in IMAGE_SCORES:
-            one = SCORES[one](width, (0, 0), modalities=UNNAMED)
+            one = score_class(one)(width, (0, 0), modalities=UNNAMED)
         elif not isinstance(one, Score):
             raise UserError(
                 f"score is {one!r}, but it must be {' or '.join(map(repr, IMAGE_SCORES))}, or a Score"

@@ -13,12 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from demo_sdtps.modeling.class_attention import (
-    CLASS_TOKEN,
-    attention_weights,
-    check_class_attention,
-    keys,
-)
+from demo_sdtps.modeling import class_attention
 from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
@@ -100,24 +95,21 @@ class Slimming(nn.Module):
         scorer, tokens, block = self.scores[number], inputs.tokens, inputs.block
         positions = tokens.grid_positions(math.prod(context.grid))
         patches = slice(inputs.prefix, inputs.prefix + positions.shape[1])
-        rows = {
-            "tokens": tokens.values[:, patches],
-            "class_tokens": tokens.values[:, 0],
-            "positions": positions,
-        }
+        rows = {"tokens": tokens.values[:, patches], "class_tokens": tokens.values[:, 0]}
+        rows["positions"] = positions
         if scorer.needs_attention:
-            weights = attention_weights(block, tokens, CLASS_TOKEN, inputs.rope)
+            weights = class_attention.attention_weights(
+                block, tokens, class_attention.CLASS_TOKEN, inputs.rope
+            )
             rows["attention"] = weights.squeeze(2)[..., patches]
         if scorer.needs_keys:
-            rows["keys"] = keys(block, tokens.values).mean(dim=1)[:, patches]
+            rows["keys"] = class_attention.keys(block, tokens.values).mean(dim=1)[:, patches]
         if scorer.needs_sizes:
             ones = torch.ones_like(positions, dtype=torch.float32)
             rows["sizes"] = ones if tokens.sizes is None else tokens.sizes[:, patches]
         split: Any = {field: split_rows(part, inputs.names) for field, part in rows.items()}
-        foreground = {
-            name: share.gather(1, split["positions"][name])
-            for name, share in context.foreground.items()
-        }
+        places, shares = split["positions"], context.foreground.items()
+        foreground = {name: share.gather(1, places[name]) for name, share in shares}
         return replace(context, foreground=foreground, **split)
 
     def _scores(self, number: int, context: Context) -> tuple[ByModality, torch.Tensor | None]:
@@ -175,7 +167,7 @@ def check_stages(
         )
     for block, scorer in zip(slimming.blocks, slimming.scores, strict=True):
         if scorer.needs_attention or scorer.needs_keys:
-            check_class_attention(blocks[block], names[1])
+            class_attention.check_class_attention(blocks[block], names[1])
 
 
 def slim_backbone(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+Grid = tuple[int, int]  # rows and columns of patches
 ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
 
 
@@ -17,9 +18,7 @@ def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
 
 def is_missing(images: ByModality) -> ByModality:
     """Whether an image (B, 3, H, W) is missing, that is, zeros: (B, 1) bool by modality."""
-    return {
-        modality: ~image.flatten(1).any(dim=1, keepdim=True) for modality, image in images.items()
-    }
+    return {name: ~image.flatten(1).any(dim=1, keepdim=True) for name, image in images.items()}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.sdtps import softmax_mean
-from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens
+from demo_sdtps.modeling.slimming.tokens import ByModality, Grid, Tokens
 from demo_sdtps.runtime.errors import UserError
 
 
@@ -35,7 +35,7 @@ class Context:
 
     tokens: ByModality  # patch tokens (B, N, C), row by row of the grid
     class_tokens: ByModality  # (B, C)
-    grid: tuple[int, int]  # (rows, columns) of patches
+    grid: Grid  # (rows, columns) of patches
     # What is not known is empty: global features (B, C); whether the image is zeros (B, 1) bool, a modality left out has all.
     global_feats: ByModality = field(default_factory=dict)
     missing: ByModality = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Score(nn.Module):
     keeps_own = False  # whether each modality keeps its own places, whatever MODEL.SLIM_SHARED says
     of_images = False  # whether it reads the images alone, and is known before the backbone runs
 
-    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+    def __init__(self, width: int, grid: Grid, **settings: object):
         super().__init__()
 
     def forward(self, context: Context) -> ByModality:

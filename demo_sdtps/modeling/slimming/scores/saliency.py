@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.tokens import ByModality, split_rows
+from demo_sdtps.modeling.slimming.tokens import ByModality, Grid, split_rows
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6
@@ -22,11 +22,8 @@ class Saliency(Score):
     of_images = True
 
     def scores(self, context: Context) -> ByModality:
-        saliencies = saliency(context)
-        return {
-            modality: saliencies[modality].gather(1, context.positions_of(modality))
-            for modality in context.tokens
-        }
+        whole = saliency(context)
+        return {name: whole[name].gather(1, context.positions_of(name)) for name in context.tokens}
 
 
 @torch.no_grad()
@@ -46,7 +43,7 @@ def saliency(context: Context) -> ByModality:
     return split_rows(score, context.images)
 
 
-def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:
+def border_places(grid: Grid, device: torch.device) -> torch.Tensor:
     """The places at the border of a grid of (rows, columns), ascending, int64."""
     # By indices of a known number, as a mask would wait for the device.
     rows, columns = grid
@@ -55,7 +52,7 @@ def border_places(grid: tuple[int, int], device: torch.device) -> torch.Tensor:
     return torch.cat([places[0], sides.flatten(), *([places[-1]] if rows > 1 else [])])
 
 
-def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Cheapest way to every patch: start (B, N), the cost to begin at a patch, inf for none, and colours (B, N, 3), whose
     distances are the costs between neighbours → (B, N).
 
@@ -63,12 +60,9 @@ def geodesic(start: torch.Tensor, colours: torch.Tensor, grid: tuple[int, int]) 
     """
     cost, colour_grid = start.unflatten(1, grid), colours.unflatten(1, grid)
     # Along a line with the sums S of its steps, the cheapest way to x is S(x) + min over y before x of cost(y) - S(y).
-    sums = {
-        dim: F.pad(
-            colour_grid.diff(dim=dim).norm(dim=-1), (1, 0) if dim == 2 else (0, 0, 1, 0)
-        ).cumsum(dim)
-        for dim in (1, 2)
-    }
+    sums = {}
+    for dim, first in ((1, (0, 0, 1, 0)), (2, (1, 0))):
+        sums[dim] = F.pad(colour_grid.diff(dim=dim).norm(dim=-1), first).cumsum(dim)
     for _ in range(ROUNDS):
         for dim, steps in sums.items():
             forth = (cost - steps).cummin(dim).values + steps

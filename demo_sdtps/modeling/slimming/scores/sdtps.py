@@ -7,18 +7,10 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.modeling.sdtps import (
-    STATE_NAMES,
-    MultiModalSDTPS,
-    cosine_guidance,
-    guide_order,
-    guided_score,
-    guides_of,
-    predict,
-    score_mlp,
-)
+from demo_sdtps.modeling import sdtps
+from demo_sdtps.modeling.sdtps import STATE_NAMES, MultiModalSDTPS
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, Selection
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.slimming.tokens import ByModality, Grid
 
 
 class GuidedScore(Score):
@@ -29,7 +21,7 @@ class GuidedScore(Score):
 
     guide_missing = False  # whether missing modalities guide the others
 
-    def __init__(self, width: int, grid: tuple[int, int], beta: float = 0.25, **settings: Any):
+    def __init__(self, width: int, grid: Grid, beta: float = 0.25, **settings: Any):
         super().__init__(width, grid, **settings)
         self.beta = beta
 
@@ -39,15 +31,15 @@ class GuidedScore(Score):
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         guidance, weights = self._guidance(tokens, context)
-        predicted = predict(self.mlp(context.modality), tokens)
-        return guided_score(predicted, guidance, weights, self.beta)
+        predicted = sdtps.predict(self.mlp(context.modality), tokens)
+        return sdtps.guided_score(predicted, guidance, weights, self.beta)
 
     def parts(self, tokens: torch.Tensor, context: Context) -> ByModality:
         """Terms of the score (B, N), which the analysis of the selection measures as detectors: "MLP", and by modality the
         guidance of its global feature."""
-        guides = [MODALITIES[i] for i in guide_order(MODALITIES.index(context.modality))]
+        guides = [MODALITIES[i] for i in sdtps.guide_order(MODALITIES.index(context.modality))]
         guidance = dict(zip(guides, self._guidance(tokens, context)[0], strict=True))
-        predicted = predict(self.mlp(context.modality), tokens)
+        predicted = sdtps.predict(self.mlp(context.modality), tokens)
         return {"MLP": predicted, **{modality: guidance[modality] for modality in MODALITIES}}
 
     def _guidance(
@@ -59,22 +51,18 @@ class GuidedScore(Score):
         missing = [name not in sources or absent.get(name, False) for name in MODALITIES]
         # A modality without tokens has the weight 0, whatever stands in its place.
         global_feats = [sources.get(modality, sources[context.modality]) for modality in MODALITIES]
-        guides, weights = guides_of(MODALITIES.index(context.modality), global_feats, missing)
-        return cosine_guidance(tokens, guides), weights
+        guides, weights = sdtps.guides_of(MODALITIES.index(context.modality), global_feats, missing)
+        return sdtps.cosine_guidance(tokens, guides), weights
 
 
 class SDTPSScore(GuidedScore):
     """The published score at any place in the backbone, with an MLP per modality. Missing modalities do not guide."""
 
     def __init__(
-        self,
-        width: int,
-        grid: tuple[int, int],
-        modalities: Sequence[str] = MODALITIES,
-        **settings: Any,
+        self, width: int, grid: Grid, modalities: Sequence[str] = MODALITIES, **settings: Any
     ):
         super().__init__(width, grid, **settings)
-        self.score_predictor = nn.ModuleDict({name: score_mlp(width) for name in modalities})
+        self.score_predictor = nn.ModuleDict({name: sdtps.score_mlp(width) for name in modalities})
 
     def mlp(self, modality: str) -> nn.Module:
         return self.score_predictor[modality]
@@ -89,7 +77,7 @@ class SDTPS(GuidedScore):
     def __init__(
         self,
         width: int,
-        grid: tuple[int, int],
+        grid: Grid,
         patches: int,
         guide_missing: bool,
         modalities: Sequence[str] = MODALITIES,
@@ -97,10 +85,10 @@ class SDTPS(GuidedScore):
     ):
         super().__init__(width, grid, beta=settings["beta"])
         self.guide_missing = guide_missing
-        sdtps = MultiModalSDTPS(width, patches, **settings)
+        whole = MultiModalSDTPS(width, patches, **settings)
         for modality, name in zip(MODALITIES, STATE_NAMES, strict=True):
             for part in (f"{name}_sparse", f"{name}_aggr") if modality in modalities else ():
-                self.add_module(part, sdtps.get_submodule(part))
+                self.add_module(part, whole.get_submodule(part))
 
     def mlp(self, modality: str) -> nn.Module:
         return self.part(modality, "sparse").score_predictor

@@ -9,7 +9,7 @@ from torch import nn
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
 from demo_sdtps.modeling.slimming.scores.saliency import saliency
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.slimming.tokens import ByModality, Grid
 
 HIDDEN = 64
 """Channels of the MLP; with 16 the gain is 3.2 mAP in place of 5.9 (docs/results.md)."""
@@ -27,21 +27,17 @@ class Supervised(Score):
     def __init__(
         self,
         width: int,
-        grid: tuple[int, int],
+        grid: Grid,
         loss_weight: float = 5.0,
         modalities: Sequence[str] = MODALITIES,
         **settings: object,
     ):
         super().__init__(width, grid, **settings)
         self.loss_weight = loss_weight
-        self.heads = nn.ModuleDict(
-            {
-                modality: nn.Sequential(
-                    nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 1)
-                )
-                for modality in modalities
-            }
-        )
+        self.heads = nn.ModuleDict()
+        for modality in modalities:
+            layers = nn.LayerNorm(width), nn.Linear(width, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 1)
+            self.heads[modality] = nn.Sequential(*layers)
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         return self.heads[context.modality](tokens).squeeze(-1).float()
@@ -50,12 +46,10 @@ class Supervised(Score):
         if not (self.training and context.foreground):
             return None
         weights = {modality: 1.0 - absent.float() for modality, absent in context.missing.items()}
-        losses = [
-            F.binary_cross_entropy_with_logits(
-                score, context.foreground[modality].float(), weights.get(modality)
-            )
-            for modality, score in scores.items()
-        ]
+        losses = []
+        for modality, score in scores.items():
+            share, weight = context.foreground[modality].float(), weights.get(modality)
+            losses.append(F.binary_cross_entropy_with_logits(score, share, weight))
         return self.loss_weight * torch.stack(losses).mean()
 
 
