@@ -52,8 +52,8 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
 
 
 def part_of_train(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
-    """The samples of a `share` of the identities, or those of the others. They are chosen by a hash: one that is added or removed
-    changes the choice by one at most."""
+    """The samples of a `share` of the identities, or those of the others. They are chosen by a hash: one that is added or
+    removed changes the choice by one at most."""
     identities = sorted(
         identity_labels(samples), key=lambda identity: sha256(str(identity).encode()).digest()
     )
