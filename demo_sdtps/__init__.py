@@ -33,4 +33,15 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "modeling.sdtps": ["MultiModalSDTPS"],
+        "modeling.demo": ["make_model"],
+        "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
+        "config.load": ["get_cfg", "load_cfg"],
+        "retrieval.extractor": ["Extractor", "Features", "load"],
+        "plug_in.config": ["add_config"],
+        "plug_in.patch": ["patch"],
+    },
+)

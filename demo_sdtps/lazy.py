@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 
 
-def lazy_names(package: str, file: str) -> Callable[[str], object]:
-    """A `__getattr__` for `package`, whose `file` imports the names under TYPE_CHECKING, where type checkers see them."""
-    tree = ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
-    imports = [node for node in tree if isinstance(node, ast.ImportFrom)]
-    places = {alias.name: str(node.module) for node in imports for alias in node.names}
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """A `__getattr__` for `package`: `modules` gives, for each module of demo_sdtps, the names that it defines."""
+    places = {name: f"demo_sdtps.{module}" for module, names in modules.items() for name in names}
 
     def find(name: str) -> object:
         if name not in places:

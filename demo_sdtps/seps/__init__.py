@@ -33,4 +33,17 @@ __all__ = [
     "mask_xattn_one_text",
 ]
 
-__getattr__ = lazy_names(__name__, __file__)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "modeling.sdtps": ["TokenAggregation", "TokenSparse"],
+        "seps.losses": ["ContrastiveLoss", "RatioLoss", "SEPSLoss"],
+        "seps.network": [
+            "SDTPS",
+            "CrossSparseAggrNet",
+            "DualTokenAggregation",
+            "create_seps_model",
+        ],
+        "seps.relevance": ["HRPA", "mask_xattn_one_text"],
+    },
+)
