@@ -22,8 +22,8 @@ CHOICE = (
     "others, then the mean; bold: the best of these means, whose rate is chosen."
 )
 LEGEND = (
-    "Percent, mean ± standard deviation over {seeds}; lowest: of all runs. Δ: paired difference to {first} with "
-    "Student's 95 % interval; bold: it excludes 0. Operations and times: those of {first} are 1."
+    "Percent over {seeds}, mean ± standard deviation. Δ: to {first}, with Student's 95 % interval, bold where it excludes 0. "
+    "Operations and times: relative to {first}."
 )
 CALIBRATED = (
     "Percent, mean ± standard deviation over {seeds} of ten splits of identities. Error: expected calibration error. False "
@@ -158,17 +158,12 @@ def _provenance(result: dict[str, Any]) -> str:
         for run in runs
     }
     machines = {"{name} ({cpu}, threads: {threads})".format(**run["machine"]) for run in runs}
-    versions = {
-        name: {run["versions"][name] for run in runs if run["versions"].get(name)}
-        for name in (runs[0]["versions"] if runs else ())
-    }
+    versions = {run["versions"]["torch"] for run in runs}
     facts = {
         "commit": " and ".join(sorted(commits)),
         "files": (tree or "")[:10],
         "machine": " and ".join(sorted(machines)),
-        "versions": ", ".join(
-            f"{name} {'/'.join(sorted(numbers))}" for name, numbers in versions.items() if numbers
-        ),
+        "torch": " and ".join(sorted(versions)),
     }
     return f"Made with {'; '.join(f'{name} {value}' for name, value in facts.items() if value)}."
 

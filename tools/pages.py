@@ -29,6 +29,7 @@ MARKED = re.compile(
 SUMMARY = (
     ("slimming", "dense", "DeMo, dense"),
     ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
+    ("fine", "slimmed, 160x80", "the same with larger images (`DeMo_Slim_Fine.yml`)"),
     ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
     ("slimming", "saliency", "DeMo, slimmed by a score without weights (`saliency`)"),
     ("slimming", "EViT", "EViT's pruning in the same model"),

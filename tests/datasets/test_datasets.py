@@ -223,7 +223,8 @@ def values_of(path):
 def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     kinds = {path.stem for path in CONFIGS if path.parent.name == folder}
     slim, both = "DeMo_Slim", "DeMo_with_SDTPS"
-    assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both, slim}
+    fine = "DeMo_Slim_Fine"
+    assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both, slim, fine}
     actual = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
     assert {values["DATASETS.NAMES"] for values in actual.values()} == {folder}
     on = {kind: {key for key in MODULES if values[key]} for kind, values in actual.items()}
@@ -234,6 +235,7 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
         "DeMo_SDTPS": {"MODEL.USE_SDTPS"},
         both: fusion | {"MODEL.USE_SDTPS"},
         slim: fusion,
+        fine: fusion,
     }
     apart = {"MODEL.SDTPS_LOSS_WEIGHT": 0.1, "MODEL.SDTPS_FEEDS_HDM": False}
     assert {key: actual[both][key] for key in apart} == apart
@@ -243,6 +245,12 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     differing = dict.fromkeys(kinds, MODULES | tuned)
     differing[both] = differing[both] | {*apart}
     differing[slim] = differing[slim] | slimming | {"INPUT.JOINT_AUGMENTATION", "INPUT.RE_PROB"}
+    larger = {"INPUT.SIZE_TRAIN", "INPUT.SIZE_TEST"}
+    assert all(
+        [4 * side for side in actual[fine][key]] == [5 * side for side in actual[slim][key]]
+        for key in larger
+    )
+    differing[fine] = differing[slim] | larger
     baseline = actual["Baseline"]
     for kind, values in actual.items():
         assert {key for key in values if values[key] != baseline[key]} <= differing[kind]
