@@ -26,8 +26,8 @@ LEGEND = (
     "Operations and times: relative to {first}."
 )
 CALIBRATED = (
-    "Percent, mean ± standard deviation over {seeds} of ten splits of identities. Error: expected calibration error. False "
-    "and true: accepted pairs of different identities and of one, by a threshold for 1 % of the former."
+    "Percent over {seeds} of ten splits of identities. Error: expected calibration error; false and true: accepted pairs of "
+    "different identities and of one, by a threshold for 1 %."
 )
 
 
