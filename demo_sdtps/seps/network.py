@@ -1,7 +1,7 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 
 import torch
@@ -89,10 +89,16 @@ class CrossSparseAggrNet(nn.Module):
         Masks are (B_t, B_v, N): in the open version the sum over the captions, in the paper version a tuple of the sparse and
         optionally the dense caption. Raises `ValueError` for wrong shapes or lengths.
         """
+        if (long_cap_embs is None) != (long_cap_lens is None):
+            raise ValueError("Give both long_cap_embs and long_cap_lens, or neither.")
         caption, long = relevance.as_texts("cap", cap_embs, cap_lens), None
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
             long = relevance.as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
+            if len(long.words) != len(caption.words):
+                raise ValueError(
+                    "The numbers of captions and long captions differ; give one for each."
+                )
         images = self._images(img_embs, has_long=long is not None)
         with torch.autocast(img_embs.device.type, enabled=False):
             similarities, masks = self._all_pairs(images, caption, long)
@@ -189,8 +195,15 @@ def create_seps_model(
     gumbel_tau: float = 1.0,
 ) -> CrossSparseAggrNet:
     """`CrossSparseAggrNet` with the arguments of the published code."""
-    make = partial(CrossSparseAggrNet, use_gumbel_softmax=use_gumbel_softmax, gumbel_tau=gumbel_tau)
-    return make(embed_size, num_patches, sparse_ratio, aggr_ratio, use_paper_version)
+    return CrossSparseAggrNet(
+        embed_size,
+        num_patches,
+        sparse_ratio,
+        aggr_ratio,
+        use_paper_version,
+        use_gumbel_softmax=use_gumbel_softmax,
+        gumbel_tau=gumbel_tau,
+    )
 
 
 SDTPS = CrossSparseAggrNet  # name in the published code (docs/seps.md)

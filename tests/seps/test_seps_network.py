@@ -333,6 +333,7 @@ def test_the_public_names_make_the_networks_they_name():
     [
         (2, torch.tensor([7, 1, 8, 4]), r"\(4, 7, 20\).*cap_lens \[7, 1, 8, 4\]"),
         (2, torch.tensor([7, 1, 3]), r"\(4, 7, 20\).*cap_lens \[7, 1, 3\]"),
+        (4, None, "both long_cap_embs and long_cap_lens"),
         (0, torch.randn(3, 11, WIDTH), r"\(3, 11, 20\).* 9 patches"),
     ],
 )
