@@ -1,0 +1,44 @@
+"""Features that know what is present in each, and the hits of a search for them."""
+
+from typing import Any
+
+import numpy as np
+
+from demo_sdtps.config import UserError
+from demo_sdtps.retrieval import nearest
+
+
+class Hits(nearest.Hits):
+    """What `Extractor.search` returns: `rows` and `distances`, a pair. Of a model with a calibration it also knows the
+    `probability` (n, top) float64 that query and hit are of the same identity, nan where it is not known, and whether the hit
+    `is_unknown` (n, top) bool, beyond the threshold; None without one."""
+
+    probability: np.ndarray | None = None
+    is_unknown: np.ndarray | None = None
+
+
+class Features(np.ndarray):
+    """Features (n, D) float32 of triplets, an array that knows what is `present` in each: the sum of 1 for RGB, 2 for NI and 4
+    for TI, (n,) uint8.
+
+    Some rows of it, by a slice, indices or a mask, are `Features` too. What other operations return has None as `present`, as
+    arrays have none: `Features(values, present)` states it.
+    """
+
+    present: np.ndarray | None = None
+
+    def __new__(cls, values: np.ndarray, present: np.ndarray) -> "Features":
+        features = np.array(values, np.float32).view(cls)
+        features.present = np.array(present, np.uint8)
+        if features.ndim != 2 or features.present.shape != features.shape[:1]:
+            raise UserError(
+                f"The features have the shape {features.shape}, and what is present in them {features.present.shape}; give "
+                "(n, D) and (n,)."
+            )
+        return features
+
+    def __getitem__(self, rows: Any) -> Any:
+        chosen = super().__getitem__(rows)
+        if self.present is not None and not isinstance(rows, tuple) and np.ndim(chosen) == 2:
+            chosen.present = self.present[rows]
+        return chosen
