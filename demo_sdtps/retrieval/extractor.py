@@ -27,6 +27,8 @@ from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,
     comparison_of,
+    scaled,
+    scales_of,
     set_distances,
     set_of,
 )
@@ -187,18 +189,23 @@ class Extractor(
     def distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
 
-        Triplets of unequal sets of modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
+        Triplets that lack modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
         give features of length 1; it is infinite where no modality is in common. Arrays other than `Features` count as of
         complete triplets, which is logged; features of a width that the model does not have are compared by all columns.
         """
+        comparison, query, gallery = self._compared(a, b)
+        return set_distances(comparison, query, gallery, by_differences).numpy()
+
+    def _compared(self, a: np.ndarray, b: np.ndarray) -> tuple[Comparison, Side, Side]:
+        """How features are compared, and what `set_distances` takes of them."""
         if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
             raise UserError(
                 f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
                 "give what features(…) returns, of one return pattern."
             )
         pattern = self._pattern_of(a)
-        comparison = comparison_of(self.cfg, pattern) if pattern else Comparison(how="all")
-        return set_distances(comparison, self._side(a), self._side(b), by_differences).numpy()
+        comparison = comparison_of(self.cfg, pattern) if pattern else Comparison()
+        return comparison, self._side(a), self._side(b)
 
     def search(
         self,
@@ -210,6 +217,8 @@ class Extractor(
     ) -> Hits:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
         near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m.
+        Where the gallery's triplets differ in what they lack, "nearest" is by distances that are scaled to be comparable
+        (docs/method.md), and those that are returned need not ascend.
 
         With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
         distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
@@ -217,17 +226,20 @@ class Extractor(
         Raises `UserError` for a query without a modality in common with any of the gallery, and a rate that the calibration
         does not have.
         """
-        distances = self.distance(query, gallery)
-        if len(far := np.flatnonzero(np.isinf(distances).all(axis=1))):
+        comparison, side, (others, present) = self._compared(query, gallery)
+        distances = set_distances(comparison, side, (others, present), by_differences)
+        if len(far := np.flatnonzero(distances.isinf().all(dim=1))):
             raise UserError(
                 f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
                 "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
             )
-        rows = distances.argsort(axis=1, kind="stable")[:, :top]
-        hits = Hits(rows, np.take_along_axis(distances, rows, axis=1))
+        scales = scales_of(comparison, side, present, others.__getitem__)
+        order = scaled(distances, scales, present).numpy()
+        rows = order.argsort(axis=1, kind="stable")[:, :top]
+        hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
         if calibration := self.calibration_of(query):
             calibration.check_rate(false_accept)
-            sets = self._present(query)[:, None], self._present(gallery)[rows]
+            sets = side[1][:, None], present[rows]
             judged = calibration.judge(hits.distances, *sets, false_accept)
             hits.probability, hits.is_unknown = judged
         return hits

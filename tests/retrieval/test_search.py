@@ -13,13 +13,16 @@ from modality_sets import (
     comparison,
     lengths_of,
     parts_of,
+    scaled_errors,
     shuffled,
     sides_of,
 )
 from numeric import assert_close, assert_order, generator, numpy_generator, tolerance
 from ranking_cases import near_ties, roundings
 
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.common import APPROXIMATE
+from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.distances import Comparison, reranked
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.retrieval import approximate, nearest, store
@@ -145,15 +148,18 @@ def test_recall_counts_hits_as_near_as_the_exact_ones():
     ) == pytest.approx(2 / 3)
 
 
-def assert_hits(hits, expected, sources):
-    """They are the slow ones, of lists of distances, but for roundings; row -1 where no distance is left."""
-    lengths = lengths_of(sources)
-    for rows, distances, line in zip(*hits, expected, strict=True):
+def assert_hits(hits, sources, *arguments):
+    """They are the slow ones, but for roundings, ordered by scaled distances; row -1 where no distance is left."""
+    lengths = (*lengths_of(sources), 73)
+    expected = cross_modal.distances(*arguments)
+    orders = np.array(cross_modal.scaled(*arguments, distance_module.FEWEST))
+    errors = scaled_errors(orders, cross_modal.scales(*arguments, distance_module.FEWEST))
+    for rows, far, line, order in zip(*hits, expected, orders, strict=True):
         count = min(len(rows), np.isfinite(line).sum())
-        assert (rows[count:] == -1).all() and np.isinf(distances[count:]).all()
+        assert (rows[count:] == -1).all() and np.isinf(far[count:]).all()
         if count:
-            assert_order(rows[:count], line, 2 * tolerance(*lengths) * 4)
-            assert_close(distances[:count], np.array(line)[rows[:count]], *lengths, scale=4)
+            assert_order(rows[:count], order, 2 * tolerance(*lengths) * errors)
+            assert_close(far[:count], np.array(line)[rows[:count]], *lengths, scale=4)
 
 
 @pytest.mark.parametrize("how", ["all", "shared", "pairs"])
@@ -166,8 +172,8 @@ def test_the_order_of_a_search_is_that_of_the_matrix(how):
         place = gallery_of(features.numpy(), names_of(numpy_generator(11), 30), present)
         hits = nearest.search_sets(comparison(sources, how), query, place, 12, nearest.nearest)
         each = parts_of(query[0]), parts_of(features)
-        assert_hits(hits, cross_modal.distances(*each, sources, *sets, how), sources)
-        if query_set == gallery_set or how == "all":
+        assert_hits(hits, sources, *each, sources, *sets, how)
+        if how == "all" or query_set == gallery_set == set(MODALITIES):
             whole = nearest.nearest(query[0].numpy(), place.features, place.names, 12)
             assert all(map(np.array_equal, hits, whole))
 
@@ -186,15 +192,16 @@ def by_index(kind):
 @pytest.mark.parametrize("how", ["all", "shared", "pairs"])
 @pytest.mark.parametrize("search", [nearest.nearest, by_index("hnsw")], ids=["flat", "hnsw"])
 def test_one_list_of_triplets_of_all_sets(monkeypatch, search, how, top):
-    """Of a gallery in shards and blocks, in any order."""
+    """Of a gallery in shards and blocks, in any order. 43 triplets have RGB, 10 all, fewer than a scale needs."""
+    monkeypatch.setattr(distance_module, "FEWEST", 15)
     monkeypatch.setattr(store, "READ_ELEMENTS", 5 * 7 * 5)
     draws, sources = generator(12), ALL_SOURCES["7C"]
-    sets = [shuffled(draws, 2), shuffled(draws, 10)]
+    sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
     query, (features, present) = sides_of(draws, sources, *sets)
-    place = gallery_of(features.numpy(), names_of(numpy_generator(12), 70), present, size=16)
+    place = gallery_of(features.numpy(), names_of(numpy_generator(12), 73), present, size=16)
     hits = nearest.search_sets(comparison(sources, how), query, place, top, search)
     parts = parts_of(query[0]), parts_of(features)
-    assert_hits(hits, cross_modal.distances(*parts, sources, *sets, how), sources)
+    assert_hits(hits, sources, *parts, sources, *sets, how)
 
 
 def test_equal_hits_of_several_sets_are_ordered_by_name():
