@@ -9,7 +9,9 @@ import torch
 from feature_stores import gallery_of, stack_of
 from modality_sets import (
     ALL_SOURCES,
+    OWN,
     PRESENT,
+    WIDTH,
     comparison,
     lengths_of,
     parts_of,
@@ -202,6 +204,34 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, search, how, top):
     hits = nearest.search_sets(comparison(sources, how), query, place, top, search)
     parts = parts_of(query[0]), parts_of(features)
     assert_hits(hits, sources, *parts, sources, *sets, how)
+
+
+def test_a_gallery_of_which_half_is_in_rgb_alone_loses_what_its_missing_images_explain():
+    """The RGB features of all have much in common, so that their distances are small; they tell identities apart less well."""
+    rng = numpy_generator(15)
+    identities = rng.standard_normal((60, 3, WIDTH))
+
+    def features(present):
+        """Of each identity once, less sure in RGB; columns of missing modalities are equal."""
+        parts = identities + rng.standard_normal(identities.shape) * [[[0.9], [0.4], [0.4]]]
+        parts[:, 0] = 0.5 * parts[:, 0] + 2
+        parts[present == 1, 1:] = 1
+        parts = torch.from_numpy(parts.reshape(len(parts), -1)).float()
+        return torch.nn.functional.normalize(parts)
+
+    everything, alone = np.full((2, 60), [[7], [1]], np.uint8)
+    mixed = np.where(rng.permutation(60) < 30, everything, alone)
+    query = features(everything), everything
+
+    def score(present, count=60):
+        place = gallery_of(features(present).numpy(), names_of(rng, 60), present)
+        hits = nearest.search_sets(comparison(OWN, "shared"), query, place, count, nearest.nearest)
+        ranks = 1 + (hits.rows == np.arange(60)[:, None]).argmax(axis=1)
+        return np.mean(1 / ranks), np.mean(present[hits.rows[:, :10]] == 1)
+
+    (best, _), (least, _), (actual, share) = map(score, (everything, alone, mixed))
+    assert least < best - 0.2 and 0.2 < share < 0.6
+    assert actual > (best + least) / 2 - 0.05
 
 
 def test_equal_hits_of_several_sets_are_ordered_by_name():
