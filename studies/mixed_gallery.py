@@ -57,8 +57,8 @@ def main() -> None:
     for query_set, shares in GALLERIES:
         count = len(data.query)
         query = by_set[query_set][data.query], np.full(count, number[query_set], np.uint8)
-        names, values = list(shares), {name: [] for name in COLUMNS}
-        alone = {}
+        names, alone = list(shares), {}
+        values: dict[str, list[float]] = {name: [] for name in COLUMNS}
         for name in names:
             side = by_set[name][data.gallery], np.full(len(data.gallery), number[name], np.uint8)
             alone[name] = rank_distances(cfg, rows_of_distances(comparison, query, side), data).mAP

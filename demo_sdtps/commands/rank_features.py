@@ -11,7 +11,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and Rank-k as "
         "test_net.py does, without gallery samples of the query's identity and scene, or camera where there are no "
-        "scenes; --csv writes the nearest of each query. Q and G are .npz files or folders of shards. "
+        "scenes; --csv writes the nearest of each query, which may be of another data set, such as own images. "
+        "Q and G are .npz files or folders of shards. "
         "The queries are in memory, the gallery's shards are read one by one."
     )
     cli.add_path(parser, "--query", "Q", "features of the queries")

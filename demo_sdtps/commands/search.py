@@ -32,8 +32,8 @@ def search_parser(what: str) -> argparse.ArgumentParser:
         "--index",
         type=Path,
         metavar="DIR",
-        help="the gallery's index (default: one below runs/search for each gallery); one of other weights, keys or images, or "
-        "a damaged one, is replaced with --rebuild only",
+        help="the gallery's index (default: one below runs/search for each gallery, checkpoint and return pattern); one of "
+        "others, or a damaged one, is replaced with --rebuild only",
     )
     cli.add_switch(parser, "--rebuild", "make the index anew, from all images of the gallery")
     exactness = "flat: exact; the others: approximate, for millions of images, recall told"

@@ -71,16 +71,16 @@ def search_sets(
                 view = gallery.features.view(rows, columns, name)
                 vectors = comparison.view(queries[places], one, other).numpy()
                 lists.append(search(vectors, view, gallery.names, min(top, len(view))))
-                order = torch.from_numpy(lists[-1].distances)
+                far = torch.from_numpy(lists[-1].distances)
                 scales_of_set = None if scales is None else scales[:, places]
-                orders.append(scaled(order, scales_of_set, np.array([other])))
+                orders.append(scaled(far, scales_of_set, np.array([other])).numpy())
         if lists:
             merged = lists[0]
             if len(lists) > 1:
-                rows, by_row, order = (
+                candidates, distances_of, order = (
                     np.concatenate(column, axis=1) for column in (*zip(*lists, strict=True), orders)
                 )
-                merged = _order_hits(rows, order, gallery.names, top, by_row)
+                merged = _order_hits(candidates, order, gallery.names, top, distances_of)
             for whole, part in zip(hits, merged, strict=True):
                 whole[places, : part.shape[1]] = part
     return hits

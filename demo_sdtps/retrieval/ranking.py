@@ -2,13 +2,14 @@
 
 import argparse
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.evaluation.distances import Comparison, without_common
+from demo_sdtps.evaluation.distances import Comparison, Side, without_common
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
 from demo_sdtps.retrieval.nearest import nearest, search_sets, write_csv
@@ -35,18 +36,17 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         open_features(place, is_normalised) for place in (arguments.query, arguments.gallery)
     )
     check_comparable(query, gallery, is_normalised)
+    has_figures = query.settings["data_set"] == gallery.settings["data_set"]
+    if not has_figures and (arguments.json or not arguments.csv):
+        names = " and ".join(side.settings["data_set"] for side in (query, gallery))
+        raise UserError(
+            f"The features are of {names}, whose identities are not the same, so nothing can be scored; give --csv FILE alone "
+            "for the nearest of each query."
+        )
     sources = gallery.settings["configuration"]["sources"]
     comparison = Comparison(sources, arguments.cross_modal_distance, is_normalised)
-    key, attribute = ("scene", "scenes") if gallery.scenes.any() else ("camera", "cams")
     features = np.concatenate([block for _, block in query.features])
     side = torch.from_numpy(features), query.present
-    keys = [getattr(each, attribute) for each in (query, gallery)]
-    ranking = evaluate_stream(comparison, side, gallery, (query.ids, gallery.ids), keys)
-    record = reid_record({gallery.settings["return_pattern"]: ranking})
-    caption = (
-        f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
-        f"and {key} excluded{'' if is_normalised else ', features not normalised'}, in percent"
-    )
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
             top = min(arguments.top, len(gallery))
@@ -56,19 +56,37 @@ def rank_stores(arguments: argparse.Namespace) -> None:
                 for line in zip(*hits, strict=True)
             ]
             write_csv(both.enter_context(atomic_write(arguments.csv)), list(query.names), named)
-        if arguments.json:
-            write_json(arguments.json, {"caption": caption, "patterns": record})
-    print_lines(caption, *reid_table(record).splitlines())
+        if has_figures:
+            caption, record = figures(comparison, side, query, gallery)
+            if arguments.json:
+                write_json(arguments.json, {"caption": caption, "patterns": record})
+            print_lines(caption, *reid_table(record).splitlines())
+        else:
+            print_lines(f"{len(query)} queries of {query.place}, the nearest of {gallery.place}")
     present, flag = (query.present, gallery.present), "--cross_modal_distance"
     if text := without_common(comparison, *present, setting=flag):
         print_lines(f"WARNING: {text}, otherwise their matches rank last.")
 
 
+def figures(
+    comparison: Comparison, side: Side, query: FeatureSet, gallery: FeatureSet
+) -> tuple[str, dict[str, Any]]:
+    """What is ranked, in a sentence, and the scores by return pattern."""
+    key, attribute = ("scene", "scenes") if gallery.scenes.any() else ("camera", "cams")
+    keys = [getattr(each, attribute) for each in (query, gallery)]
+    ranking = evaluate_stream(comparison, side, gallery, (query.ids, gallery.ids), keys)
+    caption = (
+        f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
+        f"and {key} excluded{'' if comparison.normalise else ', features not normalised'}, in percent"
+    )
+    return caption, reid_record({gallery.settings["return_pattern"]: ranking})
+
+
 def check_comparable(query: FeatureSet, gallery: FeatureSet, normalise: bool) -> None:
-    """Raise `UserError` where the features differ in weights, return pattern, data set or configuration, or, without
-    `normalise`, in whether they are normalised."""
+    """Raise `UserError` where the features differ in weights, return pattern or configuration, or, without `normalise`, in
+    whether they are normalised."""
     one, other = ({**side.settings, **side.settings["configuration"]} for side in (query, gallery))
-    may_differ = {"configuration", *MAY_DIFFER, *(["normalised"] if normalise else [])}
+    may_differ = {"configuration", "data_set", *MAY_DIFFER, *(["normalised"] if normalise else [])}
     for key in one:
         if key in other and key not in may_differ and one[key] != other[key]:
             values = "" if key == "checkpoint_sha256" else f", {one[key]!r} and {other[key]!r}"

@@ -2,12 +2,13 @@
 
 import argparse
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,15 +84,15 @@ def search(
         queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
     depths(arguments, cfg, len(gallery))
     check_sets(arguments, cfg, queries, present_in(gallery, cfg.MODEL.MODALITIES))
-    folder = arguments.index or default_index(arguments.gallery)
     check_equal((gallery, queries), "images")
     broken: dict[str, str] = {}
     check = partial(readable, broken=broken) if arguments.skip_unreadable else list
     with ExitStack() as stack:
         index = None
         if is_main():
-            stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
             origin = origin_of(cfg, arguments.return_pattern)
+            folder = arguments.index or default_index(arguments.gallery, origin)
+            stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
         reid = reid or make_extractor(cfg)
         is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
@@ -196,11 +197,12 @@ def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[i
     return top, min(arguments.re_rank or top, gallery)
 
 
-def default_index(gallery: Path) -> Path:
-    """Below runs/search, by the gallery's name and a digest of its path."""
+def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
+    """Below runs/search, by the gallery's name, a digest of its path, and one of what the features depend on."""
     place = gallery.resolve()
-    digest = hashlib.sha256(os.fsencode(place)).hexdigest()
-    return Path("runs", "search", f"{place.name}-{digest[:8]}")
+    contents = os.fsencode(place), json.dumps(origin, sort_keys=True).encode()
+    digests = (hashlib.sha256(content).hexdigest()[:8] for content in contents)
+    return Path("runs", "search", "-".join((place.name, *digests)))
 
 
 def report(index: Index, changes: Changes) -> str:

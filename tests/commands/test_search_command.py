@@ -227,6 +227,13 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
     assert code == 0 and "Index kept: 5 triplets (5 new)" in stdout, stderr
 
 
+def test_indices_of_return_patterns_stand_side_by_side(run_search):
+    """By default, so that going back and forth reads none of the gallery again."""
+    printed = [run_search("--return_pattern", pattern)[1] for pattern in (3, 1, 3, 1)]
+    assert ["5 new" in text for text in printed] == [True, True, False, False]
+    assert ["no change" in text for text in printed] == [False, False, True, True]
+
+
 def test_an_index_is_used_by_one_command_at_a_time(run_search, place):
     with lock_file(place / "kept" / LOCK, "The index"):
         code, stdout, stderr = run_search("--index", "kept")

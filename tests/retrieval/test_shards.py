@@ -285,6 +285,27 @@ def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
     assert len(rows_of("x.csv")) == (1 if how == "shared" else 1 + 32 * 4)
 
 
+def test_own_images_are_searched_in_an_export_of_a_data_set(export, command, tmp_path):
+    """Copies of some of its images; nothing is scored, as they have no labels."""
+    assert export("g", "--shards", ROWS)[0] == 0
+    wanted = [*open_features(tmp_path / "g").names][::9]
+    (tmp_path / "photos").mkdir()
+    for number, name in enumerate(wanted):
+        shutil.copy(name, tmp_path / "photos" / f"{number}{Path(name).suffix}")
+    assert export("q.npz", "--images", tmp_path / "photos", "--modality", "RGB")[0] == 0
+    words = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / "g")
+    code, _, stderr = command(rank_features.main, *words)
+    assert code == 2 and "features are of Images and" in stderr and "--csv" in stderr
+    code, stdout, stderr = command(rank_features.main, *words, "--csv", tmp_path / "x.csv")
+    assert code == 0 and "mAP" not in stdout, stderr
+    hits = rows_of(tmp_path / "x.csv")[1:]
+    assert [(Path(query).stem, int(rank)) for query, rank, _, _ in hits] == [
+        (str(number), rank) for number in range(len(wanted)) for rank in range(1, 11)
+    ]
+    found = [(float(far), query) for query, _, _, far in hits]
+    assert sorted(found, key=lambda hit: (hit[1], hit[0])) == found
+
+
 def test_exports_that_do_not_say_what_is_present_are_refused(export, command, tmp_path):
     assert export("q.npz")[0] == export("g", "--shards", ROWS)[0] == 0
     manifest = json.loads((tmp_path / "g" / "store.json").read_text())
