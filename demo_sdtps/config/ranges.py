@@ -36,4 +36,6 @@ def range_of(entry: object) -> tuple[str, Range] | None:
 
 def ranges_of(cfg: CfgNode) -> dict[str, Range]:
     """The range of each modality."""
-    return dict.fromkeys(MODALITIES, PERCENTILES) | dict(filter(None, map(range_of, cfg.INPUT.RANGES)))
+    return dict.fromkeys(MODALITIES, PERCENTILES) | dict(
+        filter(None, map(range_of, cfg.INPUT.RANGES))
+    )

@@ -47,12 +47,16 @@ def reader_of(cfg: CfgNode) -> Reader:
     return OWN[name](cfg) if name in OWN else READERS[name]
 
 
-def data_name(cfg: CfgNode) -> str:
-    """What the images of a configuration are, for the model card: synthetic whatever data set they are read as."""
-    name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
-    if (reader_of(cfg).folder_in(root) / MARKER).is_file():
+def data_name(cfg: CfgNode, identities: int) -> str:
+    """What the images of a training on so many identities are, for the model card, whatever data set they are read as."""
+    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
+    if (reader.folder_in(root) / MARKER).is_file():
         return "synthetic pedestrians of tools/make_synthetic.py"
-    return f"own images, {root.resolve().stem}" if name in OWN else name
+    if name in OWN:
+        return f"own images, {root.resolve().stem}"
+    published = reader.published.get("train", {}).get("identities", identities)
+    is_published = identities in (published, published - round(cfg.DATASETS.VALIDATION * published))
+    return name if is_published else f"images in the layout of {name}"
 
 
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:

@@ -34,6 +34,7 @@ PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
 OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
 LOOKED_AT, FEW_VALUES = 16, 12
+WIDE = (("I", "PNG"), ("I", "PPM"))  # mode and format of 16 bits
 EXIF = b"Exif\0\0"  # before the header of a JPEG that may turn it
 
 
@@ -224,15 +225,13 @@ def _by_pillow(path: str, advice: str, scale: Range | None) -> np.ndarray:
 
 def _as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
     """uint8 (H, W, 3) without transparency, by `scale` as `decode`; of 16 bits Pillow clips grey at 255."""
-    is_wide = image.mode == "I" and image.format in ("PNG", "PPM")
     if scale and is_turned(image):
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        values = np.asarray(image)
         if scale:
-            grey = to_8_bits(values, scale)
-        elif is_wide or image.mode.startswith("I;16"):
-            grey = (values // 256).astype(np.uint8)
+            grey = to_8_bits(np.asarray(image), scale)
+        elif image.mode.startswith("I;16") or (image.mode, image.format) in WIDE:
+            grey = (np.asarray(image) // 256).astype(np.uint8)
         else:
             raise ValueError(
                 "it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits"

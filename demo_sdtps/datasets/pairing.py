@@ -34,7 +34,7 @@ def unpaired(splits: Splits, modalities: Sequence[str]) -> list[str]:
             other = next(sample for names, sample in first.items() if names != (alone[0],))
             warnings.append(
                 f"WARNING: no image of {' and none of '.join(alone)} in {split} shares a triplet with another modality, such "
-                f"as {first[alone[0],].files[0]} with {other.files[0]}; give the images of a triplet one name, or one line of the "
-                "table (docs/own_data.md)."
+                f"as {first[alone[0],].files[0]} with {other.files[0]}; give the images of a triplet one name, or one line "
+                "of the table (docs/own_data.md)."
             )
     return warnings

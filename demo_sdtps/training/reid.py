@@ -53,7 +53,7 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         about = {
             "num_class": model.num_class,
             "camera_num": model.camera_num,
-            "data": data_name(cfg),
+            "data": data_name(cfg, model.num_class),
         }
         super().__init__(cfg, model, loader, optimizers, digest, auxiliary, about, notes)
         self.network = wrap_ddp(model)
