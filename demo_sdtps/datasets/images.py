@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ def decode(path: str, advice: str = ADVICE, scale: Range | None = PERCENTILES) -
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def as_image(item: object, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> torch.Tensor:
+def as_image(item: Any, advice: str = ADVICE, scale: Range = PERCENTILES) -> torch.Tensor:
     """A path, a PIL image, an array (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W), as uint8
     (3, H, W). Arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale` states their range."""
     if isinstance(item, (str, os.PathLike)):
@@ -64,12 +64,9 @@ def as_image(item: object, advice: str = ADVICE, scale: Range | None = PERCENTIL
         raise UserError(
             f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}"
         )
-    # a copy in the processor's order of bytes, which torch needs
-    image = (
-        torch.as_tensor(item.astype(item.dtype.newbyteorder("=")))
-        if isinstance(item, np.ndarray)
-        else item
-    )
+    if isinstance(item, np.ndarray):  # a copy in the order of bytes that torch takes
+        item = item.astype(item.dtype.newbyteorder("="))
+    image = torch.as_tensor(item)
     if image.ndim == 2:
         image = image[None]
     elif image.ndim == 3 and isinstance(item, np.ndarray):
@@ -83,9 +80,8 @@ def as_image(item: object, advice: str = ADVICE, scale: Range | None = PERCENTIL
     if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
         image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
     if image.dtype != torch.uint8:
-        values = image.double().cpu().numpy()
-        is_stated = scale is not None and not scale.of_image
-        if not (scale and (is_stated or image.dtype in (torch.uint16, torch.int16))):
+        values = image.detach().double().cpu().numpy()
+        if scale.of_image and image.dtype not in (torch.uint16, torch.int16):
             raise UserError(
                 f"An image has values of {image.dtype} from {values.min()} to {values.max()}, but they must be uint8, of 16 "
                 f"bits, floats from 0 to 1, or in a range that INPUT.RANGES states, such as {EXAMPLE}{advice}"
@@ -95,15 +91,13 @@ def as_image(item: object, advice: str = ADVICE, scale: Range | None = PERCENTIL
 
 
 def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
-    """Numbers of any type as uint8 from `scale.low` to `scale.high`; those that are not finite are 0."""
+    """Numbers of any type as uint8, 0 at `scale.low` and where they are none, 255 at `scale.high`."""
     low, high, of_image = scale
     known = values[np.isfinite(values)]
     if of_image and known.size:
         low, high = np.percentile(known, (low, high))
-    levels = (np.nan_to_num(values.astype(np.float64), nan=low) - low) * (
-        255 / max(high - low, 1e-9)
-    )
-    return np.rint(levels.clip(0, 255)).astype(np.uint8)
+    values = np.nan_to_num(values.astype(np.float64), nan=low)
+    return np.rint(((values - low) * (255 / max(high - low, 1e-9))).clip(0, 255)).astype(np.uint8)
 
 
 def flat_images(
@@ -120,16 +114,14 @@ def flat_images(
                     images[name].append(int(values))
     return [
         f"WARNING: half of the {name} images have {middle} of 256 grey values or fewer, so they tell little; check the files, "
-        f"and INPUT.RANGES where they have more than 8 bits."
+        "and INPUT.RANGES where they have more than 8 bits."
         for name, counts in images.items()
         if counts and (middle := sorted(counts)[len(counts) // 2]) < FEW_VALUES
     ]
 
 
 def decode_triplet(
-    paths: Paths,
-    modalities: Sequence[str] = MODALITIES,
-    scales: Scales = OWN_SCALES,
+    paths: Paths, modalities: Sequence[str] = MODALITIES, scales: Scales = OWN_SCALES
 ) -> Images:
     """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and
     TI side by side; `scales` are those of `decode`."""

@@ -12,14 +12,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets.base import Sample
-from demo_sdtps.datasets.images import (
-    OWN_SCALES,
-    Images,
-    Paths,
-    Scales,
-    decode,
-    decode_triplet,
-)
+from demo_sdtps.datasets.images import Images, Paths, Scales, decode, decode_triplet
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
@@ -54,11 +47,7 @@ def decode_mask(path: str) -> torch.Tensor:
     return decode(path, MASK_ADVICE, scale=None)[:1].contiguous()
 
 
-def decode_masked_triplet(
-    paths: Paths,
-    modalities: Sequence[str] = MODALITIES,
-    scales: Scales = OWN_SCALES,
-) -> Images:
+def decode_masked_triplet(paths: Paths, modalities: Sequence[str], scales: Scales) -> Images:
     """`decode_triplet`, and the mask (1, h, w), whose file is the last path."""
     *images, mask = paths
     assert mask

@@ -3,17 +3,21 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from demo_sdtps.datasets.base import Sample
+from yacs.config import CfgNode
+
+from demo_sdtps.datasets import OWN, Sample
 
 Splits = Mapping[str, Sequence[Sample]]
 
 
-def completeness(splits: Splits, modalities: Sequence[str]) -> list[str]:
-    """A line for each split: how many of its triplets have all modalities, and how many lack which."""
-    lines = []
+def completeness(cfg: CfgNode, splits: Splits) -> list[str]:
+    """A line for each split of own data: how many of its triplets have all modalities, and how many lack which."""
+    lines: list[str] = []
+    if cfg.DATASETS.NAMES not in OWN:
+        return lines
     for split, samples in splits.items():
         lacking = Counter(
-            " and ".join(name for name in modalities if name not in sample.modalities)
+            " and ".join(name for name in cfg.MODEL.MODALITIES if name not in sample.modalities)
             for sample in samples
         )
         complete = lacking.pop("", 0)

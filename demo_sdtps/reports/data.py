@@ -11,7 +11,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config.scores import reads_masks
-from demo_sdtps.datasets import OWN, Sample, read_splits, reader_of, synthetic
+from demo_sdtps.datasets import Sample, read_splits, reader_of, synthetic
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks, mask_path
@@ -51,7 +51,7 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
         count_splits(splits, reader_of(cfg).by_scene),
         published_counts(cfg),
         tuple(data_warnings(cfg, splits, matched)),
-        tuple(completeness(splits, cfg.MODEL.MODALITIES) if cfg.DATASETS.NAMES in OWN else ()),
+        tuple(completeness(cfg, splits)),
     )
 
 

@@ -9,7 +9,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
-from demo_sdtps.datasets import OWN, Sample, data_name, identity_labels, read_splits, reader_of
+from demo_sdtps.datasets import Sample, data_name, identity_labels, read_splits, reader_of
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
 from demo_sdtps.datasets.pairing import completeness
@@ -132,11 +132,9 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()
     sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
-    is_own = cfg.DATASETS.NAMES in OWN
-    complete = completeness(splits, cfg.MODEL.MODALITIES) if is_own else []
     notes = [
         (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"),
-        *((logging.INFO, line) for line in complete),
+        *((logging.INFO, line) for line in completeness(cfg, splits)),
         (logging.INFO, origin),
         *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched)),
     ]
