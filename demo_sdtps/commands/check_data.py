@@ -39,13 +39,15 @@ def main() -> None:
             "expected": dict(report.expected),
             "differences": report.differences,
             "warnings": list(report.warnings),
+            "complete": list(report.complete),
             "decoded": arguments.decode,
         }
         write_json(arguments.json, content)
-    decoded = "every" if arguments.decode else "without --decode, no"
+    decoded = "every" if arguments.decode else "without --decode, not every"
     cli.print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
         *count_table(report),
+        *report.complete,
         *report.warnings,
         *(f"WARNING: {sentence}" for sentence in report.differences),
         f"{arguments.config_file} can train on it; {decoded} image was decoded.",

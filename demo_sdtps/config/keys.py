@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, MISSING_CASES
 from demo_sdtps.config.model_keys import MODEL_KEYS
+from demo_sdtps.config.ranges import EXAMPLE, range_of
 from demo_sdtps.config.schema import (
     AMP,
     BELOW_ONE,
@@ -81,6 +82,14 @@ KEYS = (
         [0.5, 0.5, 0.5],
         "standard deviation to normalise with",
         *POSITIVE_NUMBERS,
+    ),
+    Key(
+        "INPUT.RANGES",
+        [],
+        "values that become black and white, of own images of 16 bits or floats: MODALITY=LOW:HIGH, one scale for all images, "
+        f"such as {EXAMPLE} (centikelvin from 0 to 40 °C), or percentiles of each image, by default 1%:99%",
+        lambda value: all(map(range_of, value)),
+        f"a list of MODALITY=LOW:HIGH such as {EXAMPLE}, or TI=1%:99%, with LOW below HIGH",
     ),
     Key(
         "DATASETS.NAMES",

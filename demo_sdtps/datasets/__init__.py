@@ -11,6 +11,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets.base import SPLITS, VALIDATION, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
+from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.runtime.errors import nearest_name
 
 NAMES = (
@@ -44,6 +45,18 @@ def reader_of(cfg: CfgNode) -> Reader:
             f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, known))}{nearest_name(name, known)}."
         )
     return OWN[name](cfg) if name in OWN else READERS[name]
+
+
+def data_name(cfg: CfgNode, identities: int) -> str:
+    """What the images of a training on so many identities are, for the model card, whatever data set they are read as."""
+    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
+    if (reader.folder_in(root) / MARKER).is_file():
+        return "synthetic pedestrians of tools/make_synthetic.py"
+    if name in OWN:
+        return f"own images, {root.resolve().stem}"
+    published = reader.published.get("train", {}).get("identities", identities)
+    is_published = identities in (published, published - round(cfg.DATASETS.VALIDATION * published))
+    return name if is_published else f"images in the layout of {name}"
 
 
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:

@@ -1,13 +1,14 @@
 """Decoding of images, with errors that name the file, and checks of all images."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torchvision.transforms import v2
 
 try:
@@ -17,35 +18,45 @@ except ImportError:
     simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
 from demo_sdtps.datasets.base import FORMATS
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
 Images = tuple[torch.Tensor | None, ...]
+Scales = Mapping[str, Range | None]  # by modality
 S = TypeVar("S")
 T = TypeVar("T")
 
 ADVICE = "; replace it or remove its triplet."
 # colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
 PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
+OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
+STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
+LOOKED_AT, FEW_VALUES = 16, 12
+WIDE = (("I", "PNG"), ("I", "PPM"))  # mode and format of 16 bits
+EXIF = b"Exif\0\0"  # before the header of a JPEG that may turn it
 
 
-def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
-    """Image as uint8 (3, H, W) with channels last in memory."""
-    pixels = _plain_jpeg(path)
+def decode(path: str, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> torch.Tensor:
+    """Own image as uint8 (3, H, W) with channels last in memory: turned as its header says, more than 8 bits by `scale`.
+
+    Where that is None, as for published data sets and masks: as it is stored, of 16 bits the upper 8.
+    """
+    pixels = _plain_jpeg(path, may_turn=scale is not None)
     if pixels is None:
-        pixels = _by_pillow(path, advice)
+        pixels = _by_pillow(path, advice, scale)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
+def as_image(item: Any, advice: str = ADVICE, scale: Range = PERCENTILES) -> torch.Tensor:
     """A path, a PIL image, an array (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W), as uint8
-    (3, H, W). Arrays and tensors are uint8, or floats in [0, 1]."""
+    (3, H, W). Arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale` states their range."""
     if isinstance(item, (str, os.PathLike)):
-        return decode(os.fspath(item), advice)
+        return decode(os.fspath(item), advice, scale)
     if isinstance(item, Image.Image):
         try:
-            return torch.from_numpy(_as_rgb(item)).permute(2, 0, 1)
+            return torch.from_numpy(_as_rgb(item, scale)).permute(2, 0, 1)
         except Exception as error:
             # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
@@ -53,7 +64,9 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
         raise UserError(
             f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}"
         )
-    image = torch.as_tensor(item.copy()) if isinstance(item, np.ndarray) else item
+    if isinstance(item, np.ndarray):  # a copy in the order of bytes that torch takes
+        item = item.astype(item.dtype.newbyteorder("="))
+    image = torch.as_tensor(item)
     if image.ndim == 2:
         image = image[None]
     elif image.ndim == 3 and isinstance(item, np.ndarray):
@@ -67,22 +80,60 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
     if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
         image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
     if image.dtype != torch.uint8:
-        raise UserError(
-            f"An image has values of {image.dtype} from {image.min()} to {image.max()}, but they must be uint8, or "
-            f"floats from 0 to 1{advice}"
-        )
+        values = image.detach().double().cpu().numpy()
+        if scale.of_image and image.dtype not in (torch.uint16, torch.int16):
+            raise UserError(
+                f"An image has values of {image.dtype} from {values.min()} to {values.max()}, but they must be uint8, of 16 "
+                f"bits, floats from 0 to 1, or in a range that INPUT.RANGES states, such as {EXAMPLE}{advice}"
+            )
+        image = torch.from_numpy(to_8_bits(values, scale))
     return image.cpu().expand(3, -1, -1)
 
 
-def decode_triplet(paths: Paths, modalities: Sequence[str] = MODALITIES) -> Images:
+def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
+    """Numbers of any type as uint8, 0 at `scale.low` and where they are none, 255 at `scale.high`."""
+    low, high, of_image = scale
+    known = values[np.isfinite(values)]
+    if of_image and known.size:
+        low, high = np.percentile(known, (low, high))
+    values = np.nan_to_num(values.astype(np.float64), nan=low)
+    return np.rint(((values - low) * (255 / max(high - low, 1e-9))).clip(0, 255)).astype(np.uint8)
+
+
+def flat_images(
+    triplets: Sequence[S], decoder: Callable[[S], Images], modalities: Sequence[str]
+) -> list[str]:
+    """A warning for each modality of which the median image, of up to `LOOKED_AT`, has few values; images that cannot be read
+    are left to the error that names them."""
+    images: dict[str, list[int]] = {name: [] for name in modalities}
+    for triplet in triplets[:: -(-len(triplets) // LOOKED_AT)]:
+        with suppress(UserError):
+            for name, image in zip(modalities, decoder(triplet), strict=True):
+                if image is not None:
+                    values = image[0].flatten().bincount().count_nonzero()
+                    images[name].append(int(values))
+    return [
+        f"WARNING: half of the {name} images have {middle} of 256 grey values or fewer, so they tell little; check the files, "
+        "and INPUT.RANGES where they have more than 8 bits."
+        for name, counts in images.items()
+        if counts and (middle := sorted(counts)[len(counts) // 2]) < FEW_VALUES
+    ]
+
+
+def decode_triplet(
+    paths: Paths, modalities: Sequence[str] = MODALITIES, scales: Scales = OWN_SCALES
+) -> Images:
     """Images of `modalities`, each uint8 (3, H, W), None for one that is absent, from three files or one with RGB, NI and
-    TI side by side."""
+    TI side by side; `scales` are those of `decode`."""
     places = [MODALITIES.index(modality) for modality in modalities]
     if len(paths) == len(MODALITIES):
         files = [paths[place] for place in places]
-        return tuple(None if path is None else decode(path) for path in files)
+        return tuple(
+            None if path is None else decode(path, scale=scales[name])
+            for name, path in zip(modalities, files, strict=True)
+        )
     assert paths[0]
-    image = decode(paths[0])
+    image = decode(paths[0], scale=scales[MODALITIES[0]])
     if image.shape[2] % len(MODALITIES):
         raise UserError(
             f"The image {paths[0]} is {image.shape[2]} pixels wide, but it must hold {', '.join(MODALITIES)} "
@@ -123,25 +174,36 @@ def parallel(
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
 
 
-def _plain_jpeg(path: str) -> np.ndarray | None:
-    """Intact JPEG as uint8 (H, W, 3), equal to Pillow's pixels; None for any other file, which Pillow reads or reports."""
+def _plain_jpeg(path: str, may_turn: bool) -> np.ndarray | None:
+    """Intact JPEG as uint8 (H, W, 3), equal to Pillow's pixels; None for any other, which Pillow reads, turns or reports."""
     if simplejpeg is None:
         return None
     try:
         with open(path, "rb") as file:
             data = file.read()
+        if may_turn and EXIF in data:
+            with Image.open(path, formats=FORMATS) as image:
+                if is_turned(image):
+                    return None
         if simplejpeg.decode_jpeg_header(data)[2] in PLAIN_COLOURS:
             return simplejpeg.decode_jpeg(data)
-    except (OSError, ValueError):
+    except (OSError, ValueError, Image.DecompressionBombError):
         pass
     return None
 
 
-def _by_pillow(path: str, advice: str) -> np.ndarray:
+def is_turned(image: Image.Image) -> bool:
+    """Whether an image's header has a rotation or reflection; a damaged header has none."""
+    with suppress(Exception):
+        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    return False
+
+
+def _by_pillow(path: str, advice: str, scale: Range | None) -> np.ndarray:
     """Image of any of FORMATS as uint8 (H, W, 3)."""
     try:
         with Image.open(path, formats=FORMATS) as image:
-            return _as_rgb(image)
+            return _as_rgb(image, scale)
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises many types of errors for damaged files
@@ -153,15 +215,20 @@ def _by_pillow(path: str, advice: str) -> np.ndarray:
         ) from None
 
 
-def _as_rgb(image: Image.Image) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency and rotation; of 16-bit values the upper 8 bits, where Pillow clips grey at 255."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        grey = np.asarray(image) // 256
-        return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
-    if image.mode in ("I", "F"):
-        raise ValueError(
-            "it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits"
-        )
+def _as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
+    """uint8 (H, W, 3) without transparency, by `scale` as `decode`; of 16 bits Pillow clips grey at 255."""
+    if scale and is_turned(image):
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        if scale:
+            grey = to_8_bits(np.asarray(image), scale)
+        elif image.mode.startswith("I;16") or (image.mode, image.format) in WIDE:
+            grey = (np.asarray(image) // 256).astype(np.uint8)
+        else:
+            raise ValueError(
+                "it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits"
+            )
+        return np.repeat(grey[..., None], 3, axis=2)
     if image.mode == "P":  # Pillow warns of its transparency in a direct conversion to RGB
         image = image.convert("RGBA")
     return np.array(image.convert("RGB"))

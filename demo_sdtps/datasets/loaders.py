@@ -12,9 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.ranges import ranges_of
 from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.datasets import OWN
 from demo_sdtps.datasets.base import Sample, identity_labels
-from demo_sdtps.datasets.images import Images, Paths, decode_triplet, parallel
+from demo_sdtps.datasets.images import STORED, Images, Paths, decode_triplet, parallel
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
 from demo_sdtps.datasets.samplers import (
     EpochBatchSampler,
@@ -89,13 +91,19 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
+def decoder_of(cfg: CfgNode, with_masks: bool = False) -> Decode:
+    """How the files of a triplet are decoded: own images are turned and scaled, by INPUT.RANGES, those of others are not."""
+    scales = ranges_of(cfg) if cfg.DATASETS.NAMES in OWN else STORED
+    decode = decode_masked_triplet if with_masks else decode_triplet
+    return partial(decode, modalities=tuple(cfg.MODEL.MODALITIES), scales=scales)
+
+
 def _triplets(
     cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
 ) -> ImageDataset:
     """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera)."""
     modalities = tuple(cfg.MODEL.MODALITIES)
-    decoder = decode_masked_triplet if training and reads_masks(cfg) else decode_triplet
-    decode = partial(decoder, modalities=modalities)
+    decode = decoder_of(cfg, training and reads_masks(cfg))
     transform = train_transform(cfg) if training else PerModality(test_transform(cfg))
     paths = triplet_files(cfg, samples, training)
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]

@@ -115,7 +115,7 @@ def _rows_of_folders(
         places = {name: root / folders[split] / folders[name] for name in modalities}
         for triplet in triplets_in(places, set(folders.values())):
             match = pattern.search(triplet.name)
-            if not match:
+            if not (match and match["identity"] and match["camera"]):
                 raise UserError(
                     f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
                     "rename or remove it, or give another pattern."

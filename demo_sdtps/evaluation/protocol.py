@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets import Sample, reader_of
-from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.datasets import OWN, Sample, reader_of
+from demo_sdtps.datasets.images import flat_images
+from demo_sdtps.datasets.loaders import decoder_of, test_loader
+from demo_sdtps.datasets.pairing import unpaired
 from demo_sdtps.evaluation.distances import (
     Side,
     comparison_of,
@@ -106,6 +108,11 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
             f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
             f"with another {exclude_key(cfg)}) and are not scored (the usual protocol)."
         )
+    if cfg.DATASETS.NAMES in OWN:
+        modalities = cfg.MODEL.MODALITIES
+        triplets = [sample.paths for samples in splits.values() for sample in samples]
+        warnings += unpaired(splits, modalities)
+        warnings += flat_images(triplets, decoder_of(cfg), modalities)
     sides = (present_in(splits[name], cfg.MODEL.MODALITIES) for name in ("query", "gallery"))
     if text := without_common(comparison_of(cfg, 1), *sides):
         warnings.append(f"WARNING: {text}, otherwise their matches rank last.")

@@ -224,7 +224,7 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
     patch, stride = backbone.vit.patch_embed.patch_size, cfg.MODEL.STRIDE_SIZE
 
     def on_person(path: Path) -> torch.Tensor:
-        mask = (decode(str(path))[:1] > 127).byte()  # black and white: 0 and 255
+        mask = (decode(str(path), scale=None)[:1] > 127).byte()  # black and white: 0 and 255
         # By the nearest pixel, so that it stays a mask.
         resized = resize(mask, list(cfg.INPUT.SIZE_TEST), InterpolationMode.NEAREST_EXACT)
         return F.avg_pool2d(resized.float(), patch, stride).flatten() >= 0.5

@@ -15,6 +15,7 @@ from demo_sdtps.datasets import Sample, read_splits, reader_of, synthetic
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks, mask_path
+from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import count_matched, data_warnings
 from demo_sdtps.seps import evaluation as seps_evaluation
 
@@ -25,11 +26,12 @@ NUMBER, SPLIT = 12, 10  # widths of columns
 
 @dataclass(frozen=True)
 class Findings:
-    """What is in a data set: counts by split, sentences on counts that differ, and warnings."""
+    """What is in a data set: counts by split, sentences on counts that differ, warnings, and lines on what is complete."""
 
     counts: dict[str, Counts]
     expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    complete: tuple[str, ...] = ()
 
     @property
     def differences(self) -> list[str]:
@@ -49,6 +51,7 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
         count_splits(splits, reader_of(cfg).by_scene),
         published_counts(cfg),
         tuple(data_warnings(cfg, splits, matched)),
+        tuple(completeness(cfg, splits)),
     )
 
 

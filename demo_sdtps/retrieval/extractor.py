@@ -3,6 +3,7 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, load_cfg
 from demo_sdtps.config.common import FALSE_ACCEPT, TOP
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_values
+from demo_sdtps.config.ranges import Range, ranges_of
 from demo_sdtps.datasets import check_trained_on
-from demo_sdtps.datasets.images import Images, as_image
+from demo_sdtps.datasets.images import Images, as_image, flat_images
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import PerModality, test_transform
 from demo_sdtps.evaluation import tables
@@ -124,6 +126,8 @@ class Extractor(
             )
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         self.origin = origin or {}
+        ranges = ranges_of(self.cfg)
+        self._decode = partial(_decode, [ranges[name] for name in self.cfg.MODEL.MODALITIES])
         self.calibrations = calibrations_of(self.origin.get("calibration"), self.cfg)
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
@@ -146,8 +150,9 @@ class Extractor(
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`, and what is present in each.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
-        (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
-        modality or for an image of it, is a missing one.
+        (1, H, W) or (H, W), of uint8, of floats in [0, 1], or of 16 bits, which INPUT.RANGES scales (and any values whose range
+        it states); arrays and tensors may have n as a further first axis. None, for a modality or for an image of it, is a
+        missing one.
         `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
         from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
         given, features are those of tools/export_features.py.
@@ -169,6 +174,8 @@ class Extractor(
                 )
         triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
+        for warning in flat_images(triplets, self._decode, names):
+            logger.warning(warning)
         self.to(choose_device(self.cfg))
         output = np.empty((len(triplets), self.widths[return_pattern]), np.float32)
         present = np.empty(len(triplets), np.uint8)
@@ -299,6 +306,7 @@ class Extractor(
         images = ", ".join(f'{name.lower()}="{name.lower()}.jpg"' for name in self.model.modalities)
         about = self.origin | {
             "images": images,
+            "identities": self.model.num_class,
             "model": repr(self).rpartition(", on ")[0],
             "settings": "\n".join(settings),
             "metrics": metrics and tables.reid_table(metrics),
@@ -323,7 +331,7 @@ class Extractor(
             [(0, camera) for camera in cameras],
             PerModality(test_transform(self.cfg)),
             cache=False,
-            decode=_decode,
+            decode=self._decode,
             modalities=self.model.modalities,
         )
         cfg = self.cfg
@@ -374,7 +382,10 @@ def _as_list(items: Items) -> list[ImageLike]:
     return [items] if is_single else list(items)
 
 
-def _decode(triplet: tuple[ImageLike, ...]) -> Images:
+def _decode(scales: Sequence[Range], triplet: tuple[ImageLike, ...]) -> Images:
     """Images uint8 (3, H, W), None for a missing one."""
     advice = "; replace it or leave it out."
-    return tuple(None if item is None else as_image(item, advice) for item in triplet)
+    return tuple(
+        None if item is None else as_image(item, advice, scale)
+        for item, scale in zip(triplet, scales, strict=True)
+    )

@@ -132,4 +132,4 @@ def pad_texts(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tens
 def _decode_images(paths: Paths) -> Images:
     """The image of one path, uint8 (3, H, W)."""
     assert paths[0]
-    return (decode(paths[0], advice="; replace it."),)
+    return (decode(paths[0], advice="; replace it.", scale=None),)

@@ -9,9 +9,10 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
-from demo_sdtps.datasets import Sample, identity_labels, read_splits, reader_of
+from demo_sdtps.datasets import Sample, data_name, identity_labels, read_splits, reader_of
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
+from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
@@ -49,7 +50,11 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         if self.centers:
             optimizers.append(make_center_optimizer(cfg, self.centers))
         auxiliary = {"center_losses": self.centers}
-        about = {"num_class": model.num_class, "camera_num": model.camera_num}
+        about = {
+            "num_class": model.num_class,
+            "camera_num": model.camera_num,
+            "data": data_name(cfg, model.num_class),
+        }
         super().__init__(cfg, model, loader, optimizers, digest, auxiliary, about, notes)
         self.network = wrap_ddp(model)
         self.test_data = test_data
@@ -129,6 +134,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
     notes = [
         (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"),
+        *((logging.INFO, line) for line in completeness(cfg, splits)),
         (logging.INFO, origin),
         *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched)),
     ]

@@ -150,7 +150,7 @@ def test_pixels_are_those_of_the_image(name, tmp_path):
     with warnings.catch_warnings():
         # such as Pillow's of transparency, which would be one per image
         warnings.simplefilter("error")
-        actual = decode(str(tmp_path / "image.jpg")).permute(1, 2, 0).numpy()
+        actual = decode(str(tmp_path / "image.jpg"), scale=None).permute(1, 2, 0).numpy()
     assert actual.dtype == np.uint8 and np.array_equal(actual, expected)
 
 
@@ -171,4 +171,4 @@ def postscript(path):
 )
 def test_what_has_no_pixels_is_refused(write, reason, tmp_path):
     write(tmp_path / "image.jpg")
-    assert reason in message_of(decode, str(tmp_path / "image.jpg"))
+    assert reason in message_of(decode, str(tmp_path / "image.jpg"), "", None)

@@ -17,6 +17,7 @@ from layouts import pixels, save
 from numeric import assert_close, seed_of
 from tiny import CONFIG, ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
+import demo_sdtps
 from demo_sdtps.commands import check_data, search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
@@ -171,6 +172,10 @@ MISTAKES = {
     "expression": (("DATASETS.PATTERN", "(?P<identity"), "is no regular expression"),
     "name": (
         ("DATASETS.PATTERN", r"(?P<identity>\d{9})_c(?P<camera>\d)"),
+        "does not follow DATASETS.PATTERN",
+    ),
+    "optional group": (
+        ("DATASETS.PATTERN", r"(?P<identity>-1|\d+)_(x(?P<camera>\d))?"),
         "does not follow DATASETS.PATTERN",
     ),
     "modalities": (("MODEL.MODALITIES", "[TI, RGB]"), "some of RGB, NI, TI, in this order"),
@@ -343,3 +348,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name
     assert (tmp_path / "hits.html").stat().st_size > 10_000
     (record,) = json.loads(Path("runs/Own/DeMo_Slim/metrics.json").read_text())[-1:]
     assert record["patterns"]["3"]["mAP"] > 0
+    assert "triplets are complete; " in Path("runs/Own/DeMo_Slim/log.txt").read_text()
+    card = str(demo_sdtps.load("runs/Own/DeMo_Slim/best.pth").generate_model_card())
+    origin = "persons" if name == "a table" else "my_data"
+    assert f"Trained on own images, {origin} (4 identities), read as DATASETS.NAMES" in card
