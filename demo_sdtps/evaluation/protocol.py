@@ -109,7 +109,7 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
         )
     if all(sample.camera == UNKNOWN for sample in splits["query"]):
         warnings.append(
-            "WARNING: the data have no cameras, so matches may be by the query's own one, and MODEL.SIE_CAMERA has no effect."
+            "WARNING: the data have no cameras, so matches may be of the query's camera, and MODEL.SIE_CAMERA has no effect."
         )
     sides = (present_in(splits[name], cfg.MODEL.MODALITIES) for name in ("query", "gallery"))
     if text := without_common(comparison_of(cfg, 1), *sides):

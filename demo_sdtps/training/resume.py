@@ -59,13 +59,13 @@ class Resumed(NamedTuple):
 
 def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Resumed | None:
     """The run in OUTPUT_DIR to resume, None to start one there."""
-    output = Path(cfg.OUTPUT_DIR)
+    output, start = Path(cfg.OUTPUT_DIR), Path(cfg.TEST.WEIGHT).resolve()
+    if output.resolve() in (start, start.parent) and cfg.TEST.WEIGHT:
+        raise UserError(
+            f"TEST.WEIGHT {cfg.TEST.WEIGHT}, which the training starts from, is in OUTPUT_DIR {output}, whose files it "
+            "replaces; give another OUTPUT_DIR."
+        )
     if cfg.RESUME == "no":
-        if output.resolve() in (start := Path(cfg.TEST.WEIGHT).resolve(), start.parent):
-            raise UserError(
-                f"TEST.WEIGHT {cfg.TEST.WEIGHT}, which the training starts from, is in OUTPUT_DIR {output}, whose files it "
-                "replaces; give another OUTPUT_DIR."
-            )
         check_replaceable(output, overwrite)
         return None
     if overwrite:
