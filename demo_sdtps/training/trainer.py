@@ -141,7 +141,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             self.train_epoch()
             self._finish_epoch()
             is_last = self.epoch >= solver.MAX_EPOCHS
-            if not is_last:
+            if self.epoch > before and not is_last:  # not where evaluation alone was left of it
                 seconds = (time.monotonic() - started) / (self.epoch - before)
                 left = timedelta(seconds=round(seconds * (solver.MAX_EPOCHS - self.epoch)))
                 logger.info("%d of %d epochs, about %s left", self.epoch, solver.MAX_EPOCHS, left)
