@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from demo_sdtps.plug_in.patch import patch
     from demo_sdtps.retrieval.extractor import Extractor, load
     from demo_sdtps.retrieval.features import Features
+    from demo_sdtps.training.reid import train
 
 __all__ = [
     "Extractor",
@@ -29,6 +30,7 @@ __all__ = [
     "patch",
     "slim",
     "slim_loss",
+    "train",
     "unslim",
 ]
 
@@ -43,6 +45,7 @@ __getattr__ = lazy_names(
         "config.load": ["get_cfg", "load_cfg"],
         "retrieval.extractor": ["Extractor", "load"],
         "retrieval.features": ["Features"],
+        "training.reid": ["train"],
         "plug_in.config": ["add_config"],
         "plug_in.patch": ["patch"],
     },

@@ -7,13 +7,9 @@ def main() -> None:
     parser = cli.training_parser(
         "Train a model and evaluate it as it learns.",
         "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10",
+        checkpoint=cli.WEIGHT._replace(gives="a checkpoint to start from"),
     )
     with cli.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.modeling.demo import missing_modalities
-        from demo_sdtps.runtime.distributed import check_launch
-        from demo_sdtps.training.command import train
-        from demo_sdtps.training.reid import make_reid_trainer
+        from demo_sdtps.training.reid import train
 
-        check_launch(cfg)
-        missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
-        train(cfg, arguments.overwrite, make_reid_trainer)
+        train(cfg, arguments.overwrite)

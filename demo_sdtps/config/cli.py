@@ -199,13 +199,19 @@ def config_parser(
     return parser
 
 
-def training_parser(description: str, example: str, schema: Schema = DEMO_SCHEMA) -> ArgumentParser:
-    """Parser of a training's command."""
+def training_parser(
+    description: str,
+    example: str,
+    schema: Schema = DEMO_SCHEMA,
+    checkpoint: CheckpointFlag | None = None,
+) -> ArgumentParser:
+    """Parser of a training's command, with a flag for a `checkpoint` to start from."""
     parser = config_parser(
         f"{description} OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard "
         "scalars, last.pth and best.pth. RESUME auto continues it.",
         f"example: {example}",
         schema,
+        checkpoint,
     )
     add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
     # Passed by old versions of torch.distributed.launch; the environment has it too.

@@ -114,13 +114,13 @@ KEYS = (
     Key(
         "DATASETS.PATTERN",
         r"(?P<identity>\d{6})_cam(?P<camera>\d+)",
-        "regular expression of identity and camera in the names of Folder's images",
+        "regular expression of identity and, where there are cameras, camera in the names of Folder's images",
     ),
     Key(
         "DATASETS.VALIDATION",
         0.0,
         "share of the training identities, by a hash of them, that training leaves out: the split "
-        "validation, which demo-sdtps calibrate reads",
+        "validation, by which best.pth is chosen, and which demo-sdtps calibrate reads",
         *BELOW_ONE,
     ),
     Key(
@@ -243,7 +243,11 @@ KEYS = (
         "(where the hardware has it), bf16 or fp16",
         AMP,
     ),
-    Key("TEST.WEIGHT", "", "checkpoint: a file, a folder, or owner/name on Hugging Face's hub"),
+    Key(
+        "TEST.WEIGHT",
+        "",
+        "checkpoint: a file, a folder, or owner/name on Hugging Face's hub; a training starts from it",
+    ),
     Key(
         "TEST.RETURN_PATTERN",
         3,

@@ -3,7 +3,7 @@
 import csv
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import SPLITS, Reader, Sample
+from demo_sdtps.datasets.base import SPLITS, UNKNOWN, Reader, Sample
 from demo_sdtps.datasets.folders import triplets_in
 
 JUNK = "-1"
@@ -29,19 +29,25 @@ class TripletRow(NamedTuple):
 
 
 def folder_reader(cfg: CfgNode) -> Reader:
-    """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
+    """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN; without
+    cameras each triplet is a scene of its own."""
     folders = folders_of(cfg)
     pattern, modalities = pattern_of(cfg), cfg.MODEL.MODALITIES
     kinds = (SPLITS, modalities)
     splits, subfolders = (",".join(folders[name] for name in names) for names in kinds)
-    read = _reading(lambda root: _rows_of_folders(root, folders, modalities, pattern))
-    return Reader(read, f"/{{{splits}}}/{{{subfolders}}}", locate=lambda root: root)
+    has_cameras = "camera" in pattern.groupindex
+    read = _reading(lambda root: _rows_of_folders(root, folders, modalities, pattern), has_cameras)
+    layout = f"/{{{splits}}}/{{{subfolders}}}"
+    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
 
 
 def csv_reader(cfg: CfgNode) -> Reader:
-    """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
-    read = _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES))
-    return Reader(read, f", a table with {','.join(COLUMNS)}", locate=lambda root: root.parent)
+    """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder; without cameras
+    each triplet is a scene of its own."""
+    has_cameras = "camera" in _columns_of(Path(cfg.DATASETS.ROOT_DIR))
+    read = _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES), has_cameras)
+    layout = f", a table with {','.join(COLUMNS)}"
+    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root.parent)
 
 
 def folders_of(cfg: CfgNode) -> dict[str, str]:
@@ -66,15 +72,17 @@ def pattern_of(cfg: CfgNode) -> re.Pattern:
         raise UserError(
             f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression ({error}); correct it (docs/own_data.md)."
         ) from None
-    if missing := {"identity", "camera"} - pattern.groupindex.keys():
+    if "identity" not in pattern.groupindex:
         raise UserError(
-            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} has no group {min(missing)}; write one such as "
-            f"(?P<{min(missing)}>\\d+) (docs/own_data.md)."
+            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} has no group identity; write one such as "
+            "(?P<identity>\\d+) (docs/own_data.md)."
         )
     return pattern
 
 
-def _reading(rows: Callable[[Path], list[TripletRow]]) -> Callable[[Path, str], list[Sample]]:
+def _reading(
+    rows: Callable[[Path], list[TripletRow]], has_cameras: bool
+) -> Callable[[Path, str], list[Sample]]:
     """A reader's function by the rows of all splits, which the numbers of identities and cameras depend on."""
     rows = cache(rows)
 
@@ -85,7 +93,9 @@ def _reading(rows: Callable[[Path], list[TripletRow]]) -> Callable[[Path, str], 
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
         return [
             Sample(row.paths, identities[row.identity], order[cameras[row.camera]])
-            for row in labelled_rows
+            if has_cameras
+            else Sample(row.paths, identities[row.identity], UNKNOWN, scene=number)
+            for number, row in enumerate(labelled_rows)
             if row.split == split
         ]
 
@@ -115,13 +125,22 @@ def _rows_of_folders(
         places = {name: root / folders[split] / folders[name] for name in modalities}
         for triplet in triplets_in(places, set(folders.values())):
             match = pattern.search(triplet.name)
-            if not (match and match["identity"] and match["camera"]):
+            if not (match and all(match.groupdict("").get(name, "-") for name in LABEL_GROUPS)):
                 raise UserError(
                     f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
                     "rename or remove it, or give another pattern."
                 )
-            rows.append(TripletRow(split, match["identity"], match["camera"], triplet.paths))
+            camera = match.groupdict().get("camera", "")
+            rows.append(TripletRow(split, match["identity"], camera, triplet.paths))
     return rows
+
+
+def _columns_of(table: Path) -> Sequence[str]:
+    """The columns of a table, all of COLUMNS where there is none."""
+    if not table.is_file():
+        return COLUMNS
+    with open(table, encoding="utf-8-sig", newline="") as file:
+        return csv.DictReader(file).fieldnames or []
 
 
 def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
@@ -133,7 +152,7 @@ def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
     with open(table, encoding="utf-8-sig", newline="") as file:
         lines = csv.DictReader(file)
         columns = lines.fieldnames or []
-        needed = [*COLUMNS[:3], *(modality.lower() for modality in modalities)]
+        needed = ["split", "identity", *(modality.lower() for modality in modalities)]
         if missing := [name for name in needed if name not in columns]:
             raise UserError(f"{table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
         for number, line in enumerate(lines, start=2):
@@ -143,11 +162,11 @@ def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
                 raise UserError(
                     f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
                 )
-            split, identity, camera = (line[name] for name in COLUMNS[:3])
-            if split not in SPLITS or not identity or not camera:
+            split, identity, camera = (line.get(name, "") for name in COLUMNS[:3])
+            if split not in SPLITS or not identity or ("camera" in columns and not camera):
                 raise UserError(
-                    f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and a camera; "
-                    "correct it."
+                    f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and, where there is that "
+                    "column, a camera; correct it."
                 )
             if any(paths):
                 rows.append(TripletRow(split, identity, camera, paths))

@@ -1,9 +1,9 @@
-"""mAP and CMC by the field's protocol, without sorting the gallery (docs/method.md).
+"""mAP, CMC, mINP and ROC by the field's protocol, without sorting the gallery (docs/method.md).
 
 The rank of a match is the number of gallery samples that are as near or nearer, which counting gives without their order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +16,23 @@ from demo_sdtps.config import UserError
 # distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
 CHUNK_ELEMENTS = 1 << 25
 
+FALSE_POSITIVE_RATES = {"1e-3": 1000, "1e-2": 100}
+"""Of `Ranking.tpr`: one of so many pairs of different identities."""
+
 DistanceRows = Callable[[slice | torch.Tensor], torch.Tensor]
 """Distances of some queries, by a slice or indices, to the whole gallery: (q, G)."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """`cmc` (max_rank,): share of the queries with a hit among the first 1, 2, … ranks; `mAP`: mean average precision."""
+    """`cmc` (max_rank,): share of the queries with a hit among the first 1, 2, … ranks; `mAP`: mean average precision; `mINP`:
+    mean over the queries of their number of matches / rank of the last; `tpr`: true positive rate of all pairs by one limit of
+    the distance, at each of FALSE_POSITIVE_RATES."""
 
     cmc: torch.Tensor
     mAP: float
+    mINP: float
+    tpr: Mapping[str, float]
 
     def rank(self, k: int) -> float:
         """Rank-k: share of the queries with a hit among the first k."""
@@ -58,7 +65,7 @@ def evaluate_ranking(
     and scene (MSVR310). A match ranks after other identities at exactly its distance, whatever the gallery's order; equal
     features may differ in the last bit of their distances. Queries without a match are excluded from the means. With a gallery
     shorter than `max_rank` the curve is padded with its last value. For a fixed number of matches per query, time is linear in
-    the gallery; memory beside float32 features is bounded but for 8 bytes per match of all queries.
+    the gallery; memory beside float32 features is bounded but for 12 bytes per match and per hundredth pair.
 
     Raises `ValueError` where only one side has scenes, a length does not fit or a distance to a sample of the query's identity
     is not a number, `UserError` where no query has a match.
@@ -68,17 +75,31 @@ def evaluate_ranking(
     keys = (query_cams, gallery_cams) if query_scenes is None else (query_scenes, gallery_scenes)
     query, gallery = query_features.float(), gallery_features.float()
     lengths = squared_lengths(gallery)
-    ranks = match_ranks(
+    return score_distances(
         lambda rows: distances_of(query[rows], gallery, lengths),
         (len(query), len(gallery)),
         (query_ids, gallery_ids),
         keys,
+        max_rank,
     )
-    return ranking_of(*ranks, max_rank)
 
 
-def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ranking:
-    """The scores by the result of `match_ranks`."""
+def score_distances(
+    distances: DistanceRows,
+    shape: Sequence[int],
+    ids: Sequence[Any],
+    keys: Sequence[Any],
+    max_rank: int = 50,
+) -> Ranking:
+    """The scores by distances; arguments are those of `match_ranks`."""
+    roc = ROC(shape[0] * shape[1])
+    return ranking_of(*match_ranks(distances, shape, ids, keys, roc), max_rank, roc)
+
+
+def ranking_of(
+    rank: np.ndarray, matches: np.ndarray, max_rank: int = 50, roc: "ROC | None" = None
+) -> Ranking:
+    """The scores by the result of `match_ranks`, `tpr` by its `roc`."""
     if not len(rank):
         raise UserError(
             "No query has a match in the gallery (the same identity from another camera or scene), so there is "
@@ -87,18 +108,71 @@ def ranking_of(rank: np.ndarray, matches: np.ndarray, max_rank: int = 50) -> Ran
     average, matches = average_precisions(rank, matches), matches[matches > 0]
     hits = np.bincount(rank[_starts(matches)].clip(max=max_rank + 1), minlength=max_rank + 2)
     cmc = hits[1 : max_rank + 1].cumsum() / len(matches)
-    return Ranking(torch.from_numpy(cmc).float(), float(average[~np.isnan(average)].mean()))
+    return Ranking(
+        torch.from_numpy(cmc).float(),
+        mAP=float(average[~np.isnan(average)].mean()),
+        mINP=float((matches / rank[matches.cumsum() - 1]).mean()),
+        tpr=roc.rates() if roc else {},
+    )
+
+
+class ROC:
+    """The distances of all matches, and the smallest of pairs of different identities, as many of at most `pairs` as the
+    largest of FALSE_POSITIVE_RATES accepts, and one more; of queries with a match."""
+
+    def __init__(self, pairs: int):
+        self.most = pairs // min(FALSE_POSITIVE_RATES.values()) + 1
+        self.matches, self.others = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
+        self.limit, self.count = np.inf, 0
+
+    def add(
+        self,
+        distance: torch.Tensor,
+        row: np.ndarray,
+        own_rows: np.ndarray,
+        match: np.ndarray,
+        has_match: np.ndarray,
+    ) -> None:
+        """Add distances (q, G), with the samples of the queries' own identities as `_match_ranks` has them, and whether a query
+        has a match (q,), perhaps in another part of the gallery."""
+        own = torch.from_numpy(row), torch.from_numpy(own_rows)
+        self.matches.append(_on_cpu(distance[own])[match])
+        self.count += int(has_match.sum()) * distance.shape[1] - int(has_match[row].sum())
+        is_other = torch.ones(distance.shape, dtype=torch.bool, device=distance.device)
+        is_other[own] = False
+        is_other[torch.from_numpy(~has_match)] = False
+        # a few queries at a time: the more are there, the fewer of the next are near
+        size = max(1, self.most // max(1, distance.shape[1]))
+        for rows, mask in zip(distance.split(size), is_other.split(size), strict=True):
+            self.others.append(_on_cpu(rows[mask & (rows <= self.limit)]))
+            if sum(map(len, self.others)) > 2 * self.most:
+                nearest = np.partition(np.concatenate(self.others), self.most)[: self.most]
+                self.others, self.limit = [nearest], float(nearest.max())
+
+    def rates(self) -> dict[str, float]:
+        """`Ranking.tpr`: the share of the matches that are nearer than all others but those which the rate accepts."""
+        others = np.append(np.sort(np.concatenate(self.others)), np.inf)
+        matches = np.concatenate(self.matches)
+        return {
+            name: float((matches < others[self.count // of]).mean())
+            for name, of in FALSE_POSITIVE_RATES.items()
+        }
 
 
 @torch.no_grad()
 def match_ranks(
-    distances: DistanceRows, shape: Sequence[int], ids: Sequence[Any], keys: Sequence[Any]
+    distances: DistanceRows,
+    shape: Sequence[int],
+    ids: Sequence[Any],
+    keys: Sequence[Any],
+    roc: ROC | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ranks (m,) int64 of the matches, from 1, query by query and ascending within each, and each query's number of matches
     (Q,) int64.
 
     `shape` is (Q, G). `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a
-    query's identity and key (camera or scene) are excluded. Raises `ValueError` as `evaluate_ranking`.
+    query's identity and key (camera or scene) are excluded. The distances are added to `roc`. Raises `ValueError` as
+    `evaluate_ranking`.
     """
     queries, gallery = shape
     own_samples = own_samples_of(shape, ids, keys)
@@ -107,7 +181,10 @@ def match_ranks(
         for rows in chunks(queries, gallery):
             row, own_rows, match = own_samples(rows)
             match_parts.append(np.bincount(row[match], minlength=len(range(queries)[rows])))
-            rank_parts.append(_match_ranks(distances(rows), row, own_rows, match, pool))
+            distance = distances(rows)
+            rank_parts.append(_match_ranks(distance, row, own_rows, match, pool))
+            if roc:
+                roc.add(distance, row, own_rows, match, match_parts[-1] > 0)
     return np.concatenate(rank_parts), np.concatenate(match_parts)
 
 

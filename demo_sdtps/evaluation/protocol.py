@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import OWN, Sample, reader_of
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import flat_images
 from demo_sdtps.datasets.loaders import decoder_of, test_loader
 from demo_sdtps.datasets.pairing import unpaired
@@ -25,7 +26,7 @@ from demo_sdtps.evaluation.distances import (
     without_common,
 )
 from demo_sdtps.evaluation.extraction import cases_of, extract_features
-from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, match_ranks, ranking_of
+from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, score_distances
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
@@ -77,7 +78,7 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
         cameras_of[sample.identity].add(getattr(sample, key))
     matched = sum(1 for sample in query if cameras_of[sample.identity] - {getattr(sample, key)})
     if not matched:
-        advice = "check the test split"
+        advice = "check their labels, of the test split or of DATASETS.VALIDATION"
         if not reader_of(cfg).labelled:
             advice = (
                 "these images have no labels: give DATASETS.NAMES Folder or CSV in its place, which read them "
@@ -113,6 +114,10 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
         triplets = [sample.paths for samples in splits.values() for sample in samples]
         warnings += unpaired(splits, modalities)
         warnings += flat_images(triplets, decoder_of(cfg), modalities)
+    if all(sample.camera == UNKNOWN for sample in splits["query"]):
+        warnings.append(
+            "WARNING: the data have no cameras, so matches may be of the query's camera, and MODEL.SIE_CAMERA has no effect."
+        )
     sides = (present_in(splits[name], cfg.MODEL.MODALITIES) for name in ("query", "gallery"))
     if text := without_common(comparison_of(cfg, 1), *sides):
         warnings.append(f"WARNING: {text}, otherwise their matches rank last.")
@@ -164,7 +169,7 @@ def rank_distances(cfg: CfgNode, distances: DistanceRows, data: TestData) -> Ran
     ids, keys = (
         [data.labels(name, side) for side in sides] for name in ("identity", exclude_key(cfg))
     )
-    return ranking_of(*match_ranks(distances, tuple(map(len, sides)), ids, keys))
+    return score_distances(distances, tuple(map(len, sides)), ids, keys)
 
 
 def distance_rows(

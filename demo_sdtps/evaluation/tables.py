@@ -22,7 +22,8 @@ COUNTS = {2: "two", 6: "six"}  # cases of missing modalities of two and of three
 PATTERN_NAMES = dict(zip(RETURN_PATTERNS, ("1 original", "2 enhanced", "3 both"), strict=True))
 
 Record = Mapping[str, Mapping[str, float]]
-"""Measures by return pattern, as metrics.json has them: {"1": {"mAP": …, "Rank-1": …, …}, "2": …, "3": …}, in [0, 1]."""
+"""Measures by return pattern, as metrics.json has them: {"1": {"mAP": …, "Rank-1": …, …}, "2": …, "3": …}, in [0, 1]; TPR-1e-3
+is the true positive rate at a false positive rate of 0.001."""
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
@@ -39,7 +40,10 @@ def evaluated_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def reid_record(rankings: Mapping[int, Ranking]) -> dict[str, dict[str, float]]:
     """The record of the rankings of each return pattern."""
     return {
-        str(pattern): {"mAP": ranking.mAP} | {f"Rank-{k}": ranking.rank(k) for k in RANKS}
+        str(pattern): {"mAP": ranking.mAP}
+        | {f"Rank-{k}": ranking.rank(k) for k in RANKS}
+        | {"mINP": ranking.mINP}
+        | {f"TPR-{rate}": share for rate, share in ranking.tpr.items()}
         for pattern, ranking in rankings.items()
     }
 

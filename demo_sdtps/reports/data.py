@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import Sample, read_splits, reader_of, synthetic
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
 from demo_sdtps.datasets.masks import existing_masks, mask_path
@@ -100,7 +101,7 @@ def _count(samples: Collection[Sample], by_scene: bool) -> Counts:
     return {
         "triplets": len(samples),
         "identities": len({sample.identity for sample in samples}),
-        "cameras": len({sample.camera for sample in samples}),
+        "cameras": len({sample.camera for sample in samples} - {UNKNOWN}),
         **scenes,
         "masks": sum(mask_path(sample).is_file() for sample in samples),
     }

@@ -1,4 +1,4 @@
-"""mAP and CMC of a gallery that need not fit into the memory: its blocks are read one after the other (docs/retrieval.md)."""
+"""Scores of a gallery that need not fit into the memory: its blocks are read one after the other (docs/retrieval.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +10,7 @@ import torch
 from demo_sdtps.evaluation.distances import Comparison, Side, scaled, scales_of, set_distances
 from demo_sdtps.evaluation.metrics import (
     CHUNK_ELEMENTS,
+    ROC,
     Ranking,
     counts_within,
     own_samples_of,
@@ -34,8 +35,8 @@ def evaluate_stream(
     `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a query's identity and key
     (camera or scene) are excluded. Samples without a distance by `comparison` come last. Equal features may differ in the last
     bit of their distances. The gallery is read once, and its samples of the queries' identities once before. Memory is that of
-    the queries, of a block, and of some 60 bytes for each pair of a query and a gallery sample of its identity. Raises
-    `ValueError` and `UserError` as `evaluate_ranking`.
+    the queries, of a block, and of some 60 bytes for each pair of a query and a gallery sample of its identity and 12 for each
+    hundredth of all pairs. Raises `ValueError` and `UserError` as `evaluate_ranking`.
     """
     queries, stack = len(query[0]), gallery.features
     row, own_rows, match = own_samples_of((queries, len(gallery)), ids, keys)(slice(None))
@@ -55,7 +56,7 @@ def evaluate_stream(
         raise ValueError("Some distances are not numbers; check that features are finite.")
     limits = value[match][np.lexsort((value[match], row[match]))]
     matches = np.bincount(row[match], minlength=queries)
-    ahead = np.zeros(len(limits), np.int64)
+    ahead, roc = np.zeros(len(limits), np.int64), ROC(queries * len(gallery))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for rows, block in progress(stack, "ranking", len(stack.blocks), unit="block"):
             for first, block_rows in _row_slices(torch.from_numpy(block), queries):
@@ -65,9 +66,11 @@ def evaluate_stream(
                 # Matches are counted by `rank_in_group`, other samples of the query's identity are excluded: NaN is within no
                 # limit, not even the infinite one of matches without a modality in common.
                 inside = slice(*np.searchsorted(own_rows, bounds))
-                distance[row[inside], own_rows[inside] - start] = np.nan
+                pairs = row[inside], own_rows[inside] - start
+                roc.add(torch.from_numpy(distance), *pairs, match[inside], matches > 0)
+                distance[pairs] = np.nan
                 ahead += counts_within(distance, limits, matches, pool)
-    return ranking_of(ahead + rank_in_group(matches), matches, max_rank)
+    return ranking_of(ahead + rank_in_group(matches), matches, max_rank, roc)
 
 
 def _pair_distances(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from yacs.config import CfgNode
 
+from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
@@ -95,6 +96,10 @@ def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
 
 def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> SEPSTrainer:
     """Trainer of the data set, towers and weights of `cfg`, on `device`."""
+    if cfg.TEST.WEIGHT:
+        raise UserError(
+            f"TEST.WEIGHT is {cfg.TEST.WEIGHT}, but train_seps.py starts from MODEL.PRETRAIN_PATH_T alone; leave it out."
+        )
     splits = evaluation.read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)

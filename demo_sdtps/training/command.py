@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from yacs.config import CfgNode
@@ -20,16 +21,17 @@ from demo_sdtps.training.resume import Resumed, check_unchanged, find_run
 from demo_sdtps.training.stop import Stopped
 from demo_sdtps.training.trainer import Trainer
 
+AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 logger = logging.getLogger(__name__)
 
 
 def train(
     cfg: CfgNode,
     overwrite: bool,
-    make_trainer: Callable[[CfgNode, torch.device, Resumed | None], Trainer],
+    make_trainer: Callable[[CfgNode, torch.device, Resumed | None], AnyTrainer],
     schema: Schema = DEMO_SCHEMA,
-) -> None:
-    """Start or resume the run of `cfg` in each of the processes.
+) -> AnyTrainer | None:
+    """Start or resume the run of `cfg` in each of the processes → its trainer, None where nothing is left to do.
 
     Nothing is written or replaced before the input has been checked.
     """
@@ -42,7 +44,7 @@ def train(
                 print_lines(
                     f"The run in {output} is finished ({resumed.progress}); nothing is left to do."
                 )
-            return
+            return None
         if resumed:
             restore_threads(output)
         check_tracking(cfg)
@@ -52,6 +54,7 @@ def train(
             check_unchanged(resumed, trainer.digest)
         with run_folder(output, cfg, device, resumed):
             trainer.run(output, resumed)
+        return trainer
 
 
 @contextmanager

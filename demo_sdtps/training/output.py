@@ -16,6 +16,8 @@ from demo_sdtps.runtime.files import read_json
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, LOG = "config.yml", "log.txt"
+FINISHED = "finished"
+"""Status of a run in run.json."""
 RUN_FILES = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG)
 
 WriteScalars = Callable[[Mapping[str, float], int], None]

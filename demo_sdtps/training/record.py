@@ -23,7 +23,7 @@ from demo_sdtps.config.common import COMMAND
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.files import read_json, write_json
 from demo_sdtps.runtime.threads import threads_by_user
-from demo_sdtps.training.output import RECORD
+from demo_sdtps.training.output import FINISHED, RECORD
 from demo_sdtps.training.resume import Resumed
 from demo_sdtps.training.stop import Stopped
 
@@ -37,7 +37,6 @@ SOURCES = (
     *(f"demo_sdtps/commands/{name}.py" for name in RUN_COMMANDS),
 )
 """The files of a checkout on which results depend, as pathspecs of git: what a run is made with."""
-FINISHED = "finished"
 STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
 """Status of a run by the exception that ended it; any other is a failure."""
 

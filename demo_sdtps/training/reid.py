@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -9,20 +11,32 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
-from demo_sdtps.datasets import Sample, data_name, identity_labels, read_splits, reader_of
+from demo_sdtps.datasets import (
+    SPLITS,
+    Sample,
+    data_name,
+    identity_labels,
+    read_splits,
+    reader_of,
+)
+from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
 from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
-from demo_sdtps.evaluation.tables import reid_record, reid_table
+from demo_sdtps.evaluation.tables import read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint, start_from
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
+from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
-from demo_sdtps.runtime.device import autocast, set_seed
-from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
+from demo_sdtps.runtime.device import autocast, choose_device, set_seed
+from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
 from demo_sdtps.runtime.transfer import to_device
+from demo_sdtps.training.command import train as run_training
 from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
+from demo_sdtps.training.output import LAST
 from demo_sdtps.training.resume import Resumed, digest_data
 from demo_sdtps.training.trainer import PART, Evaluation, Trainer
 
@@ -30,7 +44,7 @@ from demo_sdtps.training.trainer import PART, Evaluation, Trainer
 class ReIDTrainer(Trainer[DeMo, Batch]):
     """Trains DeMo and, where MODEL.METRIC_LOSS_TYPE has them, the centers of the center losses.
 
-    best.pth is the epoch with the largest mAP of TEST.RETURN_PATTERN.
+    best.pth is the epoch with the largest mAP of TEST.RETURN_PATTERN: of `validation` where it is there, else of `test_data`.
     """
 
     unit = "triplets"
@@ -43,6 +57,7 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         test_data: TestData,
         digest: Mapping[str, str],
         notes: Sequence[tuple[int, str]] = (),
+        validation: TestData | None = None,
     ):
         self.centers = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
         self.centers.to(next(model.parameters()).device)
@@ -57,7 +72,7 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         }
         super().__init__(cfg, model, loader, optimizers, digest, auxiliary, about, notes)
         self.network = wrap_ddp(model)
-        self.test_data = test_data
+        self.data = {"patterns": test_data} | ({VALIDATION: validation} if validation else {})
         self.scheduler = make_scheduler(cfg, optimizers[0])
 
     def begin_epoch(self, epoch: int) -> None:
@@ -84,15 +99,21 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         return super().is_due(epoch) if epoch else self.cfg.SOLVER.EVAL_UNTRAINED
 
     def evaluate(self, epoch: int) -> Evaluation:
-        rankings = evaluate_reid(self.cfg, self.model, self.test_data)[self.cfg.TEST.MISS]
-        patterns = reid_record(rankings)
-        scalars = {
-            f"pattern_{pattern}/{name}": value
-            for pattern, row in patterns.items()
-            for name, value in row.items()
+        test = self.cfg.TEST
+        records = {
+            name: reid_record(evaluate_reid(self.cfg, self.model, data)[test.MISS])
+            for name, data in self.data.items()
         }
-        score = patterns[str(self.cfg.TEST.RETURN_PATTERN)]["mAP"]
-        return Evaluation({"patterns": patterns}, score, scalars, reid_table(patterns))
+        scalars = {
+            f"{name.removesuffix('s')}_{pattern}/{measure}": value
+            for name, record in records.items()
+            for pattern, row in record.items()
+            for measure, value in row.items()
+        }
+        table, *tables = map(reid_table, records.values())
+        table = "\n".join([table, *(f"{VALIDATION}\n{other}" for other in tables)])
+        *_, chosen_by = records.values()
+        return Evaluation(records, chosen_by[str(test.RETURN_PATTERN)]["mAP"], scalars, table)
 
     def describe(self, means: Mapping[str, float]) -> str:
         return f"loss {means['loss']:.3f}, accuracy {100 * means['accuracy']:.1f} %"
@@ -114,7 +135,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
             f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give "
             "DATASETS.NAMES Folder in its place, whose names of images have labels, or CSV, a table (docs/own_data.md)."
         )
-    splits = read_splits(cfg)
+    splits = read_splits(cfg, (*SPLITS, VALIDATION) if cfg.DATASETS.VALIDATION else SPLITS)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:
         verify(path for sample in samples for path in sample.files)
@@ -124,11 +145,15 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     )
     loader = train_loader(cfg, splits["train"])
     test_data = make_test_data(cfg, splits["query"], splits["gallery"])
-    origin = (
-        f"the weights are those of {resumed.path}"
-        if resumed
-        else load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, cfg.MODEL.PRETRAIN_PATH_T)
-    )
+    held_out = splits.get(VALIDATION, [])
+    validation = make_test_data(cfg, held_out, held_out) if held_out else None
+    if resumed:
+        origin = f"the weights are those of {resumed.path}"
+    elif cfg.TEST.WEIGHT:
+        origin = start_from(model, read_checkpoint(cfg.TEST.WEIGHT))
+    else:
+        source = cfg.MODEL.PRETRAIN_PATH_T
+        origin = load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, source)
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()
     sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
@@ -136,10 +161,35 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"),
         *((logging.INFO, line) for line in completeness(cfg, splits)),
         (logging.INFO, origin),
+        *((logging.INFO, f"best.pth is chosen by the split {VALIDATION}") for _ in held_out[:1]),
         *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched)),
     ]
     digest = digest_data(cfg.DATASETS.ROOT_DIR, data_files(cfg, splits))
-    return ReIDTrainer(cfg, model.to(device), loader, test_data, digest, notes)
+    return ReIDTrainer(cfg, model.to(device), loader, test_data, digest, notes, validation)
+
+
+class Trained(NamedTuple):
+    """`metrics`: the records of metrics.json; `model`: that of last.pth, in evaluation mode."""
+
+    metrics: list[dict]
+    model: DeMo
+
+
+def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
+    """Train a model by a configuration of `load_cfg`, as train_net.py does: → the records of metrics.json, and the model after
+    the last epoch, in evaluation mode.
+
+    A run in OUTPUT_DIR is replaced with `overwrite`, and continued by RESUME; a finished one is returned as it is.
+    """
+    check_launch(cfg)
+    missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
+    if trainer := run_training(cfg, overwrite, make_reid_trainer):
+        return Trained(trainer.records, trainer.model.eval())
+    output = Path(cfg.OUTPUT_DIR)
+    checkpoint = read_checkpoint(output / LAST)
+    model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
+    load_weights(model, checkpoint)
+    return Trained(read_records(output), model.eval().to(choose_device(cfg)))
 
 
 def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str, Sequence[str]]:

@@ -17,7 +17,8 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.modeling.checkpoints.names import load_file
-from demo_sdtps.training.output import CONFIG, LAST, PREVIOUS, own_files
+from demo_sdtps.runtime.files import read_json
+from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, RECORD, own_files
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR",
@@ -58,7 +59,12 @@ class Resumed(NamedTuple):
 
 def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Resumed | None:
     """The run in OUTPUT_DIR to resume, None to start one there."""
-    output = Path(cfg.OUTPUT_DIR)
+    output, start = Path(cfg.OUTPUT_DIR), Path(cfg.TEST.WEIGHT).resolve()
+    if output.resolve() in (start, start.parent) and cfg.TEST.WEIGHT:
+        raise UserError(
+            f"TEST.WEIGHT {cfg.TEST.WEIGHT}, which the training starts from, is in OUTPUT_DIR {output}, whose files it "
+            "replaces; give another OUTPUT_DIR."
+        )
     if cfg.RESUME == "no":
         check_replaceable(output, overwrite)
         return None
@@ -66,15 +72,16 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
         raise UserError(
             f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out."
         )
-    if not any((output / name).exists() for name in (LAST, PREVIOUS)):
-        if cfg.RESUME == "yes":
+    if not _has_checkpoint(output):
+        if cfg.RESUME == "yes" and not own_files(output):
             raise UserError(
                 f"RESUME is yes, but OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct "
                 "OUTPUT_DIR, or set RESUME to auto or no to start one."
             )
         # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
-        is_same = _is_same(cfg, output / CONFIG, schema)
-        check_replaceable(output, overwrite=is_same)
+        is_finished = (read_json(output / RECORD) or {}).get("status") == FINISHED
+        is_same = not is_finished and _is_same(cfg, output / CONFIG, schema)
+        check_replaceable(output, overwrite=is_same and cfg.RESUME == "auto")
         if is_same:
             logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
         return None
@@ -87,10 +94,18 @@ def check_replaceable(output: Path, overwrite: bool) -> None:
     """Raise `UserError` where the folder holds a file of a run, unless `overwrite` allows to replace it."""
     files = own_files(output)
     if files and not overwrite:
+        instead = "--overwrite to replace it, or RESUME yes to continue it"
+        if not _has_checkpoint(output):
+            instead = (
+                f"--overwrite, without RESUME, to replace it; without {LAST} it cannot be continued"
+            )
         raise UserError(
-            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another OUTPUT_DIR, pass "
-            "--overwrite to replace it, or RESUME yes to continue it."
+            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another OUTPUT_DIR, or pass {instead}."
         )
+
+
+def _has_checkpoint(output: Path) -> bool:
+    return any((output / name).exists() for name in (LAST, PREVIOUS))
 
 
 def read_last(output: Path) -> Resumed:

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Generic, NamedTuple, NoReturn, TypeVar
 
@@ -135,10 +136,15 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         logger.info("device %s, precision %s, threads: %d", self.device, precision, threads)
         if not self.records and self.step == 0 and self.is_due(0):
             self._report(0, {}, self._evaluate(0))
+        started, before = time.monotonic(), self.epoch + self.step / len(self.loader)
         while self.epoch < solver.MAX_EPOCHS:
             self.train_epoch()
             self._finish_epoch()
             is_last = self.epoch >= solver.MAX_EPOCHS
+            if self.epoch > before and not is_last:  # not where evaluation alone was left of it
+                seconds = (time.monotonic() - started) / (self.epoch - before)
+                left = timedelta(seconds=round(seconds * (solver.MAX_EPOCHS - self.epoch)))
+                logger.info("%d of %d epochs, about %s left", self.epoch, solver.MAX_EPOCHS, left)
             (is_stopped,) = any_rank(bool(self.stop.signal))
             if is_stopped and not is_last:
                 self._stop()

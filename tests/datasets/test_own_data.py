@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import checkpoint_file
+from commands import checkpoint_file, squared_distances
 from layouts import pixels, save
-from numeric import assert_close, seed_of
+from numeric import assert_close, generator, seed_of
+from ranking_cases import assert_same
 from tiny import CONFIG, ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
 import demo_sdtps
@@ -22,12 +23,17 @@ from demo_sdtps.commands import check_data, search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.datasets.own import numbers_of
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.operations import count_macs
+from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.modeling.fusion import SUBSETS, subsets_of
+from demo_sdtps.training.reid import make_reid_trainer
+from tests.reference import ranking
 
 SIZE = (16, 32)
 MARKET = (
@@ -117,6 +123,31 @@ def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_pat
         } == {*samples}
 
 
+@pytest.mark.parametrize("name", ["Folder", "CSV"])
+def test_data_without_cameras(tmp_path, name):
+    """Nothing is excluded but the triplet itself, and a model has no embedding of cameras, whatever MODEL.SIE_CAMERA says."""
+    rows = write_incomplete(tmp_path / "data", junk=False)
+    write_table(tmp_path / "data" / "persons.csv", rows)
+    table = (tmp_path / "data" / "persons.csv").read_text()
+    (tmp_path / "data" / "persons.csv").write_text(table.replace("identity,camera", "identity,by"))
+    place = tmp_path / "data" / ("persons.csv" if name == "CSV" else "")
+    cfg = configuration(place, name, "DATASETS.PATTERN", r"(?P<identity>\d+)_c", "OUTPUT_DIR", "x")
+    splits = read_splits(cfg)
+    samples = [sample for split in splits.values() for sample in split]
+    assert {sample.camera for sample in samples} == {UNKNOWN}
+    assert len({sample.scene for sample in samples}) == len(rows)
+    data, draws = make_test_data(cfg, splits["query"], splits["query"]), generator()
+    features = torch.randn(len(data.samples), 6, generator=draws)
+    unit = torch.nn.functional.normalize(features)
+    labels = [[sample.identity for sample in splits["query"]]] * 2, [[*range(len(unit))]] * 2
+    expected = ranking.evaluate_distances(squared_distances(unit).tolist(), *labels[0], *labels[1])
+    all_columns = with_values(cfg, {"TEST.CROSS_MODAL_DISTANCE": "all"})
+    assert_same(rank_features(all_columns, features, data), *expected)
+    trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
+    assert trainer.model.backbone.camera_embedding is None and cfg.MODEL.SIE_CAMERA
+    assert any("the data have no cameras" in text for _, text in trainer.notes)
+
+
 def test_labels_that_differ_in_zeros_are_others():
     assert numbers_of(["2", "1", "001", "2"]) == {"001": 0, "1": 1, "2": 2}
 
@@ -168,7 +199,7 @@ MISTAKES = {
         ("DATASETS.FOLDERS", "[test=x]"),
         "DATASETS.FOLDERS has 'test=x', but an entry is NAME=FOLDER",
     ),
-    "group": (("DATASETS.PATTERN", r"(?P<identity>\d+)"), "has no group camera"),
+    "group": (("DATASETS.PATTERN", r"(?P<camera>\d+)"), "has no group identity"),
     "expression": (("DATASETS.PATTERN", "(?P<identity"), "is no regular expression"),
     "name": (
         ("DATASETS.PATTERN", r"(?P<identity>\d{9})_c(?P<camera>\d)"),

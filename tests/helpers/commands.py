@@ -27,7 +27,7 @@ SMALL = tuple(
         "MODEL.DEVICE cpu"
     )
 )
-COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10"]
+COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10", "mINP", "TPR-1e-3", "TPR-1e-2"]
 BACKBONE_WIDTH = 64
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
 """SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tests/helpers/choices.py): for

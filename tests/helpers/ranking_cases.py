@@ -7,7 +7,7 @@ from commands import squared_distances
 from numeric import assert_close, generator, tolerance
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from demo_sdtps.evaluation.metrics import match_ranks, ranking_of
+from demo_sdtps.evaluation.metrics import score_distances
 
 
 def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
@@ -31,7 +31,7 @@ def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
 def rank_distances(distance, query_ids, gallery_ids, query_keys, gallery_keys, max_rank=50):
     """The ranking by distances (Q, G), and by identities and cameras, or scenes, of both sides."""
     sides = (query_ids, gallery_ids), (query_keys, gallery_keys)
-    return ranking_of(*match_ranks(distance.__getitem__, distance.shape, *sides), max_rank)
+    return score_distances(distance.__getitem__, distance.shape, *sides, max_rank)
 
 
 def short(features):
@@ -39,9 +39,13 @@ def short(features):
     return (64 * features).round() / 64
 
 
-def assert_same(actual, cmc, mean_average_precision):
+def assert_same(actual, cmc, mean_average_precision, inverse_penalty=None, rates=None):
+    """The last two are not known of golden cases."""
     assert_close(actual.cmc, cmc, 1)
     assert actual.mAP == pytest.approx(mean_average_precision, abs=1e-9)
+    if rates:
+        assert actual.mINP == pytest.approx(inverse_penalty, abs=1e-9)
+        assert actual.tpr == pytest.approx(rates, abs=1e-9)
 
 
 class LargestResult(TorchDispatchMode):

@@ -205,6 +205,25 @@ def test_what_cannot_be_continued(fails, run_copy, tiny_root, name):
     assert contents(run_copy) == before
 
 
+@pytest.mark.parametrize("resume", ["auto", "yes", "no"])
+@pytest.mark.parametrize(
+    ("status", "more"),
+    [("finished", ()), ("failed", ("SOLVER.SEED", "7"))],
+    ids=["a finished run", "another run after a full disk"],
+)
+def test_a_run_without_its_checkpoint(fails, reference, tiny_root, tmp_path, resume, status, more):
+    """The sentence leads on: to another folder, or to --overwrite, and not from one value of RESUME to another."""
+    output = shutil.copytree(reference, tmp_path / "run")
+    (output / "last.pth").unlink()
+    record = json.loads((output / "run.json").read_text()) | {"status": status}
+    (output / "run.json").write_text(json.dumps(record))
+    before, words = contents(output), cli_args_for(tiny_root, "OUTPUT_DIR", output, *NO_MINUTES)
+    sentence = fails([*words, "RESUME", resume, *more])
+    assert "without last.pth it cannot be continued" in sentence and "--overwrite" in sentence
+    assert "RESUME auto" not in sentence and "RESUME yes" not in sentence
+    assert contents(output) == before
+
+
 def test_auto_does_not_replace_what_it_cannot_continue(fails, tiny_root, tmp_path):
     (tmp_path / "best.pth").write_text("of somebody else")
     assert "already holds a run (best.pth)" in fails(

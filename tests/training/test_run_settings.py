@@ -79,7 +79,7 @@ def test_the_best_checkpoint_is_that_of_the_return_pattern(train, monkeypatch, p
         means = {1: epoch in (2, 4), 2: epoch in (3, 4), 3: epoch in (1, 4)}
         return {
             "nothing": {
-                key: Ranking(torch.ones(50), 0.9 if is_best else 0.5)
+                key: Ranking(torch.ones(50), 0.9 if is_best else 0.5, 0.5, {})
                 for key, is_best in means.items()
             }
         }

@@ -15,7 +15,13 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WEIGHT_EXAMPLE as EXAMPLE
 from demo_sdtps.config.load import StoredText
-from demo_sdtps.modeling.checkpoints.names import from_demo, is_demo, load_file, tensors_of
+from demo_sdtps.modeling.checkpoints.names import (
+    OUR_BACKBONE,
+    from_demo,
+    is_demo,
+    load_file,
+    tensors_of,
+)
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 MAX_NAMED = 3
@@ -180,6 +186,31 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
                 checkpoint.path,
             )
     fill_model(model, weights, checkpoint.path)
+
+
+def start_from(model: nn.Module, checkpoint: Checkpoint) -> str:
+    """Load a checkpoint's weights as the start of a training → a sentence on what of the model and of the checkpoint is left.
+
+    Classifiers start anew, embeddings of cameras where their number is another, and parts that the checkpoint lacks. The
+    backbone must fit.
+    """
+    expected = model.state_dict()
+    weights = {
+        name: tensor
+        for name, tensor in checkpoint.model.items()
+        if (name in expected or name.startswith(OUR_BACKBONE))
+        and not name.endswith(CLASSIFIER)
+        and (name != CAMERAS or tensor.shape == expected[name].shape)
+    }
+    anew = {
+        name: tensor
+        for name, tensor in expected.items()
+        if name not in weights and not name.startswith(OUR_BACKBONE)
+    }
+    fill_model(model, {**anew, **weights}, checkpoint.path)
+    text = f"the weights are those of {checkpoint.path}, but anew: {', '.join(sorted(anew))}"
+    unused = sorted(checkpoint.model.keys() - weights.keys() - anew.keys())
+    return text + (f"; not used of it: {', '.join(unused)}" if unused else "")
 
 
 def fill_model(model: nn.Module, weights: Mapping[str, torch.Tensor], path: str | Path) -> None:

@@ -14,7 +14,14 @@ from torch import nn
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB
 from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.modeling.checkpoints.names import Weights, clip_to_timm, load_file, tensors_of
+from demo_sdtps.modeling.checkpoints.names import (
+    OUR_BACKBONE,
+    Weights,
+    clip_to_timm,
+    is_demo,
+    load_file,
+    tensors_of,
+)
 
 HUB_TAGS = {
     CLIP_BACKBONE: "vit_base_patch16_clip_quickgelu_224.openai",
@@ -42,6 +49,11 @@ def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> s
     if source in RANDOM:
         return RANDOM[source]
     weights = read_source(transformer_type, source)
+    if is_demo(weights) or any(name.startswith(OUR_BACKBONE) for name in weights):
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T {source} is a checkpoint of a whole model: start from it by --weight {source} instead, or "
+            "from its backbone by tools/convert_checkpoint.py --to backbone."
+        )
     example = next(iter(weights), "nothing at all")
     expected = backbone.vit.state_dict()
     weights = _timm_names(weights, expected)
