@@ -296,8 +296,8 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
         if not path:
             flag = checkpoint and f"--{checkpoint.name} {checkpoint.gives}, which contains one, or "
             raise UserError(
-                f"There is no configuration: give {flag or ''}the name of one such as {Path(schema.example).stem}, or "
-                f"--config_file a YAML file such as {schema.example}."
+                f"There is no configuration: give {flag or ''}its name, such as "
+                f"{schema.example.removeprefix('configs/').removesuffix('.yml')}, or --config_file a YAML file."
             )
         config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
     arguments.opts = [word for pair in pairs.items() for word in pair]

@@ -61,13 +61,12 @@ def config_of(name: str, data: str | None, kinds: Collection[str], schema: Schem
     if not same:
         known = [*names(), *schema.by_name]
         raise UserError(
-            f"There is no configuration {name!r}{nearest_name(name, known)}; give a name such as "
-            f"{Path(schema.example).stem}, or a YAML file."
+            f"There is no configuration {name!r}{nearest_name(name, known)}; give another name or a YAML file."
         )
     fitting = [key for key, path in same.items() if path.parent.name in kinds]
     if len(chosen := fitting or [*same]) == 1:
         return same[chosen[0]]
-    why = f"{data} has the data of {' and '.join(fitting) or 'none'}" if data else ""
+    why = f"{data} has the data of {' and '.join(fitting) or 'none of them'}" if data else ""
     raise UserError(
         f"The name {name} is that of several configurations: {', '.join(same)}; "
         f"{why or 'give --data the folder of the data'}, or write one of these names."

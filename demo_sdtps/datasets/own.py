@@ -41,7 +41,9 @@ def folder_reader(cfg: CfgNode) -> Reader:
 def csv_reader(cfg: CfgNode) -> Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
     read = _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES))
-    return Reader(read, f", a table with {','.join(COLUMNS)}", locate=lambda root: root)
+    return Reader(
+        read, f", which must be a table with {','.join(COLUMNS)}", locate=lambda root: root
+    )
 
 
 def folders_of(cfg: CfgNode) -> dict[str, str]:
