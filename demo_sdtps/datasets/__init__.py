@@ -65,9 +65,8 @@ def configs_for(root: Path) -> list[str]:
     splits, or those of the published data sets."""
     if root.is_file() or any((root / split).is_dir() for split in SPLITS):
         return [OWN_CONFIGS]
-    places = {
-        reader.folder_in(root): name for name, reader in READERS.items()
-    }  # RGBNT201's may be Synthetic's
+    # RGBNT201's folder may be Synthetic's, which stands after it
+    places = {reader.folder_in(root): name for name, reader in READERS.items()}
     return [name for place, name in places.items() if place.is_dir()]
 
 

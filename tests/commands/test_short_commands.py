@@ -68,7 +68,9 @@ def test_a_configuration_is_found_by_its_name(place, monkeypatch, capsys, words,
 
 def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, monkeypatch):
     weights = checkpoint_file(place / "w.pth", load_cfg(CONFIG))
-    monkeypatch.setattr(sys, "argv", ["x", "--weight", str(weights), "--data", "own"])
+    monkeypatch.setattr(
+        sys, "argv", ["x", "OUTPUT_DIR", "x", "--weight", str(weights), "--data=own"]
+    )
     arguments, cfg = cli.parse(cli.config_parser("", checkpoint=cli.WEIGHT))
     assert (cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR) == ("Folder", "own")
     assert cfg.MODEL.USE_SDTPS and "own" in arguments.opts  # for the other --weight and --run
@@ -138,6 +140,7 @@ COMPLETIONS = {
     "train --data own RGBNT100/Ba": "RGBNT100/Baseline",
     "train RGB --ep": "--epochs",
     "train RGB SOLVER.MAX_EP": "SOLVER.MAX_EPOCHS",
+    "draw tokens MSVR310/Ba": "MSVR310/Baseline",
     "seps train RESUME a": "auto",
     "search --index_type iv": "ivfpq",
     "check RGB --data table": "table.csv",
