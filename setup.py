@@ -21,6 +21,8 @@ UMAP = ["umap-learn>=0.5.6"]
 """demo-sdtps draw embedding --method umap."""
 PARQUET = ["pyarrow>=17"]
 """demo-sdtps export --format parquet."""
+COMPLETION = ["argcomplete>=3.1"]
+"""Completion of demo-sdtps in a shell."""
 WANDB = ["wandb>=0.17"]
 """Weights & Biases beside TensorBoard. Not in the development environment: timm imports it, half a second for each process."""
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.25", "latex2mathml>=3.77"]
@@ -75,8 +77,9 @@ setup(
         "report": REPORT,
         "umap": UMAP,
         "parquet": PARQUET,
+        "completion": COMPLETION,
         "wandb": WANDB,
         "docs": DOCS,
-        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *PARQUET, *DOCS, *TESTS, *LINT],
+        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *PARQUET, *COMPLETION, *DOCS, *TESTS, *LINT],
     },
 )

@@ -99,11 +99,11 @@ def interface() -> str:
 def commands() -> str:
     return markdown_table(
         ("`demo-sdtps …`", "in a checkout", "what it does"),
-        [(f"`{name}`", f"`{_script(module)}`", what) for name, (module, what) in COMMANDS.items()],
+        [(f"`{name}`", f"`{script(module)}`", what) for name, (module, what) in COMMANDS.items()],
     )
 
 
-def _script(module: str) -> str:
+def script(module: str) -> str:
     """The script of a checkout that runs a module of demo_sdtps/commands/."""
     paths = (f"{module}_net.py", f"{module}.py", f"tools/{module}.py")
     return next(path for path in paths if (ROOT / path).exists())

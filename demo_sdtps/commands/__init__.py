@@ -1,10 +1,12 @@
 """The command demo-sdtps: every command of users by its name, one module each. (`python -m demo_sdtps` is the plug-in's.)"""
 
+import os
 import sys
+from argparse import ArgumentParser
 from importlib import import_module
 
 from demo_sdtps import __version__
-from demo_sdtps.config.cli import print_lines, run
+from demo_sdtps.config.cli import COMPLETING, print_lines, read_arguments, run
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
@@ -46,14 +48,37 @@ def run_command(module: str) -> None:
     run(lambda: import_module(f"{__name__}.{module}").main())
 
 
+def command_of(words: list[str]) -> str:
+    """The command that the first words name, '' for none."""
+    names = (" ".join(words[:count]) for count in (2, 1))
+    return next((name for name in names if name in COMMANDS), "")
+
+
+def complete() -> list[str]:
+    """Answer a shell that asks, by argcomplete, for the word at its cursor where it is one of a command's name; → the words
+    before it, of whose parser `read_arguments` answers otherwise."""
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    *words, last = f"{line}|".split()[1:]
+    names = [name.split() for name in COMMANDS]
+    following = [
+        name[len(words)] for name in names if len(name) > len(words) and name[: len(words)] == words
+    ]
+    if any(word.startswith(last[:-1]) for word in following):
+        os.environ[COMPLETING] = str(1 + len(words))  # the word that stands for the program
+        parser = ArgumentParser(add_help=False)
+        parser.add_argument("command", choices=following)
+        read_arguments(parser)
+    os.environ[COMPLETING] = str(1 + len(command_of(words).split()))
+    return words
+
+
 def dispatch() -> None:
     """Call the command that the first words name, as if it were started so."""
-    words = sys.argv[1:]
-    for count in (2, 1):
-        if (name := " ".join(words[:count])) in COMMANDS:
-            sys.argv = [f"{COMMAND} {name}", *words[count:]]
-            import_module(f"{__name__}.{COMMANDS[name][0]}").main()
-            return
+    words = complete() if COMPLETING in os.environ else sys.argv[1:]
+    if name := command_of(words):
+        sys.argv = [f"{COMMAND} {name}", *words[len(name.split()) :]]
+        import_module(f"{__name__}.{COMMANDS[name][0]}").main()
+        return
     if words == ["--version"]:
         print_lines(__version__)
         return

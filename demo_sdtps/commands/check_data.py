@@ -1,33 +1,29 @@
 """Counts of a data set beside the expected ones, and how to fix them: python tools/check_data.py --config_file F"""
 
-import argparse
 import sys
 from pathlib import Path
 
 from demo_sdtps.config import cli
-from demo_sdtps.config.load import DEMO_SCHEMA, schema_of
+from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.datasets import reader_of
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def main() -> None:
-    flag = argparse.ArgumentParser(add_help=False)
-    flag.add_argument("--config_file", "--config-file")
-    config_file = flag.parse_known_args()[0].config_file
-    schema = schema_of(config_file, (DEMO_SCHEMA, SEPS_SCHEMA)) if config_file else DEMO_SCHEMA
-    is_seps = schema is SEPS_SCHEMA
     parser = cli.config_parser(
         "Read a data set, re-identification or image-text, and print its counts by split beside the expected ones, where known "
         "(docs/data.md).",
         "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if not",
-        schema,
+        DEMO_SCHEMA,
+        SEPS_SCHEMA,
     )
     cli.add_switch(parser, "--decode", "decode every image, and name those that are damaged")
     cli.add_output(parser, "--json", ".json", help="write counts and warnings there as well")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.reports.data import check_captions, check_triplets, count_table
 
+    is_seps = arguments.schema is SEPS_SCHEMA
     report = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
     root = Path(cfg.DATASETS.ROOT_DIR)
     folder = root / cfg.DATASETS.NAMES if is_seps else reader_of(cfg).folder_in(root)

@@ -23,6 +23,7 @@ def search_parser(what: str) -> argparse.ArgumentParser:
         "taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
         epilog=f"distance: {SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {RERANKED}.",
         checkpoint=cli.WEIGHT,
+        data=False,
     )
     cli.add_path(parser, "--gallery", "FOLDER", "images to search in")
     cli.add_modality(parser)

@@ -8,7 +8,7 @@ def main() -> None:
     parser = cli.config_parser(
         "Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. TEST.MISS all adds the "
         "six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
-        "example: python test_net.py --weight runs/Synthetic/DeMo_SDTPS/best.pth",
+        "example: %(prog)s --weight runs/Synthetic/DeMo_SDTPS/best.pth",
         checkpoint=cli.WEIGHT,
     )
     parser.add_argument(

@@ -9,9 +9,9 @@ def main() -> None:
     parser = cli.config_parser(
         "Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
         "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
-        "example: python test_seps.py --weight runs/SEPS/shapes/best.pth",
+        "example: %(prog)s --weight runs/SEPS/shapes/best.pth",
         SEPS_SCHEMA,
-        cli.WEIGHT._replace(example=EXAMPLE),
+        checkpoint=cli.WEIGHT._replace(example=EXAMPLE),
     )
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
     with cli.parse_in_group(parser) as (arguments, cfg):

@@ -6,7 +6,7 @@ from demo_sdtps.config import cli
 def main() -> None:
     parser = cli.training_parser(
         "Train a model and evaluate it as it learns.",
-        "python train_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml SOLVER.MAX_EPOCHS 10",
+        "Synthetic/DeMo_Slim --data data --epochs 2 OUTPUT_DIR runs/short",
         checkpoint=cli.WEIGHT._replace(gives="a checkpoint to start from"),
     )
     with cli.parse_in_group(parser) as (arguments, cfg):

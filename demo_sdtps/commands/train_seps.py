@@ -7,7 +7,7 @@ from demo_sdtps.seps.schema import SEPS_SCHEMA
 def main() -> None:
     parser = cli.training_parser(
         "Train SEPS on images with captions and evaluate it as it learns.",
-        "python train_seps.py --config_file configs/SEPS/shapes.yml SOLVER.MAX_EPOCHS 10",
+        "shapes --data data --epochs 10",
         SEPS_SCHEMA,
     )
     with cli.parse_in_group(parser) as (arguments, cfg):

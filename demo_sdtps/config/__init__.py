@@ -19,4 +19,4 @@ __all__ = [
     "with_values",
 ]
 
-__getattr__ = lazy_names(__name__, {"config.load": ["get_cfg", "load_cfg", "with_values"]})
+__getattr__, __dir__ = lazy_names(__name__, {"config.load": ["get_cfg", "load_cfg", "with_values"]})

@@ -10,6 +10,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -17,9 +18,10 @@ from typing import Any, NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS, WEIGHT_EXAMPLE
-from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, pairs_of
+from demo_sdtps.config.find import OWN, complete_word, config_of, is_key
+from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, pairs_of, schema_of
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.runtime.errors import UserError, is_out_of_memory
+from demo_sdtps.runtime.errors import UserError, is_out_of_memory, nearest_name
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.runtime.threads import prepare_threads
 
@@ -27,12 +29,17 @@ PICTURE = (".png", ".pdf", ".svg")
 """Suffixes of a figure."""
 NEGATIVE, FLAG = re.compile(r"-\.?\d\S*|-inf|-nan"), re.compile(r"(?<=^--)[\w-]+")
 ANSWERED = {"-h", "--help", "--keys"}
+COMPLETING = "_ARGCOMPLETE"
+"""Environment variable: a shell asks by argcomplete what may stand at the cursor."""
+ROOT, NAMES = "DATASETS.ROOT_DIR", "DATASETS.NAMES"
+DATA_SETS = "demo_sdtps.datasets:configs_for"
+"""The function, as module:name, that says which data a folder holds."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _PrintKeys(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        keys = parser.get_default("schema").keys
+        keys = schema_of(namespace.config_file, parser.get_default("schemas")).keys
         rows = [key for key in keys if (values or "").upper() in key.name]
         if not rows:
             raise UserError(f"No configuration key has {values!r} in its name; --keys prints all.")
@@ -153,18 +160,32 @@ WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", STORED)
 def config_parser(
     description: str,
     epilog: str | None = None,
-    schema: Schema = DEMO_SCHEMA,
+    *schemas: Schema,
     checkpoint: CheckpointFlag | None = None,
     images: bool = False,
+    data: bool = True,
 ) -> ArgumentParser:
-    """Parser of a configuration of `schema`: --config_file, which is optional with a `checkpoint` flag, that flag, --keys, and
-    KEY VALUE pairs, which override the rest; with `images` also --images and --modality, own images without labels as the
-    data."""
+    """Parser of a configuration of the first of `schemas` (default: DEMO_SCHEMA) that has its keys: its name or --config_file,
+    which is optional with a `checkpoint` flag, that flag, --keys, and KEY VALUE pairs, which override the rest; with `images`
+    also --images and --modality, own images without labels as the data; without `data` no --data."""
     parser = ArgumentParser(description=description, epilog=epilog)
-    parser.set_defaults(schema=schema, checkpoint=checkpoint)
+    parser.set_defaults(schemas=schemas or (DEMO_SCHEMA,), checkpoint=checkpoint)
     default = f" (default: that in the checkpoint of --{checkpoint.name})" if checkpoint else ""
-    example = f"YAML file, such as one of configs/*/*.yml{default}"
-    parser.add_argument("--config_file", metavar="F", required=not checkpoint, help=example)
+    parser.add_argument(
+        "configuration",
+        nargs="?",
+        metavar="CONFIGURATION",
+        help=f"such as DeMo_Slim or RGBNT201/DeMo, or a YAML file{default}",
+    )
+    parser.add_argument("--config_file", metavar="F", help="the same as a flag, for a YAML file")
+    if data:
+        parser.add_argument(
+            "--data",
+            dest=ROOT,
+            metavar="PLACE",
+            help="folder that holds the data set's own folder; of own data the one with train, query and gallery, or the "
+            f"table, which is seen (docs/own_data.md; equivalent to {ROOT}, {NAMES})",
+        )
     if checkpoint:
         parser.add_argument(
             f"--{checkpoint.name}",
@@ -184,10 +205,10 @@ def config_parser(
         parser.add_argument(
             "--images",
             action=_SetKeys,
-            const={"DATASETS.NAMES": "Images", "DATASETS.ROOT_DIR": "{}"},
+            const={NAMES: "Images", ROOT: "{}"},
             metavar="FOLDER",
             help="own images without labels, in folders as for tools/search.py, in place of the data set (equivalent to "
-            "DATASETS.NAMES Images, DATASETS.ROOT_DIR)",
+            f"{NAMES} Images, {ROOT})",
         )
         add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
     parser.add_argument(
@@ -196,6 +217,8 @@ def config_parser(
         metavar="KEY VALUE",
         help="override the configuration, e.g. SOLVER.MAX_EPOCHS 10 or SOLVER.MAX_EPOCHS=10",
     )
+    for action in parser._get_positional_actions():
+        vars(action)["completer"] = complete_word  # as argcomplete reads it
     return parser
 
 
@@ -205,13 +228,19 @@ def training_parser(
     schema: Schema = DEMO_SCHEMA,
     checkpoint: CheckpointFlag | None = None,
 ) -> ArgumentParser:
-    """Parser of a training's command, with a flag for a `checkpoint` to start from."""
+    """Parser of a training's command, with a flag for a `checkpoint` to start from; `example` is its arguments."""
     parser = config_parser(
         f"{description} OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard "
         "scalars, last.pth and best.pth. RESUME auto continues it.",
-        f"example: {example}",
+        f"example: %(prog)s {example}",
         schema,
         checkpoint,
+    )
+    parser.add_argument(
+        "--epochs",
+        dest="SOLVER.MAX_EPOCHS",
+        metavar="N",
+        help="epochs of training (equivalent to the key SOLVER.MAX_EPOCHS)",
     )
     add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
     # Passed by old versions of torch.distributed.launch; the environment has it too.
@@ -221,10 +250,15 @@ def training_parser(
 
 def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
     """The words of a command, by default this one's; in the name of a flag - is as good as _."""
+    if COMPLETING in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)  # ends the process
     words = sys.argv[1:] if words is None else words
     words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
     # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
     words = [f" {word}" if NEGATIVE.fullmatch(word) else word for word in words]
+    _check_flags(parser, words)
     arguments = parser.parse_intermixed_args(words)
     if "opts" in arguments:
         arguments.opts = [word.strip() for word in arguments.opts]
@@ -232,24 +266,48 @@ def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> ar
     return arguments
 
 
+def _check_flags(parser: ArgumentParser, words: Iterable[str]) -> None:
+    """Raise `UserError` for a flag that the parser does not have. argparse would first name what is missing without it."""
+    flags = parser._option_string_actions
+    for word in takewhile(lambda word: word != "--", words):
+        name = word.partition("=")[0]
+        is_flag = name.startswith("-") and " " not in name
+        if is_flag and not any(flag.startswith(name) for flag in flags):
+            raise UserError(
+                f"There is no flag {name}{nearest_name(name, flags)}; --help lists all."
+            )
+
+
 def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it."""
+    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. In the
+    arguments `config_file` becomes the file of a name, `opts` the keys of flags too, and `schema` is added."""
     arguments = read_arguments(parser)
-    pairs, checkpoint = dict(pairs_of(arguments.opts)), arguments.checkpoint
+    schemas, checkpoint, data = arguments.schemas, arguments.checkpoint, vars(arguments).get(ROOT)
+    kinds = resolve_name(DATA_SETS)(Path(data)) if data else []
+    words = [*filter(None, [arguments.configuration]), *arguments.opts]
+    if words and not arguments.config_file and not is_key(words[0], schemas[0]):
+        arguments.config_file = str(config_of(name := words.pop(0), data, kinds, schemas[0]))
+        if arguments.config_file != name and os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"configuration: {arguments.config_file}\n")
+    arguments.schema = schema = schema_of(arguments.config_file, schemas)
+    pairs = dict(pairs_of(words))
     for key, value in vars(arguments).items():
-        if key in arguments.schema.by_name and value:
+        if key in schema.by_name and value:
             pairs[key] = value[0] if isinstance(value, list) else value
+    if data and kinds == [OWN] and schema is DEMO_SCHEMA:
+        pairs.setdefault(NAMES, "CSV" if Path(data).is_file() else "Folder")
     config = arguments.config_file
     if config is None:
-        path = pairs.get(checkpoint.key)
+        path = checkpoint and pairs.get(checkpoint.key)
         if not path:
+            flag = checkpoint and f"--{checkpoint.name} {checkpoint.gives}, which contains one, or "
             raise UserError(
-                f"There is no configuration: give --{checkpoint.name} {checkpoint.gives}, which contains one, or "
-                f"--config_file a YAML file such as {arguments.schema.example}."
+                f"There is no configuration: give {flag or ''}its name, such as "
+                f"{schema.example.removeprefix('configs/').removesuffix('.yml')}, or --config_file a YAML file."
             )
         config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
-    opts = [word for pair in pairs.items() for word in pair]
-    return arguments, load_cfg(config, opts, arguments.schema)
+    arguments.opts = [word for pair in pairs.items() for word in pair]
+    return arguments, load_cfg(config, arguments.opts, schema)
 
 
 @contextmanager
@@ -259,7 +317,7 @@ def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace,
 
     A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
     """
-    if not ANSWERED.isdisjoint(sys.argv):
+    if COMPLETING in os.environ or not ANSWERED.isdisjoint(sys.argv):
         parse(parser)
     from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
 

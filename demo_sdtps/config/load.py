@@ -11,6 +11,7 @@ import yaml
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
+from demo_sdtps.config.find import config_path
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.config.schema import Key, Schema
 from demo_sdtps.config.scores import check_stored_score
@@ -29,11 +30,6 @@ TYPE_NAMES = {
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
 BASE = "_BASE_"
-PACKAGE = Path(__file__).resolve().parents[1]
-CONFIGS = next(
-    (path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE
-)
-"""The published configurations: in an installed package inside it, in a checkout beside it."""
 
 
 class StoredText(NamedTuple):
@@ -67,7 +63,7 @@ def load_cfg(
     if isinstance(config, StoredText):
         layers = [(config, parse_yaml(config.text, f"The configuration in {config}"))]
     elif config is not None:
-        path = _config_path(Path(config))
+        path = config_path(Path(config))
         advice = f"give --config_file an existing YAML file such as {schema.example}"
         layers += with_bases(path, advice)
     for source, content in layers:
@@ -135,10 +131,12 @@ def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield key, value
 
 
-def schema_of(config: str | Path, schemas: Sequence[Schema]) -> Schema:
+def schema_of(config: str | Path | None, schemas: Sequence[Schema]) -> Schema:
     """The first of `schemas` that has every key of a YAML file, else the first of all."""
+    if config is None or len(schemas) == 1:
+        return schemas[0]
     advice = f"give an existing YAML file such as {schemas[0].example}"
-    files = with_bases(_config_path(Path(config)), advice)
+    files = with_bases(config_path(Path(config)), advice)
     for schema in schemas:
         names = {name for _, content in files for name, _ in flatten(content, schema)}
         if names <= schema.by_name.keys():
@@ -171,12 +169,6 @@ def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tupl
             continue  # a section whose keys are all commented out
         else:
             yield name, value
-
-
-def _config_path(path: Path) -> Path:
-    """`path`, or where it does not exist, that of the package: RGBNT201/DeMo_SDTPS.yml, with or without configs/."""
-    candidates = (path, CONFIGS / path, CONFIGS.parent / path)
-    return next((candidate for candidate in candidates if candidate.exists()), path)
 
 
 def _merge(cfg: CfgNode, schema: Schema, values: Mapping[str, object], source: Source) -> None:

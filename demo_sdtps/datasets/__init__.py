@@ -8,6 +8,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.find import OWN as OWN_CONFIGS
 from demo_sdtps.datasets.base import SPLITS, VALIDATION, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader
@@ -59,6 +60,16 @@ def data_name(cfg: CfgNode, identities: int) -> str:
     return name if is_published else f"images in the layout of {name}"
 
 
+def configs_for(root: Path) -> list[str]:
+    """Folders of configs/ for the data that are at a value of DATASETS.ROOT_DIR: that of own data, a table or the folders of
+    splits, or those of the published data sets."""
+    if root.is_file() or any((root / split).is_dir() for split in SPLITS):
+        return [OWN_CONFIGS]
+    # RGBNT201's folder may be Synthetic's, which stands after it
+    places = {reader.folder_in(root): name for name, reader in READERS.items()}
+    return [name for place, name in places.items() if place.is_dir()]
+
+
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
     """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
     unknown."""
@@ -91,7 +102,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
         return dict.fromkeys(splits, reader.read(root, ""))
     folder, page = reader.folder_in(root), "docs/own_data.md" if name in OWN else "docs/data.md"
     layout = f"DATASETS.ROOT_DIR{reader.layout}"
-    if not folder.is_dir():
+    if not folder.exists():
         raise UserError(
             f"The data set {name} is not at {folder}; expected is {layout}. Put it there ({page} has its layout), or "
             f"correct DATASETS.ROOT_DIR{reader.instead}."
@@ -105,7 +116,8 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
                 found = part_of_train(found, cfg.DATASETS.VALIDATION, is_validation)
             samples[split] = found
         except UserError as error:
-            place = f"(The {split} split of {name}; expected layout: {layout}; {page})"
+            part = name if name in OWN else f"The {split} split of {name}"  # which are read at once
+            place = f"({part}; expected layout: {layout}; {page})"
             raise UserError(f"{str(error).rstrip('.')}. {place}") from None
         if not samples[split]:
             raise UserError(

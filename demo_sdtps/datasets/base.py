@@ -57,13 +57,13 @@ class Reader:
     instead: str = ""  # alternative to a missing data set
     labelled: bool = True
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
-    # DATASETS.ROOT_DIR → folder, where that is not the first one of `layout`
+    # DATASETS.ROOT_DIR → folder or table, where that is not the first one of `layout`
     locate: Callable[[Path], Path] | None = None
     # counts by split (reports/data.py)
     published: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def folder_in(self, root: Path) -> Path:
-        """Path of the folder of the data set, which need not exist."""
+        """Path of the folder, or table, of the data set, which need not exist."""
         return self.locate(root) if self.locate else root / self.layout.split("/")[1]
 
 

@@ -66,13 +66,14 @@ def read_folder(
     """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
     modalities has images of the modality `flat`."""
     places = {name: folder / name for name in MODALITIES if (folder / name).is_dir()}
+    how = ""
     if not places and flat:
-        if flat not in modalities:
-            raise UserError(
-                f"The images of {folder} are of {flat} (--modality), but the model reads {', '.join(modalities)} alone "
-                "(MODEL.MODALITIES); give others, or a model that reads them."
-            )
-        places = {flat: folder}
+        places, how = {flat: folder}, " (--modality)"
+    if places and places.keys().isdisjoint(modalities):
+        raise UserError(
+            f"The images of {folder} are of {', '.join(places)}{how}, but the model reads {', '.join(modalities)} alone "
+            "(MODEL.MODALITIES); give others, or a model that reads them."
+        )
     triplets = triplets_in({name: place for name, place in places.items() if name in modalities})
     if not triplets:
         other = next((f", but {name}" for name in image_names(folder, ()).values()), "")

@@ -46,8 +46,8 @@ def csv_reader(cfg: CfgNode) -> Reader:
     each triplet is a scene of its own."""
     has_cameras = "camera" in _columns_of(Path(cfg.DATASETS.ROOT_DIR))
     read = _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES), has_cameras)
-    layout = f", a table with {','.join(COLUMNS)}"
-    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root.parent)
+    layout = f", which must be a table with {','.join(COLUMNS)}"
+    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
 
 
 def folders_of(cfg: CfgNode) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _rows_of_folders(
         places = {name: root / folders[split] / folders[name] for name in modalities}
         for triplet in triplets_in(places, set(folders.values())):
             match = pattern.search(triplet.name)
-            if not (match and all(match.groupdict("").get(name, "-") for name in LABEL_GROUPS)):
+            if not (match and all(match.groupdict().get(name, "-") for name in COLUMNS[1:3])):
                 raise UserError(
                     f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
                     "rename or remove it, or give another pattern."

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DeMo", "make_model"]
 
-__getattr__ = lazy_names(__name__, {"modeling.demo": ["DeMo", "make_model"]})
+__getattr__, __dir__ = lazy_names(__name__, {"modeling.demo": ["DeMo", "make_model"]})

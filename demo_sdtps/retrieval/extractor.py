@@ -55,17 +55,22 @@ ImageLike = Any  # as `as_image` takes it, None for a missing one
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 
 
-def load(weight: str | Path, *opts: object, config_file: str | Path | None = None) -> "Extractor":
+def load(
+    weight: str | Path,
+    *opts: object,
+    config_file: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> "Extractor":
     """An `Extractor` from a checkpoint, on the GPU if there is one.
 
     `weight` is a file of train_net.py or of DeMo, the folder of a run (last.pth is read) or of `Extractor.save_pretrained`, the
     .safetensors file in it, or, where no such folder is here, owner/name of a repository of the Hugging Face hub. `opts` are
-    KEY VALUE pairs that override the checkpoint's configuration, such as "MODEL.DEVICE", "cpu" or "TEST.AMP", "auto";
-    `config_file` replaces it, for checkpoints of DeMo, which have none. Raises `UserError` for weights that are missing, cannot
-    be read, or do not fit.
+    KEY VALUE pairs that override the checkpoint's configuration, such as "TEST.AMP", "auto"; `device` is that of MODEL.DEVICE.
+    `config_file` replaces the configuration, for checkpoints of DeMo, which have none. Raises `UserError` for weights that are
+    missing, cannot be read, or do not fit.
     """
-    pairs = [*map(str, opts), "TEST.WEIGHT", str(weight)]
-    return make_extractor(load_cfg(config_file or stored_config(weight), pairs))
+    pairs = [*opts, *(["MODEL.DEVICE", device] if device else []), "TEST.WEIGHT", weight]
+    return make_extractor(load_cfg(config_file or stored_config(weight), [*map(str, pairs)]))
 
 
 def make_extractor(cfg: CfgNode) -> "Extractor":

@@ -33,7 +33,7 @@ __all__ = [
     "mask_xattn_one_text",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "modeling.sdtps": ["TokenAggregation", "TokenSparse"],

@@ -75,6 +75,14 @@ def test_sdtps_needs_torch_alone(tmp_path):
     assert done.stdout.strip() == "365157", done.stderr
 
 
+def test_names_are_listed_without_an_import_of_torch():
+    program = """
+import sys, demo_sdtps, demo_sdtps.config, demo_sdtps.seps
+sys.exit(any({*module.__all__} ^ {name for name in dir(module) if name[:2] != "__"} for module in
+    (demo_sdtps, demo_sdtps.config, demo_sdtps.seps)) or "torch" in sys.modules)"""
+    assert python("-c", program, cwd=ROOT).returncode == 0
+
+
 @pytest.mark.slow
 def test_a_checkout_without_links_trains(tiny_root, tmp_path):
     """As where the system has no symbolic links, or in an archive: with text files in their place, as git writes them."""

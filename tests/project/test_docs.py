@@ -10,6 +10,8 @@ import pytest
 from commands import ROOT
 from scipy import stats
 
+from demo_sdtps.commands import COMMANDS, command_of
+from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from studies.report import interval
@@ -45,11 +47,17 @@ def test_links_lead_somewhere(page):
 
 
 def commands(page):
-    """The words of every command that runs a script."""
+    """The words of every command that runs a script; demo-sdtps is told by the script of its command."""
     blocks = [block for language, block in BLOCK.findall(text(page)) if language == "bash"]
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    starts = ("python ", "torchrun ")
-    return [shlex.split(line, comments=True) for line in lines if line.startswith(starts)]
+    starts = ("python ", "torchrun ", f"{COMMAND} ")
+    found = [shlex.split(line, comments=True) for line in lines if line.startswith(starts)]
+    return [script_words(words) if words[0] == COMMAND else words for words in found]
+
+
+def script_words(words):
+    name = command_of(words[1:])
+    return ["python", pages.script(COMMANDS[name][0]), *words[1 + len(name.split()) :]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -144,7 +144,7 @@ def test_every_kind_of_image_gives_the_same(reid, files):
 
 
 def test_an_unknown_camera_has_the_mean_embedding(reid, run_folder, files):
-    other = demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu")
+    other = demo_sdtps.load(run_folder / "last.pth", device=torch.device("cpu"))
     embedding = other.model.backbone.camera_embedding
     embedding.data[:] = embedding.data.double().mean(dim=0)
     expected = other.features(**files, camera=2)
@@ -159,6 +159,12 @@ def test_many_triplets_are_loaded_by_processes(run_folder, files, monkeypatch, n
     actual = reid.features(**files)
     monkeypatch.undo()
     assert_same(actual, reid.features(**files))
+
+
+def test_the_device_is_the_one_that_is_given(run_folder, files):
+    reid = demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu", device="cuda:99")
+    with pytest.raises(UserError, match="The GPU cuda:99 "):
+        reid.features(rgb=files["rgb"])
 
 
 def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
