@@ -234,7 +234,7 @@ def training_parser(
         "scalars, last.pth and best.pth. RESUME auto continues it.",
         f"example: %(prog)s {example}",
         schema,
-        checkpoint,
+        checkpoint=checkpoint,
     )
     parser.add_argument(
         "--epochs",

@@ -125,7 +125,9 @@ def _rows_of_folders(
         places = {name: root / folders[split] / folders[name] for name in modalities}
         for triplet in triplets_in(places, set(folders.values())):
             match = pattern.search(triplet.name)
-            if not (match and all(match.groupdict().get(name, "-") for name in COLUMNS[1:3])):
+            if not (
+                match and all(match.groupdict().get(name, "-") for name in ("identity", "camera"))
+            ):
                 raise UserError(
                     f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
                     "rename or remove it, or give another pattern."
