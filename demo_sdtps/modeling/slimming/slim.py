@@ -16,7 +16,7 @@ from demo_sdtps.modeling.slimming.scores import score_class
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.streams import FIRST, UNNAMED
-from demo_sdtps.modeling.slimming.towers import Tower, find_towers
+from demo_sdtps.modeling.slimming.towers import METHODS, Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 IMAGE_SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
@@ -122,6 +122,8 @@ def unslim(model: Model) -> Model:
             for handle in slimming.handles:
                 handle.remove()
             del module.slimming
+        for name in METHODS:
+            vars(module).pop(name, None)
     return model
 
 
