@@ -73,7 +73,7 @@ def torchvision_model():
     )
 
 
-def transformers_model(name, **changes):
+def transformers_model(name, head="", **changes):
     import transformers
 
     sizes = {
@@ -88,7 +88,7 @@ def transformers_model(name, **changes):
         return transformers.CLIPModel(
             transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH)
         )
-    return getattr(transformers, name)(
+    return getattr(transformers, head or name)(
         getattr(transformers, name.replace("Model", "Config"))(**vision)
     )
 
@@ -112,7 +112,7 @@ class Case(NamedTuple):
 
     def model(self):
         torch.manual_seed(seed_of())
-        return disturb(self.build()).double().eval()
+        return disturb(self.build()).double().eval().requires_grad_()
 
     def draw(self, batch=2, seed=0):
         size = (self.patch * side for side in self.grid)
@@ -122,6 +122,12 @@ class Case(NamedTuple):
 def tokens_of(model, images):
     output = model(images)
     return torch.cat([output.last_hidden_state, output.pooler_output[:, None]], dim=1)
+
+
+def unshuffled(model, images):
+    """Of ViTMAE, which sorts the patches by `noise`."""
+    noise = torch.arange(16.0).expand(len(images), -1)
+    return model(images, noise=noise).last_hidden_state
 
 
 SQUARE = (4, 4)
@@ -153,6 +159,29 @@ CASES = {
     ),
     "DINOv2": Case(
         partial(transformers_model, "Dinov2Model"), "encoder.layer", grid=SQUARE, call=tokens_of
+    ),
+    "DeiT": Case(
+        partial(transformers_model, "DeiTModel"), "layers", 2, grid=SQUARE, call=tokens_of
+    ),
+    "SigLIP": Case(
+        partial(transformers_model, "SiglipVisionModel"),
+        "encoder.layers",
+        0,
+        grid=SQUARE,
+        call=tokens_of,
+    ),
+    "ViTMAE": Case(
+        partial(transformers_model, "ViTMAEModel", mask_ratio=0.0),
+        "layers",
+        grid=SQUARE,
+        call=unshuffled,
+    ),
+    "DINOv3": Case(
+        partial(transformers_model, "DINOv3ViTModel", num_register_tokens=4),
+        "model.layer",
+        5,
+        grid=SQUARE,
+        call=tokens_of,
     ),
     "DINOv2, registers": Case(
         partial(transformers_model, "Dinov2WithRegistersModel"),

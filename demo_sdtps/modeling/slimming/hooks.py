@@ -3,8 +3,8 @@
 The convolution that makes the patches begins a `Stream`, the way of its images through the blocks. In one forward the i-th call
 of a block continues the i-th call of the block before, whether the host goes image by image or block by block. Before the block
 after a stage a hook drops patches, before every later one it cuts the arguments that have a row for each position, and after
-the last it takes the extra tokens away. To restore is to do so after every block, with the whole grid, which the hook of the next
-cuts again. What is kept is said by stage.py and, where images share it, by streams.py.
+the last it takes the extra tokens away. To restore is to give the whole grid after every block, which the next hook cuts again.
+What is kept is said by stage.py and, where images share it, by streams.py.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,6 +20,7 @@ import torch._dynamo
 from torch import nn
 
 from demo_sdtps.modeling.sdtps import gather_tokens
+from demo_sdtps.modeling.slimming.budget import make_budget
 from demo_sdtps.modeling.slimming.records import State, is_backward
 from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.stage import BlockInput, patch_shares
@@ -45,13 +46,27 @@ STEM = -1  # in place of the index of a block: the patch convolution
 
 class Slim(StreamSlimming):
     """The stages that a model gets as its module `slimming`, and the hooks on its towers, which are methods, so that
-    `copy.deepcopy` copies them with the model; `settings` are those of `StreamSlimming`."""
+    `copy.deepcopy` copies them with the model; `settings` are those of `StreamSlimming`. In place of `keep` the
+    stages may leave a share `operations` of those of the dense model."""
 
-    def __init__(self, towers: Sequence[Tower], *settings: Any, **named_settings: Any):
+    def __init__(
+        self,
+        towers: Sequence[Tower],
+        *settings: Any,
+        operations: float | None = None,
+        **named_settings: Any,
+    ):
         super().__init__(*settings, **named_settings)
-        self.towers = tuple(towers)
+        self.towers, self.budget = tuple(towers), None
+        if operations is not None:
+            self.budget = make_budget(operations, towers, self.blocks, self.merge)
+            self.counts(10_000)  # refuses what images of no size allow
         self.handles: list[Any] = []
         self.state = State()
+
+    def counts(self, patches: int) -> tuple[int, ...]:
+        """Patches of a grid of `patches` that each stage leaves."""
+        return self.budget.counts(patches) if self.budget else super().counts(patches)
 
     def attach(self, model: nn.Module) -> None:
         """Become a model's module `slimming`, and add the hooks to the model and its towers."""

@@ -21,6 +21,7 @@ class Tower:
     prefix: int | None  # tokens before the patches; None: those that the others leave
     suffix: int
     has_class: bool
+    prefix_count: int  # as far as it is known before the first forward
 
     def swap(self, values: torch.Tensor) -> torch.Tensor:
         """Tokens as the blocks see them → (B, L, C), and back."""
@@ -46,8 +47,8 @@ CLASSES = {
         "embeddings.patch_embeddings.projection",
     ),
 }
-"""Paths of the blocks and of the patch convolution by library and class, or by a class that many code bases copy. OpenAI's CLIP, of which there are many copies, and
-open_clip are known by their parts."""
+"""Paths of the blocks and of the patch convolution by library and class, or by a class that code bases copy. OpenAI's CLIP, of
+which there are many copies, and open_clip are known by their parts."""
 CLIP_PATHS = ("transformer.resblocks", "conv1")
 BEFORE_5 = {"layers": "encoder.layer", "model.layer": "layer"}  # of transformers
 KNOWN = (
@@ -55,6 +56,7 @@ KNOWN = (
     "CLIP, SigLIP, DINOv2 and DINOv3"
 )
 CLASS_TOKENS = {"cls_token", "class_token", "class_embedding"}
+PREFIX_TOKENS = CLASS_TOKENS | {"distillation_token", "register_tokens"}
 
 REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos"
 """Parts of the names of classes that attend in windows, or with a fixed bias for every pair of positions."""
@@ -115,7 +117,9 @@ def _mask_none(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """ViTMAE's tokens (B, N, C), mask and places (B, N), none masked and in the order of the grid."""
     mask = tokens.new_zeros(tokens.shape[:2])
-    return tokens, mask, torch.arange(tokens.shape[1], device=tokens.device).expand_as(mask)
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(mask)
+    # Gathered as the model does, so that gradients are summed in the same order.
+    return tokens.gather(1, places[..., None].expand_as(tokens)), mask, places
 
 
 METHODS = {"forward_intermediates": _no_intermediates, "random_masking": _mask_none}
@@ -132,13 +136,15 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
     owner, inner = model.get_submodule(path), list(blocks.children())
     if getattr(owner, "local_feature", False):  # TransReID's; its head has copies of the last block
         inner.pop()
-    names = {name.rpartition(".")[2] for name, _ in owner.named_parameters()}
+    named = {name.rpartition(".")[2]: weight for name, weight in owner.named_parameters()}
     if prefix is None:  # timm's
         prefix = getattr(owner, "num_prefix_tokens", None)
     # nn.MultiheadAttention, and open_clip's own attention.
     tokens_first = False in [getattr(part, "batch_first", None) for part in inner[0].modules()]
-    has_class = bool(names & CLASS_TOKENS)
-    return Tower(path, inner, patches, tokens_first, prefix, suffix, has_class)
+    has_class = bool(named.keys() & CLASS_TOKENS)
+    tokens = (named[name].numel() // patches.out_channels for name in named.keys() & PREFIX_TOKENS)
+    count = sum(tokens) if prefix is None else prefix
+    return Tower(path, inner, patches, tokens_first, prefix, suffix, has_class, count)
 
 
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
