@@ -131,6 +131,14 @@ def unshuffled(model, images):
 
 
 SQUARE = (4, 4)
+
+
+def of_transformers(name, blocks, prefix=1, call=tokens_of, **changes):
+    return Case(
+        partial(transformers_model, name, **changes), blocks, prefix, grid=SQUARE, call=call
+    )
+
+
 CASES = {
     "timm": Case(partial(timm_model, "test_vit"), "blocks"),
     "timm, registers": Case(partial(timm_model, REGISTERS), "blocks", 5, patch=14),
@@ -144,52 +152,19 @@ CASES = {
         call=lambda model, images: torch.cat(model(images, WORDS)[:2]),
     ),
     "torchvision": Case(torchvision_model, "encoder.layers", grid=SQUARE),
-    "ViT": Case(partial(transformers_model, "ViTModel"), "layers", grid=SQUARE, call=tokens_of),
-    "CLIP's vision": Case(
-        partial(transformers_model, "CLIPVisionModel"),
-        "encoder.layers",
-        grid=SQUARE,
-        call=tokens_of,
-    ),
-    "CLIP": Case(
-        partial(transformers_model, "CLIPModel"),
+    "ViT": of_transformers("ViTModel", "layers"),
+    "CLIP's vision": of_transformers("CLIPVisionModel", "encoder.layers"),
+    "CLIP": of_transformers(
+        "CLIPModel",
         "vision_model.encoder.layers",
-        grid=SQUARE,
         call=lambda model, images: model(WORDS, images).logits_per_image,
     ),
-    "DINOv2": Case(
-        partial(transformers_model, "Dinov2Model"), "encoder.layer", grid=SQUARE, call=tokens_of
-    ),
-    "DeiT": Case(
-        partial(transformers_model, "DeiTModel"), "layers", 2, grid=SQUARE, call=tokens_of
-    ),
-    "SigLIP": Case(
-        partial(transformers_model, "SiglipVisionModel"),
-        "encoder.layers",
-        0,
-        grid=SQUARE,
-        call=tokens_of,
-    ),
-    "ViTMAE": Case(
-        partial(transformers_model, "ViTMAEModel", mask_ratio=0.0),
-        "layers",
-        grid=SQUARE,
-        call=unshuffled,
-    ),
-    "DINOv3": Case(
-        partial(transformers_model, "DINOv3ViTModel", num_register_tokens=4),
-        "model.layer",
-        5,
-        grid=SQUARE,
-        call=tokens_of,
-    ),
-    "DINOv2, registers": Case(
-        partial(transformers_model, "Dinov2WithRegistersModel"),
-        "encoder.layer",
-        5,
-        grid=SQUARE,
-        call=tokens_of,
-    ),
+    "DINOv2": of_transformers("Dinov2Model", "encoder.layer"),
+    "DINOv2, registers": of_transformers("Dinov2WithRegistersModel", "encoder.layer", 5),
+    "DeiT": of_transformers("DeiTModel", "layers", 2),
+    "SigLIP": of_transformers("SiglipVisionModel", "encoder.layers", 0),
+    "ViTMAE": of_transformers("ViTMAEModel", "layers", call=unshuffled, mask_ratio=0.0),
+    "DINOv3": of_transformers("DINOv3ViTModel", "model.layer", 5, num_register_tokens=4),
 }
 
 

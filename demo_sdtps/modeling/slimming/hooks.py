@@ -80,7 +80,12 @@ class Slim(StreamSlimming):
                 hook = partial(self.before, number, index)
                 add(block.register_forward_pre_hook(hook, with_kwargs=True))
                 if self.restore or block is tower.blocks[-1]:
-                    add(block.register_forward_hook(partial(self.after, number, index)))
+                    # First, so that the hooks by which a library collects outputs get the changed ones.
+                    add(
+                        block.register_forward_hook(
+                            partial(self.after, number, index), prepend=True
+                        )
+                    )
             replace_methods(model.get_submodule(tower.path), self.restore)
 
     def _replicate_for_data_parallel(self) -> Any:
