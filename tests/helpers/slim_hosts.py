@@ -18,22 +18,22 @@ def clip_reid():
     return run_of(make.make_model, cfg)
 
 
-def trans_reid(file, **labels):
+def trans_reid(file):
     host_models.stub("torch._six", container_abcs=abc)
     cfg = host_models.configuration(file, ["MODEL.PRETRAIN_CHOICE", "no"])
-    return run_of(host_models.factory("model"), cfg, **labels)
+    return run_of(host_models.factory("model"), cfg)
 
 
-def run_of(make, cfg, **labels):
+def run_of(make, cfg):
     images = torch.randn(host_models.BATCH, 3, 256, 128)
 
     def train(model):
-        scores, features, *_ = model.train()(images, **labels)
+        scores, features, *_ = model.train()(images)
         return sum(value.square().sum() for value in (*scores, *features))
 
     def evaluate(model, images):
         with torch.no_grad():
-            return model.eval()(images, **labels)
+            return model.eval()(images)
 
     model = make(cfg, num_class=751, camera_num=6, view_num=1)
     return host_models.Run(model, cfg, images, train, evaluate)
@@ -42,7 +42,5 @@ def run_of(make, cfg, **labels):
 HOSTS = {
     "CLIP-ReID": clip_reid,
     "TransReID": lambda: trans_reid("Market/vit_base.yml"),
-    "TransReID, with JPM, SIE and a stride of 12": lambda: trans_reid(
-        "Market/vit_transreid_stride.yml", cam_label=0
-    ),
+    "TransReID, with JPM": lambda: trans_reid("Market/vit_jpm.yml"),
 }
