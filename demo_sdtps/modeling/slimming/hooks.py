@@ -81,11 +81,8 @@ class Slim(StreamSlimming):
                 add(block.register_forward_pre_hook(hook, with_kwargs=True))
                 if self.restore or block is tower.blocks[-1]:
                     # First, so that the hooks by which a library collects outputs get the changed ones.
-                    add(
-                        block.register_forward_hook(
-                            partial(self.after, number, index), prepend=True
-                        )
-                    )
+                    after = partial(self.after, number, index)
+                    add(block.register_forward_hook(after, prepend=True))
             replace_methods(model.get_submodule(tower.path), self.restore)
 
     def _replicate_for_data_parallel(self) -> Any:
@@ -193,7 +190,7 @@ class Slim(StreamSlimming):
         start = end - tokens.positions.shape[1]
         patches = values[:, start:end]
         if self.restore:
-            grid = stream.grids[stage - 1].to(patches.dtype)
+            grid = stream.grids[-1].to(patches.dtype)
             patches = scatter_tokens(grid, tokens.positions, patches)
             # Not a view, which would keep the whole output.
             stream.extras[index + 1] = extras = values[:, end + tower.suffix :].clone()
