@@ -92,7 +92,7 @@ test-seeds: setup
 	$(PY) -m tests.helpers.seeds --json runs/seeds.json
 
 test-hosts: setup
-	$(PY) -m pytest -n 0 -s tests/plug_in/test_hosts.py tests/plug_in/test_hosts_demo.py
+	$(PY) -m pytest -n 0 -s tests/plug_in/test_hosts.py tests/plug_in/test_hosts_demo.py tests/plug_in/test_slim_hosts.py
 
 test-all: setup
 	$(TEST)

@@ -199,7 +199,7 @@ FIGURES = {
     "study_slimming.png": ("slimming", draw_costs),
 }
 """Of docs/images: the study that each shows, and how."""
-BENCHMARKS = ("performance", "slimming", "any_vit", "search", "seps", "models")
+BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models")
 RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, Callable[[], str]] = {
     **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},

@@ -1,7 +1,7 @@
 """Keys and attention weights in a block of a Vision Transformer, without running the block.
 
 A block is read by the names of its parts, so that no library is imported: timm's VisionTransformer and Eva, OpenAI's CLIP and
-open_clip, torchvision, and the ViT, CLIP and DINOv2 of Hugging Face's transformers.
+open_clip, torchvision, and the Vision Transformers of Hugging Face's transformers that slim.py knows.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def attention_weights(
     block: nn.Module, tokens: Tokens, queries: slice = slice(None), rope: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Softmax weights of `queries`, all tokens or CLASS_TOKEN, over all L tokens in `block`, whose input is `tokens`
-    → (B, heads, L or 1, L) float32. `rope` is the rotary embedding of timm's that the block is given.
+    → (B, heads, L or 1, L) float32. `rope` is the rotary embedding that the block is given, in timm's form.
 
     Those of the class token cost the block's keys, about a twelfth of the block.
     """
@@ -113,8 +113,11 @@ def _rotate(heads: torch.Tensor, rope: torch.Tensor, attention: Any) -> torch.Te
     """Queries or keys (B, heads, L, D) with the rotary embedding of the patches."""
     from timm.layers import apply_rot_embed_cat
 
-    prefix = attention.num_prefix_tokens
+    prefix = heads.shape[2] - rope.shape[-2]
+    is_half = getattr(
+        attention, "rotate_half", type(attention).__module__.startswith("transformers")
+    )
     # Older versions of timm have no such argument.
-    halves = {"half": True} if getattr(attention, "rotate_half", False) else {}
+    halves = {"half": True} if is_half else {}
     turned = apply_rot_embed_cat(heads[:, :, prefix:], rope, **halves)
     return torch.cat([heads[:, :, :prefix], turned.to(heads.dtype)], dim=2)

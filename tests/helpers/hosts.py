@@ -2,7 +2,8 @@
 
     PYTHONPATH=CHECKOUT python tests/helpers/hosts.py CHECKOUT NAME OUT.json
 
-NAME is one of host_models.HOSTS. Accuracy needs CLIP's weights and the data; this needs neither.
+NAME is one of host_models.HOSTS, or of slim_hosts.HOSTS, which need no plug-in. Accuracy needs CLIP's weights and the data;
+this needs neither.
 """
 
 import contextlib
@@ -11,10 +12,12 @@ import json
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import host_models
 import numpy as np
+import slim_hosts
 import torch
 from tiny import ROOT
 from torch import nn
@@ -63,14 +66,19 @@ def main():
     seed()
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         host_models.imitate()
-        run = host_models.HOSTS[name](checkout)
-        demo_sdtps.add_config(run.cfg)
-        figures = {
-            "host": name,
-            "commit": COMMITS[name],
-            **with_slimming(run),
-            "sdtps": with_sdtps(run),
-        }
+        if name in slim_hosts.HOSTS:
+            figures = with_slimming(
+                slim_hosts.HOSTS[name](), lambda model, keep: demo_sdtps.slim(model, keep=keep), 1
+            )
+        else:
+            run = host_models.HOSTS[name](checkout)
+            demo_sdtps.add_config(run.cfg)
+            figures = {
+                "host": name,
+                "commit": COMMITS[name],
+                **with_slimming(run, partial(patch_slim, run)),
+                "sdtps": with_sdtps(run),
+            }
     Path(out).write_text(json.dumps(figures, indent=1))
 
 
@@ -90,16 +98,20 @@ def patch(run, model, **keys):
     return demo_sdtps.patch(model, cfg)
 
 
-def with_slimming(run):
+def patch_slim(run, model, keep):
+    patch(run, model, **SLIMMED | {"SLIM_KEEP": keep})
+
+
+def with_slimming(run, slim, images=IMAGES_PER_TRIPLET):
     """Differences, the training step, and what the model costs before and after; or the sentence that refuses slimming."""
     dense = features(run, run.model)
     model = copy.deepcopy(run.model)
     try:
-        patch(run, model, **SLIMMED | {"SLIM_KEEP": [1.0, 1.0]})
+        slim(model, [1.0, 1.0])
     except UserError as error:
         return {"refused": str(error)}
     figures = {"keep_all": difference(features(run, model), dense)}
-    patch(run, demo_sdtps.unslim(model), **SLIMMED)
+    slim(demo_sdtps.unslim(model), [0.5, 0.5])
     figures["patches"] = list(slimming_of(model).counts(128))
     figures["slimmed"] = difference(features(run, model), dense)
     before = copy.deepcopy(model.state_dict())
@@ -107,7 +119,7 @@ def with_slimming(run):
     model.load_state_dict(before)
     models = {"before": run.model, "after": model}
     figures["images_per_second"] = {
-        what: IMAGES_PER_TRIPLET * host_models.BATCH / seconds
+        what: images * host_models.BATCH / seconds
         for what, seconds in in_turns(
             "",
             {what: lambda model=each: features(run, model) for what, each in models.items()},

@@ -73,7 +73,7 @@ def torchvision_model():
     )
 
 
-def transformers_model(name, **changes):
+def transformers_model(name, head="", **changes):
     import transformers
 
     sizes = {
@@ -88,7 +88,7 @@ def transformers_model(name, **changes):
         return transformers.CLIPModel(
             transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=WIDTH)
         )
-    return getattr(transformers, name)(
+    return getattr(transformers, head or name)(
         getattr(transformers, name.replace("Model", "Config"))(**vision)
     )
 
@@ -112,7 +112,7 @@ class Case(NamedTuple):
 
     def model(self):
         torch.manual_seed(seed_of())
-        return disturb(self.build()).double().eval()
+        return disturb(self.build()).double().eval().requires_grad_()
 
     def draw(self, batch=2, seed=0):
         size = (self.patch * side for side in self.grid)
@@ -124,7 +124,21 @@ def tokens_of(model, images):
     return torch.cat([output.last_hidden_state, output.pooler_output[:, None]], dim=1)
 
 
+def unshuffled(model, images):
+    """Of ViTMAE, which sorts the patches by `noise`."""
+    noise = torch.arange(16.0).expand(len(images), -1)
+    return model(images, noise=noise).last_hidden_state
+
+
 SQUARE = (4, 4)
+
+
+def of_transformers(name, blocks, prefix=1, call=tokens_of, **changes):
+    return Case(
+        partial(transformers_model, name, **changes), blocks, prefix, grid=SQUARE, call=call
+    )
+
+
 CASES = {
     "timm": Case(partial(timm_model, "test_vit"), "blocks"),
     "timm, registers": Case(partial(timm_model, REGISTERS), "blocks", 5, patch=14),
@@ -138,29 +152,19 @@ CASES = {
         call=lambda model, images: torch.cat(model(images, WORDS)[:2]),
     ),
     "torchvision": Case(torchvision_model, "encoder.layers", grid=SQUARE),
-    "ViT": Case(partial(transformers_model, "ViTModel"), "layers", grid=SQUARE, call=tokens_of),
-    "CLIP's vision": Case(
-        partial(transformers_model, "CLIPVisionModel"),
-        "encoder.layers",
-        grid=SQUARE,
-        call=tokens_of,
-    ),
-    "CLIP": Case(
-        partial(transformers_model, "CLIPModel"),
+    "ViT": of_transformers("ViTModel", "layers"),
+    "CLIP's vision": of_transformers("CLIPVisionModel", "encoder.layers"),
+    "CLIP": of_transformers(
+        "CLIPModel",
         "vision_model.encoder.layers",
-        grid=SQUARE,
         call=lambda model, images: model(WORDS, images).logits_per_image,
     ),
-    "DINOv2": Case(
-        partial(transformers_model, "Dinov2Model"), "encoder.layer", grid=SQUARE, call=tokens_of
-    ),
-    "DINOv2, registers": Case(
-        partial(transformers_model, "Dinov2WithRegistersModel"),
-        "encoder.layer",
-        5,
-        grid=SQUARE,
-        call=tokens_of,
-    ),
+    "DINOv2": of_transformers("Dinov2Model", "encoder.layer"),
+    "DINOv2, registers": of_transformers("Dinov2WithRegistersModel", "encoder.layer", 5),
+    "DeiT": of_transformers("DeiTModel", "layers", 2),
+    "SigLIP": of_transformers("SiglipVisionModel", "encoder.layers", 0),
+    "ViTMAE": of_transformers("ViTMAEModel", "layers", call=unshuffled, mask_ratio=0.0),
+    "DINOv3": of_transformers("DINOv3ViTModel", "model.layer", 5, num_register_tokens=4),
 }
 
 

@@ -34,6 +34,20 @@ def checkout_of(name):
     return checkout
 
 
+def measure(name, tmp_path):
+    """What tests/helpers/hosts.py writes, in a process of its own."""
+    out, checkout = tmp_path / "figures.json", checkout_of(name.partition(",")[0])
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout, name, out],
+        env=importing_from(checkout, tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
 @pytest.fixture(scope="module")
 def figures():
     """What was measured, by host; written at the end."""
@@ -51,16 +65,7 @@ def figures():
 def test_a_host_slimmed_and_with_sdtps(name, figures, tmp_path):
     """All kept is the host to the last bit, and so is the model that unslim gives back; half kept and half of that once more
     takes less than 60 % of the operations, and a training step is finite."""
-    out, checkout = tmp_path / "figures.json", checkout_of(name)
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout, name, out],
-        env=importing_from(checkout, tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    actual = figures[name] = json.loads(out.read_text())
+    actual = figures[name] = measure(name, tmp_path)
     print(json.dumps(actual))
     host = next(host for host in KNOWN.values() if host.name == name)
     if host.unslimmed:

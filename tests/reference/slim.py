@@ -129,6 +129,12 @@ def layer(block, args, kwargs, row, batch, swap, image):
     places, extras = list(image.patches), len(image.extras)
     if "rope" in kwargs:
         kwargs["rope"] = rope_of(kwargs["rope"], places, extras)
+    if "position_embeddings" in kwargs:  # cosines and sines, which leave an extra token as it is
+        pair, still = kwargs["position_embeddings"], (torch.ones_like, torch.zeros_like)
+        kwargs["position_embeddings"] = tuple(
+            torch.stack([*(rows[place] for place in places), *extras * [of(rows[0])]])
+            for rows, of in zip(pair, still, strict=True)
+        )
     if "use_mask" in kwargs:
         mask = kwargs["use_mask"][row].flatten()
         kwargs["use_mask"] = torch.stack(

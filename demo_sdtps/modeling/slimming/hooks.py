@@ -3,11 +3,11 @@
 The convolution that makes the patches begins a `Stream`, the way of its images through the blocks. In one forward the i-th call
 of a block continues the i-th call of the block before, whether the host goes image by image or block by block. Before the block
 after a stage a hook drops patches, before every later one it cuts the arguments that have a row for each position, and after
-the last it takes the extra tokens away or restores the grid. What is kept is said by stage.py and, where images share it, by
-streams.py.
+the last it takes the extra tokens away. To restore is to give the whole grid after every block, which the next hook cuts again.
+What is kept is said by stage.py and, where images share it, by streams.py.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,12 +19,26 @@ import torch
 import torch._dynamo
 from torch import nn
 
+from demo_sdtps.modeling.sdtps import gather_tokens
+from demo_sdtps.modeling.slimming.budget import make_budget
 from demo_sdtps.modeling.slimming.records import State, is_backward
 from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.stage import BlockInput, patch_shares
-from demo_sdtps.modeling.slimming.streams import ForwardPass, Stream, StreamSlimming
-from demo_sdtps.modeling.slimming.tokens import PER_POSITION, Tokens, scatter_tokens, split_rows
-from demo_sdtps.modeling.slimming.towers import Tower
+from demo_sdtps.modeling.slimming.streams import (
+    ForwardPass,
+    Stream,
+    StreamSlimming,
+    without_graph,
+)
+from demo_sdtps.modeling.slimming.tokens import (
+    PER_POSITION,
+    Tokens,
+    rope_of,
+    rotary,
+    scatter_tokens,
+    split_rows,
+)
+from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
 STEM = -1  # in place of the index of a block: the patch convolution
@@ -32,13 +46,27 @@ STEM = -1  # in place of the index of a block: the patch convolution
 
 class Slim(StreamSlimming):
     """The stages that a model gets as its module `slimming`, and the hooks on its towers, which are methods, so that
-    `copy.deepcopy` copies them with the model; `settings` are those of `StreamSlimming`."""
+    `copy.deepcopy` copies them with the model; `settings` are those of `StreamSlimming`. In place of `keep` the
+    stages may leave a share `operations` of those of the dense model."""
 
-    def __init__(self, towers: Sequence[Tower], *settings: Any, **named_settings: Any):
+    def __init__(
+        self,
+        towers: Sequence[Tower],
+        *settings: Any,
+        operations: float | None = None,
+        **named_settings: Any,
+    ):
         super().__init__(*settings, **named_settings)
-        self.towers = tuple(towers)
+        self.towers, self.budget = tuple(towers), None
+        if operations is not None:
+            self.budget = make_budget(operations, towers, self.blocks, self.merge)
+            self.counts(10_000)  # refuses what images of no size allow
         self.handles: list[Any] = []
         self.state = State()
+
+    def counts(self, patches: int) -> tuple[int, ...]:
+        """Patches of a grid of `patches` that each stage leaves."""
+        return self.budget.counts(patches) if self.budget else super().counts(patches)
 
     def attach(self, model: nn.Module) -> None:
         """Become a model's module `slimming`, and add the hooks to the model and its towers."""
@@ -51,7 +79,11 @@ class Slim(StreamSlimming):
             for index, block in enumerate(tower.blocks[self.blocks[0] :], self.blocks[0]):
                 hook = partial(self.before, number, index)
                 add(block.register_forward_pre_hook(hook, with_kwargs=True))
-            add(tower.blocks[-1].register_forward_hook(partial(self.after, number)))
+                if self.restore or block is tower.blocks[-1]:
+                    # First, so that the hooks by which a library collects outputs get the changed ones.
+                    after = partial(self.after, number, index)
+                    add(block.register_forward_hook(after, prepend=True))
+            replace_methods(model.get_submodule(tower.path), self.restore)
 
     def _replicate_for_data_parallel(self) -> Any:
         self.state.losses.clear()  # nn.DataParallel does not call the model itself
@@ -106,7 +138,7 @@ class Slim(StreamSlimming):
         known = replace(known, foreground=slimming.foreground(context))
         stream = Stream(slimming, names, lambda: images, known, self.blocks[0])
         now.streams[tower].append(stream)
-        stream.record = replace(stream, images=ref(images), grids=[])
+        stream.record = replace(stream, images=ref(images), grids=[], extras={})
         self.state.add(tower, STEM, images, stream.record)
 
     @torch._dynamo.disable
@@ -121,10 +153,12 @@ class Slim(StreamSlimming):
             return None
         stage = bisect_left(self.blocks, index)  # the number of those before
         tokens = stream.stages[stage - 1] if stage else Tokens(values, extra=tower.suffix)
+        if index in stream.extras:
+            values = tower.swap(_cut(tower.swap(values), stream, index, tokens, tower.suffix))
         if index in self.blocks:
-            rope = kwargs.get("rope")
+            rope = rope_of(kwargs)
             if rope is not None and tokens.positions is not None:
-                rope = PER_POSITION["rope"](rope, tokens, 0)
+                rope = rotary(rope, tokens)
             rows = tokens.with_values(tower.swap(values))
             prefix = _prefix_of(rows, stream, tower, block)
             block_input = BlockInput(rows, stream.names, block, prefix, rope)
@@ -141,13 +175,14 @@ class Slim(StreamSlimming):
         return (args, kwargs | {name: values}) if name else ((values, *args[1:]), kwargs)
 
     @torch._dynamo.disable
-    def after(self, number: int, block: nn.Module, args: tuple, output: Any) -> Any:
-        """The output of the last block of a tower, without extra tokens or with the whole grid."""
+    def after(self, number: int, index: int, block: nn.Module, args: tuple, output: Any) -> Any:
+        """The output of a block of a tower without extra tokens, or with the whole grid."""
         thread, tower = self.state.thread, self.towers[number]
         stream, thread.stream = thread.stream, None
         if thread.now and not thread.now.is_whole and not any(thread.now.streams.values()):
             thread.now = None
-        tokens = stream.stages[-1] if stream else None
+        stage = bisect_right(self.blocks, index)
+        tokens = stream.stages[stage - 1] if stream else None
         if stream is None or tokens is None or tokens.positions is None:
             return None
         values = tower.swap(output[0] if isinstance(output, tuple) else output)
@@ -155,7 +190,12 @@ class Slim(StreamSlimming):
         start = end - tokens.positions.shape[1]
         patches = values[:, start:end]
         if self.restore:
-            patches = scatter_tokens(stream.grids[-1].to(patches.dtype), tokens.positions, patches)
+            grid = stream.grids[-1].to(patches.dtype)
+            patches = scatter_tokens(grid, tokens.positions, patches)
+            # Not a view, which would keep the whole output.
+            stream.extras[index + 1] = extras = values[:, end + tower.suffix :].clone()
+            if stream.record is not None and torch.is_grad_enabled():
+                stream.record.extras[index + 1] = without_graph(extras)
         suffix = values[:, end : end + tower.suffix]
         values = tower.swap(torch.cat([values[:, :start], patches, suffix], dim=1))
         return (values, *output[1:]) if isinstance(output, tuple) else values
@@ -179,7 +219,7 @@ class Slim(StreamSlimming):
         thread, record = self.state.thread, self.state.get(tower, index, values)
         place = tower, torch._C._current_graph_task_id()
         if record:
-            again = replace(record, grids=list(record.grids))
+            again = replace(record, grids=list(record.grids), extras=dict(record.extras))
             if index == STEM:
                 again.images = lambda: values
             thread.recomputed = place, again
@@ -196,6 +236,17 @@ def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
     for key, value in inputs.items() if isinstance(inputs, Mapping) else ():
         images |= images_in(value, str(key))
     return images
+
+
+def _cut(
+    values: torch.Tensor, stream: Stream, index: int, tokens: Tokens, suffix: int
+) -> torch.Tensor:
+    """Values (B, L, C) with the whole grid, the input of block `index`, → those of `tokens`."""
+    patches = prod(stream.known.grid)
+    end = values.shape[1] - suffix
+    kept = gather_tokens(values[:, end - patches : end], tokens.grid_positions(patches))
+    ends = values[:, : end - patches], values[:, end:], stream.extras.pop(index)
+    return torch.cat([ends[0], kept, *ends[1:]], dim=1)
 
 
 def _prefix_of(tokens: Tokens, stream: Stream, tower: Tower, block: nn.Module) -> int:

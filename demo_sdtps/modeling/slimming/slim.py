@@ -16,7 +16,7 @@ from demo_sdtps.modeling.slimming.scores import score_class
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.streams import FIRST, UNNAMED
-from demo_sdtps.modeling.slimming.towers import Tower, find_towers
+from demo_sdtps.modeling.slimming.towers import METHODS, Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 IMAGE_SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
@@ -28,9 +28,10 @@ Model = TypeVar("Model", bound=nn.Module)
 def slim(
     model: Model,
     blocks: Sequence[int] = (0, 4),
-    keep: Sequence[float] = (0.5, 0.5),
+    keep: Sequence[float] | None = None,
     score: str | Score | Sequence[str | Score] = "saliency",
     *,
+    operations: float | None = None,
     merge: bool = True,
     restore: bool = False,
     shared: bool | str = True,
@@ -40,9 +41,11 @@ def slim(
 ) -> Model:
     """Let every Vision Transformer in `model` drop patches after `blocks` blocks, 0 for its input, in place; → the model.
 
-    `keep` are the shares of the remaining patches that each stage keeps, `score` is one of IMAGE_SCORES, a `Score`, or one for
-    each stage. Dropped patches become one extra token with `merge`, and none without. With `restore` the output of the last
-    block has the whole grid: the kept patches, and the dropped ones as they were when they were dropped. `shared`: True, one
+    `keep` are the shares of the remaining patches that each stage keeps, 0.5 by default, or all stages keep the same share, as
+    large as `operations` allows, a share of those of the dense model in its patch convolution and blocks. `score` is one of
+    IMAGE_SCORES, a `Score`, or one for each stage. Dropped patches become one extra token with `merge`, and none without. With
+    `restore` the output of every block has the whole grid: the kept patches, and the dropped ones as they were when they were
+    dropped. `shared`: True, one
     set for all images of a forward where the score is of the images alone; "first", all keep what the first keeps; False, each
     its own. `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix` are the numbers of tokens
     before and after the patches.
@@ -59,6 +62,12 @@ def slim(
         raise UserError(f"{kind} is compiled already; slim the model, then compile it.")
     if shared not in (True, False, FIRST):
         raise UserError(f"shared is {shared!r}; it must be True, False or {FIRST!r}.")
+    if operations is not None and (keep is not None or not 0 < operations <= 1):
+        raise UserError(
+            f"operations is {operations} and keep {keep}; give one of them, operations as a share in (0, 1]."
+        )
+    if keep is None:
+        keep = (0.5,) * (len(blocks) if isinstance(blocks, Sequence) else 1)
     if not (
         isinstance(blocks, Sequence)
         and isinstance(keep, Sequence)
@@ -78,8 +87,8 @@ def slim(
             f"{kind} or a part of it is slimmed already; call demo_sdtps.unslim before."
         )
     scores = _scores(score, len(blocks), towers[0].patches.out_channels)
-    settings = {"merge": merge, "restore": restore, "follow": shared}
-    attach_to(model, towers, blocks, keep, scores, **settings)
+    settings = {"merge": merge, "restore": restore, "follow": shared, "operations": operations}
+    attach_to(model, towers, blocks, keep if operations is None else (), scores, **settings)
     return model
 
 
@@ -122,6 +131,8 @@ def unslim(model: Model) -> Model:
             for handle in slimming.handles:
                 handle.remove()
             del module.slimming
+        for name in METHODS:
+            vars(module).pop(name, None)
     return model
 
 

@@ -48,6 +48,8 @@ class Stream:
     # (B, n) of each stage, without a graph; None: of weights that learn, which compute it again.
     scores: list[torch.Tensor | None] = field(default_factory=list)
     grids: list[torch.Tensor] = field(default_factory=list)  # (B, N, C) at each stage, to restore
+    # (B, E, C) extra tokens that a restored output lacks, by the number of the block that they go to
+    extras: dict[int, torch.Tensor] = field(default_factory=dict)
     record: Stream | None = None  # the same without a graph; of a stream computed again None
 
     def context(self) -> Context:
@@ -127,9 +129,9 @@ class StreamSlimming(Slimming):
             # Not a view, which would keep the graph, and by it what the record waits for to go.
             stream.stages.append(tokens.with_values(torch.empty_like(tokens.values[:0])))
             # Weights that learn are run again, so that autograd finds their tensors and dropout its random numbers.
-            stream.scores.append(None if learns else _without_graph(score))
+            stream.scores.append(None if learns else without_graph(score))
             if self.restore and torch.is_grad_enabled():
-                stream.record.grids.append(_without_graph(grid))
+                stream.record.grids.append(without_graph(grid))
         return tokens.values
 
     def _shared_score(
@@ -171,5 +173,5 @@ class StreamSlimming(Slimming):
         return now.shared_scores[key]
 
 
-def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+def without_graph(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -1,7 +1,8 @@
 """Tokens between two blocks, what goes with them position by position, and tensors by modality."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +74,19 @@ def rotary(rope: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
     return torch.cat([rope.gather(2, index), extra], dim=2)
 
 
+def rotary_pair(
+    pair: tuple[torch.Tensor, torch.Tensor], tokens: Tokens, suffix: int = 0
+) -> tuple[torch.Tensor, ...]:
+    """`rotary` of transformers' embedding, cosines and sines (N, D)."""
+    return rotary(torch.cat(pair[::-1], dim=-1), tokens).chunk(2, dim=-1)[::-1]
+
+
+def rope_of(arguments: Mapping[str, Any]) -> torch.Tensor | None:
+    """The rotary embedding among the arguments of a block, in timm's form."""
+    pair = arguments.get("position_embeddings")
+    return arguments.get("rope") if pair is None else torch.cat(pair[::-1], dim=-1)
+
+
 def patch_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch.Tensor:
     """A mask of all patches (B, …), N for each image, for those of `tokens` → (B, n + E); the others have 1."""
     positions = tokens.positions
@@ -100,11 +114,12 @@ def attention_mask(mask: torch.Tensor, tokens: Tokens, suffix: int = 0) -> torch
     return mask
 
 
-PER_POSITION: dict[str, Callable[[torch.Tensor, Tokens, int], torch.Tensor]] = {
+PER_POSITION: dict[str, Callable[[Any, Tokens, int], Any]] = {
     "rope": rotary,
+    "position_embeddings": rotary_pair,
     "attn_mask": attention_mask,
     "attention_mask": attention_mask,
     "use_mask": patch_mask,
 }
 """What becomes of the arguments of blocks that have a row for each position, by their names: of timm (rope, attn_mask),
-transformers (attention_mask) and STMI (use_mask)."""
+transformers (position_embeddings of DINOv3, attention_mask) and STMI (use_mask)."""

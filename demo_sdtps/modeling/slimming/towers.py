@@ -21,6 +21,7 @@ class Tower:
     prefix: int | None  # tokens before the patches; None: those that the others leave
     suffix: int
     has_class: bool
+    prefix_count: int  # as far as it is known before the first forward
 
     def swap(self, values: torch.Tensor) -> torch.Tensor:
         """Tokens as the blocks see them → (B, L, C), and back."""
@@ -30,22 +31,32 @@ class Tower:
 CLASSES = {
     "timm.VisionTransformer": ("blocks", "patch_embed.proj"),
     "timm.Eva": ("blocks", "patch_embed.proj"),
+    "TransReID": ("blocks", "patch_embed.proj"),
     "torchvision.VisionTransformer": ("encoder.layers", "conv_proj"),
     "transformers.ViTModel": ("layers", "embeddings.patch_embeddings.projection"),
     "transformers.CLIPVisionModel": ("encoder.layers", "embeddings.patch_embedding"),
     "transformers.CLIPVisionTransformer": ("encoder.layers", "embeddings.patch_embedding"),
+    "transformers.SiglipVisionModel": ("encoder.layers", "embeddings.patch_embedding"),
+    "transformers.SiglipVisionTransformer": ("encoder.layers", "embeddings.patch_embedding"),
+    "transformers.DeiTModel": ("layers", "embeddings.patch_embeddings.projection"),
+    "transformers.ViTMAEModel": ("layers", "embeddings.patch_embeddings.projection"),
+    "transformers.DINOv3ViTModel": ("model.layer", "embeddings.patch_embeddings"),
     "transformers.Dinov2Model": ("encoder.layer", "embeddings.patch_embeddings.projection"),
     "transformers.Dinov2WithRegistersModel": (
         "encoder.layer",
         "embeddings.patch_embeddings.projection",
     ),
 }
-"""Paths of the blocks and of the patch convolution by library and class. OpenAI's CLIP, of which there are many copies, and
-open_clip are known by their parts."""
+"""Paths of the blocks and of the patch convolution by library and class, or by a class that code bases copy. OpenAI's CLIP, of
+which there are many copies, and open_clip are known by their parts."""
 CLIP_PATHS = ("transformer.resblocks", "conv1")
-BEFORE_5 = {"layers": "encoder.layer"}  # of transformers
-KNOWN = "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2"
+BEFORE_5 = {"layers": "encoder.layer", "model.layer": "layer"}  # of transformers
+KNOWN = (
+    "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, TransReID, transformers' ViT, DeiT, ViTMAE, "
+    "CLIP, SigLIP, DINOv2 and DINOv3"
+)
 CLASS_TOKENS = {"cls_token", "class_token", "class_embedding"}
+PREFIX_TOKENS = CLASS_TOKENS | {"distillation_token", "register_tokens"}
 
 REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos"
 """Parts of the names of classes that attend in windows, or with a fixed bias for every pair of positions."""
@@ -76,10 +87,43 @@ def find_towers(
         raise UserError(
             f"{type(model).__name__} has no Vision Transformer that slimming knows ({KNOWN}); name the blocks by blocks_at."
         )
+    if any(type(module).__name__ == "ViTMAEDecoder" for module in model.modules()):
+        raise UserError(
+            f"{type(model).__name__} reconstructs patches that it masks itself; slim its encoder alone."
+        )
     return [_tower(model, place, prefix, suffix) for place in places]
 
 
 Place = tuple[str, nn.Module, nn.Module]  # path of a tower, its blocks, what makes its patches
+
+
+def replace_methods(owner: nn.Module, restore: bool) -> None:
+    """Let METHODS run in place of a tower's own, until they are deleted."""
+    for module in (owner, _at(owner, "embeddings")):
+        for name, method in METHODS.items():
+            if hasattr(module, name) and not (restore and method is _no_intermediates):
+                setattr(module, name, method)
+
+
+def _no_intermediates(*args: object, **kwargs: object) -> None:
+    raise UserError(
+        "features_only, forward_intermediates and get_intermediate_layers return the whole grid of several blocks; slim the "
+        "model with restore=True."
+    )
+
+
+def _mask_none(
+    tokens: torch.Tensor, noise: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ViTMAE's tokens (B, N, C), mask and places (B, N), none masked and in the order of the grid."""
+    mask = tokens.new_zeros(tokens.shape[:2])
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(mask)
+    # Gathered as the model does, so that gradients are summed in the same order.
+    return tokens.gather(1, places[..., None].expand_as(tokens)), mask, places
+
+
+METHODS = {"forward_intermediates": _no_intermediates, "random_masking": _mask_none}
+"""Methods of timm's models, and of the embedding of transformers' ViTMAE, for which slimmed tokens are not enough."""
 
 
 def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> Tower:
@@ -90,19 +134,24 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
             "slimming needs one convolution; choose a backbone without a convolutional stem."
         )
     owner, inner = model.get_submodule(path), list(blocks.children())
-    names = {name.rpartition(".")[2] for name, _ in owner.named_parameters()}
+    if getattr(owner, "local_feature", False):  # TransReID's; its head has copies of the last block
+        inner.pop()
+    named = {name.rpartition(".")[2]: weight for name, weight in owner.named_parameters()}
     if prefix is None:  # timm's
         prefix = getattr(owner, "num_prefix_tokens", None)
     # nn.MultiheadAttention, and open_clip's own attention.
     tokens_first = False in [getattr(part, "batch_first", None) for part in inner[0].modules()]
-    has_class = bool(names & CLASS_TOKENS)
-    return Tower(path, inner, patches, tokens_first, prefix, suffix, has_class)
+    has_class = bool(named.keys() & CLASS_TOKENS)
+    tokens = (named[name].numel() // patches.out_channels for name in named.keys() & PREFIX_TOKENS)
+    count = sum(tokens) if prefix is None else prefix
+    return Tower(path, inner, patches, tokens_first, prefix, suffix, has_class, count)
 
 
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Blocks and patch convolution of a Vision Transformer that is known; in place of several convolutions what has them."""
     bases = type(module).__mro__
     names = [f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in bases]
+    names += [base.__name__ for base in bases]
     paths = [CLASSES[name] for name in names if name in CLASSES]
     for blocks_path, stem_path in [*paths, CLIP_PATHS]:
         blocks = _at(module, blocks_path) or _at(module, BEFORE_5.get(blocks_path, ""))

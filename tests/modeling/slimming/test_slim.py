@@ -1,8 +1,10 @@
 """demo_sdtps.slim on tiny models of every library beside a slow version: values, gradients, all kept, taken off again."""
 
 import copy
+import math
 
 import pytest
+import timm
 import torch
 from slim_models import (
     CASES,
@@ -17,10 +19,12 @@ from slim_models import (
     hooks_of,
     slim_both,
     supervised,
+    transformers_model,
 )
 from torch.utils.flop_counter import FlopCounterMode
 
 import demo_sdtps
+from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.modeling.slimming.scores.base import Score
 from studies.baselines import EViT
 
@@ -43,6 +47,8 @@ class ByAttention(EViT):
 
 
 def test_by_the_attention_that_the_next_block_computes(case):
+    if not case.prefix:
+        pytest.skip("there is no class token")
     compare(
         case, ByAttention(WIDTH, case.grid), (0, 2), (0.6, 0.5), lambda model, images: attention
     )
@@ -69,7 +75,8 @@ def test_by_a_score_with_weights(merge):
 @pytest.mark.parametrize("restore", [True, False])
 def test_keeping_all_is_the_dense_model(case, restore):
     """Bit by bit, as no token moves; gradients too."""
-    dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), EViT(WIDTH, GRID), restore=restore)
+    score = EViT(WIDTH, GRID) if case.prefix else "distinctness"
+    dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), score, restore=restore)
     images = case.draw().requires_grad_()
     actual, expected = case.call(model, images), case.call(dense, images)
     assert torch.equal(actual, expected)
@@ -92,6 +99,22 @@ def test_taking_slimming_off_restores_the_model(case):
     assert demo_sdtps.unslim(model) is model
     assert hooks_of(model) == hooks and list(model.state_dict()) == list(dense.state_dict())
     assert torch.equal(case.call(model, images), expected)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("timm", {}), ("DINOv3", {"merge": False})])
+def test_operations_are_a_budget(name, settings):
+    """Of the share at least 98 % are used and no more, as fvcore counts."""
+    size = {"hidden_size": 96, "intermediate_size": 384, "image_size": 224}
+    dense = (
+        timm.create_model("vit_tiny_patch16_224", embed_dim=96, depth=3, num_classes=0)
+        if name == "timm"
+        else transformers_model("DINOv3ViTModel", **size)
+    )
+    model = demo_sdtps.slim(copy.deepcopy(dense), (0, 2), operations=0.35, **settings)
+    image = torch.zeros(1, 3, 224, 224)
+    assert 0.98 * 0.35 <= total_macs(model, (image,)) / total_macs(dense, (image,)) <= 0.35
+    first, second = model.slimming.counts(196)
+    assert second == math.ceil(first * first / 196)
 
 
 def test_operations_fall():

@@ -11,7 +11,16 @@ import torch
 from numeric import generator
 from plug_in_host import replicas_of
 from slim_host import COLUMNS, DEPTH, ROWS, Host, Segmenter, Tower, call_host, case_of, host_case
-from slim_models import CASES, GRID, WIDTH, by_saliency, compare, slim_both
+from slim_models import (
+    CASES,
+    GRID,
+    WIDTH,
+    by_saliency,
+    compare,
+    slim_both,
+    timm_model,
+    transformers_model,
+)
 from torch import nn
 
 import demo_sdtps
@@ -61,10 +70,71 @@ def test_restored_places_hold_their_tokens_as_they_were_when_dropped():
             if place not in first[row]:
                 assert torch.equal(output[row, 1 + place], inputs[0][row, 1 + place])
             elif place not in second[row]:
-                assert torch.equal(
-                    output[row, 1 + place], inputs[1][row, 1 + first[row].index(place)]
-                )
+                assert torch.equal(output[row, 1 + place], inputs[1][row, 1 + place])
     assert torch.equal(inputs[0], dense.blocks[0](dense.embed(images)))
+
+
+def test_feature_maps_of_several_blocks():
+    """With `restore` the whole grid, in which the kept patches are those that blocks give each other without; else refused."""
+    case = CASES["timm, DINOv3"]
+    dense, plain, steps = slim_both(case, *STAGES)
+    restored = demo_sdtps.slim(copy.deepcopy(dense), *STAGES, restore=True)
+    images, outputs, places = case.draw(), [], torch.arange(8).expand(2, -1)
+    for block in plain.blocks:
+        block.register_forward_hook(lambda block, args, output: outputs.append(output[:, 5:]))
+    case.call(plain, images)
+    kept = places, *(steps[number][0].kept["image"] for number in (0, 1))
+    last, maps = restored.forward_intermediates(images, output_fmt="NLC")
+    for tokens, expected, where in zip(maps, outputs, kept, strict=True):
+        index = where[..., None].expand(-1, -1, WIDTH)
+        assert torch.equal(tokens.gather(1, index), expected[:, : where.shape[1]])
+    assert torch.equal(last, restored.forward_features(images))
+    getter = timm_model("test_vit", features_only=True, out_indices=(0, 1, 2), num_classes=None)
+    expected = getter(images.float())
+    actual = demo_sdtps.slim(copy.deepcopy(getter), (2,), (0.5,), restore=True)(images.float())
+    same = [torch.equal(one, other) for one, other in zip(actual, expected, strict=True)]
+    assert same == [True, True, False] and actual[2].shape == expected[2].shape
+    demo_sdtps.slim(getter, *STAGES)
+    demo_sdtps.slim(model := timm_model("test_vit"), *STAGES)
+    intermediates = model.get_intermediate_layers, copy.deepcopy(plain).forward_intermediates
+    for call in (getter, *intermediates):
+        with pytest.raises(
+            UserError, match=r"^features_only, .*; slim the model with restore=True\.$"
+        ):
+            call(images)
+    assert len(demo_sdtps.unslim(model).get_intermediate_layers(images.float(), 3)) == 3
+
+
+def test_hidden_states_of_transformers_are_whole_grids():
+    """Also where the library has added its hooks before."""
+    model, images = transformers_model("Dinov2Model"), torch.randn(1, 3, 64, 64)
+    model(images, output_hidden_states=True)
+    demo_sdtps.slim(model, *STAGES, restore=True)
+    states = model(images, output_hidden_states=True).hidden_states
+    assert [state.shape[1] for state in states] == 4 * [1 + 16]
+
+
+def test_slimming_is_in_place_of_the_masking_of_vit_mae():
+    case = CASES["ViTMAE"]
+    masks = transformers_model("ViTMAEModel", mask_ratio=0.75).double().eval()
+    dense, model, _ = slim_both(case, *STAGES)
+    masks.load_state_dict(dense.state_dict())
+    output = demo_sdtps.slim(masks, *STAGES)(case.draw())
+    assert torch.equal(output.last_hidden_state, case.call(model, case.draw()))
+    assert not output.mask.any() and output.ids_restore.tolist() == 2 * [[*range(16)]]
+    assert demo_sdtps.unslim(masks)(case.draw()).last_hidden_state.shape[1] == 1 + 4
+
+
+@pytest.mark.parametrize("local_feature", [False, True])
+def test_trans_reid_gives_its_head_kept_patches_alone(local_feature):
+    """With `local_feature` the head has copies of the last block, which itself does not run."""
+    model = type("TransReID", (Tower,), {})()
+    model.patch_embed, model.local_feature = nn.ModuleDict({"proj": model.stem}), local_feature
+    demo_sdtps.slim(model, (1,), (0.5,))
+    tokens = model.embed(case_of(Tower).draw().float())
+    for block in model.blocks[: -1 if local_feature else None]:
+        tokens = block(tokens)
+    assert tokens.shape[1] == 1 + 8
 
 
 @pytest.mark.parametrize("settings", [{"prefix": 2}, {"suffix": 3}], ids=str)

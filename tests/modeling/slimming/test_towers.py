@@ -17,7 +17,10 @@ import demo_sdtps
 from demo_sdtps.config import UserError
 from studies.baselines import EViT, ToMe
 
-KNOWN = "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, transformers' ViT, CLIP and DINOv2"
+KNOWN = (
+    "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, TransReID, transformers' ViT, DeiT, ViTMAE, "
+    "CLIP, SigLIP, DINOv2 and DINOv3"
+)
 NONE = f"has no Vision Transformer that slimming knows ({KNOWN}); name the blocks by blocks_at."
 
 
@@ -84,6 +87,11 @@ def without_class_token():
         (
             lambda: nn.DataParallel(timm_model("test_vit")),
             "DataParallel wraps a model already; slim the model, then wrap it.",
+            {},
+        ),
+        (
+            lambda: transformers_model("ViTMAEModel", "ViTMAEForPreTraining"),
+            "ViTMAEForPreTraining reconstructs patches that it masks itself; slim its encoder alone.",
             {},
         ),
         (torchvision.models.squeezenet1_1, f"SqueezeNet {NONE}", {}),
@@ -161,6 +169,15 @@ BOTH = "but there must be increasing blocks and one share in (0, 1] for each, su
         (
             {"score": ToMe(32, (2, 2))},
             "score is ToMe, whose merged tokens weigh more (needs_sizes), in this project's model alone; choose another.",
+        ),
+        (
+            {"keep": None, "operations": 0.2},
+            "operations is 0.2, but 0.342 of them are left where one patch is kept after block 1; raise it, or drop patches "
+            "after an earlier block.",
+        ),
+        (
+            {"operations": 0.5},
+            "operations is 0.5 and keep (0.5, 0.5); give one of them, operations as a share in (0, 1].",
         ),
         ({"score": []}, "score has 0 scores for 2 blocks; give one for each."),
         ({"shared": "all"}, "shared is 'all'; it must be True, False or 'first'."),
