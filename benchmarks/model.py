@@ -30,6 +30,7 @@ from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.plug_in.fast import make_modules
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
+from demo_sdtps.runtime.matmul import onednn
 from demo_sdtps.synthetic import pedestrians
 from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
@@ -156,6 +157,18 @@ def precision_rows(
                 *(peak_memory(train, side, batch // 2) for side in ("reference", "ours")),
                 at_least=1,
             )
+
+
+def matmul_rows(quick: bool, device: torch.device) -> Iterator[Row]:
+    """Ours with the products of SOLVER.FLOAT32_MATMUL onednn beside those of default."""
+    sides = Sides(configuration("SOLVER.FLOAT32_MATMUL", "default"), FEW if quick else BATCH)
+    works = (
+        ("inference", lambda: partial(sides.infer, sides.ours)),
+        ("training step", lambda: sides.step(sides.ours)),
+    )
+    for name, make in works:
+        work, what = make(), f"{name}, float32, {len(sides.labels)} triplets: oneDNN"
+        yield compare(what, work, onednn()(work), 1 if quick else 2, device)
 
 
 def memory_row(what: str, reference: int, ours: int, at_least: float | None = None) -> Row:

@@ -191,6 +191,12 @@ KEYS = (
         AMP,
     ),
     Key(
+        "SOLVER.FLOAT32_MATMUL",
+        "auto",
+        "float32 products on a CPU, in evaluation too: default (torch's), onednn, or auto (onednn where it is faster)",
+        ("auto", "default", "onednn"),
+    ),
+    Key(
         "SOLVER.EVAL_PERIOD",
         1,
         "epochs between evaluations; the last epoch is always evaluated",

@@ -60,6 +60,7 @@ class DeMo(nn.Module):
         super().__init__()
         self.num_class, self.camera_num = num_class, camera_num
         self.modalities = tuple(cfg.MODEL.MODALITIES)
+        self.float32_matmul = cfg.SOLVER.FLOAT32_MATMUL
         self.backbone = make_backbone(cfg, camera_num)
         width, subsets = self.backbone.width, subsets_of(self.modalities)
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None

@@ -8,6 +8,7 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
+from demo_sdtps.runtime.matmul import matmul_of
 
 
 @contextmanager
@@ -24,11 +25,11 @@ def inference(model: DeMo, precision: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context manager: `model` is in evaluation mode, without gradients."""
+    """Context manager: `model` is in evaluation mode, without gradients, with the float32 products of its configuration."""
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), matmul_of(model):
             yield
     finally:
         model.train(was_training)

@@ -190,9 +190,9 @@ def shard_for_rank(items: Sequence[Item]) -> list[Item]:
 
 
 def broadcast_from_main(work: Callable[[], Item]) -> Item:
-    """The result of `work`, which only the main process computes, in every process."""
-    things: list = [work() if is_main() else None]
-    if world_size() > 1:
+    """The result of `work`, which of the processes of `init_distributed` only the main one computes, in each of them."""
+    things: list = [work() if is_main() or not _objects else None]
+    if _objects and world_size() > 1:
         dist.broadcast_object_list(things, src=0, group=_objects[0])
     return things[0]
 

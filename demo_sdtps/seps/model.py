@@ -16,6 +16,8 @@ Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Ten
 class SEPS(nn.Module):
     """Images and captions → similarities; the network normalises the tokens."""
 
+    float32_matmul: str
+
     def __init__(self, image_tower: ImageTower, text_tower: TextTower, network: CrossSparseAggrNet):
         super().__init__()
         self.image_tower, self.text_tower, self.network = image_tower, text_tower, network
@@ -80,4 +82,6 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
             f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO {ratios} do not fit the {patches} patches of "
             f"{model.TRANSFORMER_TYPE}: {error}"
         ) from None
-    return SEPS(image_tower, text_tower, network), report
+    seps = SEPS(image_tower, text_tower, network)
+    seps.float32_matmul = cfg.SOLVER.FLOAT32_MATMUL
+    return seps, report

@@ -115,7 +115,7 @@ KEYS = (
     Key("SOLVER.TARGET_RATIO", 0.5, "target share of kept patches of the ratio loss", *RATIO),
     Key("SOLVER.LAMBDA_SPARSE", 1.0, "weight of captions in the ratio loss", *NOT_NEGATIVE),
     Key("SOLVER.LAMBDA_DENSE", 1.0, "weight of long captions in the ratio loss", *NOT_NEGATIVE),
-    _reid_key("SOLVER.AMP"),
+    *map(_reid_key, ("SOLVER.AMP", "SOLVER.FLOAT32_MATMUL")),
     _reid_key("SOLVER.EVAL_PERIOD", "epochs between evaluations on the dev split, and at the end"),
     *map(_reid_key, ("SOLVER.LOG_PERIOD", "SOLVER.WANDB")),
     *map(_reid_key, ("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),

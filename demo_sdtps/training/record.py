@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def track_run(
-    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None
+    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None, matmul: str
 ) -> Iterator[None]:
     """Write run.json in `output` at the start of the context, and status and seconds at its end.
 
@@ -59,7 +59,7 @@ def track_run(
         "seed": cfg.SOLVER.SEED,
         **commit(),
         "versions": versions(device),
-        "machine": machine(device),
+        "machine": {**machine(device), "matmul": matmul},
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if resumed:

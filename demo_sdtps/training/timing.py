@@ -15,6 +15,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
+from demo_sdtps.runtime.matmul import matmul_of
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.optim import make_optimizer
 
@@ -69,12 +70,13 @@ def training_step(
     """A function of the images that does one step."""
 
     def step(images: dict[str, torch.Tensor]) -> None:
-        with autocast(cameras.device, precision):
-            outputs = model(images, cameras)
-            loss, _ = total_loss(cfg, outputs, labels, head_weights)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        with matmul_of(model):
+            with autocast(cameras.device, precision):
+                outputs = model(images, cameras)
+                loss, _ = total_loss(cfg, outputs, labels, head_weights)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
 
     return step
 
