@@ -13,16 +13,8 @@ TRIPLET_FLAGS = (
     Number("test_identities", 40, "other ones, of the test split"),
     # the running number in the names of files has two digits
     Number("images_per_camera", 3, "triplets of each of them and camera, at most 100", most=100),
-    Number(
-        "height",
-        None,
-        "height of the images (128; vehicles: 64)",
-        MINIMUM_SIZE[0],
-        metavar="PIXELS",
-    ),
-    Number(
-        "width", None, "width of the images (64; vehicles: 128)", MINIMUM_SIZE[1], metavar="PIXELS"
-    ),
+    Number("height", None, "of images (128; vehicles: 64)", MINIMUM_SIZE[0], metavar="PIXELS"),
+    Number("width", None, "of images (64; vehicles: 128)", MINIMUM_SIZE[1], metavar="PIXELS"),
     Number("seed", 0, "another seed gives other identities and images", least=0),
     Number("quality", 92, "JPEG quality, 1 to 100", most=100),
 )

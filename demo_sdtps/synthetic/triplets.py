@@ -191,12 +191,8 @@ def write_data_set(
         (folder / SPLITS[index >= identities], skip_identities + index + 1, identity)
         for index, identity in enumerate(objects)
     ]
-    drawing |= {
-        "draw_triplet": kind.draw_triplet,
-        "images_per_camera": images_per_camera,
-        "seed": seed,
-    }
-    write_one = partial(write_identity, **drawing)
+    drawing |= {"images_per_camera": images_per_camera, "seed": seed}
+    write_one = partial(write_identity, kind.draw_triplet, **drawing)
     for _ in progress(_map(write_one, tasks, workers), "drawing", len(tasks), unit="identity"):
         pass
     per_identity = len(CAMERAS) * images_per_camera
@@ -205,8 +201,8 @@ def write_data_set(
 
 
 def write_identity(
-    task: tuple[Path, int, Any],
     draw_triplet: Callable[..., Triplet],
+    task: tuple[Path, int, Any],
     images_per_camera: int,
     height: int,
     width: int,
