@@ -104,7 +104,7 @@ class _Vehicle:
     def __init__(self, canvas: Canvas, look: Look, night: bool, space: Span, rng: Generator):
         (points, self.half, *self.windows), self.roof = FORMS[look.form]
         self.length, self.belt, self.top = points[5][0], points[1][1], points[2][1]
-        self.outline = [(0.06, BOTTOM), *points, (self.length - 0.06, BOTTOM)]
+        self.outline = [(0.0, BOTTOM), *points, (self.length, BOTTOM)]
         self.rim, bumper = TRIMS[look.trim]
         (_, self.decoration), (self.engine, _) = RGB_LOOKS[look.rgb], TI_LOOKS[look.ti]
         self.materials = _materials(look, bumper, night, rng)
