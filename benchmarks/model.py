@@ -31,7 +31,7 @@ from demo_sdtps.plug_in.fast import make_modules
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.runtime.matmul import onednn
-from demo_sdtps.synthetic import pedestrians
+from demo_sdtps.synthetic import pedestrians, triplets
 from demo_sdtps.training.optim import make_optimizer
 from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 from tests.reference import demo as reference_demo
@@ -209,7 +209,7 @@ def evaluation_row(quick: bool, identities: int, batch: int, mode: str) -> Row:
         height, width = cfg.INPUT.SIZE_TEST
         # 4 triplets of each
         drawing = {"images_per_camera": 1, "height": height, "width": width, "seed": 0}
-        pedestrians.write_data_set(Path(root) / pedestrians.FOLDER, 2, identities, **drawing)
+        triplets.write_data_set(Path(root) / triplets.FOLDER, pedestrians, 2, identities, **drawing)
         sides = Sides(cfg, FEW)
         splits = read_splits(cfg, ("query", "gallery"))
         data = make_test_data(cfg, splits["query"], splits["gallery"])

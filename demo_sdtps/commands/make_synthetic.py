@@ -4,46 +4,48 @@ import os
 from pathlib import Path
 
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.synthetic import pedestrians
+from demo_sdtps.synthetic import pedestrians, vehicles
 from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
-from demo_sdtps.synthetic.pedestrians import CAMERAS, FOLDER, MINIMUM_SIZE
+from demo_sdtps.synthetic.triplets import CAMERAS, FOLDER, MINIMUM_SIZE, write_data_set
 
 TRIPLET_FLAGS = (
-    Number("identities", 100, "persons of the training split"),
-    Number("test_identities", 40, "other persons, of the test split"),
+    Number("identities", 100, "persons or vehicles of the training split"),
+    Number("test_identities", 40, "other ones, of the test split"),
     # the running number in the names of files has two digits
-    Number("images_per_camera", 3, "triplets of each person and camera, at most 100", most=100),
-    Number("height", 128, "height of the images", MINIMUM_SIZE[0], metavar="PIXELS"),
-    Number("width", 64, "width of the images", MINIMUM_SIZE[1], metavar="PIXELS"),
-    Number("seed", 0, "another seed gives other persons and images", least=0),
+    Number("images_per_camera", 3, "triplets of each of them and camera, at most 100", most=100),
+    Number("height", None, "of images (128; vehicles: 64)", MINIMUM_SIZE[0], metavar="PIXELS"),
+    Number("width", None, "of images (64; vehicles: 128)", MINIMUM_SIZE[1], metavar="PIXELS"),
+    Number("seed", 0, "another seed gives other identities and images", least=0),
     Number("quality", 92, "JPEG quality, 1 to 100", most=100),
 )
-LOOSE = (
-    "unaligned crops: the person stands anywhere in the picture, at half to full height, as detectors give them; "
-    "identities, cameras, light and surroundings are those of the same seed without this flag"
-)
-SKIP = Number("skip_identities", 0, "leave out the first N persons of the seed", least=0)
+SWITCHES = {
+    "vehicles": "vehicles in place of pedestrians; they fill the picture, whose borders cut them",
+    "loose": "unaligned crops: the object is anywhere in the picture, at half to full height, as detectors give them; "
+    "identities, cameras, light and surroundings are those of the same seed without this flag",
+}
+SKIP = Number("skip_identities", 0, "leave out the first N identities of the seed", least=0)
 WORKERS = Number("workers", os.cpu_count() or 1, "processes, which do not change the images")
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse_flags(
         arguments,
-        "Write synthetic pedestrians (RGB, near infrared, thermal infrared) in the layout of RGBNT201, with foreground masks.",
+        "Write synthetic pedestrians, or vehicles, in RGB, near and thermal infrared, in the layout of RGBNT201, with masks.",
         FOLDER,
         (*TRIPLET_FLAGS, SKIP, WORKERS),
-        loose=LOOSE,
+        **SWITCHES,
     )
     target = options.root / FOLDER
-    numbers = {number.name: getattr(options, number.name) for number in TRIPLET_FLAGS}
-    settings = {"loose": options.loose, SKIP.name: options.skip_identities}
-    changed = {name: value for name, value in settings.items() if value}
-    recipe = {"version": pedestrians.VERSION, "arguments": numbers | changed}
+    kind = vehicles if options.vehicles else pedestrians
+    given = dict(zip(("height", "width"), kind.SIZE, strict=True)) | vars(options)
+    numbers = {number.name: given[number.name] for number in TRIPLET_FLAGS}
+    changed = {name: given[name] for name in (*SWITCHES, SKIP.name) if given[name]}
+    recipe = {"version": kind.VERSION, "arguments": numbers | changed}
 
     def fill(folder: Path) -> Recipe:
         drawing = {"unaligned": options.loose, "workers": options.workers}
         drawing["skip_identities"] = options.skip_identities
-        return {"triplets": pedestrians.write_data_set(folder, **numbers, **drawing)}
+        return {"triplets": write_data_set(folder, kind, **numbers, **drawing)}
 
     if not make_data_set(target, recipe, options.overwrite, fill):
         return
@@ -51,6 +53,6 @@ def main(arguments: list[str] | None = None) -> None:
     print_lines(
         f"Wrote {options.identities * per_identity} training triplets of {options.identities} identities and "
         f"{options.test_identities * per_identity} test triplets of {options.test_identities} others, "
-        f"{options.height}x{options.width} pixels (height x width), with masks, to {target}",
+        f"{numbers['height']}x{numbers['width']} pixels (height x width), with masks, to {target}",
         f"To train on it, give DATASETS.NAMES Synthetic DATASETS.ROOT_DIR {options.root}",
     )

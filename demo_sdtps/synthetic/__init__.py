@@ -1,1 +1,1 @@
-"""Synthetic data sets: pedestrians in three modalities, and shapes with captions."""
+"""Synthetic data sets: pedestrians and vehicles in three modalities, and shapes with captions."""

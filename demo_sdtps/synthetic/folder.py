@@ -19,10 +19,10 @@ Recipe = dict[str, Any]  # everything that determines the content of the files
 
 
 class Number(NamedTuple):
-    """Flag with a whole number from `least` to `most`."""
+    """Flag with a whole number from `least` to `most`; without a default it is absent unless given."""
 
     name: str
-    default: int
+    default: int | None
     help: str
     least: int = 1
     most: float = math.inf
@@ -46,13 +46,14 @@ def parse_flags(
         "--root", required=True, type=Path, help=root_help, metavar="DIR", default=argparse.SUPPRESS
     )
     for name, default, meaning, _, _, metavar in numbers:
-        parser.add_argument(f"--{name}", type=int, default=default, metavar=metavar, help=meaning)
+        value = argparse.SUPPRESS if default is None else default
+        parser.add_argument(f"--{name}", type=int, default=value, metavar=metavar, help=meaning)
     for name, meaning in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=meaning)
     add_overwrite(parser, f"replace DIR/{folder} if this tool made it; no other folder is replaced")
     options = read_arguments(parser, arguments)
     for name, _, _, least, most, _ in numbers:
-        value = getattr(options, name)
+        value = getattr(options, name, least)
         if not least <= value <= most:
             limits = f"{least} or more" if most == math.inf else f"from {least} to {most}"
             raise UserError(f"--{name} is {value}; it must be {limits}.")

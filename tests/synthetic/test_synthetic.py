@@ -17,9 +17,10 @@ from PIL import Image, ImageFilter
 from demo_sdtps.commands import make_synthetic
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.synthetic import MARKER
-from demo_sdtps.synthetic import pedestrians
+from demo_sdtps.synthetic import triplets
 from demo_sdtps.synthetic.body import LOOK_SHAPE
-from demo_sdtps.synthetic.pedestrians import CAMERAS, draw_triplet, is_night, make_identities
+from demo_sdtps.synthetic.pedestrians import draw_triplet, make_identities
+from demo_sdtps.synthetic.triplets import CAMERAS, is_night
 
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
 SMALL = ["--identities", "3", "--test_identities", "2", "--images_per_camera", "2"]
@@ -172,12 +173,12 @@ def test_a_folder_this_tool_did_not_make_is_left_alone(tmp_path, flags):
 def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     tasks = []
 
-    def fail_at_the_third(task, **settings):
+    def fail_at_the_third(draw, task, **settings):
         tasks.append(task)
         if len(tasks) == 3:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pedestrians, "write_identity", fail_at_the_third)
+    monkeypatch.setattr(triplets, "write_identity", fail_at_the_third)
     with pytest.raises(OSError, match="No space left on device"):
         make(tmp_path)
     assert len(tasks) == 3 and not list(tmp_path.iterdir())
