@@ -26,12 +26,13 @@ from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.search import search
 from demo_sdtps.runtime.errors import check_extra
 
-FRAME = '<iframe title="hits" srcdoc="{}" style="width: 100%; border: 0"></iframe>'
+FRAME = '<iframe title="hits" srcdoc="{}" scrolling="no" style="width: 100%; border: 0"></iframe>'
 """As high as its page, which search.js sees to."""
 NOTHING = "<p>The hits come here.</p>"
 PICTURE = (
-    "<h3>Scores of the patches</h3><picture><source media='(prefers-color-scheme: dark)' srcset='{1}'>"
-    "<img src='{0}' alt='scores and kept patches of the query'></picture>"
+    "<h3>Scores of the patches</h3><div style='overflow-x: auto'><picture>"
+    "<source media='(prefers-color-scheme: dark)' srcset='{1}'>"
+    "<img src='{0}' alt='scores and kept patches of the query' style='min-width: 40rem'></picture></div>"
 )
 EXPLANATION = (
     "Drop one image or more of a person or vehicle ({1}), or take an example: the nearest of the gallery's {0} come "
@@ -63,12 +64,13 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     arguments.rebuild = False
 
     modalities, downloads = cfg.MODEL.MODALITIES, TemporaryDirectory()
+    no_file = gradio.update(value=None, interactive=False)
 
-    def answer(top: int, *paths: str | None) -> list[str | None]:
+    def answer(top: int, *paths: str | None) -> list[object]:
         """Hits, kept patches, and files to download."""
         files = {name: path for name, path in zip(modalities, paths, strict=True) if path}
         if not files:
-            return [NOTHING, "", None, None]
+            return [NOTHING, "", no_file, no_file]
         query = Triplet(Path(next(iter(files.values()))).stem, tuple(map(files.get, MODALITIES)))
         try:
             for path in files.values():
@@ -78,11 +80,13 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             page, _ = page_of(hits, arguments.gallery, address)
             picture = kept_picture(reid, query)
         except UserError as error:
-            return [f'<p role="alert">{html.escape(str(error))}</p>', "", None, None]
+            alert = f'<p role="alert">{html.escape(str(error))}</p>'
+            return [alert, "", no_file, no_file]
         copies = [Path(downloads.name, name) for name in ("hits.html", "hits.csv")]
         copies[0].write_text(page.replace(SERVED, "file://"), encoding="utf-8")
         write_hits(hits, copies[1])
-        return [FRAME.format(html.escape(page)), picture, *map(str, copies)]
+        buttons = [gradio.update(value=str(copy), interactive=True) for copy in copies]
+        return [FRAME.format(html.escape(page)), picture, *buttons]
 
     gallery = read_folder(arguments.gallery, arguments.modality, modalities)
     examples = [
@@ -106,14 +110,17 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             ]
         for slot in slots:  # `answer` tells of a file that is no image
             slot.preprocess = lambda file: file and file.path
-        gradio.Examples(examples, slots, label="Examples, of the gallery")
         count = min(arguments.top or TOP, len(gallery))
         most = max(2, min(MOST_HITS, len(gallery)))
         top = gradio.Slider(1, most, count, step=1, label="Hits")
         hits = gradio.HTML(NOTHING)
         with gradio.Row():
-            files = [gradio.DownloadButton(f"Download as {kind}") for kind in ("page", "CSV")]
+            files = [
+                gradio.DownloadButton(f"Download as {kind}", interactive=False)
+                for kind in ("page", "CSV")
+            ]
         kept = gradio.HTML()
+        gradio.Examples(examples, slots, label="Examples, of the gallery")
         gradio.on(
             [top.change, *(slot.change for slot in slots)],
             answer,

@@ -50,8 +50,8 @@ OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of
 
 def dark() -> AbstractContextManager:
     """Figures made in it are for dark pages: light text, and nothing behind."""
-    ours = {"axes.prop_cycle": plt.rcParams["axes.prop_cycle"], "savefig.transparent": True}
-    return plt.rc_context({**plt.style.library["dark_background"], **ours})
+    style: dict[Any, Any] = {**plt.style.library["dark_background"], "savefig.transparent": True}
+    return plt.rc_context(style | {"axes.prop_cycle": plt.rcParams["axes.prop_cycle"]})
 
 
 def ink() -> str:

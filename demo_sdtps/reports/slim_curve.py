@@ -16,7 +16,7 @@ from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_da
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption, reid_record
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import load_weights
-from demo_sdtps.reports.figures import ink, kind, np, plt, save
+from demo_sdtps.reports.figures import ink, kind, plt, save
 from demo_sdtps.reports.palette import NEUTRAL
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
@@ -132,7 +132,7 @@ def row(point: CurvePoint) -> str:
 
 def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -> Path:
     """mAP over the share of the operations, a curve for each score."""
-    figure, axes = plt.subplots(figsize=(9, 5.5))
+    figure, axes = plt.subplots(figsize=(9, 6.5))
     places = [(100 * point.operations, 100 * point.mAP) for point in points]
     of_points = list(zip(points, places, strict=True))
     scores = list(dict.fromkeys(point.score for point in points[1:] if not point.own))

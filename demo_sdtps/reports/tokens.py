@@ -45,7 +45,7 @@ def draw_tokens(
             grids[f"{number} {name}"] = list(of_model.values())[-1]
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     width, height = figures.room(cfg, 2.1)
-    inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1
+    inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1.5
     figure, axes = plt.subplots(len(chosen), len(rows[0]), figsize=inches, squeeze=False)
     for sample, row, panels_of_row in zip(chosen, axes, rows, strict=True):
         for axis, panel in zip(row, panels_of_row.values(), strict=True):

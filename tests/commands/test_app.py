@@ -107,25 +107,29 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
             driver.switch_to.default_content()
             driver.switch_to.frame(driver.find_element("css selector", "iframe[title=hits]"))
             actual = (
-                page.texts("figcaption strong"),
-                page.texts("figcaption .name"),
-                page.texts("figure.query .missing"),
+                page.texts("figcaption b"),
+                page.texts("figcaption a"),
+                page.texts("figure.query figcaption"),
             )
-            return actual if len(actual[2]) == 1 else None
+            return actual if "without NI" in "".join(actual[2]) else None
 
         numbers, names, _ = until(titles)
+        # the frame is as high as its page
+        assert page.run("return document.documentElement.scrollHeight <= window.innerHeight")
         assert numbers[0] == "query" and len(numbers) == 4
         assert page.texts("h1") == ["Hits in gallery"]
-        page.click("li:nth-child(2) a.box")
-        assert until(lambda: page.run("return document.querySelector('dialog img').naturalWidth"))
+        assert page.texts("#kept option") == ["off", "SDTPS"]
+        page.click(".near .triplet")
+        assert until(lambda: page.run("return document.querySelector('dialog .file').naturalWidth"))
         driver.switch_to.default_content()
-        # the picture of the kept patches
-        assert until(
-            lambda: page.run(
-                "return [...document.images].some((one) => one.src.includes('/file=') && "
-                "one.naturalWidth > 400)"
-            )
+        # the picture of the scores
+        picture = "return document.querySelector('picture img')?.naturalWidth > 400"
+        assert until(lambda: page.run(picture))
+        assert page.texts("h1") == ["Search in gallery"] and "drop" in page.texts("p")[0].lower()
+        downloads = (
+            "return [...document.querySelectorAll('a[download]')].map((one) => one.download)"
         )
+        print(page.run(downloads))
         for width in (1400, 400):
             page.show(width, "light")
             assert page.run("return document.documentElement.scrollWidth") <= width

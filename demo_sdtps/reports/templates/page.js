@@ -120,10 +120,11 @@ function enlarge(event) {
   copy.querySelector(".triplet").removeAttribute("tabindex");
   showFiles(copy);
   large.replaceChildren(copy);
-  // The application's frame is as high as its page: what is seen of it is its parent's window.
+  // The application's frame is as high as its page: what is seen of it is in its parent's window.
   const frame = window.frameElement;
-  large.style.setProperty("--window", `${(frame ? parent : window).innerHeight}px`);
-  if (frame) large.style.marginTop = `${Math.max(0, -frame.getBoundingClientRect().top)}px`;
+  const height = Math.min(innerHeight, frame ? parent.innerHeight : innerHeight);
+  large.style.setProperty("--window", `${height}px`);
+  if (frame) large.style.marginTop = `${Math.max(0, Math.min(-frame.getBoundingClientRect().top, innerHeight - height))}px`;
   large.showModal();
 }
 
