@@ -23,7 +23,7 @@ function turn(pages) {
   byId("ranks").scrollIntoView();
 }
 
-byId("filters").addEventListener("input", () => { page = 0; showRanks(); });
+for (const event of ["input", "change"]) byId("filters").addEventListener(event, () => { page = 0; showRanks(); });
 // After the controls have their first values again.
 byId("filters").addEventListener("reset", () => setTimeout(() => { page = 0; showRanks(); }));
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
