@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
-from demo_sdtps.reports.figures import kind, name_points, np, plt, save
-from demo_sdtps.reports.palette import NEUTRAL, PATTERNS, TEXT
+from demo_sdtps.reports.figures import ink, kind, name_points, np, plt, save
+from demo_sdtps.reports.palette import NEUTRAL, PATTERNS
 from studies.rates import choice, families
 from studies.report import COSTS, TIMES, seeds_of
 from studies.results import final_metric
@@ -37,7 +37,7 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
     variants, patterns = result["variants"], result["patterns"]
     width = 1.2 + 0.4 * len(variants) + 3.2 * len(patterns)
     figure, axes = _panels(len(patterns), width, 1.6 + 0.42 * len(variants), sharex=True)
-    bar = {"color": TEXT, "marker": "|", "markersize": 16, "capsize": 3}
+    bar = {"color": ink(), "marker": "|", "markersize": 16, "capsize": 3}
     for axis, pattern in zip(axes, patterns, strict=True):
         for row, variant in enumerate(variants):
             values = list(final_metric(variant, pattern, "mAP").values())

@@ -14,6 +14,7 @@ from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
+from demo_sdtps.reports.cross_modal import draw_cross_modal
 from demo_sdtps.reports.rows import as_report, headline, markdown_table
 from studies import mixed_gallery, public_logs
 from studies.figures import draw_costs, draw_rates, draw_results
@@ -193,12 +194,17 @@ def summary() -> str:
     return markdown_table(headers, rows)
 
 
-FIGURES = {
-    "study_rates.png": ("rates", draw_rates),
-    "study_modules.png": ("modules", draw_results),
-    "study_slimming.png": ("slimming", draw_costs),
+def draw_study(name: str, draw: Callable[[Any, Path], None], path: Path) -> None:
+    draw(read_result(DOCS / "results" / f"{name}.json"), path)
+
+
+FIGURES: dict[str, Callable[[Path], None]] = {
+    "study_rates": partial(draw_study, "rates", draw_rates),
+    "study_modules": partial(draw_study, "modules", draw_results),
+    "study_slimming": partial(draw_study, "slimming", draw_costs),
+    "demo_cross_modal": lambda path: draw_cross_modal(data("cross_modal"), path),
 }
-"""Of docs/images: the study that each shows, and how."""
+"""Of docs/images: NAME.png, and NAME_dark.png for dark pages, and how they are drawn."""
 BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models")
 RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, Callable[[], str]] = {

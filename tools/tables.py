@@ -14,8 +14,8 @@ def main() -> None:
     )
     add_switch(parser, "--check", "write nothing, name pages that are not current, exit code 1")
     arguments = read_arguments(parser)
+    from demo_sdtps.reports.figures import dark
     from demo_sdtps.runtime.files import atomic_write
-    from studies.results import read_result
     from tools.pages import DOCS, FIGURES, pages, with_tables
 
     texts = {page: with_tables(page) for page in pages()}
@@ -26,8 +26,10 @@ def main() -> None:
     for page in changed:
         with atomic_write(page) as temporary:
             temporary.write_text(texts[page], encoding="utf-8")
-    for name, (study, plot) in FIGURES.items():
-        plot(read_result(DOCS / "results" / f"{study}.json"), DOCS / "images" / name)
+    for name, draw in FIGURES.items():
+        draw(DOCS / "images" / f"{name}.png")
+        with dark():
+            draw(DOCS / "images" / f"{name}_dark.png")
     print_lines(*(f"{page}: written" for page in changed))
 
 

@@ -42,7 +42,8 @@ def main() -> None:
     if arguments.json:
         write_json(arguments.json, {"caption": caption, **as_json(cfg, data, analysis)})
     if arguments.output:
-        about = f"but for the first plot: return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
+        about = "but for the first plot: " if len(cases) > 1 else ""
+        about += f"return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
         draw_analysis(cfg, analysis, data, f"{caption}\n{about}", arguments.output)
     cli.print_lines(
         caption,

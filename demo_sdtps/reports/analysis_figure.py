@@ -16,6 +16,7 @@ from demo_sdtps.reports.figures import draw_matrix, np, plt, room, save
 from demo_sdtps.reports.palette import MATCH, NEUTRAL, PATTERNS, WRONG
 from demo_sdtps.reports.ranks import draw_list
 
+ONE_CASE = ["cameras", "cameras", "distances", "distances"]
 PANELS: list[list[Any]] = [
     ["missing", "missing", "cameras", "distances"],
     ["identities"] * 4,
@@ -31,8 +32,11 @@ def draw_analysis(cfg: CfgNode, analysis: Analysis, data: TestData, title: str, 
     rows = 13.5, 1.2 + len(cfg.MODEL.MODALITIES) * height / width * WIDTH / columns
     figure = plt.figure(figsize=(WIDTH, sum(rows)))
     above, below = figure.subfigures(2, 1, height_ratios=rows)  # type: ignore[misc]  # an array of two
-    axes = above.subplot_mosaic(PANELS, height_ratios=(5, 3, 5))
-    _draw_records(axes["missing"], analysis)
+    has_cases = len(analysis.records) > 1
+    panels = PANELS if has_cases else [ONE_CASE, *PANELS[1:]]
+    axes = above.subplot_mosaic(panels, height_ratios=(5, 3, 5))
+    if has_cases:
+        _draw_records(axes["missing"], analysis)
     cameras = [str(camera + 1) for camera in analysis.cameras.cameras]
     draw_matrix(axes["cameras"], analysis.cameras.mAP, cameras, unknown="no pair")
     names = {"xlabel": "camera of the gallery", "ylabel": "camera of the query"}

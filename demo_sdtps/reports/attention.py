@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from matplotlib.colors import to_rgb
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
@@ -28,7 +29,7 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.reports import figures
 from demo_sdtps.reports.figures import np, plt
-from demo_sdtps.reports.palette import MODALITY, NEUTRAL, TEXT
+from demo_sdtps.reports.palette import MODALITY, NEUTRAL
 from demo_sdtps.runtime.progress import progress
 
 SCALES = {
@@ -96,7 +97,8 @@ def draw_attention(
 ) -> Path:
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
     missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
-    bars = sum(weights is not None for weights in results[0][1])
+    # of a single modality there is nothing to weigh
+    bars = sum(weights is not None for weights in results[0][1]) if len(names) > 1 else 0
     width, height = figures.room(cfg, 2.4)
     widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
     inches = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
@@ -121,9 +123,9 @@ def draw_attention(
         for axis in row[: 2 * len(names)]:
             figures.hide_ticks(axis)
         row[0].set_ylabel(figures.label(cfg, sample).replace(", ", "\n"), fontsize=7)
-        if weights.hdm:
+        if bars and weights.hdm:
             draw_shares(row[2 * len(names)], weights.hdm)
-        if weights.hdm and weights.gates is not None:
+        if bars and weights.hdm and weights.gates is not None:
             draw_gates(row[-1], weights.gates[0].cpu(), weights.hdm, largest)
     for axis, modality in zip(axes[0, ::2], names, strict=False):
         axis.set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
@@ -153,10 +155,9 @@ def draw_shares(axis: plt.Axes, shares: Mapping[str, ByModality]) -> None:
         for modality, share in by_modality.items():
             axis.barh(place, float(share), left=start, color=MODALITY[modality])
             start += float(share)
-            if len(by_modality) == 1:  # in place of a legend
-                axis.text(
-                    0.5, place, modality, fontsize=7, path_effects=figures.HALO, **figures.CENTRED
-                )
+            if len(by_modality) == 1:  # in place of a legend; a halo would join T and I
+                colour = "white" if np.mean(to_rgb(MODALITY[modality])) < 0.5 else "black"
+                axis.text(0.5, place, modality, fontsize=8, color=colour, **figures.CENTRED)
     axis.set(xlim=(0, 1), xticks=[0, 0.5, 1])
     name_subsets(axis, shares)
 
@@ -169,8 +170,8 @@ def draw_gates(
     places = range(gates.shape[1])
     axis.barh(places, gates.mean(dim=0).numpy(), color=NEUTRAL)
     for gate in gates:
-        axis.plot(gate.numpy(), places, ".", color=TEXT, markersize=3)
-    axis.axvline(1 / len(places), color=TEXT, linewidth=0.5, linestyle=":")
+        axis.plot(gate.numpy(), places, ".", color=figures.ink(), markersize=3)
+    axis.axvline(1 / len(places), color=figures.ink(), linewidth=0.5, linestyle=":")
     axis.set(xlim=(0, 1.05 * largest))
     name_subsets(axis, subsets)
 

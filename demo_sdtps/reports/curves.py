@@ -6,8 +6,8 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.evaluation.tables import METRICS, PATTERN_NAMES, evaluated_records, read_records
 from demo_sdtps.modeling.checkpoints.loading import stored_config
-from demo_sdtps.reports.figures import plt, save
-from demo_sdtps.reports.palette import NEUTRAL, PATTERNS, TEXT
+from demo_sdtps.reports.figures import ink, plt, save
+from demo_sdtps.reports.palette import NEUTRAL, PATTERNS
 from demo_sdtps.training.output import LAST
 
 IMAGE = "curves.png"
@@ -35,8 +35,8 @@ def draw_curves(records: list[dict], path: Path) -> Path:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
     trained = [record for record in records if "loss" in record]
     epochs = [record["epoch"] for record in trained]
-    left.plot(epochs, [record["loss"] for record in trained], color=TEXT, marker=".")
-    left.set(xlabel="epoch", ylabel="training loss (black)", title="training")
+    left.plot(epochs, [record["loss"] for record in trained], color=ink(), marker=".")
+    left.set(xlabel="epoch", ylabel="training loss (solid)", title="training")
     accuracy = left.twinx()
     accuracies = [100 * record["accuracy"] for record in trained]
     accuracy.plot(epochs, accuracies, "--", color=NEUTRAL, marker=".")

@@ -1,6 +1,7 @@
 """What the pictures share: their style, images as arrays, heat maps, labels, and saving figures atomically."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.evaluation.protocol import exclude_key
-from demo_sdtps.reports.palette import EMPTY, HEAT, SERIES, SHARES
+from demo_sdtps.reports.palette import EMPTY, HEAT, SERIES, SHARES, TEXT
 from demo_sdtps.runtime.files import atomic_write
 
 matplotlib.use("Agg")  # no screen is needed
@@ -34,6 +35,7 @@ plt.rcParams.update(
         "font.size": 10,
         "axes.titlesize": 11,
         "figure.titlesize": 12,
+        "text.color": TEXT,
         "figure.constrained_layout.use": True,
         "savefig.dpi": 110,
         "pdf.fonttype": 42,
@@ -42,15 +44,33 @@ plt.rcParams.update(
 )
 BLANK = 245  # grey value in place of a missing image
 MARKERS = "osD^vP*X<>ph"
-HALO = [withStroke(linewidth=2, foreground="white")]  # around text over points and images
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # text at its place
 OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it
 
 
-def images(cfg: CfgNode, sample: Sample) -> list[np.ndarray]:
-    """The images of MODEL.MODALITIES at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent one."""
+def dark() -> AbstractContextManager:
+    """Figures made in it are for dark pages: light text, and nothing behind."""
+    style: dict[Any, Any] = {**plt.style.library["dark_background"], "savefig.transparent": True}
+    return plt.rc_context(style | {"axes.prop_cycle": plt.rcParams["axes.prop_cycle"]})
+
+
+def ink() -> str:
+    """The colour of text and of what has no other."""
+    return plt.rcParams["text.color"]
+
+
+def halo() -> list[withStroke]:
+    """Around text over points."""
+    return [withStroke(linewidth=2, foreground=plt.rcParams["axes.facecolor"])]
+
+
+def images(
+    cfg: CfgNode, sample: Sample, modalities: Sequence[str] | None = None
+) -> list[np.ndarray]:
+    """The images of `modalities`, by default MODEL.MODALITIES, at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent
+    one."""
     placeholder = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
-    triplet = decode_triplet(sample.paths, cfg.MODEL.MODALITIES)
+    triplet = decode_triplet(sample.paths, modalities or cfg.MODEL.MODALITIES)
     sized = [
         resize(placeholder if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)
         for image in triplet
@@ -93,7 +113,7 @@ def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknow
     axis.grid(False)
     for (row, column), value in np.ndenumerate(shares):
         text = unknown if np.isnan(value) else f"{100 * value:.0f}"
-        colour = "white" if value > 0.6 else "black"
+        colour = ink() if np.isnan(value) else "white" if value > 0.6 else "black"
         axis.text(column, row, text, fontsize=8, color=colour, **CENTRED)
     axis.set_xticks(np.arange(len(names)), names)
     axis.set_yticks(np.arange(len(names)), names)
@@ -129,7 +149,7 @@ def name_points(
     """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move up where they would cover each
     other, with lines to their points. To be called when all else is drawn."""
     line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
-    style: dict[str, Any] = {"fontsize": 7, "path_effects": HALO, "arrowprops": line, **CENTRED}
+    style: dict[str, Any] = {"fontsize": 7, "path_effects": halo(), "arrowprops": line, **CENTRED}
     texts = [
         axis.annotate(name, point, point, **style)
         for name, point in zip(names, points, strict=True)

@@ -11,8 +11,8 @@ from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
 from demo_sdtps.reports.analysis import rank_lists, rank_rows
-from demo_sdtps.reports.figures import hide_ticks, images, label, np, plt, room, save, spread
-from demo_sdtps.reports.palette import MATCH, TEXT, WRONG
+from demo_sdtps.reports.figures import hide_ticks, images, ink, label, np, plt, room, save, spread
+from demo_sdtps.reports.palette import MATCH, WRONG
 
 BEST = 10
 
@@ -51,9 +51,10 @@ def draw_ranks(
         late = f"\nfirst hit at rank {first}" if first > len(hits) else ""
         draw_list(cfg, row, data, sample, f"query{late}", hits)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
-    order = ", ".join(cfg.MODEL.MODALITIES)
+    names = cfg.MODEL.MODALITIES
+    order = f"; {', '.join(names)} from top to bottom" if len(names) > 1 else ""
     figure.suptitle(
-        f"queries and their best ten, ✓ match, ✗ another identity; {order} from top to bottom\n"
+        f"queries and their best ten, ✓ match, ✗ another identity{order}\n"
         f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}"
     )
     return save(figure, path)
@@ -68,7 +69,7 @@ def draw_list(
     nearest: Sequence[tuple[int, float, bool]],
 ) -> None:
     """A row of axes: the query, a sample, with its title, then the `nearest`: (sample, distance, whether it is a match)."""
-    cells = [(query, title, TEXT)]
+    cells = [(query, title, ink())]
     for place, (index, distance, is_match) in enumerate(nearest, start=1):
         mark, colour = ("✓", MATCH) if is_match else ("✗", WRONG)
         cells.append((index, f"{place} {mark} d = {distance:.3g}", colour))

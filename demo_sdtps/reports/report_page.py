@@ -1,13 +1,9 @@
 """The page of tools/report.py --html: one file with everything in it, which makes no request."""
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import with_values
@@ -26,15 +22,11 @@ from demo_sdtps.reports.analysis import (
     camera_rows,
     finite_or_none,
 )
-from demo_sdtps.reports.figures import images
-from demo_sdtps.reports.palette import AS_DATA
-from demo_sdtps.reports.tokens import description, patch_grids
+from demo_sdtps.reports.page import kept_patches, render, source, stack_images, thumbnail
 from demo_sdtps.runtime.files import atomic_write
-from demo_sdtps.runtime.progress import progress
 
 EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
-TEMPLATES = Path(__file__).resolve().parent / "templates"
-SCRIPTS = ("report.js", "report_ranks.js", "report_plots.js")
+SCRIPTS = ("page.js", "report_ranks.js", "ranks.js", "report_plots.js")
 SECTIONS = {
     "results": "Results",
     "cross-modal": "Any modality against any",
@@ -48,7 +40,6 @@ SECTIONS = {
     "ranks": "Rank lists",
     "settings": "Configuration",
 }
-SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, JPEG's quality
 
 
 class RunFigures(NamedTuple):
@@ -75,37 +66,39 @@ def write_page(
     """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `runs` are the run, and those
     that it is compared with, by OUTPUT_DIR, `untrained` is the record of the model before training, `cross_modal` the result of
     `rank_sets`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
     indices = page_samples(data, analysis)
     samples = [data.samples[index] for index in indices]
-    shown = samples[:thumbnails]
+    shown, modalities = samples[:thumbnails], cfg.MODEL.MODALITIES
     sections = dict(SECTIONS)
     if len(runs) == 1:
         del sections["comparison"]
-    kept = token_images(cfg, model, shown) if model.sdtps or model.slimming else None
+    if len(modalities) == 1:
+        del sections["cross-modal"]
     cameras = [camera + 1 for camera in analysis.cameras.cameras]
     content = {
-        "modalities": cfg.MODEL.MODALITIES,
+        "modalities": modalities,
         "stacked": stack_images(cfg),
-        "kept": kept,
-        "palette": AS_DATA,
+        "kept": kept_patches(cfg, model, shown, modalities),
         "runs": [{"name": name, "records": run.records} for name, run in runs.items()],
         "patterns": list(tables.PATTERN_NAMES.values()),
         "samples": [sample_labels(cfg, sample) for sample in samples],
-        "thumbnails": make_thumbnails(cfg, shown),
+        "thumbnails": list(
+            parallel(
+                lambda sample: thumbnail(cfg, sample, modalities),
+                shown,
+                "making thumbnails",
+                "triplet",
+            )
+        ),
         **results(data, analysis, {index: place for place, index in enumerate(indices)}),
     }
-    templates = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    page = templates.get_template("report.html").render(
+    page = render(
+        "report.html",
+        content,
+        [get_plotlyjs(), *map(source, SCRIPTS)],
+        files=False,
         title=Path(cfg.OUTPUT_DIR).resolve().name,
         caption=tables.reid_caption(named_by_folder(cfg), data),
         runs=runs,
@@ -133,9 +126,6 @@ def write_page(
         worst=len(analysis.worst),
         nearest=NEAREST,
         settings=named_by_folder(cfg).dump(),
-        content=content,
-        style=source("report.css"),
-        scripts=[get_plotlyjs(), *map(source, SCRIPTS)],
     )
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
@@ -156,10 +146,6 @@ def differing(cfgs: Sequence[CfgNode]) -> dict[str, list[object]]:
         for key, value in first.items()
         if key not in ("OUTPUT_DIR", "TEST.WEIGHT") and any(other[key] != value for other in others)
     }
-
-
-def source(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def page_samples(data: TestData, analysis: Analysis) -> list[int]:
@@ -216,44 +202,3 @@ def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[s
             "places": as_lists(analysis.embeddings),
         },
     }
-
-
-def stack_images(cfg: CfgNode) -> bool:
-    """Whether a thumbnail has the images of its modalities one above the other: wide ones."""
-    height, width = cfg.INPUT.SIZE_TEST
-    return width > height
-
-
-def make_thumbnails(cfg: CfgNode, samples: list[Sample]) -> list[str]:
-    """The images of each triplet as a single JPEG, in base64."""
-
-    def encode(sample: Sample) -> str:
-        triplet = np.concatenate(images(cfg, sample), axis=0 if stack_images(cfg) else 1)
-        ratio = min(1, SIDE / max(cfg.INPUT.SIZE_TEST))
-        size = [max(1, round(ratio * length)) for length in triplet.shape[1::-1]]
-        file = io.BytesIO()
-        Image.fromarray(triplet).resize((size[0], size[1])).save(file, "JPEG", quality=QUALITY)
-        return base64.b64encode(file.getvalue()).decode()
-
-    return list(parallel(encode, samples, "making thumbnails", "triplet"))
-
-
-def token_images(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, Any]:
-    """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
-    and in base64."""
-    size, (rows, columns) = cfg.TEST.IMS_PER_BATCH, model.backbone.grid_size
-    bits: dict[str, list[str]] = {}
-    text = ""
-    for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
-        batch = samples[start : start + size]
-        grids = patch_grids(cfg, model, batch)
-        text = text or description(cfg, model, grids)
-        for name, by_modality in grids.items():
-            kept = np.zeros((len(batch), len(cfg.MODEL.MODALITIES), rows * columns), bool)
-            for place, modality in enumerate(cfg.MODEL.MODALITIES):
-                if modality in by_modality:  # nothing is kept of a missing one
-                    kept[:, place] = by_modality[modality][:, 0].flatten(1) > 0
-            packed = np.packbits(kept.reshape(len(batch), -1), axis=1)
-            encoded = [base64.b64encode(row.tobytes()).decode() for row in packed]
-            bits.setdefault(name, []).extend(encoded)
-    return {"rows": rows, "columns": columns, "bits": bits, "description": text}

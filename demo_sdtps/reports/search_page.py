@@ -1,34 +1,30 @@
-"""The hits of tools/search.py: printed, as CSV, and as a page with small images, one HTML file without any other."""
+"""The hits of tools/search.py: printed, as CSV, and as a page like the report's."""
 
 import argparse
-import base64
-import io
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment
-from PIL import Image
-
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.cli import count_of, print_lines
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import decode
+from demo_sdtps.reports.page import kept_patches, render, source, stack_images, thumbnail
 from demo_sdtps.retrieval.nearest import write_csv
 from demo_sdtps.retrieval.search import Found, Hit
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
-SIDE, QUALITY = 128, 80  # longest side of an image in pixels, and its quality as JPEG
 # of the images on a page; queries beyond are left out, which the page says
 THUMBNAIL_BYTES = 15 << 20
 MOST_HITS = 50  # hits of a query on the page
+MOST_KEPT = 500  # triplets with their kept patches, for which the model runs
 PRINTED = 5  # queries whose hits are printed
-
-PAGE = Path(__file__).resolve().parent / "templates" / "search.html"
+SCRIPTS = ("page.js", "search.js", "ranks.js")
 
 
 def show(arguments: argparse.Namespace, result: Found) -> None:
@@ -44,15 +40,16 @@ def show(arguments: argparse.Namespace, result: Found) -> None:
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
             lines = [f"Wrote {arguments.output}, {len(content) / 2**20:.1f} MiB: {shown}"]
         if arguments.csv:
-            judged = ("probability", "unknown") if is_calibrated(result) else ()
-            write_csv(
-                stack.enter_context(atomic_write(arguments.csv)),
-                [query.file for query in result.queries],
-                [[csv_values(hit) for hit in hits] for hits in result.hits],
-                judged,
-            )
+            write_hits(result, stack.enter_context(atomic_write(arguments.csv)))
             lines = [f"Wrote {arguments.csv}, hits: {sum(map(len, result.hits))}", *lines]
     print_lines(*(lines or hits_table(result)), *omissions(result.broken))
+
+
+def write_hits(result: Found, path: Path) -> None:
+    """Write the hits as CSV."""
+    judged = ("probability", "unknown") if is_calibrated(result) else ()
+    values = [[csv_values(hit) for hit in hits] for hits in result.hits]
+    write_csv(path, [query.file for query in result.queries], values, judged)
 
 
 def omissions(broken: dict[str, str]) -> list[str]:
@@ -99,38 +96,76 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
 
     The gallery has the name of its folder, as the page may be shown where the path means nothing.
     """
-    rows: list[list[tuple[str, Triplet]]] = []
-    size, longest = 0, max(map(len, result.hits))
+    cfg, model = result.reid.cfg, result.reid.model
+    present = {name for hits in result.hits for hit in hits for name in hit.triplet.modalities}
+    present.update(name for query in result.queries for name in query.modalities)
+    modalities = [name for name in cfg.MODEL.MODALITIES if name in present]
+    longest = max(map(len, result.hits))
     most = min(MOST_HITS, longest)
+    images: dict[Triplet, str] = {}  # by triplet, in the order of the page's samples
+    rows: list[tuple[Triplet, list[Hit]]] = []
+    size = 0
     pairs = list(zip(result.queries, result.hits, strict=True))
     for query, hits in progress(pairs, "drawing", unit="query"):
-        row = [("query", query)]
-        for rank, hit in enumerate(hits[:most], start=1):
-            judged = f", {hit_text(hit)}" if hit.probability is not None else ""
-            row.append((f"{rank}: d = {hit.distance:.4f}{judged}", hit.triplet))
-        size += sum(len(thumbnail(path)) for _, triplet in row for path in triplet.paths if path)
+        needed = [query, *(hit.triplet for hit in hits[:most])]
+        more = {
+            triplet: thumbnail(cfg, as_sample(triplet), modalities)
+            for triplet in dict.fromkeys(needed)
+            if triplet not in images
+        }
+        size += sum(map(len, more.values()))
         if rows and size > THUMBNAIL_BYTES:
             break
-        rows.append(row)
+        images |= more
+        rows.append((query, hits[:most]))
     shown = f"queries: {len(result.queries)}, hits of each: {longest}"
     if len(rows) < len(result.queries) or most < longest:
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
-    modalities = [
-        (place, name)
-        for place, name in enumerate(MODALITIES)
-        if any(triplet.paths[place] for row in rows for _, triplet in row)
-    ]
-    template = Environment(autoescape=True).from_string(PAGE.read_text(encoding="utf-8"))
-    about = {"gallery": gallery.resolve().name, "shown": shown, "distance": result.distance}
-    page = template.render(
-        about,
+    place = {triplet: number for number, triplet in enumerate(images)}
+    of_model = [as_sample(triplet) for triplet in list(images)[:MOST_KEPT]]
+    content = {
+        "modalities": modalities,
+        "stacked": stack_images(cfg),
+        "kept": kept_patches(cfg, model, of_model, modalities),
+        "samples": [{"name": triplet.name, "files": files_of(triplet, link)} for triplet in images],
+        "thumbnails": list(images.values()),
+        "queries": [
+            {
+                "sample": place[query],
+                "nearest": [
+                    (
+                        place[hit.triplet],
+                        hit.distance,
+                        None if hit.probability is None else hit_text(hit),
+                    )
+                    for hit in hits
+                ],
+            }
+            for query, hits in rows
+        ],
+    }
+    page = render(
+        "search.html",
+        content,
+        map(source, SCRIPTS),
+        title=f"Hits in {gallery.resolve().name}",
+        files=True,
+        shown=shown,
+        distance=result.distance,
         judged=is_calibrated(result),
-        rows=rows,
-        modalities=modalities,
-        thumbnail=thumbnail,
-        link=link,
+        most_kept=MOST_KEPT,
     )
     return page, shown
+
+
+def as_sample(triplet: Triplet) -> Sample:
+    return Sample(triplet.paths, UNKNOWN, UNKNOWN)
+
+
+def files_of(triplet: Triplet, link: Callable[[str], str]) -> dict[str, str]:
+    """The addresses of the images of a triplet, by modality."""
+    paths = zip(MODALITIES, triplet.paths, strict=True)
+    return {name: link(path) for name, path in paths if path}
 
 
 def link(path: str, folder: Path) -> str:
@@ -139,13 +174,3 @@ def link(path: str, folder: Path) -> str:
         return quote(os.fsencode(Path(os.path.relpath(path, folder)).as_posix()))
     except ValueError:
         return Path(path).resolve().as_uri()
-
-
-@lru_cache(maxsize=8192)  # many queries may have the same hits
-def thumbnail(path: str) -> str:
-    """An image within `SIDE` × `SIDE` pixels, as JPEG in base64."""
-    image = Image.fromarray(decode(path).permute(1, 2, 0).numpy())
-    image.thumbnail((SIDE, SIDE))
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=QUALITY)
-    return base64.b64encode(content.getvalue()).decode()

@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_da
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption, reid_record
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import load_weights
-from demo_sdtps.reports.figures import kind, name_points, np, plt, save
-from demo_sdtps.reports.palette import NEUTRAL, TEXT
+from demo_sdtps.reports.figures import ink, kind, plt, save
+from demo_sdtps.reports.palette import NEUTRAL
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
@@ -132,7 +132,7 @@ def row(point: CurvePoint) -> str:
 
 def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -> Path:
     """mAP over the share of the operations, a curve for each score."""
-    figure, axes = plt.subplots(figsize=(9, 5.5))
+    figure, axes = plt.subplots(figsize=(9, 6.5))
     places = [(100 * point.operations, 100 * point.mAP) for point in points]
     of_points = list(zip(points, places, strict=True))
     scores = list(dict.fromkeys(point.score for point in points[1:] if not point.own))
@@ -142,14 +142,42 @@ def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -
     axes.axhline(places[0][1], color=NEUTRAL, linestyle="--", linewidth=1, label="dense")
     for point, place in of_points:
         if point.own:
-            text = f"{point.score}, {AS_TRAINED}"
-            axes.plot(*place, "*", color=TEXT, markersize=14, label=text)
+            text = f"{point.score}, {AS_TRAINED}: {setting_text(point)}"
+            axes.plot(*place, "*", color=ink(), markersize=14, label=text)
     axes.set_xlabel("operations of the backbone against the dense model, %")
     axes.set_ylabel(f"mAP of {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}, %")
-    axes.set_title(caption, fontsize=8)
-    axes.legend()
+    figure.suptitle(caption, fontsize=8)
+    # below the curves, which then pass through no text
+    figure.legend(loc="outside lower center", ncols=2)
     # the others share the settings of the first
-    named = [pair for pair in of_points if pair[0].own or pair[0].score in scores[:1]]
-    labels = [f"{point.keep} after {point.blocks}" for point, _ in named]
-    name_points(axes, np.array([place for _, place in named]), labels, gap=12)
+    named = [pair for pair in of_points if pair[0].score in scores[:1] and not pair[0].own]
+    name_settings(axes, {setting_text(point): place[0] for point, place in named})
     return save(figure, path)
+
+
+def setting_text(point: CurvePoint) -> str:
+    return f"{point.keep} after {point.blocks}"
+
+
+def name_settings(axes: plt.Axes, places: Mapping[str, float]) -> None:
+    """Name settings above the plot, upright, each with a line from its place on the horizontal axis; names that would collide
+    move to the right."""
+    low, high = axes.get_xlim()
+    across = axes.get_xaxis_transform()
+    line = {"arrowstyle": "-", "linewidth": 0.5, "color": NEUTRAL}
+    least = low
+    for text, place in sorted(places.items(), key=lambda item: item[1]):
+        start = max(place, least)
+        axes.annotate(
+            text,
+            (place, 1),
+            (start, 1.04),
+            across,
+            across,
+            line,
+            fontsize=7,
+            rotation=90,
+            ha="center",
+        )
+        axes.axvline(place, color=NEUTRAL, linewidth=0.5, linestyle=":", zorder=0)
+        least = start + (high - low) / 50

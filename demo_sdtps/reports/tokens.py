@@ -45,7 +45,7 @@ def draw_tokens(
             grids[f"{number} {name}"] = list(of_model.values())[-1]
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
     width, height = figures.room(cfg, 2.1)
-    inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1
+    inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1.5
     figure, axes = plt.subplots(len(chosen), len(rows[0]), figsize=inches, squeeze=False)
     for sample, row, panels_of_row in zip(chosen, axes, rows, strict=True):
         for axis, panel in zip(row, panels_of_row.values(), strict=True):
@@ -105,18 +105,21 @@ def cover_patches(image: np.ndarray, mask: torch.Tensor) -> np.ndarray:
 
 
 def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
-    """What keeps patches, and how many of them at each of the `patch_grids`."""
-    by = []
-    if model.slimming:
-        by.append(f"slimming ({cfg.MODEL.SLIM_SCORE}, after {list(model.slimming.blocks)})")
-    if model.sdtps:
-        by.append(type(model.sdtps).__name__)
+    """What keeps patches, and how many of them at each of the `patch_grids`, as a sentence without its full stop."""
     counts = []
     for by_modality in grids.values():
         kept = torch.stack(list(by_modality.values()))[:, :, 0].sum(dim=(2, 3)).int()
         ends = dict.fromkeys([int(kept.min()), int(kept.max())])
         counts.append(" to ".join(map(str, ends)))
-    return f"{' and '.join(by)}: {', '.join(counts)} of {model.backbone.num_patches} patches per modality are kept"
+    parts = []
+    if model.slimming:
+        blocks = model.slimming.blocks
+        places = [f"after block {block}" if block else "before the first block" for block in blocks]
+        stages = " and ".join(map(" ".join, zip(counts, places, strict=False)))
+        parts.append(f"slimming ({cfg.MODEL.SLIM_SCORE}) keeps {stages}")
+    if model.sdtps:
+        parts.append(f"{type(model.sdtps).__name__} {counts[-1]}")
+    return f"Of the {model.backbone.num_patches} patches of each image, {', and '.join(parts)}"
 
 
 def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:

@@ -59,12 +59,14 @@ class Hit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Queries, the hits of each, whose distances are `distance`, and what is wrong with images that were left out, by path."""
+    """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, and the
+    model."""
 
     queries: Sequence[Triplet]
     hits: list[list[Hit]]
     distance: str
     broken: dict[str, str]
+    reid: Extractor
 
 
 def search(
@@ -117,7 +119,7 @@ def search(
             if queries
             else []
         )
-        return Found(queries, hits, RERANKED if is_reranked else SQUARED, broken)
+        return Found(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
 
 
 def hits_of(

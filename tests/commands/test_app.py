@@ -38,6 +38,10 @@ main()
 """
 """The command, which says what it asks for outside of this machine."""
 WORDS = ("--weight", "last.pth", "--gallery", "gallery")
+TEXTS = (
+    "return ['figcaption b', 'figcaption a', '.query figcaption']"
+    ".map((css) => [...document.querySelectorAll(css)].map((one) => one.textContent))"
+)
 
 
 needs_gradio = pytest.mark.skipif(
@@ -106,29 +110,35 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         def titles():
             driver.switch_to.default_content()
             driver.switch_to.frame(driver.find_element("css selector", "iframe[title=hits]"))
-            actual = (
-                page.texts("figcaption strong"),
-                page.texts("figcaption .name"),
-                page.texts("figure.query .missing"),
-            )
-            return actual if len(actual[2]) == 1 else None
+            # at once, as the page may be replaced in between
+            numbers, names, query = page.run(TEXTS)
+            return (numbers, names) if "".join(query).endswith("without NI") else None
 
-        numbers, names, _ = until(titles)
+        numbers, names = until(titles)
+        # the frame is as high as its page
+        assert page.run("return document.documentElement.scrollHeight <= window.innerHeight")
         assert numbers[0] == "query" and len(numbers) == 4
         assert page.texts("h1") == ["Hits in gallery"]
-        page.click("li:nth-child(2) a.box")
-        assert until(lambda: page.run("return document.querySelector('dialog img').naturalWidth"))
+        assert page.texts("#kept option") == ["off", "SDTPS"]
+        page.click(".near .triplet")
+        assert until(lambda: page.run("return document.querySelector('dialog .file').naturalWidth"))
         driver.switch_to.default_content()
-        # the picture of the kept patches
-        assert until(
-            lambda: page.run(
-                "return [...document.images].some((one) => one.src.includes('/file=') && "
-                "one.naturalWidth > 400)"
-            )
-        )
+        # the picture of the scores
+        picture = "return document.querySelector('picture img')?.naturalWidth > 400"
+        assert until(lambda: page.run(picture))
+        assert page.texts("h1") == ["Search in gallery"] and "drop" in page.texts("p")[0].lower()
+        enabled = "return [...document.querySelectorAll('button')].filter((one) => !one.disabled).map((one) => one.textContent.trim())"
+        assert {"Download as page", "Download as CSV"} <= {*page.run(enabled)}
         for width in (1400, 400):
             page.show(width, "light")
             assert page.run("return document.documentElement.scrollWidth") <= width
+        # a file that is no image is told of; an example is searched for
+        (place / "bad.jpg").write_text("no image")
+        driver.find_element("css selector", "input[type=file]").send_keys(str(place / "bad.jpg"))
+        alert = until(lambda: page.texts("[role=alert]"))
+        assert alert and alert[0].startswith("bad.jpg is no image")
+        page.click(".gallery-item, tbody tr")
+        assert until(lambda: driver.find_elements("css selector", "iframe[title=hits]"))
         asked = requests_of(driver)
         assert len(asked) > 5 and all(url.startswith(address) for url in asked), asked
     assert "asked for" not in (place / "output.txt").read_text()

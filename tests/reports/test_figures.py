@@ -9,6 +9,7 @@ import pytest
 import torch
 from commands import ROOT
 from numeric import numpy_generator
+from PIL import Image
 
 from demo_sdtps.config.cli import PICTURE
 from demo_sdtps.reports import palette
@@ -16,7 +17,9 @@ from demo_sdtps.reports.figures import (
     GREY,
     OPACITY,
     apart,
+    dark,
     heat_map,
+    ink,
     kind,
     name_points,
     plt,
@@ -133,6 +136,24 @@ def test_labels_do_not_cover_each_other(tmp_path):
         boxes = [plt.Text.get_window_extent(text) for text in axis.texts]
         assert not boxes[0].overlaps(boxes[1])
         assert save(figure, tmp_path / f"x{suffix}").read_bytes().startswith(magic)
+
+
+def test_a_dark_figure_is_light_on_nothing_and_keeps_its_colours(tmp_path):
+    def draw(path):
+        figure, axis = plt.subplots()
+        axis.bar([0], [1], width=9)
+        axis.set(xlim=(-1, 1), ylim=(0, 2))
+        figure.suptitle("title")
+        with Image.open(save(figure, path)) as image:
+            return np.asarray(image.convert("RGBA"))
+
+    light, colours = draw(tmp_path / "light.png"), ink()
+    with dark():
+        assert colours == "#000000" and ink() == "white"
+        pixels = draw(tmp_path / "dark.png")
+    assert light[0, 0].tolist() == [255, 255, 255, 255] and pixels[0, 0, 3] == 0
+    assert (pixels == light).all(axis=2).sum() > 10_000  # of the bar
+    assert ink() == colours
 
 
 @pytest.mark.parametrize(

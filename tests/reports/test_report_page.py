@@ -376,6 +376,11 @@ OTHERS = {
             "TEST.RETURN_PATTERN": "2",
         },
     ),
+    "RGB alone": (
+        write_msvr310,
+        CONFIG,
+        {"DATASETS.NAMES": "MSVR310", "MODEL.MODALITIES": "[RGB]"},
+    ),
 }
 
 
@@ -388,11 +393,15 @@ def test_other_data_and_models(driver, tmp_path, kind):
     )
     assert call(["--run", run, "--html", tmp_path / "x.html"], report.main) == 0
     page = Page(driver, tmp_path / "x.html")
-    wide = write is write_rgbnt100
+    wide, alone = write is write_rgbnt100, kind == "RGB alone"
+    # nothing on several modalities where there is one
+    shown = page.texts("main")[0]
+    assert ("left to right" in shown or "top to bottom" in shown) != alone
+    assert bool(page.texts("#cross-modal, .missing, [href='#cross-modal']")) != alone
     assert page.errors() == [] and page.run("return DATA.queries.length") == len(actual["query"])
     assert (page.texts("#kept option") == []) == wide
     assert page.run(
         "const [image] = document.images; return [image.naturalWidth, image.naturalHeight]"
-    ) == ([32, 3 * 16] if wide else [3 * 16, 32])
+    ) == ([32, 3 * 16] if wide else [16 if alone else 3 * 16, 32])
     matrix = np.array(page.texts("#cameras .matrix td")).reshape(3, 3)
     assert (matrix.diagonal() == "").all() == wide  # other scenes of a camera count

@@ -1,7 +1,5 @@
-// The worst queries, and rank lists with their filters.
-const PER_PAGE = 10;
+// The tables by return pattern, the worst queries, and the filters of the rank lists.
 const filters = { identity: byId("by-identity"), camera: byId("by-camera"), sort: byId("sort"), failures: byId("failures") };
-let page = 0;
 
 const sampleOf = (query) => DATA.samples[query.sample];
 const precision = (query) => (query.ap === null ? "no match, not scored" : `AP ${percent(query.ap)} %`);
@@ -34,38 +32,17 @@ function chosenQueries() {
     .sort(ORDERS[filters.sort.value]);
 }
 
-function showRanks() {
-  const found = chosenQueries();
-  const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
-  page = Math.min(Math.max(page, 0), pages - 1);
-  const shown = found.slice(page * PER_PAGE, (page + 1) * PER_PAGE);
-  byId("count").textContent = found.length
-    ? `Queries ${page * PER_PAGE + 1} to ${page * PER_PAGE + shown.length} of ${found.length}`
-    : "No query is left; reset the filters.";
-  byId("pages").textContent = `Page ${page + 1} of ${pages}`;
-  byId("previous").disabled = page === 0;
-  byId("next").disabled = page === pages - 1;
-  byId("rank-list").replaceChildren(...shown.map((query) =>
-    element("article", "list", queryFigure(query), element("div", "near", ...query.nearest.map(nearFigure)))));
-}
-
-function turn(pages) {
-  page += pages;
-  showRanks();
-  byId("ranks").scrollIntoView();
-}
-
 fill(filters.identity, DATA.queries.map((query) => sampleOf(query).identity));
 fill(filters.camera, DATA.queries.map((query) => sampleOf(query).camera));
-byId("filters").addEventListener("change", () => { page = 0; showRanks(); });
-// After the controls have their first values again.
-byId("filters").addEventListener("reset", () => setTimeout(() => { page = 0; showRanks(); }));
-byId("filters").addEventListener("submit", (event) => event.preventDefault());
-byId("previous").addEventListener("click", () => turn(-1));
-byId("next").addEventListener("click", () => turn(1));
-showRanks();
-
 byId("worst-list").append(...DATA.worst.map((place) => {
   const query = DATA.queries[place];
   return element("article", "", queryFigure(query), element("div", "near", ...query.nearest.slice(0, 3).map(nearFigure)));
 }));
+
+for (const input of document.querySelectorAll("[name=pattern], [name=compared]")) {
+  input.addEventListener("change", () => {
+    for (const table of document.querySelectorAll(`.missing[data-name=${input.name}]`)) {
+      table.hidden = table.dataset.pattern !== input.value;
+    }
+  });
+}

@@ -8,7 +8,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.reports.figures import spread
-from demo_sdtps.reports.tokens import panels, patch_grids, token_samples
+from demo_sdtps.reports.tokens import description, panels, patch_grids, token_samples
 
 SLIM = (
     "MODEL.SLIM_BLOCKS",
@@ -50,11 +50,12 @@ def grids_of(root, tmp_path, *more):
     )
     model, splits = load_model_and_data(cfg, ("query",))
     samples = splits["query"][:3]
-    return cfg, samples, patch_grids(cfg, model, samples)
+    grids = patch_grids(cfg, model, samples)
+    return cfg, samples, grids, description(cfg, model, grids)
 
 
 def test_what_is_kept_has_the_highest_scores(tiny_root, tmp_path):
-    _, samples, grids = grids_of(tiny_root, tmp_path)
+    _, samples, grids, text = grids_of(tiny_root, tmp_path)
     assert list(grids) == ["stage 1", "stage 2", "SDTPS"]
     reached = torch.ones(len(samples), 32, dtype=torch.bool)
     for by_modality in grids.values():
@@ -66,11 +67,13 @@ def test_what_is_kept_has_the_highest_scores(tiny_root, tmp_path):
                 assert scores[mask].min() >= left.max()
         reached = kept.bool() if by_modality is not grids["SDTPS"] else reached
     assert [int(grid["NI"][0, 0].sum()) for grid in grids.values()] == [16, 8, 4]
+    assert text.startswith("Of the 32 patches of each image, slimming (")
+    assert ") keeps 16 before the first block and 8 after block 2, and SDTPS 4" in text
 
 
 def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
     for words, shared in (((), True), (("MODEL.SLIM_SHARED", "False"), False)):
-        cfg, samples, grids = grids_of(tiny_root, tmp_path, "MODEL.USE_SDTPS", "False", *words)
+        cfg, samples, grids, _ = grids_of(tiny_root, tmp_path, "MODEL.USE_SDTPS", "False", *words)
         titles = list(panels(cfg, samples[0], grids, 0))
         assert [title for title in titles if title in MODALITIES] == list(MODALITIES)
         stage_titles = [title for title in titles if "stage 1" in title]
@@ -81,7 +84,7 @@ def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
 
 
 def test_a_missing_modality_keeps_nothing(tiny_root, tmp_path):
-    cfg, samples, grids = grids_of(tiny_root, tmp_path, "TEST.MISS", "nt")
+    cfg, samples, grids, _ = grids_of(tiny_root, tmp_path, "TEST.MISS", "nt")
     assert [list(by_modality) for by_modality in grids.values()] == [["RGB"]] * 3
     assert not [
         title

@@ -27,7 +27,8 @@ preferred.addEventListener("change", () => setTheme(preferred.matches));
 setTheme(preferred.matches);
 
 function nameOf(index) {
-  const { identity, camera, scene } = DATA.samples[index];
+  const { identity, camera, scene, name } = DATA.samples[index];
+  if (identity === undefined) return name;
   // Non-breaking spaces: lines end after a comma.
   return `id\u00a0${identity}, camera\u00a0${camera}${scene === undefined ? "" : `, scene\u00a0${scene}`}`;
 }
@@ -54,6 +55,7 @@ function figure(index, className, ...lines) {
   }
   const caption = element("figcaption", "", ...lines.flatMap((line, place) => (place ? [element("br", ""), line] : [line])));
   const whole = element("figure", `sample ${className}`, triplet, caption);
+  whole.dataset.index = index;
   whole.title = DATA.samples[index].name;
   return whole;
 }
@@ -61,12 +63,12 @@ function figure(index, className, ...lines) {
 // Covers the patches that are dropped: a canvas of one pixel per patch, which is stretched over the images.
 function drawKept(canvas) {
   const { rows, columns, bits } = DATA.kept;
-  const chosen = byId("kept").value;
-  canvas.hidden = !chosen;
-  if (!chosen) return;
+  const kept = bits[byId("kept").value]?.[canvas.dataset.sample];
+  canvas.hidden = !kept;
+  if (!kept) return;
   const many = DATA.modalities.length;
   [canvas.width, canvas.height] = DATA.stacked ? [columns, many * rows] : [many * columns, rows];
-  const packed = atob(bits[chosen][canvas.dataset.sample]);
+  const packed = atob(kept);
   const context = canvas.getContext("2d");
   context.fillStyle = `rgba(${DATA.palette.dropped.join(",")})`;
   for (let place = 0; place < many * rows * columns; place++) {
@@ -87,12 +89,24 @@ shape.addEventListener("load", () => {
 });
 shape.src = `data:image/jpeg;base64,${DATA.thumbnails[0]}`;
 
-for (const input of document.querySelectorAll("[name=pattern], [name=compared]")) {
-  input.addEventListener("change", () => {
-    for (const table of document.querySelectorAll(`.missing[data-name=${input.name}]`)) {
-      table.hidden = table.dataset.pattern !== input.value;
-    }
+// Its files over the small images, which stay where a file is gone or of a format that browsers do not read, and links to them.
+function showFiles(whole) {
+  const { files } = DATA.samples[whole.dataset.index];
+  if (!files) return;
+  const [side, length] = DATA.stacked ? ["top", "height"] : ["left", "width"];
+  const links = element("p", "");
+  DATA.modalities.forEach((modality, place) => {
+    if (!files[modality]) return;
+    const image = element("img", "file");
+    Object.assign(image.style, { [side]: `${(100 * place) / DATA.modalities.length}%`, [length]: `${100 / DATA.modalities.length}%` });
+    image.addEventListener("error", () => image.remove());
+    image.src = files[modality];
+    whole.querySelector(".triplet img").after(image);
+    const link = element("a", "", `open ${modality}`);
+    [link.href, link.target] = [files[modality], "_blank"];
+    links.append(link, " ");
   });
+  whole.append(links);
 }
 
 // A click on a triplet, or Enter, shows it as large as the window allows; another closes it.
@@ -104,7 +118,13 @@ function enlarge(event) {
   const copy = triplet.parentElement.cloneNode(true);
   copy.querySelectorAll("canvas").forEach(drawKept);
   copy.querySelector(".triplet").removeAttribute("tabindex");
+  showFiles(copy);
   large.replaceChildren(copy);
+  // The application's frame is as high as its page: what is seen of it is in its parent's window.
+  const frame = window.frameElement;
+  const height = Math.min(innerHeight, frame ? parent.innerHeight : innerHeight);
+  large.style.setProperty("--window", `${height}px`);
+  if (frame) large.style.marginTop = `${Math.max(0, Math.min(-frame.getBoundingClientRect().top, innerHeight - height))}px`;
   large.showModal();
 }
 

@@ -1,0 +1,83 @@
+"""What the pages of reports and searches share: one HTML file with everything in it, triplets as small images, kept patches."""
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from yacs.config import CfgNode
+
+from demo_sdtps.datasets import Sample
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.reports.figures import images
+from demo_sdtps.reports.palette import AS_DATA
+from demo_sdtps.reports.tokens import description, patch_grids
+from demo_sdtps.runtime.progress import progress
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+SIDE, QUALITY = 128, 80  # of a thumbnail: the longer side of each image in pixels, JPEG's quality
+
+
+def render(template: str, content: dict[str, Any], scripts: Iterable[str], **about: object) -> str:
+    """The page of a template, with `content` for its scripts."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    content = {**content, "palette": AS_DATA}
+    about |= {"content": content, "style": source("page.css"), "scripts": list(scripts)}
+    return templates.get_template(template).render(about)
+
+
+def source(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def stack_images(cfg: CfgNode) -> bool:
+    """Whether a thumbnail has the images of its modalities one above the other: wide ones."""
+    height, width = cfg.INPUT.SIZE_TEST
+    return width > height
+
+
+def thumbnail(cfg: CfgNode, sample: Sample, modalities: Sequence[str]) -> str:
+    """The images of a triplet, as the model sees them, as a single JPEG in base64."""
+    triplet = np.concatenate(images(cfg, sample, modalities), axis=0 if stack_images(cfg) else 1)
+    ratio = min(1, SIDE / max(cfg.INPUT.SIZE_TEST))
+    size = [max(1, round(ratio * length)) for length in triplet.shape[1::-1]]
+    file = io.BytesIO()
+    Image.fromarray(triplet).resize((size[0], size[1])).save(file, "JPEG", quality=QUALITY)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def kept_patches(
+    cfg: CfgNode, model: DeMo, samples: list[Sample], modalities: Sequence[str]
+) -> dict[str, Any] | None:
+    """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
+    and in base64; None for a model that keeps all."""
+    if not (model.sdtps or model.slimming):
+        return None
+    size, (rows, columns) = cfg.TEST.IMS_PER_BATCH, model.backbone.grid_size
+    bits: dict[str, list[str]] = {}
+    text = ""
+    for start in progress(range(0, len(samples), size), "kept patches", unit="batch"):
+        batch = samples[start : start + size]
+        grids = patch_grids(cfg, model, batch)
+        text = text or description(cfg, model, grids)
+        for name, by_modality in grids.items():
+            kept = np.zeros((len(batch), len(modalities), rows * columns), bool)
+            for place, modality in enumerate(modalities):
+                if modality in by_modality:  # nothing is kept of a missing one
+                    kept[:, place] = by_modality[modality][:, 0].flatten(1) > 0
+            packed = np.packbits(kept.reshape(len(batch), -1), axis=1)
+            encoded = [base64.b64encode(row.tobytes()).decode() for row in packed]
+            bits.setdefault(name, []).extend(encoded)
+    return {"rows": rows, "columns": columns, "bits": bits, "description": text}

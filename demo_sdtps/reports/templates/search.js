@@ -1,0 +1,40 @@
+// The hits of own images, and the filters of their queries.
+const filters = { name: byId("by-name"), sort: byId("sort"), known: byId("known") };
+
+// A triplet with a link to its first file, and what it lacks.
+function fileFigure(index, className, ...lines) {
+  const { name, files } = DATA.samples[index];
+  const link = element("a", "", name);
+  [link.href, link.target] = [Object.values(files)[0], "_blank"];
+  const absent = DATA.modalities.filter((modality) => !files[modality]);
+  return figure(index, className, ...lines, link, ...(absent.length ? [`without ${absent.join(", ")}`] : []));
+}
+
+const queryFigure = (query) => fileFigure(query.sample, "query", element("b", "", "query"));
+
+function nearFigure([sample, distance, judged], place) {
+  const lines = [element("b", "", `${place + 1}: d = ${distance.toFixed(4)}`), ...(judged ? [judged] : [])];
+  return fileFigure(sample, "", ...lines);
+}
+
+const first = (query) => query.nearest[0]?.[1] ?? Infinity;
+const ORDERS = {
+  order: () => 0,
+  nearest: (a, b) => first(a) - first(b),
+  farthest: (a, b) => first(b) - first(a),
+};
+
+function chosenQueries() {
+  const part = filters.name.value.toLowerCase();
+  return DATA.queries
+    .filter((query) => DATA.samples[query.sample].name.toLowerCase().includes(part))
+    .filter((query) => !filters.known.checked || query.nearest.some(([, , judged]) => judged !== "unknown"))
+    .sort(ORDERS[filters.sort.value]);
+}
+
+// The application has a heading, and a frame as high as the page.
+if (window.frameElement) {
+  document.documentElement.classList.add("framed");
+  const fit = () => { window.frameElement.style.height = `${document.documentElement.offsetHeight}px`; };
+  new ResizeObserver(fit).observe(document.body);
+}
