@@ -10,14 +10,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-try:
-    import simplejpeg
-except ImportError:
-    # not built for this platform: Pillow gives the same pixels and takes about 1.5 times as long
-    simplejpeg = None
-
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import FORMATS
+from demo_sdtps.datasets.pixels import ADVICE, as_rgb, decode_pixels
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -25,17 +19,10 @@ Images = tuple[torch.Tensor | None, ...]
 S = TypeVar("S")
 T = TypeVar("T")
 
-ADVICE = "; replace it or remove its triplet."
-# colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
-PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
-
 
 def decode(path: str, advice: str = ADVICE) -> torch.Tensor:
     """Image as uint8 (3, H, W) with channels last in memory."""
-    pixels = _plain_jpeg(path)
-    if pixels is None:
-        pixels = _by_pillow(path, advice)
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return torch.from_numpy(decode_pixels(path, advice)).permute(2, 0, 1)
 
 
 def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
@@ -45,7 +32,7 @@ def as_image(item: object, advice: str = ADVICE) -> torch.Tensor:
         return decode(os.fspath(item), advice)
     if isinstance(item, Image.Image):
         try:
-            return torch.from_numpy(_as_rgb(item)).permute(2, 0, 1)
+            return torch.from_numpy(as_rgb(item)).permute(2, 0, 1)
         except Exception as error:
             # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
@@ -121,47 +108,3 @@ def parallel(
     """Results of `function` in the order of the items, by threads and with a progress bar."""
     with ThreadPoolExecutor() as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
-
-
-def _plain_jpeg(path: str) -> np.ndarray | None:
-    """Intact JPEG as uint8 (H, W, 3), equal to Pillow's pixels; None for any other file, which Pillow reads or reports."""
-    if simplejpeg is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        if simplejpeg.decode_jpeg_header(data)[2] in PLAIN_COLOURS:
-            return simplejpeg.decode_jpeg(data)
-    except (OSError, ValueError):
-        pass
-    return None
-
-
-def _by_pillow(path: str, advice: str) -> np.ndarray:
-    """Image of any of FORMATS as uint8 (H, W, 3)."""
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            return _as_rgb(image)
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises many types of errors for damaged files
-        reason = getattr(error, "strerror", None) or (
-            " ".join(str(error).split()) if os.path.getsize(path) else "it is empty"
-        )
-        raise UserError(
-            f"The image {path} cannot be read ({reason or type(error).__name__}){advice}"
-        ) from None
-
-
-def _as_rgb(image: Image.Image) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency and rotation; of 16-bit values the upper 8 bits, where Pillow clips grey at 255."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        grey = np.asarray(image) // 256
-        return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
-    if image.mode in ("I", "F"):
-        raise ValueError(
-            "it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits"
-        )
-    if image.mode == "P":  # Pillow warns of its transparency in a direct conversion to RGB
-        image = image.convert("RGBA")
-    return np.array(image.convert("RGB"))
