@@ -75,7 +75,7 @@ class Extractor(
     tags=["re-identification"],
     model_card_template=Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"),
 ):
-    """`Reid` by a checkpoint; a call is one of `features`.
+    """Features of triplets of images, by a trained model: `features`, or a call of it.
 
     `settings` is the configuration as YAML text, `origin` what the model card says of the training (ORIGIN in
     `modeling.checkpoints.loading`), `widths` the columns D of a feature by return pattern, `cameras` the number of cameras that

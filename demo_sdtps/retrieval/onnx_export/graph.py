@@ -37,7 +37,7 @@ class Patterns(nn.Module):
     def __init__(self, model: DeMo, inputs: str = NORMALISED, cfg: CfgNode | None = None):
         super().__init__()
         self.model, self.inputs, cfg = model, inputs, cfg or get_cfg()
-        self.mean, self.std, self.imagenet_mean, self.imagenet_std = (
+        self.pixel_mean, self.pixel_std, self.imagenet_mean, self.imagenet_std = (
             torch.tensor(values)[:, None, None]
             for values in (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD, IMAGENET_MEAN, IMAGENET_STD)
         )
@@ -62,10 +62,12 @@ class Patterns(nn.Module):
         if self.inputs == NORMALISED:
             return image
         if self.inputs == IMAGENET:
-            return (image * self.imagenet_std + self.imagenet_mean - self.mean) / self.std
+            return (
+                image * self.imagenet_std + self.imagenet_mean - self.pixel_mean
+            ) / self.pixel_std
         pixels = F.interpolate(image, self.size, mode="bilinear", antialias=True)
         is_present = pixels.amax(dim=(1, 2, 3), keepdim=True) > 0
-        return (pixels.float() / 255 - self.mean) / self.std * is_present
+        return (pixels.float() / 255 - self.pixel_mean) / self.pixel_std * is_present
 
 
 def export_program(
