@@ -37,6 +37,7 @@ from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
 needs_openvino = pytest.mark.skipif(
     not (find_spec("openvino") and find_spec("nncf")), reason="openvino and nncf are not installed"
 )
+pytestmark = pytest.mark.slow  # test_export_onnx.py has the fast ones
 BATCHES = (1, 2, 7)
 SLIM = shlex.split(
     "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True "
@@ -89,7 +90,7 @@ def test_a_file_gives_the_features_of_its_checkpoint(exported, files):
 
 
 def test_images_of_any_size_are_resized_inside(exported, files, tmp_path):
-    """But for a level of 255, by the file where all sizes are equal and before it where they are not; from every kind of item."""
+    """But for a level of 255, by the file where all sizes are equal and before it where not; from every kind of item."""
     reids = [demo_sdtps.load(path) for path in exported]
     pictures = [Image.open(path).convert("RGB") for path in files["rgb"]]
     large = [picture.resize((41, 77), Image.Resampling.BICUBIC) for picture in pictures]
@@ -109,12 +110,13 @@ def test_commands_take_a_file_as_a_checkpoint(exported, tiny_root, command, tmp_
     """mAP, exported features and hits of a search; a card and the origin are beside it and in it."""
     checkpoint, file = exported
     scores, features, hits = [], [], []
+    root = ("DATASETS.ROOT_DIR", tiny_root)
     for number, weight in enumerate((checkpoint, file)):
         outputs = [tmp_path / f"{number}{suffix}" for suffix in (".json", ".npz", ".csv")]
         photos = tiny_root / "RGBNT201" / "test"
         for main, words in (
-            (test_net.main, ("--json", outputs[0], "TEST.MISS", "t")),
-            (export_features.main, ("--output", outputs[1])),
+            (test_net.main, ("--json", outputs[0], "TEST.MISS", "t", *root)),
+            (export_features.main, ("--output", outputs[1], *root)),
             (
                 search.main,
                 (
@@ -165,7 +167,6 @@ def test_files_that_cannot_be_used_are_named(exported, tmp_path):
         demo_sdtps.load(tmp_path / "plain.onnx")
 
 
-@pytest.mark.slow
 def test_features_need_no_torch(exported, files):
     code = (
         "import sys, demo_sdtps; reid = demo_sdtps.load(sys.argv[1]); "
@@ -175,7 +176,6 @@ def test_features_need_no_torch(exported, files):
     subprocess.run([sys.executable, "-c", code, *words], check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize(
     "settings", [{"score": "saliency"}, {"score": "distinctness", "shared": False}], ids=str
@@ -214,7 +214,6 @@ def test_models_of_slim_are_exported_for_any_batch(case, settings, tmp_path):
                 torch.testing.assert_close(run(images), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["m.onnx", pytest.param("m.xml", marks=needs_openvino)])
 def test_a_slimmed_model_in_a_file_leaves_missing_modalities_out(name, tiny_root, files, tmp_path):
     """With HDM, for every number of triplets; and what a missing modality has no vote in."""
@@ -228,7 +227,6 @@ def test_a_slimmed_model_in_a_file_leaves_missing_modalities_out(name, tiny_root
             check(*paths, shown)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision"),
     [("m.onnx", "int8_static"), pytest.param("m.xml", "int8", marks=needs_openvino)],
@@ -247,7 +245,6 @@ def test_int8_is_calibrated_and_near_float32(name, precision, tiny_root, command
     assert name.endswith("xml") or sizes[0] < sizes[1]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("boxmot"), reason="boxmot is not installed")
 def test_a_model_of_rgb_is_one_of_boxmot(tiny_root, files, tmp_path, monkeypatch):
     """The lines of the page: two boxes of a frame have the features of these crops."""
@@ -257,7 +254,6 @@ def test_a_model_of_rgb_is_one_of_boxmot(tiny_root, files, tmp_path, monkeypatch
     checkpoint, _ = export(tmp_path, tiny_root, "model.onnx", "--input", "imagenet", opts=opts)
     frame = np.zeros((220, 200, 3), np.uint8)
     crops = [cv2.imread(str(path)) for path in files["rgb"][:2]]
-    boxes = [(10, 20), (90, 15)]
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     (lines,) = (
         each for each in page.split("```") if "boxmot" in each and each.startswith("python")
