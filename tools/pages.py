@@ -15,7 +15,7 @@ from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.rows import as_report, headline, markdown_table
-from studies import public_logs
+from studies import mixed_gallery, public_logs
 from studies.figures import draw_costs, draw_rates, draw_results
 from studies.report import difference_text, interval, np, study_markdown
 from studies.results import final_metric, read_result
@@ -205,6 +205,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},
     "keys": configuration_keys,
     "public logs": public_logs.tables,
+    "mixed gallery": lambda: mixed_gallery.table(data("mixed_gallery")),
     **{name: partial(benchmark, name) for name in BENCHMARKS},
     **{f"study {name}": partial(study, name) for name in RESULTS},
 }

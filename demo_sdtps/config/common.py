@@ -14,7 +14,7 @@ def set_of(modalities: Collection[str]) -> int:
 # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
 RETURN_PATTERNS = (1, 2, 3)
 
-# between unequal sets of modalities (TEST.CROSS_MODAL_DISTANCE)
+# of triplets that lack modalities (TEST.CROSS_MODAL_DISTANCE)
 CROSS_MODAL_DISTANCES = ("all", "shared", "pairs")
 
 # missing modalities of a triplet, by first letters (TEST.MISS)

@@ -255,7 +255,7 @@ KEYS = (
     Key(
         "TEST.CROSS_MODAL_DISTANCE",
         "shared",
-        "distance between triplets of unequal sets of modalities, also in a search: of all columns, of "
+        "distance of triplets that lack modalities, also in a search: of all columns, of "
         "those of shared modalities, or the mean over pairs of one modality of each (docs/method.md)",
         CROSS_MODAL_DISTANCES,
     ),

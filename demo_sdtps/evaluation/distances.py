@@ -29,6 +29,10 @@ from demo_sdtps.modeling.fusion import subsets_of
 from demo_sdtps.modeling.layout import make_layout
 
 FARTHEST = 4.0  # the largest squared distance of features of length 1
+COHORT, FEWEST = (
+    1000,
+    30,
+)  # triplets of the gallery that distances are scaled by, at most and at least
 
 Side = tuple[torch.Tensor, np.ndarray]
 """Features (n, D) of the queries or the gallery, and their `present` (n,)."""
@@ -40,17 +44,26 @@ class Comparison:
     value of TEST.CROSS_MODAL_DISTANCE. `normalise`: some of the columns are L2-normalised anew."""
 
     sources: Sequence[int] = ()
-    how: str = "shared"
+    how: str = "all"
     normalise: bool = True
 
+    @property
+    def complete(self) -> int:
+        """The set of all modalities of the model."""
+        return reduce(or_, self.sources, 0)
+
     def is_whole(self, present: int, other: int) -> bool:
-        """Whether triplets of these two sets are compared by all columns, as they are."""
-        return self.how == "all" or present == other > 0
+        """Whether triplets of these two sets are compared by all columns, as they are: those that lack nothing."""
+        return self.how == "all" or present == other == self.complete
 
     def is_defined(self, present: int, other: int) -> bool:
         """Whether triplets of these two sets have a distance."""
         has_pairs = self.how == "pairs" and min(present, other) > 0
-        return has_pairs or present & other > 0 or self.is_whole(present, other)
+        return has_pairs or present & other > 0 or self.how == "all"
+
+    def needed(self, present: int, other: int) -> int:
+        """What a triplet must have to be compared with those of the set `present` by the columns that those of `other` are."""
+        return present & other if self.how == "shared" else other
 
     def groups(self, present: np.ndarray) -> dict[int, slice | np.ndarray]:
         """The rows of each set in `present` (n,), of a single one as a slice, which copies nothing; `all` tells none apart."""
@@ -62,17 +75,15 @@ class Comparison:
     def view(self, features: torch.Tensor, present: int, other: int) -> torch.Tensor:
         """What features (n, D) of the set `present` are compared by with those of the set `other`: (n, d). The distance is the
         squared Euclidean one of both sides' views.
-
-        A calibration by pair of sets would be a factor of what is returned here: all distances are of these views.
         """
         if self.is_whole(present, other):
             return features
         parts = features.unflatten(1, (len(self.sources), -1))
-        if self.how == "shared":
+        if self.how == "shared" or present == other:
             places = [n for n, source in enumerate(self.sources) if not source & ~(present & other)]
             return self._scale(parts[:, places].flatten(1))
         # the first parts are of one modality each
-        count = reduce(or_, self.sources).bit_count()
+        count = self.complete.bit_count()
         ones, others = (
             [n for n, source in enumerate(self.sources[:count]) if source & each]
             for each in sorted((present, other))
@@ -156,8 +167,62 @@ def set_distances(
     return features.new_full((len(features), len(others)), torch.inf) if result is None else result
 
 
+def scales_of(
+    comparison: Comparison,
+    query: Side,
+    present: np.ndarray,
+    take: Callable[[np.ndarray], torch.Tensor],
+) -> torch.Tensor | None:
+    """What makes distances by different columns comparable: mean and deviation, (2, Q, 8), of each query's distances by the
+    columns that it and the gallery's triplets of a set are compared by, to all triplets of the gallery that have these (at most
+    COHORT, of which nearly all are of other identities). None where each query has one scale for the whole gallery.
+
+    `present` (G,) is the gallery's, `take` gives its features (n, D) of ascending rows. Where fewer than FEWEST triplets have
+    the columns, the scale is that of most.
+    """
+    sets = comparison.groups(present)
+    samples: dict[int, torch.Tensor] = {}
+    features, result = query[0], None
+    for one, rows in comparison.groups(query[1]).items():
+        needed = {
+            other: comparison.needed(one, other)
+            for other in sets
+            if comparison.is_defined(one, other)
+        }
+        if len(set(needed.values())) < 2:
+            continue
+        counts = {each: int((present & each == each).sum()) for each in needed.values()}
+        most = max(counts, key=lambda each: counts[each])
+        if result is None:
+            result = features.new_zeros((2, len(features), 8))
+            result[1] = 1
+        for other, each in needed.items():
+            each = each if counts[each] >= FEWEST else most
+            if each not in samples:
+                have = np.flatnonzero(present & each == each)
+                places = np.linspace(0, len(have) - 1, min(len(have), COHORT)).astype(int)
+                samples[each] = take(have[places])
+            far = squared_distances(
+                comparison.view(features[rows], one, each),
+                comparison.view(samples[each], each, one),
+            )
+            deviation, mean = torch.std_mean(far, dim=1, correction=0)
+            result[:, rows, other] = torch.stack([mean, deviation.clamp_min(1e-6)])
+    return result
+
+
+def scaled(
+    distances: torch.Tensor, scales: torch.Tensor | None, present: np.ndarray
+) -> torch.Tensor:
+    """Distances (Q, n) to triplets of the sets `present` (n,), or all of one (1,), by the scales (2, Q, 8) of the queries."""
+    if scales is None:
+        return distances
+    mean, deviation = scales[:, :, present.astype(int)]
+    return (distances - mean) / deviation
+
+
 def rows_of_distances(comparison: Comparison, query: Side, gallery: Side) -> DistanceRows:
-    """`set_distances`, some queries at a time."""
+    """`set_distances`, some queries at a time, scaled where the gallery's sets differ (`scales_of`)."""
     (features, present), (others, other_present) = query, gallery
     sets = [[*comparison.groups(side)] for side in (present, other_present)]
     if [*map(len, sets)] == [1, 1] and comparison.is_defined(*map(min, sets)):
@@ -170,9 +235,14 @@ def rows_of_distances(comparison: Comparison, query: Side, gallery: Side) -> Dis
         lengths = squared_lengths(others)
         return lambda rows: distances_of(features[rows], others, lengths)
     sets_of_queries = torch.from_numpy(present)  # numpy takes a tensor of one index for a number
-    return lambda rows: set_distances(
-        comparison, (features[rows], sets_of_queries[rows].numpy()), gallery
-    )
+    scales = scales_of(comparison, query, other_present, others.__getitem__)
+
+    def rows_of(rows: slice | torch.Tensor) -> torch.Tensor:
+        some = features[rows], sets_of_queries[rows].numpy()
+        scales_of_rows = None if scales is None else scales[:, rows]
+        return scaled(set_distances(comparison, some, gallery), scales_of_rows, other_present)
+
+    return rows_of
 
 
 def reranked(comparison: Comparison, query: Side, gallery: Side) -> torch.Tensor:

@@ -122,7 +122,8 @@ def exclude_key(cfg: CfgNode) -> str:
 
 
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
-    """Rankings by case of TEST.MISS (several for `all`) and return pattern."""
+    """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
+    present: as published, all columns are compared."""
     cases = (
         cases_of(model.modalities)
         if cfg.TEST.MISS == "all"
@@ -133,7 +134,7 @@ def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[
     return broadcast_from_main(
         lambda: {
             case: {
-                pattern: rank_features(cfg, feature.to(device), data.without(cases[case]), pattern)
+                pattern: rank_features(cfg, feature.to(device), data, pattern)
                 for pattern, feature in patterns.items()
             }
             for case, patterns in zip(cases, features, strict=True)

@@ -103,7 +103,7 @@ def cross_modal_caption(cfg: CfgNode) -> str:
     how = cfg.TEST.CROSS_MODAL_DISTANCE
     how += " of the features of one modality" if how == "pairs" else ""
     return (
-        "modalities of the query (rows) and of the gallery (columns), unequal sets by TEST.CROSS_MODAL_DISTANCE "
+        "modalities of the query (rows) and of the gallery (columns), incomplete ones by TEST.CROSS_MODAL_DISTANCE "
         f"{how}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
     )
 

@@ -55,10 +55,7 @@ def analyse(
     cfg: CfgNode, data: TestData, features: Features, queries: int, points: int
 ) -> Analysis:
     """With rank lists of at most `queries`, and at most `points` samples in two dimensions."""
-    records = {
-        case: rank_patterns(cfg, of_case, data.without(CASES[case]))
-        for case, of_case in features.items()
-    }
+    records = {case: rank_patterns(cfg, of_case, data) for case, of_case in features.items()}
     chosen = features[analysis_case(cfg)][cfg.TEST.RETURN_PATTERN]
     distances, query, gallery = rank_rows(cfg, chosen, data)
     scores = analysis.score_queries(distances, query, gallery)
@@ -101,7 +98,6 @@ def rank_rows(
         analysis.Labels(*(data.labels(name, side) for name in names))
         for side in (data.query, data.gallery)
     )
-    data = data.without(missing_modalities(cfg.TEST.MISS))
     return distance_rows(cfg, features, data), query, gallery
 
 

@@ -111,6 +111,6 @@ def load_run(cfg: CfgNode) -> LoadedRun:
 def figures_of(run: LoadedRun, features: Mapping[int, torch.Tensor]) -> RunFigures:
     """What the page compares of a run, by its features (samples, D) in the case of TEST.MISS by return pattern."""
     cfg, data = run.cfg, run.data
-    record = rank_patterns(cfg, features, data.without(CASES[analysis_case(cfg)]))
+    record = rank_patterns(cfg, features, data)
     test_split = f"{data_caption(named_by_folder(cfg), data)}{options(cfg)}"
     return RunFigures(cfg, run.records, record, test_split)

@@ -29,7 +29,6 @@ from demo_sdtps.modeling.checkpoints.loading import (
     read_checkpoint,
 )
 from demo_sdtps.retrieval.calibration import calibrations_of, stored_calibration
-from demo_sdtps.retrieval.features import Features
 from demo_sdtps.retrieval.origin import UNSHARED
 from demo_sdtps.retrieval.reid import ImageLike, Reid
 from demo_sdtps.runtime.device import choose_device
@@ -123,8 +122,7 @@ class Extractor(
             output[numbers] = (F.normalize(features) if normalise else features).numpy()
         return output
 
-    def forward(self, *images: Any, **options: Any) -> Features:
-        return self.features(*images, **options)
+    forward = Reid.features
 
     def __repr__(self) -> str:
         optional = ("slimming", "sdtps", "hdm", "atmoe")

@@ -14,7 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.distances import Comparison, Side, names_of, reranked
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    Side,
+    names_of,
+    reranked,
+    scaled,
+    scales_of,
+)
 from demo_sdtps.retrieval.features import Nearest as Hits
 from demo_sdtps.retrieval.store import Gallery, Stack
 from demo_sdtps.runtime.progress import progress
@@ -32,33 +39,44 @@ def search_sets(
     comparison: Comparison, query: Side, gallery: Gallery, top: int, search: Search
 ) -> Hits:
     """The `top` nearest for each query by the distance of `comparison`: one list of hits of all sets of modalities, filled up
-    by row -1 where fewer have a distance.
+    by row -1 where fewer have a distance. Where the sets of the gallery differ, they are ordered by scaled distances
+    (`scales_of`); those of the hits are not scaled.
 
     Each set of the queries is compared with each one of the gallery by `search`, in the columns of both: the gallery is read
     once for each pair of sets.
     """
     queries, present = query
     hits = _no_hits(len(queries), top)
+    take = gallery.features.take
+    scales = scales_of(
+        comparison, query, gallery.present, lambda rows: torch.from_numpy(take(rows))
+    )
     for one, places in comparison.groups(present).items():
         lists: list[Hits] = []
+        orders = []
         for other, rows in comparison.groups(gallery.present).items():
             if comparison.is_defined(one, other):
-                name = f"{names_of(one)} in {names_of(other)}, {comparison.how}"
+                needed = comparison.needed(one, other)
+                name = (
+                    f"{names_of(one)} in {names_of(other)} by {names_of(needed)}, {comparison.how}"
+                )
                 columns = partial(comparison.view, present=other, other=one)
                 view = gallery.features.view(rows, columns, name)
                 vectors = comparison.view(queries[places], one, other).numpy()
                 lists.append(search(vectors, view, gallery.names, min(top, len(view))))
+                order = torch.from_numpy(lists[-1].distances)
+                scales_of_set = None if scales is None else scales[:, places]
+                orders.append(scaled(order, scales_of_set, np.array([other])))
         if lists:
-            for whole, merged in zip(hits, _merge(lists, gallery.names, top), strict=True):
-                whole[places, : merged.shape[1]] = merged
+            merged = lists[0]
+            if len(lists) > 1:
+                rows, by_row, order = (
+                    np.concatenate(column, axis=1) for column in (*zip(*lists, strict=True), orders)
+                )
+                merged = _order_hits(rows, order, gallery.names, top, by_row)
+            for whole, part in zip(hits, merged, strict=True):
+                whole[places, : part.shape[1]] = part
     return hits
-
-
-def _merge(lists: Sequence[Hits], names: Sequence[str], top: int) -> Hits:
-    if len(lists) == 1:
-        return lists[0]
-    rows, by_row = (np.concatenate(column, axis=1) for column in zip(*lists, strict=True))
-    return _order_hits(rows, by_row, names, top)
 
 
 def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
@@ -168,14 +186,22 @@ def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, 
     return heap.D, heap.I
 
 
-def _order_hits(rows: np.ndarray, by_row: np.ndarray, names: Sequence[str], top: int) -> Hits:
-    """The `top` first of each line of candidates (Q, count) with distances `by_row`, by distance, then by name."""
+def _order_hits(
+    rows: np.ndarray,
+    by_row: np.ndarray,
+    names: Sequence[str],
+    top: int,
+    distances: np.ndarray | None = None,
+) -> Hits:
+    """The `top` first of each line of candidates (Q, count), by the values `by_row`, which are their `distances` unless these
+    are given, then by name."""
     hits = _no_hits(len(rows), top)
+    distances = by_row if distances is None else distances
     for number, (line, values) in enumerate(zip(rows.tolist(), by_row, strict=True)):
         places = range(len(line))
         order = nsmallest(top, places, key=lambda place: (values[place], names[line[place]]))
         hits.rows[number, : len(order)] = rows[number, order]
-        hits.distances[number, : len(order)] = values[order]
+        hits.distances[number, : len(order)] = distances[number, order]
     return hits
 
 

@@ -17,7 +17,7 @@ from demo_sdtps.retrieval.features import Features, Hits
 if TYPE_CHECKING:  # an exported model needs no torch for features
     from torch import Tensor
 
-    from demo_sdtps.evaluation.distances import Side
+    from demo_sdtps.evaluation.distances import Comparison, Side
     from demo_sdtps.retrieval.calibration import Calibration
 
 logger = logging.getLogger(__name__)
@@ -86,20 +86,27 @@ class Reid(ABC):
     def distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
 
-        Triplets of unequal sets of modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
+        Triplets that lack modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
         give features of length 1; it is infinite where no modality is in common. Arrays other than `Features` count as of
         complete triplets, which is logged; features of a width that the model does not have are compared by all columns.
         """
+        from demo_sdtps.evaluation.distances import set_distances
+
+        comparison, query, gallery = self._compared(a, b)
+        return set_distances(comparison, query, gallery, by_differences).numpy()
+
+    def _compared(self, a: np.ndarray, b: np.ndarray) -> "tuple[Comparison, Side, Side]":
+        """How features are compared, and what `set_distances` takes of them."""
         if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
             raise UserError(
                 f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
                 "give what features(…) returns, of one return pattern."
             )
-        from demo_sdtps.evaluation.distances import Comparison, comparison_of, set_distances
+        from demo_sdtps.evaluation.distances import Comparison, comparison_of
 
         pattern = self._pattern_of(a)
-        comparison = comparison_of(self.cfg, pattern) if pattern else Comparison(how="all")
-        return set_distances(comparison, self._side(a), self._side(b), by_differences).numpy()
+        comparison = comparison_of(self.cfg, pattern) if pattern else Comparison()
+        return comparison, self._side(a), self._side(b)
 
     def search(
         self,
@@ -111,6 +118,8 @@ class Reid(ABC):
     ) -> Hits:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
         near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m.
+        Where the gallery's triplets differ in what they lack, "nearest" is by distances that are scaled to be comparable
+        (docs/method.md), and those that are returned need not ascend.
 
         With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
         distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
@@ -118,17 +127,22 @@ class Reid(ABC):
         Raises `UserError` for a query without a modality in common with any of the gallery, and a rate that the calibration
         does not have.
         """
-        distances = self.distance(query, gallery)
-        if len(far := np.flatnonzero(np.isinf(distances).all(axis=1))):
+        from demo_sdtps.evaluation.distances import scaled, scales_of, set_distances
+
+        comparison, side, (others, present) = self._compared(query, gallery)
+        distances = set_distances(comparison, side, (others, present), by_differences)
+        if len(far := np.flatnonzero(distances.isinf().all(dim=1))):
             raise UserError(
                 f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
                 "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
             )
-        rows = distances.argsort(axis=1, kind="stable")[:, :top]
-        hits = Hits(rows, np.take_along_axis(distances, rows, axis=1))
+        scales = scales_of(comparison, side, present, others.__getitem__)
+        order = scaled(distances, scales, present).numpy()
+        rows = order.argsort(axis=1, kind="stable")[:, :top]
+        hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
         if calibration := self.calibration_of(query):
             calibration.check_rate(false_accept)
-            sets = self._present(query)[:, None], self._present(gallery)[rows]
+            sets = side[1][:, None], present[rows]
             judged = calibration.judge(hits.distances, *sets, false_accept)
             hits.probability, hits.is_unknown = judged
         return hits

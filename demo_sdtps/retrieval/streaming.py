@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.distances import Comparison, Side, set_distances
+from demo_sdtps.evaluation.distances import Comparison, Side, scaled, scales_of, set_distances
 from demo_sdtps.evaluation.metrics import (
     CHUNK_ELEMENTS,
     Ranking,
@@ -39,12 +39,16 @@ def evaluate_stream(
     """
     queries, stack = len(query[0]), gallery.features
     row, own_rows, match = own_samples_of((queries, len(gallery)), ids, keys)(slice(None))
+    scales = scales_of(
+        comparison, query, gallery.present, lambda rows: torch.from_numpy(stack.take(rows))
+    )
     by_own = own_rows.argsort(kind="stable")
     row, own_rows, match = row[by_own], own_rows[by_own], match[by_own]
 
     def distances(block: torch.Tensor, samples: slice | np.ndarray) -> np.ndarray:
         """Of all queries from these gallery samples: (Q, rows)."""
-        return set_distances(comparison, query, (block, gallery.present[samples])).numpy()
+        side = block, gallery.present[samples]
+        return scaled(set_distances(comparison, query, side), scales, side[1]).numpy()
 
     value = _pair_distances(distances, queries, stack, row, own_rows)
     if np.isnan(value).any():

@@ -49,3 +49,9 @@ def parts_of(features):
 def lengths_of(sources):
     """Of the sums of a distance, for `numeric.tolerance`: two norms, and twice the columns."""
     return (*4 * (len(sources) * WIDTH,), 9)
+
+
+def scaled_errors(scaled, scales):
+    """The `scale` of scaled distances: distances and their mean are up to 4, and are divided by the deviation."""
+    least = min(deviation for row in scales for _, deviation in row)
+    return 4 * (1 + np.abs(scaled[np.isfinite(scaled)]).max(initial=0)) / least

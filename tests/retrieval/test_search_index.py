@@ -180,7 +180,7 @@ def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes
             assert not hits.distances.any()
             printed = capsys.readouterr().out
             if how == "shared":
-                assert "hnsw, NI in RGB+NI, shared: recall@1 1.000" in printed
+                assert "hnsw, NI in RGB+NI by NI, shared: recall@1 1.000" in printed
         kept = index.store.record["approximate"]
         return {name: index.store.folder / entry["file"] for name, entry in kept.items()}
 
@@ -188,7 +188,7 @@ def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes
     first = files("shared")
     assert len(set(first.values())) == 4 and files("shared") == first
     assert len(files("shared", "all")) == 5
-    damaged = first["hnsw, NI in NI, shared"]
+    damaged = first["hnsw, NI in NI by NI, shared"]
     cut(damaged)
     second = files("shared")
     assert damaged not in second.values() and not damaged.exists()

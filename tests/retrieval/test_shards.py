@@ -30,6 +30,7 @@ from demo_sdtps.commands import export_features, rank_features
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import Sample
+from demo_sdtps.evaluation import distances
 from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.evaluation.metrics import evaluate_ranking
 from demo_sdtps.retrieval import store, streaming
@@ -198,22 +199,23 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
 
 @pytest.mark.parametrize("how", ["all", "shared", "pairs"])
 def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
-    """Against the slow versions of distance and ranking; what has no distance comes last."""
+    """Against the slow versions of distance, scale and ranking; what has no distance comes last."""
+    monkeypatch.setattr(distances, "FEWEST", 1)
     monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 21 * 11)
     draws, sources, gaps = generator(16), ALL_SOURCES["7C"], np.zeros(1)
     sets = [shuffled(draws, 3), shuffled(draws, 9)]
     labels = [
         torch.randint(kinds, (len(side),), generator=draws) for kinds in (5, 3) for side in sets
     ]
-    while gaps.min() < 2e-6:  # roundings decide on the ranks
+    while gaps.min() < 2e-5:  # roundings decide on the ranks
         query, (features, present) = sides_of(draws, sources, *sets)
         sides = parts_of(query[0]), parts_of(features)
-        distances = cross_modal.distances(*sides, sources, *sets, how)
-        ordered = np.sort(distances, axis=1).clip(max=9)
-        gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 9]
+        expected = cross_modal.scaled(*sides, sources, *sets, how, 1)
+        ordered = np.sort(expected, axis=1).clip(max=99)
+        gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 99]
     place = gallery_of(features.numpy(), names=(), present=present, size=10)
     actual = evaluate_stream(comparison(sources, how), query, place, labels[:2], labels[2:])
-    assert_same(actual, *ranking.evaluate_distances(distances, *(side.tolist() for side in labels)))
+    assert_same(actual, *ranking.evaluate_distances(expected, *(side.tolist() for side in labels)))
 
 
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):

@@ -1,0 +1,104 @@
+"""What a gallery costs whose triplets lack different modalities: python -m studies.mixed_gallery --weight W --json FILE
+
+Every triplet of the gallery is given one of some sets of modalities at random, ten times. mAP of queries of a set by return
+pattern 3: "explained" by the missing images is the mean of galleries of each set alone, weighted by the shares; then the mixed
+gallery, by distances as they are and scaled (docs/method.md), and how many of the first ten hits are of the last set.
+"""
+
+from collections.abc import Mapping
+from statistics import mean
+from typing import Any
+
+from demo_sdtps.config import cli
+from demo_sdtps.reports.rows import markdown_table
+from demo_sdtps.runtime.files import write_json
+
+DRAWS, TOP = 10, 10
+GALLERIES = (
+    ("RNT", {"RNT": 0.5, "R": 0.5}),
+    ("RNT", {"RNT": 0.5, "NT": 0.5}),
+    ("R", {"RNT": 0.5, "R": 0.5}),
+    ("RT", {"RNT": 0.5, "T": 0.5}),
+    ("RNT", dict.fromkeys(("RNT", "RN", "RT", "NT", "N", "T", "R"), 1 / 7)),
+)
+"""Modalities of the queries, and shares of sets in the gallery."""
+COLUMNS = ("explained", "unscaled", "scaled", "last of ten, unscaled", "last of ten, scaled")
+
+
+def main() -> None:
+    parser = cli.config_parser(__doc__.split("\n\n")[1], checkpoint=cli.WEIGHT)
+    cli.add_output(parser, "--json", ".json", help="write it to this file")
+    arguments, cfg = cli.parse(parser)
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+
+    from demo_sdtps.config import MODALITIES
+    from demo_sdtps.datasets import read_splits
+    from demo_sdtps.evaluation.cross_modal import sets_of
+    from demo_sdtps.evaluation.distances import (
+        comparison_of,
+        rows_of_distances,
+        set_distances,
+        set_of,
+    )
+    from demo_sdtps.evaluation.extraction import cases_of, extract_features
+    from demo_sdtps.evaluation.protocol import make_test_data, rank_distances
+    from demo_sdtps.retrieval.extractor import make_extractor
+
+    model = make_extractor(cfg).model
+    data = make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
+    cases = cases_of(MODALITIES)
+    extracted = extract_features(cfg, model, data.loader, [*cases.values()])
+    features = dict(zip(cases, extracted, strict=True))
+    by_set = {name: F.normalize(features[case][3]) for name, case in sets_of(MODALITIES).items()}
+    number = {name: set_of([each for each in MODALITIES if each[0] in name]) for name in by_set}
+    comparison, rng, rows = comparison_of(cfg, 3), np.random.default_rng(0), []
+    for query_set, shares in GALLERIES:
+        count = len(data.query)
+        query = by_set[query_set][data.query], np.full(count, number[query_set], np.uint8)
+        names, values = list(shares), {name: [] for name in COLUMNS}
+        alone = {}
+        for name in names:
+            side = by_set[name][data.gallery], np.full(len(data.gallery), number[name], np.uint8)
+            alone[name] = rank_distances(cfg, rows_of_distances(comparison, query, side), data).mAP
+        values["explained"] = [sum(alone[name] * share for name, share in shares.items())]
+        for _ in range(DRAWS):
+            drawn = rng.choice(len(names), len(data.gallery), p=list(shares.values()))
+            of_row = [
+                by_set[names[place]][row] for place, row in zip(drawn, data.gallery, strict=True)
+            ]
+            present = np.array([number[names[place]] for place in drawn], np.uint8)
+            gallery = torch.stack(of_row), present
+            matrices = {
+                "unscaled": set_distances(comparison, query, gallery),
+                "scaled": rows_of_distances(comparison, query, gallery)(slice(None)),
+            }
+            for kind, matrix in matrices.items():
+                values[kind].append(rank_distances(cfg, matrix.__getitem__, data).mAP)
+                first = drawn[matrix.topk(TOP, largest=False).indices.numpy()]
+                values[f"last of ten, {kind}"].append(float((first == len(names) - 1).mean()))
+        means = {name: mean(column) for name, column in values.items()}
+        rows.append({"query": query_set, "gallery": shares, "alone": alone, **means})
+    content = {"draws": DRAWS, "rows": rows}
+    if arguments.json:
+        write_json(arguments.json, content)
+    cli.print_lines(*table(content).splitlines())
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Percent, a line for each gallery."""
+    lines = [
+        [
+            row["query"],
+            ", ".join(f"{share:.0%} {name}" for name, share in row["gallery"].items()),
+            *(f"{100 * row[name]:.1f}" for name in COLUMNS[:3]),
+            *(f"{row[name]:.0%}" for name in COLUMNS[3:]),
+        ]
+        for row in content["rows"]
+    ]
+    return markdown_table(["query", "gallery", *COLUMNS], lines)
+
+
+if __name__ == "__main__":
+    cli.run(main)
