@@ -11,6 +11,7 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.datasets.pixels import as_rgb, decode_pixels
 from demo_sdtps.modeling.exported import ExportedModel, is_exported, stored_text
 from demo_sdtps.retrieval.reid import Reid
@@ -32,7 +33,9 @@ def load(weight: str | Path, *opts: object, config_file: str | Path | None = Non
     """
     pairs = [*map(str, opts), "TEST.WEIGHT", str(weight)]
     if is_exported(weight):
-        return open_reid(load_cfg(stored_text(weight), pairs))
+        # Checked when it was exported; the check of the backbone would import timm, and torch.
+        unchecked = DEMO_SCHEMA._replace(check=lambda cfg: None)
+        return open_reid(load_cfg(stored_text(weight), pairs, unchecked))
     from demo_sdtps.modeling.checkpoints.loading import stored_config
 
     return open_reid(load_cfg(config_file or stored_config(weight), pairs))
@@ -77,12 +80,6 @@ class ExportedReid(Reid):
         features = np.concatenate(blocks)[:, self.model.columns[pattern]]
         lengths = np.linalg.norm(features, axis=1, keepdims=True)
         return features / np.maximum(lengths, 1e-12) if normalise else features
-
-    def __repr__(self) -> str:
-        about = self.model.about
-        size = " × ".join(map(str, about["size"]))
-        names = ", ".join(self.model.modalities)
-        return f"ExportedReid: {self.model.path}, {names} of {size} pixels, input {about['input']}"
 
 
 def _pixels(item: Any) -> np.ndarray | None:

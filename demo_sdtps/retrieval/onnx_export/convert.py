@@ -1,5 +1,6 @@
 """An ONNX file in another precision, and as a file of OpenVINO."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def write_openvino(
     if feeds:
         import nncf
 
+        nncf.set_log_level(logging.ERROR)  # it tells every operator that it leaves as it is
         kinds = {node.get_type_name() for node in model.get_ops()} - PRODUCTS
         ignored = nncf.IgnoredScope(types=sorted(kinds), validate=False)
         transformer = nncf.ModelType.TRANSFORMER

@@ -126,35 +126,29 @@ def write_onnx(extractor: Extractor, path: Path, inputs: str = NORMALISED) -> No
 
 def metadata(extractor: Extractor, inputs: str) -> dict[str, str]:
     """What a file says of itself: `ABOUT`, which `ExportedModel` reads, and what other code needs for preprocessing."""
-    cfg, size = extractor.cfg, list(extractor.cfg.INPUT.SIZE_TEST)
-    mean, std = list(cfg.INPUT.PIXEL_MEAN), list(cfg.INPUT.PIXEL_STD)
-    columns = {
-        name: [each.start or 0, each.stop or extractor.model.layout.width]
-        for name, each in extractor.model.layout.columns.items()
-    }
+    cfg, layout = extractor.cfg, extractor.model.layout
+    columns = {name: each.indices(layout.width)[:2] for name, each in layout.columns.items()}
     if inputs == IMAGENET:
         pattern = cfg.TEST.RETURN_PATTERN
-        columns = {pattern: [0, extractor.widths[pattern]]}
+        columns = {pattern: (0, extractor.widths[pattern])}
+    plain = {
+        "mean": list(cfg.INPUT.PIXEL_MEAN),
+        "std": list(cfg.INPUT.PIXEL_STD),
+        "cameras": extractor.cameras,
+        "config": cfg.dump(),
+    }
     about = {
         "input": inputs,
         "modalities": extractor.model.modalities,
-        "size": size,
-        "mean": mean,
-        "std": std,
-        "cameras": extractor.cameras,
+        "size": list(cfg.INPUT.SIZE_TEST),
         "columns": columns,
-        "config": cfg.dump(),
         "origin": extractor.origin,
     }
-    plain = {
-        "height": size[0],
-        "width": size[1],
+    others = {
+        **dict(zip(("height", "width"), cfg.INPUT.SIZE_TEST, strict=True)),
         "resize": "bilinear with antialias, of uint8 RGB",
-        "mean": mean,
-        "std": std,
         "scale": 1 / 255,
-        "cameras": extractor.cameras,
         "unknown_camera": extractor.cameras,
-        "config": cfg.dump(),
     }
-    return {ABOUT: json.dumps(about), **{name: str(value) for name, value in plain.items()}}
+    text = {name: str(value) for name, value in (plain | others).items()}
+    return text | {ABOUT: json.dumps(plain | about)}
