@@ -17,8 +17,9 @@ PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
 def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None:
     """Convert a float32 model in its place, whose inputs and outputs stay so: to float16 throughout, or to int8 weights with
     activations that are quantised as they come ("int8"), or in the ranges that they have for `feeds` ("int8_static")."""
+    import onnx
+
     if precision == "float16":
-        import onnx
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
         onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), path)
@@ -27,6 +28,9 @@ def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     quant_pre_process(path, path, skip_symbolic_shape=True)
+    model = onnx.load(path)
+    model.graph.ClearField("value_info")  # of some models it has shapes that are no longer true
+    onnx.save(model, path)
     if precision == "int8":
         quantize_dynamic(path, path)
     else:
