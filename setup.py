@@ -11,6 +11,8 @@ SEPS = ["transformers>=4.48"]
 """The text tower of SEPS."""
 ONNX = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
 """demo-sdtps export onnx."""
+OPENVINO = [*ONNX, "openvino>=2025.0", "nncf>=2.15"]
+"""demo-sdtps export openvino. Not in the development environment: several hundred megabytes."""
 SEARCH = ["faiss-cpu>=1.8", "jinja2>=3.1"]
 """demo-sdtps search."""
 APP = [*SEARCH, "gradio>=6"]
@@ -72,6 +74,7 @@ setup(
     extras_require={
         "seps": SEPS,
         "onnx": ONNX,
+        "openvino": OPENVINO,
         "search": SEARCH,
         "app": APP,
         "report": REPORT,

@@ -25,6 +25,10 @@ TOPICS = {  # description; function from `quick` and device to rows
         "demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32",
         "any_vit:any_vit_rows",
     ),
+    "deploy": (
+        "RGB alone by torch, ONNX Runtime and OpenVINO on a CPU, dense and slimmed, from decoded image to feature",
+        "deploy:deploy_rows",
+    ),
     "fusion": ("HDM and ATMoE alone", "model:fusion_rows"),
     "evaluation": ("the evaluation of an epoch, from images to mAP", "model:evaluation_rows"),
     "ranking": ("mAP and CMC", "ranking:ranking_rows"),

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from demo_sdtps.modeling.slimming.slim import slim, slim_loss, unslim
     from demo_sdtps.plug_in.config import add_config
     from demo_sdtps.plug_in.patch import patch
-    from demo_sdtps.retrieval.extractor import Extractor, load
+    from demo_sdtps.retrieval.extractor import Extractor
     from demo_sdtps.retrieval.features import Features
+    from demo_sdtps.retrieval.load import load
     from demo_sdtps.training.reid import train
 
 __all__ = [
@@ -43,8 +44,9 @@ __getattr__, __dir__ = lazy_names(
         "modeling.demo": ["make_model"],
         "modeling.slimming.slim": ["slim", "slim_loss", "unslim"],
         "config.load": ["get_cfg", "load_cfg"],
-        "retrieval.extractor": ["Extractor", "load"],
+        "retrieval.extractor": ["Extractor"],
         "retrieval.features": ["Features"],
+        "retrieval.load": ["load"],
         "training.reid": ["train"],
         "plug_in.config": ["add_config"],
         "plug_in.patch": ["patch"],

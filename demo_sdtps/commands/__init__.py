@@ -18,6 +18,7 @@ COMMANDS = {
     "app": ("app", "search by a page in the browser"),
     "export": ("export_features", "write the features of a split: numpy arrays, shards or Parquet"),
     "export onnx": ("export_onnx", "write the model as ONNX"),
+    "export openvino": ("export_openvino", "write the model for OpenVINO"),
     "rank": ("rank_features", "mAP and nearest of exported features, larger than the memory"),
     "report": ("report", "images, table and page of a finished run"),
     "analyse": ("analyse", "the numbers behind an evaluation"),

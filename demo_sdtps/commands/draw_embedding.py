@@ -17,13 +17,13 @@ def main() -> None:
     cli.add_picture(parser, "embedding.png")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
-    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.command import load_any_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features
     from demo_sdtps.evaluation.protocol import normalise
     from demo_sdtps.reports.embedding import draw_embedding
     from demo_sdtps.reports.figures import spread
 
-    model, splits = load_model_and_data(cfg)
+    model, splits = load_any_model_and_data(cfg)
     samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
     chosen = [samples[index] for index in spread(len(samples), arguments.points)]
     check_method(arguments.method, len(chosen))

@@ -14,13 +14,13 @@ def main() -> None:
     cli.add_count(parser, "--queries", 4, "queries, spread over the split")
     cli.add_switch(parser, "--failures", "only queries without a hit at rank 1, the worst first")
     arguments, cfg = cli.parse(parser)
-    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.command import load_any_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.reports.figures import spread
     from demo_sdtps.reports.ranks import draw_ranks, failures
 
-    model, splits = load_model_and_data(cfg)
+    model, splits = load_any_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     (patterns,) = extract_features(cfg, model, data.loader)
     features = patterns[cfg.TEST.RETURN_PATTERN]

@@ -44,11 +44,11 @@ def main() -> None:
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
     cli.add_overwrite(parser)
     with cli.parse_in_group(parser) as (arguments, cfg):
-        from demo_sdtps.evaluation.command import load_model_and_data
+        from demo_sdtps.evaluation.command import load_any_model_and_data
         from demo_sdtps.retrieval import export
 
         export.check_output(arguments)
-        model, splits = load_model_and_data(cfg, (arguments.split,), several=True)
+        model, splits = load_any_model_and_data(cfg, (arguments.split,), several=True)
         as_file = export.export_parquet if arguments.format == "parquet" else export.export_file
         write = export.export_shards if arguments.shards else as_file
         write(cfg, arguments, model, splits[arguments.split])

@@ -1,31 +1,59 @@
 """Write a trained model as ONNX: python tools/export_onnx.py --weight W --output model.onnx"""
 
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
 from demo_sdtps.config import cli
 from demo_sdtps.runtime.errors import check_extra
 
+PACKAGES = {name: name for name in ("onnx", "onnxscript", "onnxruntime")}
+TENSORS = (
+    "Inputs: of rgb, ni, ti those that the model reads, as --input says, and camera (batch,) int64 from 0, of which the last "
+    "is any other camera (the mean of the embeddings). Outputs: pattern_1 (original), pattern_2 (enhanced) and pattern_3 "
+    "(both) (batch, D) float32, not normalised, as tools/export_features.py writes them. A missing modality is an image of "
+    "zeros. The float32 model is compared with torch by the runtime first, and another --precision with it, by mAP, Rank-1 "
+    "and speed on the test split, which are printed for you to decide by; with --images, which have no labels, they are not. "
+    "The model card is written beside the file. demo_sdtps.load and other commands take the file as --weight "
+    "(docs/deploy.md)."
+)
 
-def main() -> None:
-    parser = cli.config_parser(
-        "Write the model of a checkpoint as ONNX, for any batch size. Inputs: of rgb, ni, ti those that the model reads "
-        "(batch, 3, height, width) float32, and camera (batch,) int64 from 0, of which the last is any other camera (the mean "
-        "of the embeddings). Outputs: pattern_1 (original), pattern_2 (enhanced) and pattern_3 (both) (batch, D) float32, not "
-        "normalised, as tools/export_features.py writes them. The metadata have what preprocessing needs (docs/api.md). A "
-        "missing modality is an image of zeros. The float32 model is compared with torch by ONNX Runtime first, and "
-        "another --precision with it, by mAP, Rank-1 and speed on the test split, which are printed for you to decide by.",
-        checkpoint=cli.WEIGHT,
+
+def export_parser(
+    what: str, suffix: str, precisions: Sequence[str], inputs: str, calibrated: str
+) -> ArgumentParser:
+    """Parser of a command that exports a model; `what` begins its description, `calibrated` names a precision."""
+    parser = cli.config_parser(f"{what} {TENSORS}", checkpoint=cli.WEIGHT, images=True)
+    cli.add_output(parser, "--output", suffix, required=True, help="the file to write")
+    images = f"others are compared with float32; {calibrated} is calibrated on the training split, or --images"
+    cli.add_choice(parser, "--precision", precisions, precisions[0], images)
+    kinds = (
+        "uint8: (batch, 3, h, w) of any size, preprocessed inside; normalised: float32 of the model's size, by its mean and "
+        "deviation; imagenet: by ImageNet's, without camera, one output by TEST.RETURN_PATTERN, as trackers give them"
     )
-    cli.add_output(parser, "--output", ".onnx", required=True, help="the file to write")
-    precisions = ("float32", "float16", "int8")
-    cli.add_choice(parser, "--precision", precisions, "float32", "others are compared with float32")
+    cli.add_choice(parser, "--input", ("normalised", "uint8", "imagenet"), inputs, kinds)
+    return parser
+
+
+def export(parser: ArgumentParser, calibrated: str, extra: str, packages: dict[str, str]) -> None:
+    """Parse, and export the model."""
     arguments, cfg = cli.parse(parser)
-    packages = ("onnx", "onnxscript", "onnxruntime")
-    check_extra("tools/export_onnx.py", "onnx", dict(zip(packages, packages, strict=True)))
-    from demo_sdtps.datasets import read_splits
+    check_extra(parser.prog, extra, packages)
+    from demo_sdtps.datasets import read_splits, reader_of
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.retrieval.extractor import make_extractor
-    from demo_sdtps.retrieval.onnx_export import export_onnx
+    from demo_sdtps.retrieval.onnx_export import export_model
 
-    data = None
-    if arguments.precision != "float32":
+    precision, data, samples = arguments.precision, None, []
+    if precision != "float32" and reader_of(cfg).labelled:
         data = make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
-    export_onnx(make_extractor(cfg), arguments.output, arguments.precision, data)
+    if precision == calibrated:
+        samples = read_splits(cfg, ("train",))["train"]
+    reid, options = make_extractor(cfg), (precision, arguments.input, samples, data)
+    export_model(reid, arguments.output, *options, overwrite=arguments.overwrite)
+
+
+def main() -> None:
+    precisions, calibrated = ("float32", "float16", "int8", "int8_static"), "int8_static"
+    what = "Write the model of a checkpoint as ONNX, for any batch size."
+    parser = export_parser(what, ".onnx", precisions, "normalised", calibrated)
+    export(parser, calibrated, "onnx", PACKAGES)

@@ -22,7 +22,7 @@ def main() -> None:
     cli.add_output(parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal")
     with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation import tables
-        from demo_sdtps.evaluation.command import load_model_and_data
+        from demo_sdtps.evaluation.command import load_any_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
         from demo_sdtps.evaluation.distances import comparison_of, without_common
         from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
@@ -33,7 +33,7 @@ def main() -> None:
             raise UserError(
                 "--output draws the matrices of --cross_modal, which is not given; add it, or leave out --output."
             )
-        model, splits = load_model_and_data(cfg, several=True)
+        model, splits = load_any_model_and_data(cfg, several=True)
         data = make_test_data(cfg, splits["query"], splits["gallery"])
         caption = tables.reid_caption(cfg, data)
         if cfg.TEST.CROSS_MODAL:

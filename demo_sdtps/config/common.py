@@ -1,7 +1,15 @@
 """Names that every package shares."""
 
+from collections.abc import Collection
+
 # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
 MODALITIES = ("RGB", "NI", "TI")
+
+
+def set_of(modalities: Collection[str]) -> int:
+    """The number of a set of modalities, the sum of 1 for RGB, 2 for NI and 4 for TI."""
+    return sum(1 << place for place, name in enumerate(MODALITIES) if name in modalities)
+
 
 # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
 RETURN_PATTERNS = (1, 2, 3)

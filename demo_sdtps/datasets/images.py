@@ -8,18 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image
 from torchvision.transforms import v2
-
-try:
-    import simplejpeg
-except ImportError:
-    # not built for this platform: Pillow gives the same pixels and takes about 1.5 times as long
-    simplejpeg = None
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
-from demo_sdtps.datasets.base import FORMATS
+from demo_sdtps.datasets.pixels import ADVICE, as_rgb, decode_pixels, to_8_bits
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -28,14 +22,9 @@ Scales = Mapping[str, Range | None]  # by modality
 S = TypeVar("S")
 T = TypeVar("T")
 
-ADVICE = "; replace it or remove its triplet."
-# colour spaces of JPEGs that simplejpeg decodes; Pillow decodes CMYK
-PLAIN_COLOURS = ("YCbCr", "RGB", "Gray")
 OWN_SCALES: Scales = dict.fromkeys(MODALITIES, PERCENTILES)
 STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
 LOOKED_AT, FEW_VALUES = 16, 12
-WIDE = (("I", "PNG"), ("I", "PPM"))  # mode and format of 16 bits
-EXIF = b"Exif\0\0"  # before the header of a JPEG that may turn it
 
 
 def decode(path: str, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> torch.Tensor:
@@ -43,10 +32,7 @@ def decode(path: str, advice: str = ADVICE, scale: Range | None = PERCENTILES) -
 
     Where that is None, as for published data sets and masks: as it is stored, of 16 bits the upper 8.
     """
-    pixels = _plain_jpeg(path, may_turn=scale is not None)
-    if pixels is None:
-        pixels = _by_pillow(path, advice, scale)
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return torch.from_numpy(decode_pixels(path, advice, scale)).permute(2, 0, 1)
 
 
 def as_image(item: Any, advice: str = ADVICE, scale: Range = PERCENTILES) -> torch.Tensor:
@@ -56,7 +42,7 @@ def as_image(item: Any, advice: str = ADVICE, scale: Range = PERCENTILES) -> tor
         return decode(os.fspath(item), advice, scale)
     if isinstance(item, Image.Image):
         try:
-            return torch.from_numpy(_as_rgb(item, scale)).permute(2, 0, 1)
+            return torch.from_numpy(as_rgb(item, scale)).permute(2, 0, 1)
         except Exception as error:
             # Pillow reads the file of a PIL image late, and raises many types of errors
             raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
@@ -88,16 +74,6 @@ def as_image(item: Any, advice: str = ADVICE, scale: Range = PERCENTILES) -> tor
             )
         image = torch.from_numpy(to_8_bits(values, scale))
     return image.cpu().expand(3, -1, -1)
-
-
-def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
-    """Numbers of any type as uint8, 0 at `scale.low` and where they are none, 255 at `scale.high`."""
-    low, high, of_image = scale
-    known = values[np.isfinite(values)]
-    if of_image and known.size:
-        low, high = np.percentile(known, (low, high))
-    values = np.nan_to_num(values.astype(np.float64), nan=low)
-    return np.rint(((values - low) * (255 / max(high - low, 1e-9))).clip(0, 255)).astype(np.uint8)
 
 
 def flat_images(
@@ -172,63 +148,3 @@ def parallel(
     """Results of `function` in the order of the items, by threads and with a progress bar."""
     with ThreadPoolExecutor() as pool:
         yield from progress(pool.map(function, items), title, len(items), unit=unit)
-
-
-def _plain_jpeg(path: str, may_turn: bool) -> np.ndarray | None:
-    """Intact JPEG as uint8 (H, W, 3), equal to Pillow's pixels; None for any other, which Pillow reads, turns or reports."""
-    if simplejpeg is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        if may_turn and EXIF in data:
-            with Image.open(path, formats=FORMATS) as image:
-                if is_turned(image):
-                    return None
-        if simplejpeg.decode_jpeg_header(data)[2] in PLAIN_COLOURS:
-            return simplejpeg.decode_jpeg(data)
-    except (OSError, ValueError, Image.DecompressionBombError):
-        pass
-    return None
-
-
-def is_turned(image: Image.Image) -> bool:
-    """Whether an image's header has a rotation or reflection; a damaged header has none."""
-    with suppress(Exception):
-        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-    return False
-
-
-def _by_pillow(path: str, advice: str, scale: Range | None) -> np.ndarray:
-    """Image of any of FORMATS as uint8 (H, W, 3)."""
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            return _as_rgb(image, scale)
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises many types of errors for damaged files
-        reason = getattr(error, "strerror", None) or (
-            " ".join(str(error).split()) if os.path.getsize(path) else "it is empty"
-        )
-        raise UserError(
-            f"The image {path} cannot be read ({reason or type(error).__name__}){advice}"
-        ) from None
-
-
-def _as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency, by `scale` as `decode`; of 16 bits Pillow clips grey at 255."""
-    if scale and is_turned(image):
-        image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        if scale:
-            grey = to_8_bits(np.asarray(image), scale)
-        elif image.mode.startswith("I;16") or (image.mode, image.format) in WIDE:
-            grey = (np.asarray(image) // 256).astype(np.uint8)
-        else:
-            raise ValueError(
-                "it has 32 bits per pixel, for which white is not defined; save it with 8 or 16 bits"
-            )
-        return np.repeat(grey[..., None], 3, axis=2)
-    if image.mode == "P":  # Pillow warns of its transparency in a direct conversion to RGB
-        image = image.convert("RGBA")
-    return np.array(image.convert("RGB"))

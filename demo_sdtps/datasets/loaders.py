@@ -66,12 +66,16 @@ class ImageDataset(Dataset):
         index, seed = key if isinstance(key, tuple) else (key, None)
         source = self.source_of[index]
         try:
-            images = self.images[source] if self.images else self.decode(self.paths[source])
+            images = self.decoded(source)
         except UserError as error:
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
         rngs = () if seed is None else (random.Random(seed),)
         return self.transform(images, *rngs), *self.targets[index]
+
+    def decoded(self, source: int) -> Images:
+        """The images of `paths[source]` as they are on disk."""
+        return self.images[source] if self.images else self.decode(self.paths[source])
 
 
 def triplet_files(cfg: CfgNode, samples: Sequence[Sample], training: bool) -> list[Paths]:

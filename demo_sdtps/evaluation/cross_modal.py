@@ -7,9 +7,8 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.evaluation.distances import comparison_of, incomparable, rows_of_distances
-from demo_sdtps.evaluation.extraction import CASES, cases_of, extract_features
+from demo_sdtps.evaluation.extraction import CASES, Model, cases_of, device_of, extract_features
 from demo_sdtps.evaluation.protocol import TestData, rank_distances, side_of
-from demo_sdtps.modeling import DeMo
 from demo_sdtps.runtime.distributed import broadcast_from_main
 
 CrossModal = Mapping[str, Mapping[str, Mapping[str, float | None]]]
@@ -24,7 +23,7 @@ def sets_of(modalities: Sequence[str]) -> dict[str, str]:
     }
 
 
-def evaluate_cross_modal(cfg: CfgNode, model: DeMo, data: TestData) -> CrossModal:
+def evaluate_cross_modal(cfg: CfgNode, model: Model, data: TestData) -> CrossModal:
     """`rank_sets` of the test data, from one pass over its images."""
     cases = cases_of(model.modalities)
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
@@ -34,14 +33,14 @@ def evaluate_cross_modal(cfg: CfgNode, model: DeMo, data: TestData) -> CrossModa
 
 
 def rank_sets(
-    cfg: CfgNode, model: DeMo, features: Mapping[str, Mapping[int, torch.Tensor]], data: TestData
+    cfg: CfgNode, model: Model, features: Mapping[str, Mapping[int, torch.Tensor]], data: TestData
 ) -> CrossModal:
     """Score every set of modalities of the query against every one of the gallery, without re-ranking.
 
     `features` (samples, D) by case of `CASES` and return pattern. A triplet is compared by the images that it has of a set's
     modalities, as everywhere; a cell in which no query has any in common with the gallery is undefined.
     """
-    device, sets = next(model.parameters()).device, sets_of(model.modalities)
+    device, sets = device_of(model), sets_of(model.modalities)
     pattern = cfg.TEST.RETURN_PATTERN
     comparison = comparison_of(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")
     matrices: dict[str, dict[str, dict[str, float | None]]] = {

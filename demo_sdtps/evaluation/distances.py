@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.common import set_of as set_of
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.evaluation.metrics import (
@@ -100,11 +101,6 @@ def comparison_of(cfg: CfgNode, pattern: int, normalise: bool = True) -> Compari
     subsets = list(subsets_of(names).values()) if cfg.MODEL.HDM else []
     sources = make_layout(1, names, subsets, True, has_sdtps).sources[pattern]
     return Comparison(tuple(map(set_of, sources)), cfg.TEST.CROSS_MODAL_DISTANCE, normalise)
-
-
-def set_of(modalities: Collection[str]) -> int:
-    """The number of a set of modalities."""
-    return sum(1 << place for place, name in enumerate(MODALITIES) if name in modalities)
 
 
 def names_of(present: int) -> str:

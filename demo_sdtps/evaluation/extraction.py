@@ -1,7 +1,9 @@
 """Feature extraction: one pass of the network over a loader, for any cases of missing modalities (docs/method.md)."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
@@ -11,11 +13,14 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.inference import check_features, inference
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.distributed import all_gather_rows
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu, to_device
+
+Model = DeMo | ExportedModel
 
 CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
@@ -26,9 +31,14 @@ def cases_of(modalities: Sequence[str]) -> dict[str, frozenset[str]]:
     return {name: missing for name, missing in CASES.items() if missing < set(modalities)}
 
 
+def device_of(model: Model) -> torch.device:
+    """Where a model computes."""
+    return next(model.parameters()).device if isinstance(model, DeMo) else torch.device("cpu")
+
+
 def extract_features(
     cfg: CfgNode,
-    model: DeMo,
+    model: Model,
     loader: DataLoader,
     cases: Sequence[frozenset[str]] | None = None,
     total: int | None = None,
@@ -41,7 +51,24 @@ def extract_features(
     """
     if cases is None:
         cases = [missing_modalities(cfg.TEST.MISS)]
-    device = next(model.parameters()).device
+    if isinstance(model, ExportedModel):
+        features = _run_exported(model, loader, cases)
+        columns = model.columns
+    else:
+        features = _run_model(cfg, model, loader, cases)
+        columns = model.layout.columns
+    # case by case, freeing each shard: seven cases of a large data set take gigabytes
+    if total is not None:
+        features = [all_gather_rows(features.pop(0), total) for _ in cases]
+    check_features("The network's features", features)
+    return [{pattern: whole[:, each] for pattern, each in columns.items()} for whole in features]
+
+
+def _run_model(
+    cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]]
+) -> list[torch.Tensor]:
+    """Pattern 3 of the loader's samples in each case."""
+    device = device_of(model)
     features = [torch.empty(len(loader.dataset), model.layout.width) for _ in cases]  # type: ignore[arg-type]
     start = 0
 
@@ -59,8 +86,37 @@ def extract_features(
             for whole, block in zip(features, blocks, strict=True):
                 whole[start:stop] = block
             start = stop
-    # case by case, freeing each shard: seven cases of a large data set take gigabytes
-    if total is not None:
-        features = [all_gather_rows(features.pop(0), total) for _ in cases]
-    check_features("The network's features", features)
-    return [model.layout.split(whole) for whole in features]
+    return features
+
+
+Decoded = list[list[np.ndarray | None]]
+"""Triplets of images uint8 (3, H, W), None for a missing one."""
+
+
+def decoded_triplets(loader: DataLoader) -> Iterator[tuple[Decoded, list[int]]]:
+    """The batches of a loader as they are decoded, and their cameras."""
+    dataset: Any = loader.dataset
+    starts = range(0, len(dataset), loader.batch_size or 1)
+    for start in progress(starts, "extracting features", unit="batch"):
+        rows = range(start, min(start + starts.step, len(dataset)))
+        triplets = [
+            [None if image is None else image.numpy() for image in dataset.decoded(row)]
+            for row in rows
+        ]
+        yield triplets, [dataset.targets[row][1] for row in rows]
+
+
+def _run_exported(
+    model: ExportedModel, loader: DataLoader, cases: Sequence[frozenset[str]]
+) -> list[torch.Tensor]:
+    """The file's output for the loader's samples in each case."""
+    features: list[list[torch.Tensor]] = [[] for _ in cases]
+    for triplets, cameras in decoded_triplets(loader):
+        for blocks, case in zip(features, cases, strict=True):
+            shown = [name not in case for name in model.modalities]
+            seen = [
+                [image if is_shown else None for image, is_shown in zip(each, shown, strict=True)]
+                for each in triplets
+            ]
+            blocks.append(torch.from_numpy(model.features(seen, cameras)))
+    return [torch.cat(blocks) for blocks in features]

@@ -25,9 +25,8 @@ from demo_sdtps.evaluation.distances import (
     set_of,
     without_common,
 )
-from demo_sdtps.evaluation.extraction import cases_of, extract_features
+from demo_sdtps.evaluation.extraction import Model, cases_of, device_of, extract_features
 from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, score_distances
-from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
 
@@ -134,7 +133,7 @@ def exclude_key(cfg: CfgNode) -> str:
     return "scene" if reader_of(cfg).by_scene else "camera"
 
 
-def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[int, Ranking]]:
+def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
     cases = (
@@ -143,7 +142,7 @@ def evaluate_reid(cfg: CfgNode, model: DeMo, data: TestData) -> dict[str, dict[i
         else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     )
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
-    device = next(model.parameters()).device
+    device = device_of(model)
     return broadcast_from_main(
         lambda: {
             case: {

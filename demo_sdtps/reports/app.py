@@ -22,7 +22,9 @@ from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
 from demo_sdtps.reports.search_page import MOST_HITS, as_sample, omissions, page_of, write_hits
 from demo_sdtps.reports.tokens import draw_tokens
-from demo_sdtps.retrieval.extractor import Extractor, make_extractor
+from demo_sdtps.retrieval.extractor import Extractor
+from demo_sdtps.retrieval.load import open_reid
+from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.retrieval.search import search
 from demo_sdtps.runtime.errors import check_extra
 
@@ -58,7 +60,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
     import gradio
 
-    reid = make_extractor(cfg)
+    reid = open_reid(cfg)
     begun = search(arguments, cfg, [], reid)
     assert begun
     arguments.rebuild = False
@@ -164,10 +166,10 @@ def check_image(path: str) -> None:
         ) from None
 
 
-def kept_picture(reid: Extractor, query: Triplet) -> str:
+def kept_picture(reid: Reid, query: Triplet) -> str:
     """The picture of tools/draw_tokens.py of a triplet, light or dark like the page; nothing for a model that keeps all
     patches."""
-    if not reid.model.slimming and not reid.model.sdtps:
+    if not isinstance(reid, Extractor) or not (reid.model.slimming or reid.model.sdtps):
         return ""
     sources = []
     with TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.datasets import Sample
+from demo_sdtps.evaluation.extraction import Model
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.figures import images
 from demo_sdtps.reports.palette import AS_DATA
@@ -59,11 +60,11 @@ def thumbnail(cfg: CfgNode, sample: Sample, modalities: Sequence[str]) -> str:
 
 
 def kept_patches(
-    cfg: CfgNode, model: DeMo, samples: list[Sample], modalities: Sequence[str]
+    cfg: CfgNode, model: Model, samples: list[Sample], modalities: Sequence[str]
 ) -> dict[str, Any] | None:
     """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
-    and in base64; None for a model that keeps all."""
-    if not (model.sdtps or model.slimming):
+    and in base64; None for a model that keeps all, or an exported one."""
+    if not isinstance(model, DeMo) or not (model.sdtps or model.slimming):
         return None
     size, (rows, columns) = cfg.TEST.IMS_PER_BATCH, model.backbone.grid_size
     bits: dict[str, list[str]] = {}

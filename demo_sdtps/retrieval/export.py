@@ -18,9 +18,8 @@ from demo_sdtps.config.cli import count_of, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import comparison_of
-from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
-from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.origin import origin_of
@@ -51,7 +50,7 @@ def check_output(arguments: argparse.Namespace) -> None:
 
 
 def export_file(
-    cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
+    cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
     """Write the features of all samples as one file."""
     loader = test_loader(cfg, distributed.shard_for_rank(samples))
@@ -71,7 +70,7 @@ def export_file(
 
 
 def export_parquet(
-    cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
+    cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
     """Write a Parquet file, of which one row group is in memory at a time; processes share the work on each."""
     for name in (sample.files[0] for sample in samples):
@@ -130,7 +129,7 @@ def write_parquet(
 
 
 def export_shards(
-    cfg: CfgNode, arguments: argparse.Namespace, model: DeMo, samples: Sequence[Sample]
+    cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
     """Write the features in shards, those alone that are not there yet. Each of several processes writes some of them."""
     folder, rows = arguments.output, arguments.shards
@@ -189,7 +188,7 @@ def begin(store: Store, shards: Mapping[str, Sequence[Sample]], overwrite: bool)
 def features_of(
     cfg: CfgNode,
     arguments: argparse.Namespace,
-    model: DeMo,
+    model: Model,
     loader: DataLoader,
     total: int | None = None,
 ) -> np.ndarray:

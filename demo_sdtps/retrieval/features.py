@@ -1,14 +1,20 @@
 """Features that know what is present in each, and the hits of a search for them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from demo_sdtps.config import UserError
-from demo_sdtps.retrieval import nearest
 
 
-class Hits(nearest.Hits):
+class Nearest(NamedTuple):
+    """Gallery rows (Q, top) int64, nearest first, and their distances (Q, top) float32; row -1, at infinity, is none."""
+
+    rows: np.ndarray
+    distances: np.ndarray
+
+
+class Hits(Nearest):
     """What `Extractor.search` returns: `rows` and `distances`, a pair. Of a model with a calibration it also knows the
     `probability` (n, top) float64 that query and hit are of the same identity, nan where it is not known, and whether the hit
     `is_unknown` (n, top) bool, beyond the threshold; None without one."""

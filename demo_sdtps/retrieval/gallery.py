@@ -13,7 +13,7 @@ import torch
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
-from demo_sdtps.retrieval.extractor import Extractor
+from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.retrieval.store import SUFFIX, Gallery, Store, check_origin, check_own, open_store
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
@@ -87,8 +87,8 @@ class Index:
         self.store.commit([kept["file"] for kept in self.store.record["approximate"].values()])
 
 
-def extraction(reid: Extractor, pattern: int) -> Extract:
-    """`Extractor.features` of triplets, of the mean camera; each of several processes computes a shard of them."""
+def extraction(reid: Reid, pattern: int) -> Extract:
+    """`Reid.features` of triplets, of the mean camera; each of several processes computes a shard of them."""
 
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
         if not triplets:

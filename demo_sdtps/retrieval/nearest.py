@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,19 +22,13 @@ from demo_sdtps.evaluation.distances import (
     scaled,
     scales_of,
 )
+from demo_sdtps.retrieval.features import Nearest as Hits
 from demo_sdtps.retrieval.store import Gallery, Stack
 from demo_sdtps.runtime.progress import progress
 
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
 NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
-
-
-class Hits(NamedTuple):
-    """Gallery rows (Q, top) int64, nearest first, and their distances (Q, top) float32; row -1, at infinity, is none."""
-
-    rows: np.ndarray
-    distances: np.ndarray
 
 
 Search = Callable[[np.ndarray, Stack, Sequence[str], int], Hits]

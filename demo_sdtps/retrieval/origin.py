@@ -17,11 +17,13 @@ WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
+    path = weights_file(cfg.TEST.WEIGHT)
     # auto is another one on other hardware
     precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
     amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
     return {
-        "checkpoint_sha256": sha256(weights_file(cfg.TEST.WEIGHT)),
+        # of OpenVINO's two files the one with the weights
+        "checkpoint_sha256": sha256(path.with_suffix(".bin") if path.suffix == ".xml" else path),
         "return_pattern": pattern,
         "configuration": {**model_keys(cfg), "TEST.AMP": amp},
     }

@@ -28,7 +28,6 @@ from demo_sdtps.evaluation.distances import (
 )
 from demo_sdtps.retrieval.approximate import CODES, approximate
 from demo_sdtps.retrieval.calibration import Calibration
-from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.gallery import (
     Changes,
     Index,
@@ -37,8 +36,10 @@ from demo_sdtps.retrieval.gallery import (
     readable,
     update,
 )
+from demo_sdtps.retrieval.load import open_reid
 from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
 from demo_sdtps.retrieval.origin import origin_of
+from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
@@ -66,14 +67,14 @@ class Found(NamedTuple):
     hits: list[list[Hit]]
     distance: str
     broken: dict[str, str]
-    reid: Extractor
+    reid: Reid
 
 
 def search(
     arguments: argparse.Namespace,
     cfg: CfgNode,
     queries: Sequence[Triplet] | None = None,
-    reid: Extractor | None = None,
+    reid: Reid | None = None,
 ) -> Found | None:
     """Bring the index up to date in all processes; the main one, which alone has it, searches.
 
@@ -96,7 +97,7 @@ def search(
             folder = arguments.index or default_index(arguments.gallery, origin)
             stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
-        reid = reid or make_extractor(cfg)
+        reid = reid or open_reid(cfg)
         is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
         calibration = None if is_reranked else reid.calibrations.get(arguments.return_pattern)
         if arguments.false_accept and calibration:

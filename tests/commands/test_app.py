@@ -127,7 +127,10 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         picture = "return document.querySelector('picture img')?.naturalWidth > 400"
         assert until(lambda: page.run(picture))
         assert page.texts("h1") == ["Search in gallery"] and "drop" in page.texts("p")[0].lower()
-        enabled = "return [...document.querySelectorAll('button')].filter((one) => !one.disabled).map((one) => one.textContent.trim())"
+        enabled = (
+            "return [...document.querySelectorAll('button')].filter((one) => !one.disabled)"
+            ".map((one) => one.textContent.trim())"
+        )
         assert {"Download as page", "Download as CSV"} <= {*page.run(enabled)}
         for width in (1400, 400):
             page.show(width, "light")

@@ -32,7 +32,7 @@ def image(path, width, height=40):
 @pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
 def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeypatch, library):
     if library == "Pillow":
-        monkeypatch.setattr("demo_sdtps.datasets.images.simplejpeg", None)
+        monkeypatch.setattr("demo_sdtps.datasets.pixels.simplejpeg", None)
     else:
         pytest.importorskip("simplejpeg")
     pixels = np.random.default_rng(0).integers(256, size=(41, 23, 3), dtype=np.uint8)

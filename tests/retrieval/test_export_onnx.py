@@ -110,7 +110,7 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
     weights = checkpoint_file(tmp_path / "w.pth", cfg)
     monkeypatch.chdir(tmp_path)
     assert command(export_onnx.main, "--weight", weights, "--output", "model.onnx")[0] == 0
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.S)
     (lines,) = (block for block in blocks if "onnxruntime.InferenceSession" in block)
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     paths = {"rgb": "a.jpg", "ni": "b.png", "ti": "c.png"}
@@ -124,6 +124,8 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
         onnx_export.convert_onnx(Path("model.onnx"), precision)
         exec(lines, actual := {})
         expected = reid.features(**paths)
+        loaded = demo_sdtps.load("model.onnx").features(**paths)
+        assert reid.distance(loaded, actual["features"]).max() < 1e-6
         assert actual["features"].dtype == np.float32 and actual["features"].shape == expected.shape
         if not change:
             assert_close(actual["features"], expected, *MODEL, *MODEL)

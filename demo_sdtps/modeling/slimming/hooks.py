@@ -126,11 +126,11 @@ class Slim(StreamSlimming):
             now = self.state.thread.now = ForwardPass(self, False, {}, None, self.state.losses)
         slimming, size, stride = now.slimming, convolution.kernel_size, convolution.stride
         names = slimming.names_of(now, images)
-        all_absent = images.new_ones(len(images) // len(names), 1, dtype=torch.bool)
+        all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
         missing = {name: all_absent for name in names if name in slimming.absent}
         shares = _foreground_shares(now.foreground, images, size, stride)
         foreground = {} if shares is None else split_rows(shares, names)
-        # A traced graph (torch.jit) has tensors for numbers.
+        # A traced graph (torch.jit) has tensors for numbers, and `len` of a tensor would fix an exported graph's batch.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
         known = Context({}, {}, grid, missing=missing, patch_size=size, patch_stride=stride)
         context = replace(known, images=split_rows(images, names), foreground=foreground)

@@ -93,8 +93,8 @@ class StreamSlimming(Slimming):
             return self.names
         if self.is_stacked:
             present = tuple(name for name in self.names if name not in self.absent)
-            batch = len(next(iter(now.inputs.values()), images))
-            return present if len(images) == len(present) * batch else self.names
+            batch = next(iter(now.inputs.values()), images).shape[0]
+            return present if images.shape[0] == len(present) * batch else self.names
         # A second image of a modality has its name with a number.
         known = [
             name
@@ -142,9 +142,9 @@ class StreamSlimming(Slimming):
             score = now.shared_scores.get((number, stream.known.grid))
         else:
             score = self._summed_score(number, stream, now)
-        if score is None or len(positions) % len(score):
+        if score is None or positions.shape[0] % score.shape[0]:
             return None
-        score = score.repeat(len(positions) // len(score), 1)
+        score = score.repeat(positions.shape[0] // score.shape[0], 1)
         return score if self.follow == FIRST else score.gather(1, positions)
 
     def _summed_score(self, number: int, stream: Stream, now: ForwardPass) -> torch.Tensor | None:
@@ -157,15 +157,16 @@ class StreamSlimming(Slimming):
             for name, image in now.inputs.items()
             if image.shape[1:] == images.shape[1:] and (name in self.names or self.names == UNNAMED)
         }
-        if len({len(image) for image in alike.values()}) > 1:
-            alike = {name: image for name, image in alike.items() if len(image) == len(images)}
+        rows = [image.shape[0] for image in alike.values()]
+        if any(count != rows[0] for count in rows):
+            alike = {n: image for n, image in alike.items() if image.shape[0] == images.shape[0]}
         voters = {name: image for name, image in alike.items() if name not in self.absent}
         if len(alike) < 2 or not voters:
             return None
         key = (number, context.grid, context.patch_size, context.patch_stride, *voters)
         if key not in now.shared_scores:
             tokens = {  # without channels
-                name: image.new_empty(len(image), prod(context.grid), 0)
+                name: image.new_empty(image.shape[0], prod(context.grid), 0)
                 for name, image in voters.items()
             }
             scores = scorer.scores(replace(context, tokens=tokens, images=voters, missing={}))

@@ -1,170 +1,88 @@
-"""A trained model as ONNX, and as a program of torch.export (docs/api.md)."""
+"""A trained model as a file for ONNX Runtime or OpenVINO, and as a program of torch.export (docs/deploy.md)."""
 
-import logging
+import shutil
 import time
-import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config import RETURN_PATTERNS, UserError
+from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.extraction import decoded_triplets, extract_features
 from demo_sdtps.evaluation.protocol import TestData, rank_features
-from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.exported import NORMALISED, ExportedModel
 from demo_sdtps.retrieval.extractor import Extractor
-from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.retrieval.onnx_export.convert import Feed, convert_onnx, write_openvino
+from demo_sdtps.retrieval.onnx_export.graph import (
+    Patterns,
+    export_program,
+    metadata,
+    random_inputs,
+    write_onnx,
+)
+from demo_sdtps.runtime.files import atomic_write, check_output_file
 
-OUTPUTS = tuple(f"pattern_{pattern}" for pattern in RETURN_PATTERNS)
-BATCHES, MOST = (1, 3, 8), 65536
+__all__ = ["Patterns", "convert_onnx", "export_model", "export_program", "random_inputs"]
+
+BATCHES = (1, 3, 8)
 TOLERANCE = 1e-4
 ROUNDING, TRIES = 1e-5, 8  # relative changes of images that show whether a selection is a tie
+CALIBRATION = 300
+"""Triplets that int8 is calibrated on, at most."""
 
 
-class Patterns(nn.Module):
-    """The graph: normalised images (B, 3, H, W) of each of the model's modalities, camera (B,) → features by return pattern."""
-
-    def __init__(self, model: DeMo):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        *images, camera = inputs
-        # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
-        stacked = torch.stack(images).unbind()
-        both = self.model(dict(zip(self.model.modalities, stacked, strict=True)), camera)
-        return tuple(self.model.layout.split(both).values())
-
-
-def export_program(model: DeMo, size: list[int]) -> torch.export.ExportedProgram:
-    """torch.export of `Patterns` with a dynamic batch, for images of (height, width)."""
-    batch = torch.export.Dim("batch", min=1, max=MOST)
-    with torch.no_grad():
-        inputs = random_inputs(model, size, 2)
-        return torch.export.export(
-            Patterns(model).eval(), inputs, dynamic_shapes=(({0: batch},) * len(inputs),)
-        )
-
-
-def random_inputs(model: DeMo, size: list[int], batch: int) -> tuple[torch.Tensor, ...]:
-    """Images and cameras, the same in every run."""
-    generator = torch.Generator().manual_seed(batch)
-    images = [torch.randn(batch, 3, *size, generator=generator) for _ in model.modalities]
-    return *images, torch.arange(batch) % (1 + model.camera_num)
-
-
-def write_onnx(extractor: Extractor, path: Path) -> None:
-    """Write the model, with preprocessing and origin in the metadata."""
-    from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
-
-    cfg, size = extractor.cfg, extractor.cfg.INPUT.SIZE_TEST
-    names = [*map(str.lower, extractor.model.modalities), "camera"]
-    for logger in ("onnxscript", "onnx_ir", "torch.onnx"):  # they tell what they do not fold
-        logging.getLogger(logger).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            export_program(extractor.model, size),
-            dynamo=True,
-            verbose=False,
-            input_names=names,
-            output_names=OUTPUTS,
-            custom_translation_table=OPERATORS,
-        )
-    assert program is not None
-    about = {
-        "height": size[0],
-        "width": size[1],
-        "resize": "bilinear with antialias, of uint8 RGB",
-        "mean": list(cfg.INPUT.PIXEL_MEAN),
-        "std": list(cfg.INPUT.PIXEL_STD),
-        "scale": 1 / 255,
-        "cameras": extractor.cameras,
-        "unknown_camera": extractor.cameras,
-        "config": cfg.dump(),
-    }
-    program.model.metadata_props.update({name: str(value) for name, value in about.items()})
-    program.save(path)
-
-
-def check_onnx(extractor: Extractor, path: Path) -> list[str]:
-    """A table of ONNX Runtime against torch on random images, by batch: the largest difference, relative to the largest value,
+def check_file(extractor: Extractor, model: ExportedModel) -> list[str]:
+    """A table of a file against torch on random images, by batch: the largest difference, relative to the largest value,
     and the number of images beyond `TOLERANCE`. Raises `UserError` where one is so without a tie in a selection."""
-    session, graph = open_onnx(path), Patterns(extractor.model)
+    kind = model.about["input"]
+    graph = Patterns(extractor.model, kind, extractor.cfg)
     lines, wrong = [f"{'batch':>5}  {'difference':>10}  {f'images beyond {TOLERANCE}':>20}"], 0
     for batch in BATCHES:
-        inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch)
-        names = [node.name for node in session.get_inputs()]
-        arrays = [tensor.numpy() for tensor in inputs]
-        outputs = session.run(None, dict(zip(names, arrays, strict=True)))
+        inputs = random_inputs(extractor.model, extractor.cfg.INPUT.SIZE_TEST, batch, kind)
+        names = [*map(str.lower, model.modalities), "camera"]
+        output = model.run({n: each.numpy() for n, each in zip(names, inputs, strict=False)})
         with torch.no_grad():
-            expected = graph(*inputs)
-        differences = differences_of(list(map(torch.from_numpy, outputs)), expected)
+            expected = graph(*inputs)[-1:]
+        differences = differences_of([torch.from_numpy(output)], expected)
         beyond = differences > TOLERANCE
         if beyond.any():
             wrong += int((beyond & ~undecided_triplets(graph, inputs, expected)).sum())
         lines.append(f"{batch:5}  {float(differences.max()):10.1e}  {int(beyond.sum()):20}")
     if wrong:
         raise UserError(
-            f"The ONNX model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
+            f"The exported model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
             "triplets whose selection of patches is no tie, so it is not written; try other versions of torch, "
-            "onnxscript and onnxruntime."
+            "onnxscript and the runtime."
         )
     return lines
 
 
-def open_onnx(path: Path) -> Any:
-    """A file as a session of ONNX Runtime on the CPU."""
-    import onnxruntime
-
-    # it warns of every float16 weight that it cannot fold
-    onnxruntime.set_default_logger_severity(3)
-    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-
-
-def convert_onnx(path: Path, precision: str) -> None:
-    """Convert a float32 model in its place, whose inputs and outputs stay so: to float16 throughout, or to int8 weights with
-    activations that are quantised as they come."""
-    if precision == "float16":
-        import onnx
-        from onnxruntime.transformers.float16 import convert_float_to_float16
-
-        onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), path)
-    elif precision == "int8":
-        from onnxruntime.quantization import quantize_dynamic
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-
-        quant_pre_process(path, path, skip_symbolic_shape=True)
-        quantize_dynamic(path, path)
-
-
-def compare_onnx(
-    cfg: CfgNode, cameras: int, sessions: Mapping[str, Any], data: TestData
-) -> list[str]:
-    """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, and milliseconds per triplet, by session. A camera
-    that the model does not know is any other one."""
-    output = [f"pattern_{cfg.TEST.RETURN_PATTERN}"]
-    features, seconds = defaultdict(list), dict.fromkeys(sessions, 0.0)
-    for images, _, camera in batches(data.loader):
-        inputs = {name.lower(): image.numpy() for name, image in images.items()}
-        inputs["camera"] = camera.clamp(max=cameras).numpy()
-        for name, session in sessions.items():
-            if name not in features:  # the first run of a session is slower
-                session.run(output, inputs)
-            start = time.perf_counter()
-            features[name].append(torch.from_numpy(session.run(output, inputs)[0]))
-            seconds[name] += time.perf_counter() - start
+def compare_files(cfg: CfgNode, models: Mapping[str, ExportedModel], data: TestData) -> list[str]:
+    """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, and milliseconds per triplet, decoding included."""
     lines = [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}"]
-    for name, blocks in features.items():
-        ranking = rank_features(cfg, torch.cat(blocks), data)
+    for name, model in models.items():
+        start = time.perf_counter()
+        (patterns,) = extract_features(cfg, model, data.loader)
+        seconds = time.perf_counter() - start
+        ranking = rank_features(cfg, patterns[cfg.TEST.RETURN_PATTERN], data)
         scores = f"{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}"
-        lines.append(f"{name:10}{scores}{1000 * seconds[name] / len(data.samples):13.2f}")
+        lines.append(f"{name:10}{scores}{1000 * seconds / len(data.samples):13.2f}")
     return lines
+
+
+def calibration_feeds(cfg: CfgNode, model: ExportedModel, samples: Sequence[Sample]) -> list[Feed]:
+    """The inputs of CALIBRATION of the samples, evenly chosen, one at a time."""
+    chosen = samples[:: -(-len(samples) // CALIBRATION)]
+    loader = test_loader(
+        with_values(cfg, {"DATASETS.CACHE": "no", "TEST.IMS_PER_BATCH": 1}), chosen
+    )
+    return [model.inputs(*batch) for batch in decoded_triplets(loader)]
 
 
 def differences_of(
@@ -183,33 +101,65 @@ def undecided_triplets(
 ) -> torch.Tensor:
     """(B,) bool: whether torch's own outputs of an image change beyond `TOLERANCE` with images changed by rounding, as where
     scores of patches at the edge of a selection are equal but for that."""
-    *images, cameras = inputs
     generator = torch.Generator().manual_seed(0)
-    is_undecided = torch.zeros(len(cameras), dtype=torch.bool)
+    is_undecided = torch.zeros(len(inputs[0]), dtype=torch.bool)
     for _ in range(TRIES):
-        changed = [
-            image * (1 + ROUNDING * torch.randn(image.shape, generator=generator))
-            for image in images
+        changed = [  # the images, not the cameras
+            each * (1 + ROUNDING * torch.randn(each.shape, generator=generator))
+            if each.ndim == 4
+            else each
+            for each in inputs
         ]
         with torch.no_grad():
-            is_undecided |= differences_of(graph(*changed, cameras), expected) > TOLERANCE
+            is_undecided |= differences_of(graph(*changed), expected) > TOLERANCE
     return is_undecided
 
 
-def export_onnx(
-    extractor: Extractor, path: Path, precision: str = "float32", data: TestData | None = None
+def export_model(
+    extractor: Extractor,
+    path: Path,
+    precision: str = "float32",
+    inputs: str = NORMALISED,
+    samples: Sequence[Sample] = (),
+    data: TestData | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Write the model, once ONNX Runtime agrees with torch in float32, and print the comparison; in another precision also
-    that with float32 on `data`, whatever it shows."""
-    with atomic_write(path) as temporary:
-        write_onnx(extractor, temporary)
-        lines = check_onnx(extractor, temporary)
+    """Write the model for ONNX Runtime (.onnx) or OpenVINO (.xml, and .bin), and its card beside it, once the runtime agrees
+    with torch in float32, and print the comparison. int8 is calibrated on `samples`; another precision than float32 is compared
+    with it on `data`, if given, whatever that shows."""
+    suffixes = [
+        suffix
+        for suffix in (path.suffix, ".bin", ".md")
+        if suffix != ".bin" or path.suffix == ".xml"
+    ]
+    for suffix in suffixes[1:]:
+        check_output_file(path.with_suffix(suffix), suffix, overwrite)
+    cfg = extractor.cfg
+    with TemporaryDirectory() as folder:
+        plain = Path(folder, "float32.onnx")
+        write_onnx(extractor, plain, inputs)
+        about = metadata(extractor, inputs)
+        if path.suffix == ".xml":
+            write_openvino(plain, plain := plain.with_suffix(".xml"), about)
+        models = {"float32": ExportedModel(plain)}
+        lines, final = check_file(extractor, models["float32"]), plain
+        if precision != "float32":
+            final = plain.with_stem(precision)
+            feeds = calibration_feeds(cfg, models["float32"], samples) if samples else []
+            if path.suffix == ".xml":
+                write_openvino(plain.with_suffix(".onnx"), final, about, feeds)
+            else:
+                shutil.copy(plain, final)
+                convert_onnx(final, precision, feeds)
+            models[precision] = ExportedModel(final)
         if data:
-            sessions = {"float32": open_onnx(temporary)}
-            convert_onnx(temporary, precision)
-            sessions[precision] = open_onnx(temporary)
-            lines += compare_onnx(extractor.cfg, extractor.cameras, sessions, data)
-    size = path.stat().st_size / 2**20
+            lines += compare_files(cfg, models, data)
+        card = extractor.generate_model_card(file=path.name, input=inputs, precision=precision)
+        final.with_suffix(".md").write_text(str(card), encoding="utf-8")
+        for suffix in reversed(suffixes):
+            with atomic_write(path.with_suffix(suffix)) as temporary:
+                shutil.copyfile(final.with_suffix(suffix), temporary)
+    size = sum(path.with_suffix(suffix).stat().st_size for suffix in suffixes) / 2**20
     print_lines(
         *lines,
         f"Wrote {path}, {precision}, {size:.1f} MiB; the float32 model was compared with torch on random images.",

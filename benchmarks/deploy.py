@@ -1,0 +1,119 @@
+"""Rows of benchmarks/run.py: CLIP's ViT-B/16 on RGB, dense and slimmed, by torch, ONNX Runtime and OpenVINO on the CPU."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import copy
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from benchmarks.rows import speed_row
+from demo_sdtps.config import load_cfg, with_values
+from demo_sdtps.datasets.transforms import Transform, test_transform
+from demo_sdtps.modeling import DeMo
+from demo_sdtps.modeling.exported import ExportedModel
+from demo_sdtps.reports.rows import Row
+from demo_sdtps.retrieval.extractor import Extractor
+from demo_sdtps.retrieval.onnx_export.convert import convert_onnx, write_openvino
+from demo_sdtps.retrieval.onnx_export.graph import metadata, write_onnx
+from demo_sdtps.training.timing import in_turns
+
+STAGES = {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}
+KINDS = {"dense": {}, "slimmed": STAGES}
+RGB_ONLY = ("MODEL.MODALITIES", "[RGB]", "MODEL.SLIM_SCORE", "saliency", "MODEL.DEVICE", "cpu")
+CROP = (3, 300, 140)  # a decoded image, larger than the model's
+TARGET = 8  # the fastest slimmed over the dense float32 in the same runtime
+THREADS, BATCHES, FEEDS = (1, 2), (1, 8), 16
+
+Work = Callable[[np.ndarray], object]
+
+
+def deploy_rows(quick: bool, device: torch.device) -> Iterator[Row]:
+    """Milliseconds from decoded images to features, all runtimes and precisions in turns, by threads and batch."""
+    cfg = load_cfg("RGBNT201/Baseline.yml", ["MODEL.PRETRAIN_PATH_T", "none", *RGB_ONLY])
+    if quick:
+        small = {"MODEL.TRANSFORMER_TYPE": "test_vit", "INPUT.SIZE_TEST": [64, 32]}
+        cfg = with_values(cfg, small | {"INPUT.SIZE_TRAIN": [64, 32]})
+    draw, before = np.random.default_rng(0), torch.get_num_threads()
+    with TemporaryDirectory() as folder:
+        reids = {}
+        for kind, slimming in KINDS.items():
+            torch.manual_seed(0)
+            reids[kind] = Extractor(with_values(cfg, slimming).dump(), 1, 1)
+            write_files(
+                reids[kind],
+                Path(folder, kind),
+                [draw.integers(0, 256, CROP, np.uint8) for _ in range(FEEDS)],
+            )
+        for threads in THREADS[: 1 if quick else None]:
+            torch.set_num_threads(threads)
+            works = {
+                kind: works_of(reid, Path(folder, kind), threads) for kind, reid in reids.items()
+            }
+            for batch in BATCHES[: 1 if quick else None]:
+                images = draw.integers(0, 256, (batch, *CROP), np.uint8)
+                cases = {
+                    (kind, name): partial(work, images)
+                    for kind, each in works.items()
+                    for name, work in each.items()
+                }
+                what = f"{threads} threads, batch {batch}"
+                seconds = in_turns(what, cases, 1 if quick else 6)
+                yield from rows_of(what, {case: each / batch for case, each in seconds.items()})
+    torch.set_num_threads(before)
+
+
+def write_files(reid: Extractor, folder: Path, crops: list[np.ndarray]) -> None:
+    """The model in every precision of each runtime that is installed."""
+    folder.mkdir()
+    plain, about = folder / "float32.onnx", metadata(reid, "uint8")
+    write_onnx(reid, plain, "uint8")
+    model = ExportedModel(plain)
+    feeds = [model.inputs([[crop]], [0]) for crop in crops]
+    for precision in ("int8", "int8_static"):
+        convert_onnx(Path(copy(plain, plain.with_stem(precision))), precision, feeds)
+    if find_spec("openvino") and find_spec("nncf"):
+        write_openvino(plain, plain.with_suffix(".xml"), about)
+        write_openvino(plain, folder / "int8.xml", about, feeds)
+
+
+def works_of(reid: Extractor, folder: Path, threads: int) -> dict[str, Work]:
+    """By runtime and precision what makes features (B, D) of images (B, 3, h, w)."""
+    half = deepcopy(reid.model)
+    half.backbone = half.backbone.cast_for_inference(torch.bfloat16)
+    works: dict[str, Work] = {}
+    for name, model in (("float32", reid.model), ("bfloat16", half)):
+        works[f"torch {name}"] = partial(by_torch, model, test_transform(reid.cfg))
+    for path in sorted(folder.glob("*.onnx")):
+        works[f"ONNX Runtime {path.stem}"] = partial(by_file, ExportedModel(path, "off", threads))
+    for path in sorted(folder.glob("*.xml")):
+        works[f"OpenVINO {path.stem}"] = partial(by_file, ExportedModel(path, "off", threads))
+        if path.stem == "float32":
+            works["OpenVINO bfloat16"] = partial(by_file, ExportedModel(path, "bf16", threads))
+    return works
+
+
+@torch.no_grad()
+def by_torch(model: DeMo, transform: Transform, images: np.ndarray) -> torch.Tensor:
+    inputs = torch.stack([transform(image) for image in torch.from_numpy(images)])
+    return model({"RGB": inputs}, torch.zeros(len(images), dtype=torch.int64))
+
+
+def by_file(model: ExportedModel, images: np.ndarray) -> np.ndarray:
+    return model.features([[image] for image in images], [model.cameras] * len(images))
+
+
+def rows_of(what: str, seconds: dict[tuple[str, str], float]) -> Iterator[Row]:
+    """For every runtime and precision dense beside slimmed, and the fastest slimmed beside the runtime's dense in float32."""
+    names = [name for kind, name in seconds if kind == "dense"]
+    for name in names:
+        times = {"reference": seconds["dense", name], "ours": seconds["slimmed", name]}
+        yield speed_row(f"{what}: {name}", times)
+    for runtime in dict.fromkeys(name.rpartition(" ")[0] for name in names):
+        ours = min(seconds["slimmed", name] for name in names if name.startswith(runtime))
+        times = {"reference": seconds["dense", f"{runtime} float32"], "ours": ours}
+        yield speed_row(f"… dense float32 beside the fastest slimmed, {runtime}", times, TARGET)

@@ -1,0 +1,14 @@
+"""Write a trained model for OpenVINO: python tools/export_openvino.py --weight W --output model.xml"""
+
+from demo_sdtps.commands.export_onnx import PACKAGES, export, export_parser
+
+RUNTIME = {"openvino": "openvino", "nncf": "nncf"}
+
+
+def main() -> None:
+    what = (
+        "Write the model of a checkpoint as .xml and .bin of OpenVINO, for any batch size. TEST.AMP bf16 lets the runtime "
+        "compute a float32 file in bfloat16."
+    )
+    parser = export_parser(what, ".xml", ("float32", "int8"), "uint8", "int8")
+    export(parser, "int8", "openvino", PACKAGES | RUNTIME)

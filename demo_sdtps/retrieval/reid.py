@@ -1,0 +1,233 @@
+"""What a trained model does with the user's images and their features, in a checkpoint or exported (docs/api.md)."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config.common import FALSE_ACCEPT, TOP, set_of
+from demo_sdtps.retrieval.features import Features, Hits
+
+if TYPE_CHECKING:  # an exported model needs no torch for features
+    from torch import Tensor
+
+    from demo_sdtps.evaluation.distances import Comparison, Side
+    from demo_sdtps.retrieval.calibration import Calibration
+
+logger = logging.getLogger(__name__)
+
+ImageLike = Any  # as `as_image` takes it, None for a missing one
+Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
+
+
+class Reid(ABC):
+    """`features` of triplets, their distances, and `search`."""
+
+    cfg: CfgNode
+    model: Any  # of which it reads the `modalities`
+    cameras: int
+    widths: Mapping[int, int]
+    calibrations: "Mapping[int, Calibration]"
+
+    @abstractmethod
+    def _extract(
+        self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
+    ) -> np.ndarray:
+        """Features (n, D) of images of the model's modalities, None for a missing one."""
+
+    def features(
+        self,
+        rgb: Items = None,
+        ni: Items = None,
+        ti: Items = None,
+        *,
+        return_pattern: int = 3,
+        camera: int | Sequence[int] | None = None,
+        normalise: bool = True,
+    ) -> Features:
+        """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`, and what is present in each.
+
+        Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
+        (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
+        modality or for an image of it, is a missing one.
+        `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
+        from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
+        given, features are those of tools/export_features.py.
+
+        Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
+        that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
+        """
+        if return_pattern not in RETURN_PATTERNS:
+            raise UserError(
+                f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
+            )
+        names, items_of = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
+        for name, items in items_of.items():
+            unread = [] if name in names or items is None else _as_list(items)
+            if any(item is not None for item in unread):
+                raise UserError(
+                    f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
+                    "(MODEL.MODALITIES); leave them out, or load a model that reads them."
+                )
+        triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
+        cameras = self._cameras(camera, len(triplets))
+        is_present = np.array([[item is not None for item in triplet] for triplet in triplets])
+        present = is_present @ np.array([set_of([name]) for name in names])
+        return Features(self._extract(triplets, cameras, return_pattern, normalise), present)
+
+    forward = features
+
+    def distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
+
+        Triplets that lack modalities are compared by TEST.CROSS_MODAL_DISTANCE, whose columns are normalised anew, so
+        give features of length 1; it is infinite where no modality is in common. Arrays other than `Features` count as of
+        complete triplets, which is logged; features of a width that the model does not have are compared by all columns.
+        """
+        from demo_sdtps.evaluation.distances import set_distances
+
+        comparison, query, gallery = self._compared(a, b)
+        return set_distances(comparison, query, gallery, by_differences).numpy()
+
+    def _compared(self, a: np.ndarray, b: np.ndarray) -> "tuple[Comparison, Side, Side]":
+        """How features are compared, and what `set_distances` takes of them."""
+        if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
+            raise UserError(
+                f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
+                "give what features(…) returns, of one return pattern."
+            )
+        from demo_sdtps.evaluation.distances import Comparison, comparison_of
+
+        pattern = self._pattern_of(a)
+        comparison = comparison_of(self.cfg, pattern) if pattern else Comparison()
+        return comparison, self._side(a), self._side(b)
+
+    def search(
+        self,
+        query: np.ndarray,
+        gallery: np.ndarray,
+        top: int = TOP,
+        *,
+        false_accept: float = FALSE_ACCEPT,
+    ) -> Hits:
+        """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
+        near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m.
+        Where the gallery's triplets differ in what they lack, "nearest" is by distances that are scaled to be comparable
+        (docs/method.md), and those that are returned need not ascend.
+
+        With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
+        distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
+
+        Raises `UserError` for a query without a modality in common with any of the gallery, and a rate that the calibration
+        does not have.
+        """
+        from demo_sdtps.evaluation.distances import scaled, scales_of, set_distances
+
+        comparison, side, (others, present) = self._compared(query, gallery)
+        distances = set_distances(comparison, side, (others, present), by_differences)
+        if len(far := np.flatnonzero(distances.isinf().all(dim=1))):
+            raise UserError(
+                f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
+                "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
+            )
+        scales = scales_of(comparison, side, present, others.__getitem__)
+        order = scaled(distances, scales, present).numpy()
+        rows = order.argsort(axis=1, kind="stable")[:, :top]
+        hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
+        if calibration := self.calibration_of(query):
+            calibration.check_rate(false_accept)
+            sets = side[1][:, None], present[rows]
+            judged = calibration.judge(hits.distances, *sets, false_accept)
+            hits.probability, hits.is_unknown = judged
+        return hits
+
+    def calibration_of(self, features: np.ndarray) -> "Calibration | None":
+        """That of the return pattern of features, which their width tells; None where it is of several."""
+        patterns = [number for number, width in self.widths.items() if width == features.shape[1]]
+        return self.calibrations.get(patterns[0]) if len(patterns) == 1 else None
+
+    def _pattern_of(self, features: np.ndarray) -> int | None:
+        """The return pattern of features, by their width."""
+        patterns = (number for number, width in self.widths.items() if width == features.shape[1])
+        return next(patterns, None)
+
+    def _present(self, features: np.ndarray) -> np.ndarray:
+        """What is present in features; of other arrays all that the model reads."""
+        present = getattr(features, "present", None)
+        return (
+            np.full(len(features), set_of(self.model.modalities), np.uint8)
+            if present is None
+            else present
+        )
+
+    def _side(self, features: np.ndarray) -> "Side":
+        """Features, and what is present in them."""
+        if getattr(features, "present", None) is None:
+            logger.warning(
+                "Features that do not say what is present count as of complete triplets; give Features(values, present)."
+            )
+        import torch
+
+        return torch.from_numpy(np.asarray(features, np.float32)), self._present(features)
+
+    def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
+        """`camera` as a list of `count`; None is the last, the mean of all."""
+        cameras: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
+        if len(cameras) != count:
+            raise UserError(f"There are {len(cameras)} cameras for {count} triplets; give as many.")
+        for label in cameras:
+            if self.cameras and label is not None and label not in range(self.cameras):
+                raise UserError(
+                    f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
+                )
+        return [self.cameras if label is None else int(label) for label in cameras]
+
+
+def by_differences(some: "Tensor", others: "Tensor") -> "Tensor":
+    """Squared distances (n, m): products of matrices would give equal features distances that differ by rounding."""
+    import torch
+
+    return torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
+    """Items by triplet, from those by modality."""
+    lists = {name: _as_list(items) for name, items in items_of.items() if items is not None}
+    counts = {name: len(items) for name, items in lists.items()}
+    if not any(counts.values()):
+        raise UserError(
+            f"There is no image of {', '.join(items_of)}, which the model reads; give at least one of them."
+        )
+    count = max(counts.values())
+    if min(counts.values()) < count:
+        listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
+        raise UserError(
+            f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
+        )
+    triplets = list(zip(*(lists.get(name, [None] * count) for name in items_of), strict=True))
+    for number, triplet in enumerate(triplets):
+        if all(item is None for item in triplet):
+            raise UserError(
+                f"Triplet {number} (from 0) has no image of {', '.join(items_of)}; give one or leave it out."
+            )
+    return triplets
+
+
+def _as_list(items: Items) -> list[ImageLike]:
+    """One item or many as a list."""
+    if isinstance(items, (str, Path, Image.Image)):
+        return [items]
+    if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images
+        items = list(items.flat)
+    is_single = getattr(items, "ndim", 4) < 4  # an array or a tensor
+    if not is_single and not isinstance(items, Iterable):
+        raise UserError(
+            f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them."
+        )
+    return [items] if is_single else list(items)
