@@ -8,6 +8,7 @@ import socket
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import quote
 
 from yacs.config import CfgNode
@@ -68,6 +69,14 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     modalities, downloads = cfg.MODEL.MODALITIES, TemporaryDirectory()
     no_file = gradio.update(value=None, interactive=False)
 
+    class Slot(gradio.Image):
+        """Gives a file as it is: `answer` tells of one that is no image."""
+
+        is_template = True  # a gradio.Image to the browser
+
+        def preprocess(self, payload: Any) -> str | None:
+            return payload and payload.path
+
     def answer(top: int, *paths: str | None) -> list[object]:
         """Hits, kept patches, and files to download."""
         files = {name: path for name, path in zip(modalities, paths, strict=True) if path}
@@ -101,17 +110,13 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         gradio.Markdown(f"# {title}\n\n{EXPLANATION.format(len(gallery), ', '.join(modalities))}")
         with gradio.Row():
             slots = [
-                gradio.Image(
+                Slot(
                     label=modality,
-                    type="filepath",
-                    image_mode=None,
                     sources=["upload", "clipboard"],
                     height=240,
                 )
                 for modality in modalities
             ]
-        for slot in slots:  # `answer` tells of a file that is no image
-            slot.preprocess = lambda file: file and file.path
         count = min(arguments.top or TOP, len(gallery))
         most = max(2, min(MOST_HITS, len(gallery)))
         top = gradio.Slider(1, most, count, step=1, label="Hits")

@@ -292,7 +292,7 @@ def test_a_browser_shows_images_of_any_size_in_boxes_of_one_height(run_search, p
         assert until(lambda: {*page.run(wait)} & {600, 20, 900} and 0 not in page.run(wait))
         assert page.run("return document.documentElement.scrollWidth") <= width
         assert len(page.texts("dialog p a")) == len(page.run(wait))
-        page.click("dialog img")
+        page.click("dialog figcaption b")
         assert not page.run("return document.querySelector('dialog').open")
         shutil.rmtree(place / "query")
         page.click(".query .triplet")

@@ -1,0 +1,186 @@
+"""A web application for search in own images, which reaches for nothing elsewhere: tools/app.py (docs/retrieval.md)."""
+
+import argparse
+import base64
+import html
+import os
+import socket
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.common import TOP, WEIGHT_EXAMPLE
+from demo_sdtps.datasets.base import FORMATS
+from demo_sdtps.datasets.folders import Triplet, read_folder
+from demo_sdtps.datasets.images import decode
+from demo_sdtps.evaluation.command import prepare_evaluation
+from demo_sdtps.reports.figures import dark, spread
+from demo_sdtps.reports.search_page import MOST_HITS, as_sample, omissions, page_of, write_hits
+from demo_sdtps.reports.tokens import draw_tokens
+from demo_sdtps.retrieval.extractor import Extractor, make_extractor
+from demo_sdtps.retrieval.search import search
+from demo_sdtps.runtime.errors import check_extra
+
+FRAME = '<iframe title="hits" srcdoc="{}" scrolling="no" style="width: 100%; border: 0"></iframe>'
+"""As high as its page, which search.js sees to."""
+NOTHING = "<p>The hits come here.</p>"
+PICTURE = (
+    "<h3>Scores of the patches</h3><div style='overflow-x: auto'><picture>"
+    "<source media='(prefers-color-scheme: dark)' srcset='{1}'>"
+    "<img src='{0}' alt='scores and kept patches of the query' style='min-width: 40rem'></picture></div>"
+)
+EXPLANATION = (
+    "Drop one image or more of a person or vehicle ({1}), or take an example: the nearest of the gallery's {0} come "
+    "below. A click enlarges them, and *Kept patches* covers what the model drops. Nothing leaves this machine."
+)
+EXAMPLES = 3
+SERVED = "/gradio_api/file="
+
+
+def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
+    """Bring the index of --gallery up to date, and serve until Ctrl-C."""
+    prepare_evaluation(cfg, WEIGHT_EXAMPLE)
+    packages = {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}
+    check_extra("tools/app.py", "app", packages)
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((arguments.host, arguments.port))
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"{arguments.host}:{arguments.port} cannot be served ({error}); choose another --port."
+        ) from None
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+    import gradio
+
+    reid = make_extractor(cfg)
+    begun = search(arguments, cfg, [], reid)
+    assert begun
+    arguments.rebuild = False
+
+    modalities, downloads = cfg.MODEL.MODALITIES, TemporaryDirectory()
+    no_file = gradio.update(value=None, interactive=False)
+from gradio.events import Dependency
+
+    class Slot(gradio.Image):
+        """Gives a file as it is: `answer` tells of one that is no image."""
+
+        is_template = True  # a gradio.Image to the browser
+
+        def preprocess(self, payload: Any) -> str | None:
+            return payload and payload.path
+
+    def answer(top: int, *paths: str | None) -> list[object]:
+        """Hits, kept patches, and files to download."""
+        files = {name: path for name, path in zip(modalities, paths, strict=True) if path}
+        if not files:
+            return [NOTHING, "", no_file, no_file]
+        query = Triplet(Path(next(iter(files.values()))).stem, tuple(map(files.get, MODALITIES)))
+        try:
+            for path in files.values():
+                check_image(path)
+            hits = search(argparse.Namespace(**vars(arguments) | {"top": top}), cfg, [query], reid)
+            assert hits
+            page, _ = page_of(hits, arguments.gallery, address)
+            picture = kept_picture(reid, query)
+        except UserError as error:
+            alert = f'<p role="alert">{html.escape(str(error))}</p>'
+            return [alert, "", no_file, no_file]
+        copies = [Path(downloads.name, name) for name in ("hits.html", "hits.csv")]
+        copies[0].write_text(page.replace(SERVED, "file://"), encoding="utf-8")
+        write_hits(hits, copies[1])
+        buttons = [gradio.update(value=str(copy), interactive=True) for copy in copies]
+        return [FRAME.format(html.escape(page)), picture, *buttons]
+
+    gallery = read_folder(arguments.gallery, arguments.modality, modalities)
+    examples = [
+        [dict(zip(MODALITIES, gallery[place].paths, strict=True))[name] for name in modalities]
+        for place in spread(len(gallery), EXAMPLES)
+    ]
+    title, hour = f"Search in {arguments.gallery.resolve().name}", 3600
+    # of what was uploaded
+    with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:
+        gradio.Markdown(f"# {title}\n\n{EXPLANATION.format(len(gallery), ', '.join(modalities))}")
+        with gradio.Row():
+            slots = [
+                Slot(
+                    label=modality,
+                    sources=["upload", "clipboard"],
+                    height=240,
+                )
+                for modality in modalities
+            ]
+        count = min(arguments.top or TOP, len(gallery))
+        most = max(2, min(MOST_HITS, len(gallery)))
+        top = gradio.Slider(1, most, count, step=1, label="Hits")
+        hits = gradio.HTML(NOTHING)
+        with gradio.Row():
+            files = [
+                gradio.DownloadButton(f"Download as {kind}", interactive=False)
+                for kind in ("page", "CSV")
+            ]
+        kept = gradio.HTML()
+        gradio.Examples(examples, slots, label="Examples, of the gallery")
+        gradio.on(
+            [top.change, *(slot.change for slot in slots)],
+            answer,
+            [top, *slots],
+            [hits, kept, *files],
+            api_visibility="private",
+            trigger_mode="always_last",
+        )
+    # others are downloaded
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
+    _, page, _ = blocks.launch(
+        server_name=arguments.host,
+        server_port=arguments.port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        theme=theme,
+        footer_links=[],
+        ssr_mode=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        allowed_paths=[str(arguments.gallery.absolute())],
+    )
+    ready = f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
+    print_lines(*omissions(begun.broken), ready)
+    blocks.block_thread()
+
+
+def address(path: str) -> str:
+    """Where gradio serves a file."""
+    return f"{SERVED}{quote(os.fsencode(Path(path).absolute().as_posix()))}"
+
+
+def check_image(path: str) -> None:
+    """Raise `UserError` for an uploaded file that is no image."""
+    try:
+        decode(path)
+    except UserError:
+        raise UserError(
+            f"{Path(path).name} is no image, or a damaged one; drop another ({', '.join(FORMATS)})."
+        ) from None
+
+
+def kept_picture(reid: Extractor, query: Triplet) -> str:
+    """The picture of tools/draw_tokens.py of a triplet, light or dark like the page; nothing for a model that keeps all
+    patches."""
+    if not reid.model.slimming and not reid.model.sdtps:
+        return ""
+    sources = []
+    with TemporaryDirectory() as folder:
+        for colours in (nullcontext(), dark()):
+            with colours:
+                path = draw_tokens(
+                    [(reid.cfg, reid.model)], [as_sample(query)], Path(folder, "kept.png")
+                )
+            sources.append(f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}")
+    return PICTURE.format(*sources)
