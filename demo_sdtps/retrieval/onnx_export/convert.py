@@ -23,6 +23,7 @@ def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
         onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), path)
+    if not precision.startswith("int8"):
         return
     from onnxruntime.quantization import quantize_dynamic, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
