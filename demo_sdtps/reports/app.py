@@ -8,7 +8,6 @@ import socket
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from urllib.parse import quote
 
 from yacs.config import CfgNode
@@ -69,13 +68,11 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     modalities, downloads = cfg.MODEL.MODALITIES, TemporaryDirectory()
     no_file = gradio.update(value=None, interactive=False)
 
-    class Slot(gradio.Image):
-        """Gives a file as it is: `answer` tells of one that is no image."""
-
-        is_template = True  # a gradio.Image to the browser
-
-        def preprocess(self, payload: Any) -> str | None:
-            return payload and payload.path
+    def slot(modality: str) -> gradio.Image:
+        """Gives a file as it is: `answer` tells of one that is no image. A class of its own would make gradio write a file."""
+        image = gradio.Image(label=modality, sources=["upload", "clipboard"], height=240)
+        image.preprocess = lambda payload: payload and payload.path
+        return image
 
     def answer(top: int, *paths: str | None) -> list[object]:
         """Hits, kept patches, and files to download."""
@@ -109,14 +106,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:
         gradio.Markdown(f"# {title}\n\n{EXPLANATION.format(len(gallery), ', '.join(modalities))}")
         with gradio.Row():
-            slots = [
-                Slot(
-                    label=modality,
-                    sources=["upload", "clipboard"],
-                    height=240,
-                )
-                for modality in modalities
-            ]
+            slots = [slot(modality) for modality in modalities]
         count = min(arguments.top or TOP, len(gallery))
         most = max(2, min(MOST_HITS, len(gallery)))
         top = gradio.Slider(1, most, count, step=1, label="Hits")
