@@ -17,7 +17,7 @@ from demo_sdtps.reports.rows import Row, as_report
         ["models"],
         *(
             pytest.param([program], marks=[pytest.mark.slow, pytest.mark.soak])
-            for program in ("slimming", "any_vit", "evaluation", "ranking", "reranking")
+            for program in ("slimming", "any_vit", "matmul", "evaluation", "ranking", "reranking")
         ),
     ],
     ids=" ".join,
