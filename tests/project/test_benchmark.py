@@ -17,7 +17,15 @@ from demo_sdtps.reports.rows import Row, as_report
         ["models"],
         *(
             pytest.param([program], marks=[pytest.mark.slow, pytest.mark.soak])
-            for program in ("slimming", "any_vit", "deploy", "evaluation", "ranking", "reranking")
+            for program in (
+                "slimming",
+                "any_vit",
+                "deploy",
+                "matmul",
+                "evaluation",
+                "ranking",
+                "reranking",
+            )
         ),
     ],
     ids=" ".join,
