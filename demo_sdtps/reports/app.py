@@ -65,14 +65,10 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     assert begun
     arguments.rebuild = False
 
+    # `answer` tells of a file that is no image
+    gradio.Image.preprocess = lambda _, file: file and file.path  # type: ignore[method-assign]
     modalities, downloads = cfg.MODEL.MODALITIES, TemporaryDirectory()
     no_file = gradio.update(value=None, interactive=False)
-
-    def slot(modality: str) -> gradio.Image:
-        """Gives a file as it is: `answer` tells of one that is no image. A class of its own would make gradio write a file."""
-        image = gradio.Image(label=modality, sources=["upload", "clipboard"], height=240)
-        image.preprocess = lambda payload: payload and payload.path
-        return image
 
     def answer(top: int, *paths: str | None) -> list[object]:
         """Hits, kept patches, and files to download."""
@@ -106,7 +102,14 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as blocks:
         gradio.Markdown(f"# {title}\n\n{EXPLANATION.format(len(gallery), ', '.join(modalities))}")
         with gradio.Row():
-            slots = [slot(modality) for modality in modalities]
+            slots = [
+                gradio.Image(
+                    label=modality,
+                    sources=["upload", "clipboard"],
+                    height=240,
+                )
+                for modality in modalities
+            ]
         count = min(arguments.top or TOP, len(gallery))
         most = max(2, min(MOST_HITS, len(gallery)))
         top = gradio.Slider(1, most, count, step=1, label="Hits")

@@ -90,9 +90,9 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (
             train_net,
             "",
-            "There is no configuration: give its name, such as RGBNT201/DeMo_SDTPS, or",
+            "no configuration: name one, such as RGBNT201/DeMo_SDTPS, or give .* or --weight a",
         ),
-        (train_net, "SOLVER.SED 1", "There is no configuration: give its name"),
+        (train_net, "SOLVER.SED 1", "There is no configuration: name one"),
         (train_net, "RGB SOLVER.SED 1", "nearest valid key is SOLVER.SEED"),
         (train_net, "--configfile x", "no flag --configfile; the nearest is '--config_file'"),
         (train_net, "RGB -epochs=2", "no flag -epochs; the nearest is '--epochs'"),
@@ -134,7 +134,7 @@ def test_sentences_blame_what_is_wrong(place, command):
 COMPLETIONS = {
     "tr": "train",
     "draw to": "tokens",
-    "export ": "onnx",
+    "export on": "onnx",
     "export --out": "--output",
     "train RGBNT201/Ba": "RGBNT201/Baseline",
     "train --data own RGBNT100/Ba": "RGBNT100/Baseline",
