@@ -300,10 +300,12 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     if config is None:
         path = checkpoint and pairs.get(checkpoint.key)
         if not path:
-            flag = checkpoint and f", or --{checkpoint.name} {checkpoint.gives}, which contains one"
+            flag = (
+                checkpoint and f"give --{checkpoint.name} {checkpoint.gives}, which contains one, "
+            )
             raise UserError(
                 f"There is no configuration: name one, such as {schema.example.removeprefix('configs/').removesuffix('.yml')}, "
-                f"or give --config_file a YAML file{flag or ''}."
+                f"{flag or ''}or give --config_file a YAML file."
             )
         config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
     arguments.opts = [word for pair in pairs.items() for word in pair]

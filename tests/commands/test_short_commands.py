@@ -90,7 +90,7 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (
             train_net,
             "",
-            "no configuration: name one, such as RGBNT201/DeMo_SDTPS, or give .* or --weight a",
+            "no configuration: name one, such as RGBNT201/DeMo_SDTPS, give --weight a .* or give",
         ),
         (train_net, "SOLVER.SED 1", "There is no configuration: name one"),
         (train_net, "RGB SOLVER.SED 1", "nearest valid key is SOLVER.SEED"),
