@@ -1,5 +1,7 @@
 """Names that every package shares."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 
 # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)

@@ -1,5 +1,7 @@
 """INPUT.RANGES: which values of own images with more than 8 bits become black and white (docs/own_data.md)."""
 
+from __future__ import annotations
+
 import re
 from typing import NamedTuple
 

@@ -17,6 +17,7 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run as run_command
+from demo_sdtps.evaluation.tables import MEASURES
 
 SLIM = (
     *shlex.split(
@@ -156,7 +157,7 @@ def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
     assert 'reid.features(rgb="rgb.jpg", ni="ni.jpg", ti="ti.jpg")' in card
     (record,) = (record for record in records_of(places / "run") if record["epoch"] == 1)
     for row in record["patterns"].values():
-        assert re.search(r" +".join(rf"{100 * value:.1f}" for value in row.values()), card)
+        assert re.search(r" +".join(rf"{100 * row[name]:.1f}" for name in MEASURES), card)
     commit = json.loads((places / "run" / "run.json").read_text())["commit"] or "Synthetic"
     assert (
         commit in card

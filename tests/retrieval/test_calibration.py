@@ -198,7 +198,7 @@ def test_searches_show_what_the_calibration_says(calibrated, files, command, tmp
         assert float(line[4]) == pytest.approx(probability, abs=1e-4)
         assert line[5] == str(int(unknown))
     page = (tmp_path / "hits.html").read_text()
-    assert page.count("P = ") + page.count(", unknown") == 3 * len(files["rgb"])
+    assert page.count("P = ") + page.count('"unknown"]') == 3 * len(files["rgb"])
     code, stdout, _ = command(search.main, *words)
     assert code == 0 and stdout.count("P = ") + stdout.count("unknown") == 3 * len(files["rgb"])
     code, stdout, _ = command(search.main, *words, "--re_rank", 3)
