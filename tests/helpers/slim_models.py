@@ -126,7 +126,7 @@ def tokens_of(model, images):
 
 def unshuffled(model, images):
     """Of ViTMAE, which sorts the patches by `noise`."""
-    noise = torch.arange(16.0).expand(len(images), -1)
+    noise = torch.arange(16.0).expand(images.shape[0], -1)
     return model(images, noise=noise).last_hidden_state
 
 

@@ -96,7 +96,7 @@ class ClipBackbone(nn.Module):
     def forward(self, image, camera=0):
         """image (B, 3, H, W), embedding of its camera (B, 1, C) → tokens (B, 1 + N, C of the joint space)."""
         patches = self.conv1(image).flatten(2).permute(0, 2, 1)
-        class_token = self.class_embedding.expand(len(image), 1, -1) + camera
+        class_token = self.class_embedding.expand(image.shape[0], 1, -1) + camera
         tokens = self.ln_pre(torch.cat([class_token, patches], dim=1) + self.positional_embedding)
         tokens = self.transformer.resblocks(tokens.permute(1, 0, 2)).permute(1, 0, 2)
         return self.ln_post(tokens) @ self.proj

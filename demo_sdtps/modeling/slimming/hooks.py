@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from math import prod
 from typing import Any
 from weakref import ref
@@ -167,11 +168,17 @@ class Slim(StreamSlimming):
             tokens = stream.stages[stage]
         if tokens.positions is None:
             return None
-        kwargs = kwargs | {
-            key: PER_POSITION[key](value, tokens, tower.suffix)
-            for key, value in kwargs.items()
-            if key in PER_POSITION and value is not None
-        }
+
+        def cut(key: str, value: Any) -> Any:
+            is_cut = key in PER_POSITION and value is not None
+            return PER_POSITION[key](value, tokens, tower.suffix) if is_cut else value
+
+        kwargs = {key: cut(key, value) for key, value in kwargs.items()}
+        if (
+            len(args) > 1
+        ):  # transformers gives masks, which an exported graph always has, by their place
+            keys = [*signature(block.forward).parameters, *[""] * len(args)]
+            args = tuple(cut(*each) for each in zip(keys, args, strict=False))
         return (args, kwargs | {name: values}) if name else ((values, *args[1:]), kwargs)
 
     @torch._dynamo.disable
