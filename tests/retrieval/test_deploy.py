@@ -176,7 +176,13 @@ def test_features_need_no_torch(exported, files):
     subprocess.run([sys.executable, "-c", code, *words], check=True)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.soak] * (place > 0), id=name)
+        for place, (name, case) in enumerate(CASES.items())
+    ],
+)
 @pytest.mark.parametrize(
     "settings", [{"score": "saliency"}, {"score": "distinctness", "shared": False}], ids=str
 )

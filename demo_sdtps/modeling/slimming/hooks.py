@@ -174,9 +174,8 @@ class Slim(StreamSlimming):
             return PER_POSITION[key](value, tokens, tower.suffix) if is_cut else value
 
         kwargs = {key: cut(key, value) for key, value in kwargs.items()}
-        if (
-            len(args) > 1
-        ):  # transformers gives masks, which an exported graph always has, by their place
+        # transformers gives masks, which an exported graph always has, by their place
+        if len(args) > 1:
             keys = [*signature(block.forward).parameters, *[""] * len(args)]
             args = tuple(cut(*each) for each in zip(keys, args, strict=False))
         return (args, kwargs | {name: values}) if name else ((values, *args[1:]), kwargs)
