@@ -220,6 +220,7 @@ def test_models_of_slim_are_exported_for_any_batch(case, settings, tmp_path):
                 torch.testing.assert_close(run(images), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["m.onnx", pytest.param("m.xml", marks=needs_openvino)])
 def test_a_slimmed_model_in_a_file_leaves_missing_modalities_out(name, tiny_root, files, tmp_path):
     """With HDM, for every number of triplets; and what a missing modality has no vote in."""
@@ -233,6 +234,7 @@ def test_a_slimmed_model_in_a_file_leaves_missing_modalities_out(name, tiny_root
             check(*paths, shown)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "precision"),
     [("m.onnx", "int8_static"), pytest.param("m.xml", "int8", marks=needs_openvino)],
