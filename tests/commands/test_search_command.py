@@ -184,7 +184,7 @@ def test_re_ranking_and_approximate_search_are_told(run_search, place):
     )
     for sets, top in (("RGB+TI", 1), ("RGB+NI+TI", 4)):
         line = (
-            f"hnsw, RGB+TI in {sets}, shared: recall@{top} 1.000 against exact search (queries: 2)"
+            f"hnsw, RGB+TI in {sets} by RGB+TI, shared: recall@{top} 1.000 against exact search (queries: 2)"
         )
         assert code == 0 and line in stdout, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
