@@ -34,13 +34,13 @@ def main() -> None:
     import torch.nn.functional as F
 
     from demo_sdtps.config import MODALITIES
+    from demo_sdtps.config.common import set_of
     from demo_sdtps.datasets import read_splits
     from demo_sdtps.evaluation.cross_modal import sets_of
     from demo_sdtps.evaluation.distances import (
         comparison_of,
         rows_of_distances,
         set_distances,
-        set_of,
     )
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data, rank_distances

@@ -111,10 +111,10 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     for split in splits:
         try:
             is_validation = split == VALIDATION
-            found = reader.read(root, SPLITS[0] if is_validation else split)
+            read = reader.read(root, SPLITS[0] if is_validation else split)
             if is_validation or split == SPLITS[0]:
-                found = part_of_train(found, cfg.DATASETS.VALIDATION, is_validation)
-            samples[split] = found
+                read = part_of_train(read, cfg.DATASETS.VALIDATION, is_validation)
+            samples[split] = read
         except UserError as error:
             part = name if name in OWN else f"The {split} split of {name}"  # which are read at once
             place = f"({part}; expected layout: {layout}; {page})"

@@ -125,15 +125,15 @@ def _rows_of_folders(
         places = {name: root / folders[split] / folders[name] for name in modalities}
         for triplet in triplets_in(places, set(folders.values())):
             match = pattern.search(triplet.name)
-            if not (
-                match and all(match.groupdict().get(name, "-") for name in ("identity", "camera"))
-            ):
+            labels = match.groupdict() if match else {}
+            # a pattern without the group camera is of data without cameras
+            if not (labels.get("identity") and labels.get("camera", "none")):
                 raise UserError(
                     f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
                     "rename or remove it, or give another pattern."
                 )
-            camera = match.groupdict().get("camera", "")
-            rows.append(TripletRow(split, match["identity"], camera, triplet.paths))
+            camera = labels.get("camera", "")
+            rows.append(TripletRow(split, labels["identity"], camera, triplet.paths))
     return rows
 
 

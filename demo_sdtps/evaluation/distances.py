@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.common import set_of as set_of
+from demo_sdtps.config.common import set_of
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.evaluation.metrics import (
@@ -29,10 +29,7 @@ from demo_sdtps.modeling.fusion import subsets_of
 from demo_sdtps.modeling.layout import make_layout
 
 FARTHEST = 4.0  # the largest squared distance of features of length 1
-COHORT, FEWEST = (
-    1000,
-    30,
-)  # triplets of the gallery that distances are scaled by, at most and at least
+COHORT, FEWEST = 1000, 30  # triplets of the gallery that distances are scaled by: at most, at least
 
 Side = tuple[torch.Tensor, np.ndarray]
 """Features (n, D) of the queries or the gallery, and their `present` (n,)."""

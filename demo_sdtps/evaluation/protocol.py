@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
+from demo_sdtps.config.common import set_of
 from demo_sdtps.datasets import OWN, Sample, reader_of
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import flat_images
@@ -22,7 +23,6 @@ from demo_sdtps.evaluation.distances import (
     present_in,
     reranked,
     rows_of_distances,
-    set_of,
     without_common,
 )
 from demo_sdtps.evaluation.extraction import Model, cases_of, device_of, extract_features

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FALSE_ACCEPT
+from demo_sdtps.config.common import FALSE_ACCEPT, set_of
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, read_splits, reader_of
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
@@ -22,7 +22,6 @@ from demo_sdtps.evaluation.distances import (
     names_of,
     present_in,
     set_distances,
-    set_of,
 )
 from demo_sdtps.evaluation.extraction import cases_of, extract_features
 from demo_sdtps.evaluation.protocol import exclude_key

@@ -15,8 +15,7 @@ from scipy.special import expit
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import FALSE_ACCEPT_RATES
-from demo_sdtps.evaluation.distances import set_of
+from demo_sdtps.config.common import FALSE_ACCEPT_RATES, set_of
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint
 from demo_sdtps.retrieval.origin import model_keys
 from demo_sdtps.runtime.files import read_json, sha256

@@ -28,11 +28,12 @@ from tiny import MODEL, random_images, tiny_model
 import demo_sdtps
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg, with_values
+from demo_sdtps.config.common import set_of
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import rank_sets, sets_of
-from demo_sdtps.evaluation.distances import reranked, rows_of_distances, set_distances, set_of
+from demo_sdtps.evaluation.distances import reranked, rows_of_distances, set_distances
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.evaluation.missing import extract_patterns

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.evaluation.distances import Comparison, set_of
+from demo_sdtps.config.common import set_of
+from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.modeling.fusion import SUBSETS
 
 PRESENT = {
