@@ -27,9 +27,10 @@ from demo_sdtps.commands import analyse, report
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import sets_of
+from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal, sets_of
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
+from demo_sdtps.evaluation.tables import MEASURES
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.reports.tokens import patch_grids
@@ -204,7 +205,7 @@ def test_the_page_in_a_browser(page, analysed_run):
         ".map((row) => [...row.cells].map((cell) => cell.textContent))"
     )
     assert [row[1:] for row in shown[:-1]] == [
-        [f"{100 * number:.1f}" for number in record["2"].values()]
+        [f"{100 * record['2'][name]:.1f}" for name in MEASURES]
         for record in numbers["cases"].values()
     ]
     assert page.texts("#cameras .matrix td") == [
@@ -214,14 +215,17 @@ def test_the_page_in_a_browser(page, analysed_run):
     ]
     matrices = np.array(page.texts("#cross-modal .matrix td")).reshape(2, 7, 7)
     assert page.texts("#cross-modal thead th")[1:8] == [*sets_of(MODALITIES)]
+    model, splits = load_model_and_data(cfg)
+    expected = evaluate_cross_modal(cfg, model, make_test_data(cfg, **splits))
     for measure, matrix in zip(("mAP", "Rank-1"), matrices, strict=True):
-        assert matrix.diagonal().tolist() == [
-            f"{100 * numbers['cases'][case]['3'][measure]:.1f}"
-            for case in sets_of(MODALITIES).values()
+        assert matrix.tolist() == [
+            ["–" if value is None else f"{100 * value:.1f}" for value in row.values()]
+            for row in expected[measure].values()
         ]
+        # complete triplets, as TEST.MISS has them
+        assert matrix[-1, -1] == f"{100 * numbers['cases']['nothing']['3'][measure]:.1f}"
     assert len(page.texts(".plot .main-svg:first-of-type")) == 5
 
-    model, splits = load_model_and_data(cfg)
     samples = {os.path.basename(sample.paths[0]): sample for sample in splits["query"]}
     query = "document.querySelector('#rank-list .query')"
     grids = patch_grids(cfg, model, [samples[page.run(f"return {query}.title")]])
@@ -290,7 +294,7 @@ def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
     rows = "return [...document.querySelectorAll('[data-pattern]:not([hidden])[data-name=compared] tr')]"
     page.click("[name=compared][value='1'] + span")
     first, second = numbers["cases"]["nothing"]["1"], scores_of(tmp_path / "other.json")["1"]
-    percents = [[f"{100 * value:.1f}" for value in row.values()] for row in (first, second)]
+    percents = [[f"{100 * row[name]:.1f}" for name in MEASURES] for row in (first, second)]
     differences = [f"{100 * (second[name] - first[name]):+.1f}" for name in ("mAP", "Rank-1")]
     assert page.run(rows + cells) == [
         ["run", "mAP", "Rank-1", "Rank-5", "Rank-10", "Δ mAP", "Δ Rank-1", "test split"],
