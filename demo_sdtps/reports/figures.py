@@ -42,7 +42,7 @@ plt.rcParams.update(
         "svg.hashsalt": "demo_sdtps",
     }
 )
-BLANK = 245  # grey value in place of a missing image
+BLANK = 160  # grey value in place of a missing image, seen on light and on dark pages
 MARKERS = "osD^vP*X<>ph"
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # text at its place
 OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it

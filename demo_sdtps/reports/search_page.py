@@ -1,6 +1,7 @@
 """The hits of tools/search.py: printed, as CSV, and as a page like the report's."""
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -152,10 +153,16 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
         files=True,
         shown=shown,
         distance=result.distance,
+        ascending=all(is_ascending(hits) for hits in result.hits),
         judged=is_calibrated(result),
         most_kept=MOST_KEPT,
     )
     return page, shown
+
+
+def is_ascending(hits: list[Hit]) -> bool:
+    """Whether hits are in the order of the distances shown, not of scaled ones (a gallery that lacks various modalities)."""
+    return all(one.distance <= two.distance for one, two in itertools.pairwise(hits))
 
 
 def as_sample(triplet: Triplet) -> Sample:

@@ -250,7 +250,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         scalars = {f"train/{name}": value for name, value in means.items()}
         self.write_scalars({**scalars, **(evaluation.scalars if evaluation else {})}, epoch)
         if evaluation:
-            title = f"epoch {epoch}" + ("" if epoch else " (untrained)")
+            title = f"epoch {epoch}" + ("" if epoch else " (before training)")
             logger.info("%s\n%s", title, evaluation.table)
 
     def _stop(self) -> NoReturn:

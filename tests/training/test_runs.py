@@ -95,7 +95,7 @@ def test_log_and_tensorboard_tell_what_metrics_tell(run_folder):
     assert (
         "48 train" in log
         and "random weights" in log
-        and "epoch 0 (untrained)" in log
+        and "epoch 0 (before training)" in log
         and "epoch 2" in log
     )
     board = EventAccumulator(str(run_folder))
