@@ -2,14 +2,15 @@
 
 Every triplet of the gallery is given one of some sets of modalities at random, ten times. mAP of queries of a set by return
 pattern 3: "explained" by the missing images is the mean of galleries of each set alone, weighted by the shares; then the mixed
-gallery, by distances as they are and scaled (docs/method.md), and how many of the first ten hits are of the last set.
+gallery, by distances as they are, scaled (docs/method.md), and by the probability of the checkpoint's calibration; and how many
+of the first ten hits are of the last set.
 """
 
 from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from demo_sdtps.config import cli
+from demo_sdtps.config import UserError, cli
 from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import write_json
 
@@ -22,13 +23,16 @@ GALLERIES = (
     ("RNT", dict.fromkeys(("RNT", "RN", "RT", "NT", "N", "T", "R"), 1 / 7)),
 )
 """Modalities of the queries, and shares of sets in the gallery."""
-COLUMNS = ("explained", "unscaled", "scaled", "last of ten, unscaled", "last of ten, scaled")
+KINDS = ("unscaled", "scaled", "calibrated")
+COLUMNS = ("explained", *KINDS, *(f"last of ten, {kind}" for kind in KINDS))
 
 
 def main() -> None:
     parser = cli.config_parser(__doc__.split("\n\n")[1], checkpoint=cli.WEIGHT)
     cli.add_output(parser, "--json", ".json", help="write it to this file")
     arguments, cfg = cli.parse(parser)
+    from dataclasses import replace
+
     import numpy as np
     import torch
     import torch.nn.functional as F
@@ -46,7 +50,10 @@ def main() -> None:
     from demo_sdtps.evaluation.protocol import make_test_data, rank_distances
     from demo_sdtps.retrieval.extractor import make_extractor
 
-    model = make_extractor(cfg).model
+    extractor = make_extractor(cfg)
+    if 3 not in extractor.calibrations:
+        raise UserError(f"{cfg.TEST.WEIGHT} has no calibration; run demo-sdtps calibrate.")
+    model = extractor.model
     data = make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
     cases = cases_of(MODALITIES)
     extracted = extract_features(cfg, model, data.loader, [*cases.values()])
@@ -54,6 +61,7 @@ def main() -> None:
     by_set = {name: F.normalize(features[case][3]) for name, case in sets_of(MODALITIES).items()}
     number = {name: set_of([each for each in MODALITIES if each[0] in name]) for name in by_set}
     comparison, rng, rows = comparison_of(cfg, 3), np.random.default_rng(0), []
+    calibrated = replace(comparison, scales=extractor.calibrations[3].scales())
     for query_set, shares in GALLERIES:
         count = len(data.query)
         query = by_set[query_set][data.query], np.full(count, number[query_set], np.uint8)
@@ -70,11 +78,14 @@ def main() -> None:
             ]
             present = np.array([number[names[place]] for place in drawn], np.uint8)
             gallery = torch.stack(of_row), present
-            matrices = {
-                "unscaled": set_distances(comparison, query, gallery),
-                "scaled": rows_of_distances(comparison, query, gallery)(slice(None)),
-            }
-            for kind, matrix in matrices.items():
+            matrices = [
+                set_distances(comparison, query, gallery),
+                *(
+                    rows_of_distances(one, query, gallery)(slice(None))
+                    for one in (comparison, calibrated)
+                ),
+            ]
+            for kind, matrix in zip(KINDS, matrices, strict=True):
                 values[kind].append(rank_distances(cfg, matrix.__getitem__, data).mAP)
                 first = drawn[matrix.topk(TOP, largest=False).indices.numpy()]
                 values[f"last of ten, {kind}"].append(float((first == len(names) - 1).mean()))
@@ -92,8 +103,8 @@ def table(content: Mapping[str, Any]) -> str:
         [
             row["query"],
             ", ".join(f"{share:.0%} {name}" for name, share in row["gallery"].items()),
-            *(f"{100 * row[name]:.1f}" for name in COLUMNS[:3]),
-            *(f"{row[name]:.0%}" for name in COLUMNS[3:]),
+            *(f"{100 * row[name]:.1f}" for name in COLUMNS[: 1 + len(KINDS)]),
+            *(f"{row[name]:.0%}" for name in COLUMNS[1 + len(KINDS) :]),
         ]
         for row in content["rows"]
     ]

@@ -38,11 +38,13 @@ Side = tuple[torch.Tensor, np.ndarray]
 @dataclass(frozen=True)
 class Comparison:
     """How features are compared whose columns are, in parts of equal width, of the sets of modalities `sources`; `how` is a
-    value of TEST.CROSS_MODAL_DISTANCE. `normalise`: some of the columns are L2-normalised anew."""
+    value of TEST.CROSS_MODAL_DISTANCE. `normalise`: some of the columns are L2-normalised anew. `scales` (2, 8, 8): those of a
+    calibration (`Calibration.scales`), by which the distances of different sets are compared in place of `scales_of`."""
 
     sources: Sequence[int] = ()
     how: str = "all"
     normalise: bool = True
+    scales: np.ndarray | None = None
 
     @property
     def complete(self) -> int:
@@ -172,7 +174,8 @@ def scales_of(
 ) -> torch.Tensor | None:
     """What makes distances by different columns comparable: mean and deviation, (2, Q, 8), of each query's distances by the
     columns that it and the gallery's triplets of a set are compared by, to all triplets of the gallery that have these (at most
-    COHORT, of which nearly all are of other identities). None where each query has one scale for the whole gallery.
+    COHORT, of which nearly all are of other identities); or, where the comparison has them for all these sets, its own. None
+    where each query has one scale for the whole gallery.
 
     `present` (G,) is the gallery's, `take` gives its features (n, D) of ascending rows. Where fewer than FEWEST triplets have
     the columns, the scale is that of most.
@@ -193,6 +196,12 @@ def scales_of(
         if result is None:
             result = features.new_zeros((2, len(features), 8))
             result[1] = 1
+        if comparison.scales is not None:
+            known = torch.from_numpy(comparison.scales[:, one, [*needed]]).to(result)
+            if known.isfinite().all():
+                for other, scale in zip(needed, known.T, strict=True):
+                    result[:, rows, other] = scale[:, None]
+                continue
         for other, each in needed.items():
             each = each if counts[each] >= FEWEST else most
             if each not in samples:

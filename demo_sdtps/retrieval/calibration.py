@@ -53,6 +53,12 @@ class Calibration:
         probability = expit(self.offset[one, other] - self.slope[one, other] * distances)
         return probability, distances > self.limits[rate][one, other]
 
+    def scales(self) -> np.ndarray:
+        """(2, 8, 8): the distance of probability ½, and that in which the odds fall by e. Distances that are scaled by these
+        (`Comparison.scales`) ascend as the probability falls, whatever the sets; not finite for sets that have none."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.stack([self.offset / self.slope, 1 / self.slope])
+
     def check_rate(self, rate: float) -> None:
         """Raise `UserError` for a rate that not all fits have."""
         count = np.isfinite(self.slope).sum()

@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ class Reid(ABC):
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
         near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m.
         Where the gallery's triplets differ in what they lack, "nearest" is by distances that are scaled to be comparable
-        (docs/method.md), and those that are returned need not ascend.
+        (docs/method.md), with a calibration by probability, and the distances that are returned need not ascend.
 
         With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
         distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
@@ -136,12 +137,15 @@ class Reid(ABC):
                 f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
                 "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
             )
+        calibration = self.calibration_of(query)
+        if calibration:
+            calibration.check_rate(false_accept)
+            comparison = replace(comparison, scales=calibration.scales())
         scales = scales_of(comparison, side, present, others.__getitem__)
         order = scaled(distances, scales, present).numpy()
         rows = order.argsort(axis=1, kind="stable")[:, :top]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
-        if calibration := self.calibration_of(query):
-            calibration.check_rate(false_accept)
+        if calibration:
             sets = side[1][:, None], present[rows]
             judged = calibration.judge(hits.distances, *sets, false_accept)
             hits.probability, hits.is_unknown = judged

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,6 +137,8 @@ def hits_of(
     gallery, kind = index.gallery(), arguments.index_type
     top, deepest = depths(arguments, cfg, len(gallery))
     comparison, present = check_sets(arguments, cfg, queries, gallery.present)
+    if calibration:
+        comparison = replace(comparison, scales=calibration.scales())
     side = torch.from_numpy(features), present
     wider = min(top + 1, len(gallery))  # a query may be among its hits
     if reranks_all(arguments, cfg):

@@ -10,16 +10,18 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import checkpoint_file, squared_distances
 from layouts import pixels, save
 from numeric import assert_close, generator, seed_of
+from PIL import Image
 from ranking_cases import assert_same
 from tiny import CONFIG, ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
 
 import demo_sdtps
-from demo_sdtps.commands import check_data, search
+from demo_sdtps.commands import calibrate, check_data, make_synthetic, search
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -351,6 +353,54 @@ def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp
 # From zero
 
 
+def commands_of(heading):
+    """The words of the commands that docs/own_data.md has first below a heading."""
+    text = (ROOT / "docs" / "own_data.md").read_text().split(heading, 1)[1]
+    block = text.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
+    return [shlex.split(line)[1:] for line in block.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
+    """As docs/own_data.md has it, but for the application, with a small checkpoint: thermal images in hundredths of a kelvin,
+    and a gallery half of which is RGB alone."""
+    monkeypatch.chdir(tmp_path)
+    sizes = "--identities 25 --test_identities 6 --images_per_camera 3 --height 32 --width 16 --workers 1"
+    make_synthetic.main(["--root", "drawn", *sizes.split()])
+    for folder in ("train_171", "test"):
+        for number, file in enumerate(sorted(Path("drawn/RGBNT201", folder, "RGB").iterdir())):
+            is_query = number % 3 == 0
+            split = "train" if folder == "train_171" else "query" if is_query else "gallery"
+            for modality in ("RGB",) if split == "gallery" and number % 2 else MODALITIES:
+                place = Path("my_data", split, modality, f"{file.stem}.png")
+                image = Image.open(file.parents[1] / modality / file.name)
+                if modality == "TI":
+                    kelvin = 27815 + 12 * np.asarray(image.convert("L"), np.int32)
+                    image = Image.fromarray(kelvin.astype(np.uint16))
+                place.parent.mkdir(parents=True, exist_ok=True)
+                image.save(place)
+    Path("runs/demo").mkdir(parents=True)
+    opts = [*shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5]"), *TINY]
+    cfg = load_cfg(str(ROOT / "configs/Synthetic/DeMo_Slim.yml"), opts)
+    checkpoint_file(Path("runs/demo/best.pth"), cfg)
+    *steps, (served, *_) = commands_of("## From the demo to an answer")
+    mains = {"check": check_data, "train": train_net, "calibrate": calibrate, "search": search}
+    assert served == "app" and [name for name, *_ in steps] == [*mains]
+    printed = {}
+    for name, *words in steps:
+        main = getattr(mains[name], "main", mains[name])
+        code, printed[name], stderr = command(main, *words)
+        assert code == 0, stderr
+    assert "gallery: 24 of 48 triplets are complete; 24 lack NI and TI" in printed["check"]
+    log = Path("runs/tuned/log.txt").read_text()
+    assert "best.pth is chosen by the split validation" in log
+    page = Path("hits.html").read_text()
+    assert page.count("P = ") + page.count("unknown\"]") == 240
+    reid = demo_sdtps.load("runs/tuned/best.pth")
+    assert list(reid.cfg.INPUT.RANGES) == ["TI=27315:31315"]
+
+
 @pytest.mark.parametrize("name", ["folders", "a table"])
 def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name):
     """As docs/own_data.md has them, on triplets that lack images, with a small model."""
@@ -358,10 +408,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name
     rows = write_incomplete(tmp_path / "my_data", junk=False)
     if name == "a table":
         write_table(tmp_path / "my_data" / "persons.csv", rows)
-    text = (ROOT / "docs" / "own_data.md").read_text()
-    commands = [
-        shlex.split(line)[1:] for line in text.split("```bash\n")[1].split("```")[0].splitlines()
-    ]
+    commands = commands_of("# Own data from zero")
     tools = {
         "train_net.py": train_net.main,
         "test_net.py": test_net.main,

@@ -205,6 +205,42 @@ def test_searches_show_what_the_calibration_says(calibrated, files, command, tmp
     assert code == 0 and "P = " not in stdout
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
+    calibrated, files, command, tmp_path, first
+):
+    """In Python and by the command: those of the likelier set, every second one, come first, and then the nearest."""
+    path, record = calibrated
+    names = ("RGB, RGB+NI+TI", WHOLE)
+    for place, name in enumerate(names):
+        record["patterns"]["3"][name] |= {"slope": 1.0, "offset": 9.0 if place == first else -9.0}
+    calibration_file(path).write_text(json.dumps(record))
+    reid, count = demo_sdtps.load(path), len(files["rgb"])
+    others = {
+        name: [file if number % 2 else None for number, file in enumerate(files[name])]
+        for name in ("ni", "ti")
+    }
+    for modality, paths in ({"rgb": files["rgb"]} | others).items():
+        for number, file in enumerate(paths):
+            if file:
+                place = tmp_path / "gallery" / modality.upper() / f"{number}.jpg"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place)
+    gallery, query = reid.features(rgb=files["rgb"], **others), reid.features(**files)
+    distances = reid.distance(query, gallery)
+    expected = [
+        sorted(range(count), key=lambda row, line=line: (row % 2 != first, line[row]))
+        for line in distances
+    ]
+    assert reid.search(query, gallery, top=count).rows.tolist() == expected
+    words = ["--weight", path, "--gallery", tmp_path / "gallery", "--top", count]
+    words += ["--query", files["rgb"][0], "--index", tmp_path / "index", "--keep_self"]
+    code, _, stderr = command(search.main, *words, "--csv", tmp_path / "hits.csv")
+    assert code == 0, stderr
+    hits = [line[2] for line in rows_of(tmp_path / "hits.csv")[1:]]
+    assert hits == [str(tmp_path / "gallery" / "RGB" / f"{row}.jpg") for row in expected[0]]
+
+
 def test_a_saved_model_keeps_its_calibration(calibrated, files, tmp_path):
     reid = demo_sdtps.load(calibrated[0])
     reid.save_pretrained(tmp_path / "saved")
