@@ -396,7 +396,7 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
     log = Path("runs/tuned/log.txt").read_text()
     assert "best.pth is chosen by the split validation" in log
     page = Path("hits.html").read_text()
-    assert page.count("P = ") + page.count("unknown\"]") == 240
+    assert page.count("P = ") + page.count('unknown"]') == 240
     reid = demo_sdtps.load("runs/tuned/best.pth")
     assert list(reid.cfg.INPUT.RANGES) == ["TI=27315:31315"]
 
