@@ -24,16 +24,13 @@ WITH_MASKS = ("supervised",)
 
 SETTINGS = ("keep", "modalities", "beta", "loss_weight")
 """What the constructor of a score is given by name, after the tokens' width and the grid."""
-FORMER = ("attention_queries", "distil", "gumbel_tau", "is_random")
-"""Attributes of scores in former versions, which nothing reads."""
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
 
 
 def check_score(name: str, key: str) -> None:
-    """Raise `UserError` where the score that `key` names is neither one of SCORES nor "package.module:Class" of the user's, or
-    is written for a former version."""
+    """Raise `UserError` where the score that `key` names is neither one of SCORES nor "package.module:Class" of the user's."""
     if name in SCORES:
         return
     if ":" not in name:
@@ -49,7 +46,6 @@ def check_score(name: str, key: str) -> None:
             f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
             "of demo_sdtps.modeling.slimming.scores.base.Score, with the module on PYTHONPATH."
         ) from None
-    check_current(score, f"{key} is {name!r}")
     try:
         signature(score).bind("width", "grid", **dict.fromkeys(SETTINGS))
     except TypeError as error:
@@ -57,18 +53,6 @@ def check_score(name: str, key: str) -> None:
             f"{key} is {name!r}, whose constructor cannot be given width, grid, and by name {', '.join(SETTINGS)} "
             f"({error}); take those that it reads, and the others as **settings (docs/extending.md)."
         ) from None
-
-
-def check_current(score: object, what: str) -> None:
-    """Raise `UserError` where a score, a class or one of it, has a setting of a former version; `what` names the score."""
-    former = f"{what}, which is written for a former version:"
-    if attribute := next((one for one in FORMER if getattr(score, one, None)), ""):
-        raise UserError(f"{former} nothing reads its {attribute}; remove it (docs/extending.md).")
-    masks = getattr(score, "masks", False)
-    if masks not in (True, False, "training", ""):
-        raise UserError(
-            f"{former} its masks is {masks!r}, but a score reads masks in training alone; set it to True or False."
-        )
 
 
 def score_reads_masks(name: str) -> bool:

@@ -73,10 +73,6 @@ def compiled_block():
     return model
 
 
-class Random(EViT):
-    is_random = True
-
-
 def without_class_token():
     return timm_model("test_vit", class_token=False, global_pool="avg")
 
@@ -101,12 +97,6 @@ def without_class_token():
             without_class_token,
             "score is EViT, which reads attention of a class token, but VisionTransformer has none; choose another.",
             {"score": EViT(32, (4, 4))},
-        ),
-        (
-            lambda: timm_model("test_vit"),
-            "score is Random, which is written for a former version: nothing reads its is_random; remove it "
-            "(docs/extending.md).",
-            {"score": Random(32, (4, 4))},
         ),
         (
             Tower,
