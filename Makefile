@@ -59,7 +59,8 @@ study: setup
 	$(PY) tools/make_synthetic.py --root data/fresh --seed 2026 --overwrite
 	$(PY) tools/make_synthetic.py --root data/tune --seed 7 --overwrite
 	$(PY) tools/make_synthetic.py --root data/loose --loose --overwrite
-	$(PY) tools/make_synthetic.py --root data/vehicles --vehicles --overwrite
+	$(PY) tools/make_synthetic.py --root data/vehicles --vehicles --seed 2026 --overwrite
+	$(PY) tools/make_synthetic.py --root data/vehicles_tune --vehicles --seed 7 --overwrite
 	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
 	$(PY) train_net.py $(PRETRAIN) RESUME auto
 	$(PY) tools/convert_checkpoint.py runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite

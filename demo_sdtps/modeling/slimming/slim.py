@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from demo_sdtps.config.scores import check_current
 from demo_sdtps.modeling.slimming.hooks import Slim
 from demo_sdtps.modeling.slimming.scores import score_class
 from demo_sdtps.modeling.slimming.scores.base import Score
@@ -175,6 +174,5 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, width: int) 
                 f"score is {one!r}, but it must be {' or '.join(map(repr, IMAGE_SCORES))}, or a Score"
                 f"{nearest_name(one, IMAGE_SCORES)}."
             )
-        check_current(one, f"score is {type(one).__name__}")
         scores.append(one)
     return scores
