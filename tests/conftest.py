@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,16 @@ def golden_device(request):
     with golden_cases.DEVICE:
         yield
     golden_cases.DEVICE = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def shallow():
+    """Models of this process have two blocks, for tests in which their depth does not matter."""
+    import timm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timm, "create_model", partial(timm.create_model, depth=2))
+        yield
 
 
 @pytest.fixture(scope="session")

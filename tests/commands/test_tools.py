@@ -17,6 +17,8 @@ from demo_sdtps.commands import (
 )
 from demo_sdtps.config import MODALITIES, load_cfg
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 MODEL = tuple(
     shlex.split(
         "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4 MODEL.SLIM_BLOCKS [1] "

@@ -19,6 +19,8 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run as run_command
 from demo_sdtps.evaluation.tables import MEASURES
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 SLIM = (
     *shlex.split(
         "MODEL.SLIM_BLOCKS '[1]' MODEL.SLIM_KEEP '[0.5]' MODEL.SLIM_SCORE self_supervised "

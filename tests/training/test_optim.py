@@ -4,9 +4,10 @@ import pytest
 import torch
 from golden_cases import load_case
 from numeric import assert_close
-from tiny import CLIP_CONFIG, clip_model, random_images, tiny_cfg, tiny_model
+from tiny import CLIP_CONFIG, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import load_cfg
+from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.training.optim import (
     make_center_optimizer,
@@ -95,7 +96,8 @@ def test_groups_of_an_imagenet_kind_of_backbone():
 
 
 def test_groups_of_clips_backbone():
-    model = clip_model()
+    with torch.device("meta"):
+        model = make_model(load_cfg(CLIP_CONFIG), 5, 4)
     actual = by_name(model, parameter_groups(load_cfg(CLIP_CONFIG, SOLVER), model))
     assert actual["backbone.vit.blocks.0.attn.qkv.weight"] == (5e-6, DECAY)
     assert actual["backbone.vit.blocks.11.mlp.fc2.bias"] == (5e-6, BIAS_DECAY)

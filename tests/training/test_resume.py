@@ -21,6 +21,8 @@ from demo_sdtps.training import reid
 from demo_sdtps.training.resume import digest_data, random_states, set_random_states
 from demo_sdtps.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 AUTO = ("RESUME", "auto")
 NO_MINUTES = ("SOLVER.CHECKPOINT_MINUTES", "0")
 LOADING = (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")

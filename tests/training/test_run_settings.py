@@ -16,6 +16,9 @@ from demo_sdtps.training import reid
 from demo_sdtps.training.optim import make_optimizer
 
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
+
 @pytest.fixture
 def train(tiny_root, tmp_path, command):
     def run(*opts):

@@ -33,6 +33,9 @@ from demo_sdtps.datasets import read_splits
 from demo_sdtps.modeling import make_model
 
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
+
 @pytest.fixture(scope="module")
 def run_folder(tiny_root, tmp_path_factory):
     """The OUTPUT_DIR of a training."""

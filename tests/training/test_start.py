@@ -18,6 +18,8 @@ from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
 from demo_sdtps.training.reid import make_reid_trainer
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 ANEW = ["heads.original.classifier.weight", "heads.sdtps.classifier.weight"]
 HALVES = {"DATASETS.VALIDATION": 0.5, "SOLVER.IMS_PER_BATCH": 4}
 

@@ -18,6 +18,8 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import CenterLoss
 from demo_sdtps.runtime.device import set_seed
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 CENTERS = ("MODEL.METRIC_LOSS_TYPE", "triplet_center")
 STILL = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.BASE_LR", "1e-20")
 """An epoch that leaves the model as it starts."""
@@ -145,4 +147,4 @@ def test_a_frozen_backbone_stays_as_it_is(train):
     assert same == {
         name for name in end if name.startswith("backbone.vit.") or name.endswith("bottleneck.bias")
     }
-    assert len(same) > 70 and "backbone.camera_embedding" in end.keys() - same
+    assert len(same) > 24 and "backbone.camera_embedding" in end.keys() - same
