@@ -86,7 +86,13 @@ def test_position_resize():
     assert relative_error(resized[0], case.arrays["resized"]) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["demo_sdtps", "demo_clip", "demo_clip_direct0", "demo_imagenet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("demo_sdtps", "demo_clip", "demo_imagenet"),
+        pytest.param("demo_clip_direct0", marks=pytest.mark.slow),
+    ],
+)
 def test_whole_model(name):
     case = load_case(name)
     settings = case.settings

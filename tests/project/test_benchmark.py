@@ -13,11 +13,11 @@ from demo_sdtps.reports.rows import Row, as_report
 @pytest.mark.parametrize(
     "parts",
     [
-        ["fusion"],
-        ["models"],
+        pytest.param(["fusion"], marks=pytest.mark.slow),
         *(
             pytest.param([program], marks=[pytest.mark.slow, pytest.mark.soak])
             for program in (
+                "models",
                 "slimming",
                 "any_vit",
                 "deploy",

@@ -146,6 +146,7 @@ def test_the_demo_is_compared_with_other_runs(tmp_path, command):
     assert len(ranges) == 3 and " / ".join(ranges) in stdout
 
 
+@pytest.mark.slow
 def test_the_figures_of_studies_are_drawn_where_a_page_shows_them(tmp_path):
     results = text(ROOT / "docs" / "results.md")
     for name, draw in pages.FIGURES.items():

@@ -23,8 +23,9 @@ from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.retrieval import onnx_export
 
+pytestmark = pytest.mark.usefixtures("shallow")
 SLIM = shlex.split(
-    "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True"
+    "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [0,1] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True"
 )
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 MODELS = {
@@ -102,6 +103,7 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
     assert is_undecided.tolist() == [False, True, False]
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_path, monkeypatch):
     """Of images of the model's size and of larger ones, which Pillow and torchvision resize alike but for a few levels; and of
     the model in float16, whose inputs and outputs are float32."""

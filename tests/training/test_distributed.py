@@ -51,6 +51,7 @@ def steps(request, steps_folder):
     return [alone, *(torch.load(steps_folder / f"{request.param}_{rank}.pth") for rank in (0, 1))]
 
 
+@pytest.mark.slow
 def test_two_processes_step_like_one(steps):
     alone, first, second = steps
     for shared in (first, second):
@@ -61,6 +62,7 @@ def test_two_processes_step_like_one(steps):
     assert alone["losses"][-1] < 0.9 * alone["losses"][0]
 
 
+@pytest.mark.slow
 def test_what_the_processes_tell_each_other(steps):
     alone, first, second = steps
     assert [record["shared"] for record in steps] == [[0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0]]

@@ -15,7 +15,6 @@ from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.training import reid
 from demo_sdtps.training.optim import make_optimizer
 
-
 pytestmark = pytest.mark.usefixtures("shallow")
 
 

@@ -32,7 +32,6 @@ from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.modeling import make_model
 
-
 pytestmark = pytest.mark.usefixtures("shallow")
 
 
