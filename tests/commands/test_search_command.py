@@ -320,9 +320,10 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(run_search, place, way):
     copy(place / "gallery" / "TI" / "photo 2.jpg", copied)
     (place / "linked" / "TI").mkdir(parents=True)
     (place / "linked" / "TI" / "other name.jpg").symlink_to(copied)
-    for query, self_of in (("gallery", lambda name: name), ("linked", lambda name: "copy.jpg")):
+    sides = (("gallery", lambda name: name), ("linked", lambda name: "copy.jpg"))
+    for query, self_of in sides[: 2 if way == "exact" else 1]:
         words = ("--index", "kept", "--overwrite", *WAYS[way])
-        for top in (6, 4):
+        for top in (6, 4) if way == "exact" else (6,):
             assert run_search("--csv", "x.csv", "--top", top, *words, query=query)[0] == 0
             for name, hits in hits_by_query("x.csv").items():
                 assert len(hits) == len(set(hits)) == min(top, 5) and self_of(name) not in hits

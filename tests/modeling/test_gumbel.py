@@ -1,6 +1,7 @@
 """SDTPS's Gumbel noise: what it leaves alone, the size and value of its straight-through gradient, and choosing by it."""
 
 import math
+from functools import lru_cache
 from itertools import product
 from unittest import mock
 
@@ -78,7 +79,8 @@ def cross_entropy(seed, slimmed):
 SIZES = {"probe": (3, 16, 20, 0.3, scalar_of), "as in training": (4, 128, 64, 0.0, cross_entropy)}
 
 
-def gradient_norms(size, *gumbel):
+@lru_cache
+def gradient_norms(size, aggregate, *gumbel):
     """Norms of the gradients at the tokens and at the score MLP, each over 8 batches together."""
     batch, patches, width, stir, loss = SIZES[size]
     at_tokens, at_scorers = [], []
@@ -86,7 +88,8 @@ def gradient_norms(size, *gumbel):
         module = build(seed, patches, width, 0.5, 0.4, 0.25, *gumbel, stir=stir)
         tokens, global_feats = draw(seed + 100, batch, patches, width)
         torch.manual_seed(seed_of(seed + 200))
-        loss(seed + 300, module(*tokens, *global_feats)[:3]).backward()
+        with mock.patch.object(sdtps, "aggregate", aggregate):
+            loss(seed + 300, module(*tokens, *global_feats)[:3]).backward()
         at_tokens += [tensor.grad for tensor in tokens]
         at_scorers += [
             parameter.grad
@@ -103,12 +106,12 @@ def aggregate_1e10(tokens, logits, decision):
 
 def growth(size, tau, select, aggregate):
     """How many times larger the gradients are with Gumbel than without it, at the tokens and at the score MLP."""
-    with mock.patch.object(sdtps, "aggregate", aggregate):
-        plain, gumbel = gradient_norms(size), gradient_norms(size, True, tau, select)
+    plain = gradient_norms(size, aggregate)
+    gumbel = gradient_norms(size, aggregate, True, tau, select)
     return [float(one / other) for one, other in zip(gumbel, plain, strict=True)]
 
 
-@TAUS
+@pytest.mark.parametrize("tau", [0.1, 5.0])
 @SELECTS
 @pytest.mark.parametrize("size", SIZES)
 def test_gumbel_gradients_keep_their_size(size, select, tau):

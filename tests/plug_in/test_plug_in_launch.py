@@ -8,14 +8,19 @@ import sys
 
 import pytest
 import torch
+from forked import run_script
 from plug_in_host import HOST
-from plug_in_launcher import launch
 
 SIZE = ["INPUT.SIZE_TRAIN", "[64, 32]"]
 ON = ["MODEL.USE_SDTPS", "True"]
 FUSED = ["MODEL.HDM", "True", "MODEL.ATM", "True"]
 WIDTH = 64
 RESULT = re.compile(r"pattern (\d) width (\d+) mAP ([\d.]+) Rank-1 ([\d.]+)")
+
+
+def launch(checkout, *words, **environment):
+    """`python -m demo_sdtps WORDS` run in a checkout."""
+    return run_script("demo_sdtps", *words, cwd=checkout, **environment)
 
 
 @pytest.fixture

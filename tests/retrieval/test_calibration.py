@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, rows_of
+from interrupted import call
 from numeric import generator
 from sklearn.linear_model import LogisticRegression
 
@@ -138,15 +139,21 @@ def other_root(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def calibrated(weights, other_root, tmp_path, command):
-    """A copy of it, calibrated on the split train of other data, and the record of this."""
-    path = shutil.copyfile(weights, tmp_path / "last.pth")
+@pytest.fixture(scope="module")
+def calibrated_weights(weights, other_root, tmp_path_factory):
+    """A copy of it, calibrated on the split train of other data."""
+    path = shutil.copyfile(weights, tmp_path_factory.mktemp("calibrated") / "last.pth")
     words = ("--weight", path, "--split", "train", "--test", "DATASETS.ROOT_DIR", other_root)
-    code, stdout, stderr = command(calibrate.main, *words)
-    assert code == 0, stderr
-    assert stdout.splitlines()[0].startswith("Calibrated on 64 triplets of 8 identities (train of")
-    return path, json.loads(calibration_file(path).read_text())
+    assert call(words, calibrate.main) == 0
+    return path
+
+
+@pytest.fixture
+def calibrated(calibrated_weights, tmp_path):
+    """A copy of that with its calibration, and the record of this."""
+    path = shutil.copyfile(calibrated_weights, tmp_path / "last.pth")
+    file = shutil.copyfile(calibration_file(calibrated_weights), calibration_file(path))
+    return path, json.loads(file.read_text())
 
 
 def test_a_calibration_is_of_the_distances_of_the_search(calibrated, other_root):

@@ -37,7 +37,13 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opts", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        pytest.param(opts, marks=[pytest.mark.soak] * (name in ("supervised", "ToMe")), id=name)
+        for name, opts in MODELS.items()
+    ],
+)
 def test_an_exported_program_takes_any_batch(opts):
     model = tiny_model(*opts).eval()
     program = onnx_export.export_program(model, [64, 32]).module()

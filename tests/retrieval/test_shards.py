@@ -257,32 +257,34 @@ def test_ranking_exported_features_gives_the_figures_of_the_test_command(
     assert code == 0 and len(rows_of("x.csv")) == 1 + 32 * 32, stderr
 
 
-@pytest.mark.parametrize("how", ["shared", "all"])
 def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
-    export, command, tiny_root, weights, tmp_path, monkeypatch, how
+    export, command, tiny_root, weights, tmp_path, monkeypatch
 ):
     """RGB in complete triplets, and RGB and NI in NI and TI; without a common modality the queries have no hits."""
     monkeypatch.chdir(tmp_path)
-    words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json", "--cross_modal")
-    assert command(test_net.main, *words, "TEST.CROSS_MODAL_DISTANCE", how)[0] == 0
-    matrix = json.loads(Path("t.json").read_text())["cross_modal"]["mAP"]
     for name, case in {"R": "nt", "RN": "t", "NT": "r", "RNT": "None"}.items():
         assert export(f"{name}.npz", "TEST.MISS", case)[0] == 0
         assert export(name, "--shards", ROWS, "TEST.MISS", case)[0] == 0
-    words = shlex.split(
-        f"--json x.json --csv x.csv --top 4 --overwrite --cross_modal_distance {how}"
-    )
-    for query, gallery in (("R", "RNT"), ("RN", "NT"), ("RNT", "RN")):
-        places = ("--query", f"{query}.npz", "--gallery", gallery)
-        code, stdout, stderr = command(rank_features.main, *places, *words)
-        assert code == 0 and "WARNING" not in stdout, stderr
-        (record,) = json.loads(Path("x.json").read_text())["patterns"].values()
-        assert record["mAP"] == pytest.approx(matrix[query][gallery], abs=1 / 32 / 12)
-        assert len(rows_of("x.csv")) == 1 + 32 * 4
-    code, stdout, _ = command(rank_features.main, "--query", "R", "--gallery", "NT.npz", *words)
-    told = "any of the gallery: 32 of 32 (RGB); --cross_modal_distance pairs" in stdout
-    assert code == 0 and told == (how == "shared")
-    assert len(rows_of("x.csv")) == (1 if how == "shared" else 1 + 32 * 4)
+    for how in ("shared", "all"):
+        words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json", "--cross_modal")
+        words += ["--overwrite", "TEST.CROSS_MODAL_DISTANCE", how]
+        assert command(test_net.main, *words)[0] == 0
+        matrix = json.loads(Path("t.json").read_text())["cross_modal"]["mAP"]
+        words = shlex.split(
+            f"--json x.json --csv x.csv --top 4 --overwrite --cross_modal_distance {how}"
+        )
+        for query, gallery in (("R", "RNT"), ("RN", "NT"), ("RNT", "RN")):
+            places = ("--query", f"{query}.npz", "--gallery", gallery)
+            code, stdout, stderr = command(rank_features.main, *places, *words)
+            assert code == 0 and "WARNING" not in stdout, stderr
+            (record,) = json.loads(Path("x.json").read_text())["patterns"].values()
+            assert record["mAP"] == pytest.approx(matrix[query][gallery], abs=1 / 32 / 12)
+            assert len(rows_of("x.csv")) == 1 + 32 * 4
+        places = ("--query", "R", "--gallery", "NT.npz")
+        code, stdout, _ = command(rank_features.main, *places, *words)
+        told = "any of the gallery: 32 of 32 (RGB); --cross_modal_distance pairs" in stdout
+        assert code == 0 and told == (how == "shared")
+        assert len(rows_of("x.csv")) == (1 if how == "shared" else 1 + 32 * 4)
 
 
 def test_own_images_are_searched_in_an_export_of_a_data_set(export, command, tmp_path):

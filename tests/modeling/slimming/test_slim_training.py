@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import two_slim_processes
-from launch import torchrun
+from forked import run_two
 from numeric import assert_close, generator, seed_of
 from sdtps_cases import assert_gradients_equal
 from slim_host import Host, Segmenter, Tower, case_of, host_case
@@ -207,8 +207,8 @@ def test_half_precision_runs_and_is_near(name, score):
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        ("timm, rotary", "aot_eager"),
         ("ViT", "aot_eager"),
+        pytest.param("timm, rotary", "aot_eager", marks=pytest.mark.soak),
         pytest.param("timm", "inductor", marks=pytest.mark.soak),
     ],
 )
@@ -232,8 +232,8 @@ def test_a_compiled_model_computes_the_same(name, backend):
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path):
-    """Under torchrun and DistributedDataParallel, each with its half of the images."""
-    done = torchrun("tests/helpers/two_slim_processes.py", tmp_path)
+    """By DistributedDataParallel, each with its half of the images."""
+    done = run_two("tests/helpers/two_slim_processes.py", tmp_path)
     assert done.returncode == 0, done.stderr
     alone = two_slim_processes.train(rank=0, world=1)
     for rank in (0, 1):

@@ -285,6 +285,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_slimming_is_eager_slimming():
