@@ -258,42 +258,6 @@ def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
     assert not any(mask.requires_grad for mask in first[3:])
 
 
-@SELECTS
-def test_the_noise_follows_from_the_runs_seed(select):
-    module = build(29, 16, 20, 0.5, 0.4, 0.25, True, select=select)
-    tokens, global_feats = draw(30, 2, 16, 20)
-
-    def draw_masks(seed):
-        """→ the masks' gradient at the score MLP, and the masks."""
-        torch.manual_seed(seed_of(seed))
-        masks = torch.stack(module(*tokens, *global_feats)[3:])
-        return torch.autograd.grad(
-            (masks * torch.arange(16)).sum(), module.rgb_sparse.score_predictor[0].weight
-        )[0], masks
-
-    (gradient, masks), (same_gradient, same_masks), (other_gradient, other_masks) = map(
-        draw_masks, (1, 1, 2)
-    )
-    assert torch.equal(gradient, same_gradient) and torch.equal(masks, same_masks)
-    assert not torch.equal(gradient, other_gradient)
-    assert torch.equal(masks, other_masks) != select, (
-        "without select the noise is in the gradient alone"
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_moments_of_the_noise(dtype):
-    """Euler's constant and π²/6; the fourth moment, 27/5 of the squared variance, gives the error of the second."""
-    torch.manual_seed(seed_of(67))
-    count, variance = 1_000_000, math.pi**2 / 6
-    noise = gumbel_noise(torch.empty(1000, count // 1000, dtype=dtype))
-    assert noise.shape == (1000, 1000) and noise.dtype == dtype
-    assert abs(float(noise.double().mean()) - 0.5772156649) < 6 * math.sqrt(variance / count)
-    assert abs(float(noise.double().var()) - variance) < 6 * variance * math.sqrt(
-        (27 / 5 - 1) / count
-    )
-
-
 @pytest.mark.parametrize("zeros", ["one", "all"])
 @SELECTS
 def test_an_exponential_draw_of_zero(select, zeros, monkeypatch):

@@ -18,7 +18,7 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, read_splits
 from demo_sdtps.retrieval.calibrate import MOST, Block, chosen_samples
-from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit, quality
+from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit
 
 WHOLE, WHOLE_SET = "RGB+NI+TI, RGB+NI+TI", np.uint8(7)
 
@@ -76,26 +76,6 @@ def test_sets_without_a_fit_have_no_probability():
     expected = [[0.5, 1 / (1 + np.exp(0.02)), np.nan]]
     np.testing.assert_allclose(judged[0], expected)
     np.testing.assert_array_equal(judged[1], [[False, True, False]])
-
-
-def test_the_quality_of_a_fit_is_that_of_a_loop_over_its_bins():
-    fitted = fit(draw_pairs(200, 3000))
-    same, different = pairs = draw_pairs(50, 2000, seed=1)
-    error, bins = 0.0, 15
-    share = 200 / 3200
-    for number in range(bins):
-        gap = 0.0
-        for distances, label, weight in ((same, 1, share / 50), (different, 0, (1 - share) / 2000)):
-            for distance in distances.tolist():
-                value = 1 / (1 + math.exp(fitted["slope"] * distance - fitted["offset"]))
-                if number / bins <= value < (number + 1) / bins:
-                    gap += weight * (label - value)
-        error += abs(gap)
-    actual = quality(fitted, pairs)
-    assert actual["error"] == pytest.approx(error)
-    limit = fitted["limits"]["0.05"]
-    expected = [(different <= limit).mean(), (same <= limit).mean()]
-    assert actual["accepted"]["0.05"] == pytest.approx(expected)
 
 
 def test_pairs_of_one_identity_are_of_different_cameras():

@@ -13,7 +13,7 @@ from numeric import assert_close, numpy_generator
 from pyarrow import parquet as pq
 from tiny import MODEL
 
-from demo_sdtps.commands import export_features, rank_features
+from demo_sdtps.commands import export_features
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import Sample
 from demo_sdtps.retrieval import export as exporting
@@ -150,14 +150,6 @@ def test_a_name_that_is_no_text_is_refused(refusal, words, files, tmp_path):
     more = ("--images", tmp_path / "photos", "--modality", "RGB", "--output", "x.parquet", *PARQUET)
     message = refusal(export_features.main, *words, *more)
     assert "b\\udcff.jpg' is not UTF-8, as Parquet needs" in message
-
-
-def test_rank_features_says_what_it_reads(export, command):
-    assert export("x.parquet", *PARQUET)[0] == 0
-    code, _, stderr = command(
-        rank_features.main, "--query", "x.parquet", "--gallery", "x.parquet", "--csv", "x.csv"
-    )
-    assert code == 2 and "is Parquet, which databases read" in stderr
 
 
 @pytest.mark.slow

@@ -157,31 +157,6 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-8])
 
 
-def test_a_damaged_record_of_shards_is_named(tmp_path):
-    folder = write(tmp_path / "x", np.eye(3, dtype=np.float32), range(3), range(3))
-    cut(folder / "store.json")
-    with pytest.raises(UserError, match=r"store\.json is damaged"):
-        open_features(folder)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_blocks_and_rows_are_those_of_the_whole(tmp_path, monkeypatch, dtype):
-    """Blocks smaller than a shard, and rows from some shards only."""
-    monkeypatch.setattr(store, "READ_ELEMENTS", 5 * 8)
-    features = numpy_generator(1).standard_normal((30, 8)).astype(dtype)
-    actual = open_features(write(tmp_path / "x", features, range(30), range(30)))
-    whole = torch.nn.functional.normalize(torch.from_numpy(features).double()).numpy()
-    blocks = list(actual.features)
-    assert [rows[0] for rows, _ in blocks] == [0, 5, 10, 12, 17, 22, 24, 29] and len(actual) == 30
-    assert np.array_equal(np.concatenate([rows for rows, _ in blocks]), np.arange(30))
-    assert_close(np.concatenate([block for _, block in blocks]), whole, 8, 1)
-    for rows in (np.array([29]), np.array([0, 3, 11, 25, 26]), np.arange(30)):
-        assert_close(actual.features.take(rows), whole[rows], 8, 1)
-    assert [*actual.names] == [f"{number}.jpg" for number in range(30)]
-    plain = open_features(tmp_path / "x", normalise=False)
-    assert np.array_equal(plain.features.take(np.arange(30)), features.astype(np.float32))
-
-
 @pytest.mark.parametrize("size", [1, 7, 50, 200])
 def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     """Small whole numbers, whose distances are exact and often equal, and parts smaller than a block."""
@@ -306,20 +281,6 @@ def test_own_images_are_searched_in_an_export_of_a_data_set(export, command, tmp
     ]
     found = [(float(far), query) for query, _, _, far in hits]
     assert sorted(found, key=lambda hit: (hit[1], hit[0])) == found
-
-
-def test_exports_that_do_not_say_what_is_present_are_refused(export, command, tmp_path):
-    assert export("q.npz")[0] == export("g", "--shards", ROWS)[0] == 0
-    manifest = json.loads((tmp_path / "g" / "store.json").read_text())
-    del manifest["origin"]["configuration"]["sources"]
-    (tmp_path / "g" / "store.json").write_text(json.dumps(manifest))
-    arrays = dict(np.load(tmp_path / "q.npz"))
-    del arrays["present"]
-    np.savez(tmp_path / "old.npz", **arrays)
-    for place, advice in (("g", "again with --overwrite"), ("old.npz", "export it again")):
-        places = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / place)
-        code, _, stderr = command(rank_features.main, *places)
-        assert code == 2 and advice in stderr and stderr.count("\n") == 1
 
 
 def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path):

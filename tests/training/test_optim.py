@@ -64,13 +64,6 @@ def imagenet_kind(*opts):
     return model, parameter_groups(cfg, model)
 
 
-def test_a_run_of_one_epoch_says_nothing_of_its_schedule(caplog):
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    cfg = tiny_cfg("SOLVER.MAX_EPOCHS", 1, "SOLVER.WARMUP_ITERS", 0, "SOLVER.BASE_LR", 1.0)
-    make_scheduler(cfg, optimizer).step(1)
-    assert not caplog.records and 0 < optimizer.param_groups[0]["lr"] < 1
-
-
 def test_every_trainable_parameter_once():
     """In groups of backbone and new layers, weights and biases."""
     model, groups = imagenet_kind()

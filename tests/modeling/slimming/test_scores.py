@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commands import BASELINE, CONFIG, ONE_LINE, ROOT, checkpoint_file, cli_args_for
+from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
 from interrupted import call
 from numeric import generator, seed_of
 from tiny import PATCHES, WIDTH, tiny_cfg
@@ -15,8 +15,8 @@ from tiny import PATCHES, WIDTH, tiny_cfg
 from demo_sdtps.commands import draw_tokens, profile_flops, selection_quality
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.config.scores import SETTINGS, reads_masks
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.config.scores import SETTINGS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
@@ -74,24 +74,6 @@ class Unsuited:
     """No score."""
 
 
-class Masked(Strange):
-    """As a former version wrote it, with the meaning of True."""
-
-    masks = "training"
-
-
-class AlwaysMasked(Strange):
-    masks = "always"
-
-
-class Random(Strange):
-    is_random = True
-
-
-class OfAllTokens(Strange):
-    attention_queries = slice(None)
-
-
 class Configured(Strange):
     def __init__(self, cfg, width, grid):
         super().__init__(width, grid)
@@ -119,9 +101,6 @@ def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog)
         ("salincy", ["'salincy'", "the nearest is 'saliency'"]),
         ("nowhere:Score", ["'nowhere:Score'", "cannot be imported"]),
         (f"{__name__}:Unsuited", ["Unsuited", "cannot be imported as a score"]),
-        (f"{__name__}:AlwaysMasked", ["former version", "its masks is 'always'", "True or False"]),
-        (f"{__name__}:Random", ["former version", "nothing reads its is_random; remove it"]),
-        (f"{__name__}:OfAllTokens", ["former version", "nothing reads its attention_queries"]),
         (f"{__name__}:Configured", ["whose constructor", "(missing a required argument: 'grid')"]),
         (f"{__name__}:WithoutSettings", ["'keep'", "the others as **settings"]),
     ],
@@ -139,30 +118,6 @@ def context_of(seed, batch=3, width=24, grid=(4, 2)):
         for shape in ((grid[0] * grid[1], width), (width,))
     )
     return Context(tokens, class_tokens, grid)
-
-
-@pytest.mark.parametrize("is_stored", [False, True], ids=["by a key", "in a checkpoint"])
-def test_a_setting_of_a_former_version_is_refused_with_a_checkpoint_too(
-    command, tmp_path, tiny_root, is_stored
-):
-    opts = [*cli_args_for(tiny_root)[2:], *SLIM]
-    weight = checkpoint_file(tmp_path / "x.pth", load_cfg(CONFIG, [*opts, f"{__name__}:Strange"]))
-    if is_stored:
-        content = torch.load(weight)
-        config = content["config"].replace(f"{__name__}:Strange", f"{__name__}:Random")
-        torch.save(content | {"config": config}, weight)
-    key = () if is_stored else ("MODEL.SLIM_SCORE", f"{__name__}:Random")
-    words = ("--weight", weight, "--output", tmp_path / "x.png", *key)
-    code, _, stderr = command(draw_tokens.main, *words)
-    assert code == 2 and f"'{__name__}:Random', which is written for a former" in stderr
-    assert stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
-    assert not (tmp_path / "x.png").exists()
-
-
-def test_masks_in_training_are_read_as_a_former_version_named_them():
-    joint = ("INPUT.JOINT_AUGMENTATION", "True")
-    assert reads_masks(tiny_cfg(*joint, *SLIM, f"{__name__}:Masked"))
-    assert not reads_masks(tiny_cfg(*joint, *SLIM, f"{__name__}:Strange"))
 
 
 def test_settings_reach_the_scores_by_their_names():

@@ -21,7 +21,6 @@ SLIM = (
     "INPUT.JOINT_AUGMENTATION",
     "True",
 )
-SUPERVISED = (*SLIM, "MODEL.SLIM_SCORE", "supervised")
 
 
 def words(root, output, *more):
