@@ -40,20 +40,20 @@ PROGRESS = ("reading images", "verifying images", "extracting features")
 """Titles of progress bars, which may remain in stderr."""
 LONGEST = (
     "test_distributed",
-    "test_runs",
-    "test_study",
-    "test_golden_models",
     "test_fast_model",
-    "test_reproducible",
-    "test_seps_training",
-    "test_training",
+    "test_golden_models",
+    "test_export_onnx",
+    "test_deploy",
     "test_resume",
-    "test_cli_errors",
-    "test_run_settings",
+    "test_stop",
     "test_package",
-    "test_plug_in_launch",
-    "test_backbones",
-    "test_scores",
+    "test_slim_training",
+    "test_report_page",
+    "test_seps_training",
+    "test_shards",
+    "test_calibration",
+    "test_search_command",
+    "test_training",
 )
 """Files that begin first, so that no process has a long one left when the others are done."""
 

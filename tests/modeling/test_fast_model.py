@@ -15,9 +15,9 @@ from tiny import (
     CAMERAS,
     CLASSES,
     ENCODER,
-    MODEL,
     PATCHES,
     ROOT,
+    SHALLOW,
     assert_logits,
     exact,
     measure_amplification,
@@ -256,6 +256,7 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shallow")
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_equals_eager_in_training_and_evaluation():
@@ -275,13 +276,13 @@ def test_compiled_equals_eager_in_training_and_evaluation():
             for output in (reference(exact_images, cameras), compiled.train()(images, cameras))
         )
         for theirs, ours in zip(expected, actual, strict=True):
-            assert_close(ours, theirs, *MODEL)
+            assert_close(ours, theirs, *SHALLOW)
         for features in (expected, actual):
             sum(feature.square().mean() for feature in features).backward()
         for theirs, ours in zip(reference.parameters(), compiled.parameters(), strict=True):
             if theirs.grad is not None:
                 assert_close(
-                    ours.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES
+                    ours.grad, theirs.grad, *SHALLOW, *SHALLOW, len(images) * len(cameras) * PATCHES
                 )
         features = []
         for model in (eager, compiled):

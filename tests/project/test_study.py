@@ -109,6 +109,7 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_failed_run_is_reported_and_the_others_continue(
     tiny_root, tmp_path, monkeypatch, command
 ):

@@ -13,7 +13,7 @@ import torch
 from commands import CONFIG, ROOT, SHOWN, cameras_of, checkpoint_file, cli_args_for, near, scores_of
 from numeric import assert_close
 from PIL import Image
-from tiny import MODEL, random_images, tiny_model
+from tiny import SHALLOW, random_images, tiny_model
 from torchvision.transforms import v2
 
 import demo_sdtps
@@ -53,7 +53,7 @@ def test_an_exported_program_takes_any_batch(opts):
             expected = extract_patterns(model, images, cameras)[0]
             actual = program(*images.values(), cameras)
         for one, other in zip(actual, expected.values(), strict=True):
-            assert_close(one, other, *MODEL, *MODEL)
+            assert_close(one, other, *SHALLOW, *SHALLOW)
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
         )
         assert is_clear.any()
         for one, other in zip(actual, expected, strict=True):
-            assert_close(one[is_clear], other[is_clear], *MODEL, *MODEL)
+            assert_close(one[is_clear], other[is_clear], *SHALLOW, *SHALLOW)
 
 
 def test_an_image_whose_selection_is_a_tie_is_told_from_others():
@@ -136,7 +136,7 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
         assert reid.distance(loaded, actual["features"]).max() < 1e-6
         assert actual["features"].dtype == np.float32 and actual["features"].shape == expected.shape
         if not change:
-            assert_close(actual["features"], expected, *MODEL, *MODEL)
+            assert_close(actual["features"], expected, *SHALLOW, *SHALLOW)
         others = reid.features(**{name: images[1:] for name, images in files.items()})
         allowed = change * reid.distance(others, expected).min() + 1e-12
         assert reid.distance(actual["features"], expected).max() <= allowed
