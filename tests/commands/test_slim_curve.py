@@ -67,6 +67,7 @@ def test_the_numbers_are_those_of_test_net(words, curve, score, tmp_path):
         assert min(image.size) > 300
 
 
+@pytest.mark.slow
 def test_a_checkpoint_s_own_setting(curve, score, command, tiny_root, tmp_path, caplog):
     """First, once, and with the numbers of its evaluation; what is left out of the weights is said once."""
     slim = "MODEL.SLIM_BLOCKS=[1] MODEL.SLIM_KEEP=[0.5] MODEL.SLIM_SCORE=self_supervised"

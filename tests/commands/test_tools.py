@@ -39,7 +39,11 @@ TOOLS = {
 """Command, words, and a file that it must leave; from the folder of a finished run."""
 
 
-@pytest.mark.parametrize("modalities", [["RGB", "TI"], ["NI"]], ids="+".join)
+@pytest.mark.parametrize(
+    "modalities",
+    [pytest.param(["RGB", "TI"], marks=pytest.mark.slow, id="RGB+TI"), ["NI"]],
+    ids="+".join,
+)
 def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, refusal):
     """Some absent, by models of fewer modalities. Grad-CAM and rank lists need labels."""
     for number in range(6):

@@ -284,6 +284,7 @@ def test_wmveid863_takes_the_values_of_msvr310(kind):
 # The document
 
 
+@pytest.mark.slow
 def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
     """A copy of the packages with what docs/extending.md adds to them reads a data set as it describes."""
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from modality_sets import (
     sides_of,
 )
 from numeric import assert_close, generator, tolerance
-from tiny import MODEL, random_images, tiny_model
+from tiny import SHALLOW, random_images, tiny_model
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg, with_values
@@ -43,6 +43,7 @@ from tests.reference import cross_modal as plain
 from tests.reference import ranking
 from tests.reference import reranking as plain_reranking
 
+pytestmark = pytest.mark.usefixtures("shallow")
 SETS = sets_of(MODALITIES)
 
 FUSION = "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
@@ -156,7 +157,7 @@ def test_the_columns_of_a_modality(changed, opts):
         ]
         for place, names in enumerate(sources):
             one, two = (view(columns[:, place]) for columns in parts)
-            is_same = (one - two).abs().max() <= tolerance(*MODEL, *MODEL) * max(
+            is_same = (one - two).abs().max() <= tolerance(*SHALLOW, *SHALLOW) * max(
                 1, float(one.abs().max())
             )
             assert is_same == (changed not in names), (pattern, names)

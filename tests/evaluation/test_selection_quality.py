@@ -21,6 +21,7 @@ from demo_sdtps.reports import tokens
 from tests.reference import selection as reference
 from tests.reference.analysis import mean
 
+pytestmark = pytest.mark.usefixtures("shallow")
 CASES = ("nothing", *MISSING_CASES)
 PATCH = 4
 IDENTITIES = ("000001", "000002", "000007", "000008")
@@ -197,7 +198,7 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
 
 # Slimming
 
-SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
+SLIM = ("MODEL.SLIM_BLOCKS", "[0,1]", "MODEL.SLIM_KEEP", "[0.5,0.5]")
 LIGHTS = {"0": "day", "1": "night"}
 
 

@@ -39,7 +39,7 @@ from demo_sdtps.runtime.device import autocast
 from demo_sdtps.training.optim import make_optimizer
 from tests.reference import demo as reference_demo
 
-SIZE, BLOCKS = (48, 32), 3
+SIZE, BLOCKS = (48, 32), 2
 DEMO = (
     *sums_of_a_backbone(
         reference_demo.WIDTH,
@@ -120,7 +120,7 @@ def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both)
         for name, parameter in ours.named_parameters()
         if parameter.requires_grad
     }
-    assert actual.keys() <= expected.keys() and len(actual) > 70
+    assert actual.keys() <= expected.keys() and len(actual) > 60
     largest = defaultdict(float)  # of a layer: a bias may have no effect but for roundings
     for name in actual:
         largest[LEAF.sub("", name)] = max(

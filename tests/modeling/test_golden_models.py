@@ -89,8 +89,8 @@ def test_position_resize():
 @pytest.mark.parametrize(
     "name",
     [
-        *("demo_sdtps", "demo_clip", "demo_imagenet"),
-        pytest.param("demo_clip_direct0", marks=pytest.mark.slow),
+        *("demo_sdtps", "demo_imagenet"),
+        *(pytest.param(f"demo_clip{name}", marks=pytest.mark.slow) for name in ("", "_direct0")),
     ],
 )
 def test_whole_model(name):

@@ -75,6 +75,7 @@ def test_off_the_scripts_output_is_that_of_the_script(checkout):
     assert done.stdout == plain.stdout and len(results_of(done)) == 6
 
 
+@pytest.mark.slow
 def test_a_checkpoint_takes_the_place_of_the_named_file(checkout):
     trained = launch(checkout, "train_net.py", *SIZE, *ON, *FUSED, "OUTPUT_DIR", "run")
     done = launch(checkout, "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED)

@@ -254,17 +254,18 @@ def test_the_recall_is_that_of_the_last_stage():
     assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
 
 
+@pytest.fixture(scope="module")
+def tuned():
+    """Variants that have a learning rate of their own."""
+    studies = [read_study(ROOT / path) for path in STUDIES if path.stem.startswith("rates")]
+    return {name for study in studies for name in study["variants"]}
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_the_studies_are_whole(path, monkeypatch, tmp_path):
+def test_the_studies_are_whole(path, tuned, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""
     monkeypatch.chdir(ROOT)
     study = read_study(path)
-    tuned = {
-        name
-        for one in STUDIES
-        if one.stem.startswith("rates")
-        for name in read_study(one)["variants"]
-    }
     variants = make_variants(study, [], tmp_path, rates=dict.fromkeys(tuned, 0.001))
     assert len({variant.configuration for variant in variants}) == len(variants) > 1
     assert not study["tuned"] or all(len(variant.seeds) >= 5 for variant in variants)

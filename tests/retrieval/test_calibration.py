@@ -10,7 +10,6 @@ import pytest
 from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, rows_of
 from interrupted import call
 from numeric import generator
-from sklearn.linear_model import LogisticRegression
 
 import demo_sdtps
 from demo_sdtps.commands import calibrate, make_synthetic, search
@@ -31,6 +30,8 @@ def draw_pairs(same, different, seed=0):
 
 def test_the_fit_is_platts():
     """scikit-learn's logistic regression, given each pair with both labels and Platt's targets as weights."""
+    from sklearn.linear_model import LogisticRegression
+
     pairs = draw_pairs(300, 4000)
     targets = np.repeat([301 / 302, 1 / 4002], [300, 4000])
     distances = np.concatenate(pairs)[:, None]

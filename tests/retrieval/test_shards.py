@@ -23,7 +23,7 @@ from feature_stores import gallery_of, stack_of, whole_of
 from modality_sets import ALL_SOURCES, comparison, parts_of, shuffled, sides_of
 from numeric import assert_close, generator, numpy_generator
 from ranking_cases import assert_same, random_case
-from tiny import MODEL
+from tiny import SHALLOW
 
 from benchmarks.rows import peak_memory
 from demo_sdtps.commands import export_features, rank_features
@@ -40,6 +40,7 @@ from demo_sdtps.retrieval.store import Store, open_store
 from demo_sdtps.retrieval.streaming import evaluate_stream
 from tests.reference import cross_modal, ranking
 
+pytestmark = pytest.mark.usefixtures("shallow")
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
 SETTINGS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False}
 SETTINGS |= {"data_set": "RGBNT201", "configuration": {"sources": [1, 2, 4]}}
@@ -68,7 +69,7 @@ def test_shards_hold_what_the_file_holds(export, tmp_path):
     actual, expected = open_features(tmp_path / "x", normalise=False), np.load(tmp_path / "x.npz")
     assert actual.features.starts.tolist() == [0, 12, 24, 32]
     # Batches of other sizes differ by the roundings of both.
-    assert_close(whole_of(actual), expected["features"], *MODEL, *MODEL)
+    assert_close(whole_of(actual), expected["features"], *SHALLOW, *SHALLOW)
     assert [*actual.names] == expected["paths"][:, 0].tolist()
     for name in ("ids", "cams", "scenes", "present"):
         assert np.array_equal(getattr(actual, name), expected[name])

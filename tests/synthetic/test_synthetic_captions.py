@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from commands import contents
 from PIL import Image
-from transformers import AutoTokenizer, BertModel
 
 from demo_sdtps.commands import make_synthetic_captions
 from demo_sdtps.seps.image_text import read_image_texts
@@ -137,8 +137,8 @@ def test_captions_are_true_of_a_part(scenes):
 
 
 def test_the_tower_loads_and_knows_every_word(data, scenes):
-    tokenizer = AutoTokenizer.from_pretrained(data / "bert")
-    tower = BertModel.from_pretrained(data / "bert").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(data / "bert")
+    tower = transformers.BertModel.from_pretrained(data / "bert").eval()
     assert tokenizer.is_fast and tokenizer.pad_token_id == 0
     assert tokenizer.vocab_size == len(CAPTION_WORDS) + 5
     for scene, _, captions in scenes[:20]:

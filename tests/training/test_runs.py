@@ -194,6 +194,7 @@ def assert_drawn(path, rows=1):
     assert min(pixels.shape) > 100 and min(band.std() for band in np.array_split(pixels, rows)) > 10
 
 
+@pytest.mark.slow
 def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):
     """Wherever the run has gone."""
     moved, records = shutil.copytree(run_folder, tmp_path / "moved"), records_of(run_folder)

@@ -113,6 +113,7 @@ def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
     assert 0 < max(steps) < 1
 
 
+@pytest.mark.slow
 def test_the_scaler_of_a_resumed_run_goes_on(train):
     """From a scale at which no gradient overflows, so that each of an epoch's five or six steps counts."""
     half = (*STILL, "SOLVER.AMP", "fp16")
