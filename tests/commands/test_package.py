@@ -221,6 +221,7 @@ def test_imports_go_one_way():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_features_of_own_images_need_no_command_line():
     program = """
 import sys

@@ -40,6 +40,7 @@ def tokens_of(width, count):
     ]
 
 
+@pytest.mark.slow
 def test_profile_of_the_published_model(command):
     """Spec 10, where HDM's attentions are counted as seven plain ones."""
     code, stdout, _ = command(

@@ -41,7 +41,7 @@ TOOLS = {
 
 @pytest.mark.parametrize(
     "modalities",
-    [pytest.param(["RGB", "TI"], marks=pytest.mark.slow, id="RGB+TI"), ["NI"]],
+    [pytest.param(["RGB", "TI"], marks=[pytest.mark.slow, pytest.mark.soak], id="RGB+TI"), ["NI"]],
     ids="+".join,
 )
 def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, refusal):

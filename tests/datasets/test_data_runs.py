@@ -30,7 +30,13 @@ MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Syntheti
 """Of a query in the gallery: images from the other two cameras in both scenes; in MSVR310, from the other scene."""
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("WMVeID863", "Synthetic")))
+        for name in WRITERS
+    ],
+)
 def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     expected = WRITERS[name](tmp_path)
     words = cli_args_for(

@@ -346,7 +346,7 @@ def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp
 # From zero
 
 
-@pytest.mark.parametrize("name", ["folders", "a table"])
+@pytest.mark.parametrize("name", ["folders", pytest.param("a table", marks=pytest.mark.slow)])
 def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name):
     """As docs/own_data.md has them, on triplets that lack images, with a small model."""
     monkeypatch.chdir(tmp_path)

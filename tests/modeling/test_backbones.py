@@ -202,7 +202,7 @@ def test_a_training_step_and_an_evaluation(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
-@pytest.mark.parametrize("name", [REGISTERS, EVA02])
+@pytest.mark.parametrize("name", [REGISTERS, pytest.param(EVA02, marks=pytest.mark.soak)])
 def test_compiled_features_are_the_eager_ones(name):
     backbone, images, cameras = build(name).eval(), draw(name), torch.tensor([0, 1])
     with torch.no_grad():

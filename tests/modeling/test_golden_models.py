@@ -89,8 +89,10 @@ def test_position_resize():
 @pytest.mark.parametrize(
     "name",
     [
-        *("demo_sdtps", "demo_imagenet"),
-        *(pytest.param(f"demo_clip{name}", marks=pytest.mark.slow) for name in ("", "_direct0")),
+        "demo_sdtps",
+        pytest.param("demo_clip", marks=pytest.mark.slow),
+        pytest.param("demo_imagenet", marks=pytest.mark.slow),
+        pytest.param("demo_clip_direct0", marks=[pytest.mark.slow, pytest.mark.soak]),
     ],
 )
 def test_whole_model(name):

@@ -13,10 +13,10 @@ from demo_sdtps.reports.rows import Row, as_report
 @pytest.mark.parametrize(
     "parts",
     [
-        pytest.param(["fusion"], marks=pytest.mark.slow),
         *(
             pytest.param([program], marks=[pytest.mark.slow, pytest.mark.soak])
             for program in (
+                "fusion",
                 "models",
                 "slimming",
                 "any_vit",

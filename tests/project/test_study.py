@@ -261,6 +261,8 @@ def tuned():
     return {name for study in studies for name in study["variants"]}
 
 
+@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_studies_are_whole(path, tuned, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""

@@ -176,17 +176,16 @@ def test_features_need_no_torch(exported, files):
     subprocess.run([sys.executable, "-c", code, *words], check=True)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=[pytest.mark.soak] * (place > 0), id=name)
-        for place, (name, case) in enumerate(CASES.items())
-    ],
+    CASES.values(),
+    ids=CASES,
 )
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"score": "saliency"}, marks=pytest.mark.soak),
+        {"score": "saliency"},
         {"score": "distinctness", "shared": False},
     ],
     ids=str,

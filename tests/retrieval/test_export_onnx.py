@@ -40,7 +40,7 @@ MODELS = {
 @pytest.mark.parametrize(
     "opts",
     [
-        pytest.param(opts, marks=[pytest.mark.soak] * (name in ("supervised", "ToMe")), id=name)
+        pytest.param(opts, marks=[pytest.mark.soak] * (name != "saliency"), id=name)
         for name, opts in MODELS.items()
     ],
 )
@@ -143,6 +143,7 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_another_precision_is_compared_with_float32_on_the_test_split(tiny_root, command, tmp_path):
     """Of a model that reads RGB alone, whose graph has no other input. Equal distances may change places."""
     opts = ("MODEL.MODALITIES", "[RGB]", "MODEL.USE_SDTPS", False)

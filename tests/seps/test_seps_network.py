@@ -212,7 +212,7 @@ def test_beta_and_the_number_of_best(version, more):
     assert_like_reference(version, 12, True, True, **more)
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
 @EVERY_VERSION
 def test_the_sparse_ratio_says_how_many_patches_are_kept(version, ratio):
     """Where all are, the extra token is zero, has no direction and gets no gradient."""

@@ -185,6 +185,7 @@ def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shallow")
+@pytest.mark.soak
 def test_it_learns_far_above_chance(tmp_path):
     """Of 40 images it has seen nearly each finds a caption of its own first; by chance one would."""
     sizes = "--images 40 --dev_images 4 --test_images 4 --captions 2"

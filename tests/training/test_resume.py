@@ -111,6 +111,7 @@ def test_every_random_generator_goes_on():
     assert draws() == expected
 
 
+@pytest.mark.slow
 def test_seps_goes_on_likewise(shapes_root, tmp_path):
     words = seps_cli_args_for(
         shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP

@@ -195,6 +195,7 @@ def assert_drawn(path, rows=1):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):
     """Wherever the run has gone."""
     moved, records = shutil.copytree(run_folder, tmp_path / "moved"), records_of(run_folder)

@@ -65,6 +65,7 @@ def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_p
     assert "leave it out" in refusal(train_seps.main, *words)
 
 
+@pytest.mark.slow
 def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, caplog):
     """The identities of the validation split are both query and gallery."""
     path = checkpoint_file(tmp_path / "best.pth", cfg)

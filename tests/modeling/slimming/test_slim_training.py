@@ -142,10 +142,11 @@ def test_half_precision_runs_and_is_near(name, score):
     ("name", "backend"),
     [
         ("ViT", "aot_eager"),
-        pytest.param("timm, rotary", "aot_eager", marks=pytest.mark.soak),
-        pytest.param("timm", "inductor", marks=pytest.mark.soak),
+        ("timm, rotary", "aot_eager"),
+        ("timm", "inductor"),
     ],
 )
+@pytest.mark.soak
 def test_a_compiled_model_computes_the_same(name, backend):
     """In evaluation and in training, and again with another batch."""
     case = CASES[name]
