@@ -173,7 +173,13 @@ def words(tiny_root, tmp_path_factory):
     return [*words, "TEST.WEIGHT", str(path)]
 
 
-@pytest.mark.parametrize("how, pattern", [("all", 3), ("shared", 2), ("pairs", 3)])
+@pytest.mark.parametrize(
+    "how, pattern",
+    [
+        ("shared", 2),
+        *(pytest.param(how, 3, marks=pytest.mark.slow) for how in ("all", "pairs")),
+    ],
+)
 def test_matrices_of_all_sets(how, pattern, loaded, words, command, tmp_path):
     """By all columns, and of complete triplets, as TEST.MISS all has them, to the last bit; others by the slow versions."""
     words = [*words, "TEST.RETURN_PATTERN", pattern, "TEST.CROSS_MODAL_DISTANCE", how]

@@ -11,6 +11,7 @@ import torch
 from forked import run_script
 from plug_in_host import HOST
 
+pytestmark = pytest.mark.slow
 SIZE = ["INPUT.SIZE_TRAIN", "[64, 32]"]
 ON = ["MODEL.USE_SDTPS", "True"]
 FUSED = ["MODEL.HDM", "True", "MODEL.ATM", "True"]
@@ -47,7 +48,6 @@ def files_of(folder):
     }
 
 
-@pytest.mark.slow
 def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout):
     """Without HDM and ATM too, where DeMo evaluates one."""
     before = files_of(checkout)
@@ -63,7 +63,6 @@ def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout
     assert all(after[path] == content for path, content in before.items())
 
 
-@pytest.mark.slow
 def test_off_the_scripts_output_is_that_of_the_script(checkout):
     done = launch(checkout, "train_net.py", *SIZE, *FUSED)
     plain = subprocess.run(
@@ -75,7 +74,6 @@ def test_off_the_scripts_output_is_that_of_the_script(checkout):
     assert done.stdout == plain.stdout and len(results_of(done)) == 6
 
 
-@pytest.mark.slow
 def test_a_checkpoint_takes_the_place_of_the_named_file(checkout):
     trained = launch(checkout, "train_net.py", *SIZE, *ON, *FUSED, "OUTPUT_DIR", "run")
     done = launch(checkout, "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED)

@@ -92,6 +92,7 @@ def test_a_run_with_centers(train, command):
     assert command(test_net.main, *words)[0] == 0
 
 
+@pytest.mark.slow
 def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
     """float16 with its scaler and two optimisers."""
     plain, half = (
