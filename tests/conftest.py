@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,20 +40,20 @@ PROGRESS = ("reading images", "verifying images", "extracting features")
 """Titles of progress bars, which may remain in stderr."""
 LONGEST = (
     "test_distributed",
-    "test_runs",
-    "test_study",
-    "test_golden_models",
     "test_fast_model",
-    "test_reproducible",
-    "test_seps_training",
-    "test_training",
+    "test_golden_models",
+    "test_export_onnx",
+    "test_deploy",
     "test_resume",
-    "test_cli_errors",
-    "test_run_settings",
+    "test_stop",
     "test_package",
-    "test_plug_in_launch",
-    "test_backbones",
-    "test_scores",
+    "test_slim_training",
+    "test_report_page",
+    "test_seps_training",
+    "test_shards",
+    "test_calibration",
+    "test_search_command",
+    "test_training",
 )
 """Files that begin first, so that no process has a long one left when the others are done."""
 
@@ -116,6 +117,16 @@ def golden_device(request):
     with golden_cases.DEVICE:
         yield
     golden_cases.DEVICE = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def shallow():
+    """Models of this process have two blocks, for tests in which their depth does not matter."""
+    import timm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timm, "create_model", partial(timm.create_model, depth=2))
+        yield
 
 
 @pytest.fixture(scope="session")

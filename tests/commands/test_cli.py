@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 from commands import ONE_LINE, ROOT, cli_args_for
 
-from demo_sdtps.commands import COMMANDS, convert_checkpoint, profile_flops, search
+from demo_sdtps.commands import COMMANDS, convert_checkpoint, dispatch, profile_flops, search
 from demo_sdtps.commands import train as train_net
 
 EVERY = sorted(
@@ -21,7 +21,6 @@ EVERY = sorted(
 )
 CHECKOUT = {"study", "tables", "demo_figures"}
 """Scripts of tools/ that are run in a checkout alone."""
-DISPATCH = "from demo_sdtps.commands import main\nmain()"
 
 
 @pytest.mark.parametrize("script", EVERY)
@@ -93,13 +92,7 @@ def test_flags_have_either_stroke(command, refusal):
     assert "no-such.pth do not exist" in message
 
 
-def dispatch(*words):
-    return subprocess.run(
-        [sys.executable, "-c", DISPATCH, *words], capture_output=True, text=True, timeout=120
-    )
-
-
-def test_the_command_of_an_installed_package_has_every_script():
+def test_the_command_of_an_installed_package_has_every_script(command):
     modules = [module for module, _ in COMMANDS.values()]
     assert all(callable(import_module(f"demo_sdtps.commands.{module}").main) for module in modules)
     scripts = {
@@ -108,22 +101,22 @@ def test_the_command_of_an_installed_package_has_every_script():
         if not script.startswith("benchmarks/")
     }
     assert scripts == {*modules} | CHECKOUT and len({*modules}) == len(modules)
-    usage = dispatch("--help")
-    assert usage.returncode == 0 and dispatch().stdout == usage.stdout
-    rows = [line for line in usage.stdout.splitlines() if line.startswith("  ")]
+    code, usage, _ = command(dispatch, "--help")
+    assert code == 0 and command(dispatch)[1] == usage
+    rows = [line for line in usage.splitlines() if line.startswith("  ")]
     assert [row[2:22].strip() for row in rows] == list(COMMANDS)
-    group = dispatch("draw", "--help").stdout
+    group = command(dispatch, "draw", "--help")[1]
     assert group.count("\n  draw ") == 5 and "search" not in group
 
 
-def test_a_command_is_its_script(command, tmp_path):
+def test_a_command_is_its_script(command):
     words = ("--config_file", "Synthetic/Baseline.yml", "--num_class", "7")
-    assert dispatch("flops", *words).stdout == command(profile_flops.main, *words)[1]
-    usage = dispatch("draw", "tokens", "--help").stdout
+    assert command(dispatch, "flops", *words) == command(profile_flops.main, *words)
+    usage = command(dispatch, "draw", "tokens", "--help")[1]
     assert usage.startswith("usage: demo-sdtps draw tokens [-h]")
     mistakes = ((["serch", "--weight", "x"], "search"), (["draw", "tokns"], "draw tokens"))
     for words, nearest in mistakes:
-        done = dispatch(*words)
-        assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
-        assert done.stderr.startswith(ONE_LINE) and f"the nearest is {nearest!r}" in done.stderr
-    assert dispatch("--version").stdout.strip() == import_module("demo_sdtps").__version__
+        code, stdout, stderr = command(dispatch, *words)
+        assert code == 2 and not stdout and stderr.count("\n") == 1
+        assert stderr.startswith(ONE_LINE) and f"the nearest is {nearest!r}" in stderr
+    assert command(dispatch, "--version")[1].strip() == import_module("demo_sdtps").__version__

@@ -14,6 +14,7 @@ from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.modeling.checkpoints.names import to_demo
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 
+pytestmark = pytest.mark.usefixtures("shallow")
 FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 
 

@@ -11,12 +11,10 @@ from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 
 from demo_sdtps.commands import check_data, draw_curves, main, make_synthetic, search
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import MODALITIES, UserError, cli, load_cfg
+from demo_sdtps.config import MODALITIES, cli, load_cfg
 from demo_sdtps.datasets import SPLITS
-from demo_sdtps.datasets.folders import read_folder
 
 CONFIGS = ROOT / "configs"
-SMALL = ["SOLVER.IMS_PER_BATCH", "4", "DATALOADER.NUM_INSTANCE", "2"]
 
 
 @pytest.fixture
@@ -115,20 +113,6 @@ def test_help_names_the_command(monkeypatch, capsys):
     text = capsys.readouterr().out
     assert text.startswith("usage: demo-sdtps seps train [-h]")
     assert "example: demo-sdtps seps train shapes --data data --epochs 10" in text
-
-
-def test_sentences_blame_what_is_wrong(place, command):
-    code, stdout, stderr = command(check_data.main, "RGB", "--data", "table.csv", *SMALL)
-    assert code == 0 and stdout.startswith("CSV in table.csv\n"), stderr
-    (place / "own" / "gallery" / "TI" / "x.png").touch()
-    code, _, stderr = command(check_data.main, "DeMo_Slim", "--data", "own", *SMALL)
-    assert code == 2 and "own/gallery/TI/x.png does not follow" in stderr
-    assert "(Folder; expected layout" in stderr and "train split" not in stderr
-    (place / "none" / "NI").mkdir()
-    with pytest.raises(UserError) as error:
-        read_folder(place / "none", "NI", ["RGB"])
-    assert "none are of NI, but the model reads RGB alone" in str(error.value)
-    assert "--modality" not in str(error.value)
 
 
 COMPLETIONS = {

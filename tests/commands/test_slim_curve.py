@@ -1,7 +1,6 @@
 """tools/slim_curve.py: its settings, its numbers and its files."""
 
 import json
-from itertools import combinations
 
 import pytest
 from commands import BASELINE, cli_args_for, scores_of, weights_file
@@ -10,8 +9,7 @@ from PIL import Image
 from demo_sdtps.commands import slim_curve
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.reports.figures import plt
-from demo_sdtps.reports.slim_curve import AS_TRAINED, name_settings, settings
+from demo_sdtps.reports.slim_curve import AS_TRAINED
 
 
 @pytest.fixture
@@ -46,30 +44,6 @@ def score(command, tmp_path):
     return call
 
 
-def test_settings_follow_the_depth():
-    """Two blocks and shares by default; else every block with every share."""
-    assert settings(12, None, None) == [
-        ([4], [0.65]),
-        ([4], [0.5]),
-        ([2, 6], [0.6, 0.6]),
-        ([2, 6], [0.45, 0.45]),
-        ([0, 4], [0.4, 0.5]),
-    ]
-    assert settings(6, [[2], [1, 3]], [0.5]) == [([2], [0.5]), ([1, 3], [0.5, 0.5])]
-
-
-def test_names_of_settings_are_above_the_curves_and_apart():
-    figure, axes = plt.subplots(figsize=(9, 6.5))
-    axes.plot([25, 100], [1, 2])
-    places = {"[0.5] after [2]": 64.0, "[0.4, 0.5] after [0, 2]": 64.1, "[0.3] after [0]": 63.9}
-    name_settings(axes, places)
-    figure.draw_without_rendering()
-    boxes = [plt.Text.get_window_extent(text) for text in axes.texts]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-    assert len(boxes) == 3 and all(box.y0 > axes.bbox.y1 for box in boxes)
-    plt.close(figure)
-
-
 @pytest.mark.slow
 def test_the_numbers_are_those_of_test_net(words, curve, score, tmp_path):
     options = "--scores distinctness --blocks 2 1,3 --keep 0.5"
@@ -93,6 +67,7 @@ def test_the_numbers_are_those_of_test_net(words, curve, score, tmp_path):
         assert min(image.size) > 300
 
 
+@pytest.mark.slow
 def test_a_checkpoint_s_own_setting(curve, score, command, tiny_root, tmp_path, caplog):
     """First, once, and with the numbers of its evaluation; what is left out of the weights is said once."""
     slim = "MODEL.SLIM_BLOCKS=[1] MODEL.SLIM_KEEP=[0.5] MODEL.SLIM_SCORE=self_supervised"

@@ -13,9 +13,10 @@ from demo_sdtps.commands import (
     draw_embedding,
     draw_ranks,
     draw_tokens,
-    report,
 )
 from demo_sdtps.config import MODALITIES, load_cfg
+
+pytestmark = pytest.mark.usefixtures("shallow")
 
 MODEL = tuple(
     shlex.split(
@@ -34,14 +35,17 @@ TOOLS = {
     "kept patches": (draw_tokens, (*WEIGHT, *ONE), "x.png"),
     "kept patches of two models": (draw_tokens, (*WEIGHT, *TWO, *WEIGHT[:2]), "x.png"),
     "curves": (draw_curves, ("--run", "run"), "run/curves.png"),
-    "report": (report, ("--run", "run", "--overwrite"), "run/tokens.png"),
 }
 """Command, words, and a file that it must leave; from the folder of a finished run."""
 
 
-@pytest.mark.parametrize("modalities", [[*MODALITIES], ["RGB", "TI"], ["NI"]], ids="+".join)
+@pytest.mark.parametrize(
+    "modalities",
+    [pytest.param(["RGB", "TI"], marks=[pytest.mark.slow, pytest.mark.soak], id="RGB+TI"), ["NI"]],
+    ids="+".join,
+)
 def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, refusal):
-    """Some absent, by models of fewer modalities too. Grad-CAM and rank lists need labels."""
+    """Some absent, by models of fewer modalities. Grad-CAM and rank lists need labels."""
     for number in range(6):
         for place, modality in enumerate(MODALITIES):
             if number % 3 != place:

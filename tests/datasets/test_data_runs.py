@@ -23,12 +23,20 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from tests.reference import ranking
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 SPLITS = ("query", "gallery")
 MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Synthetic": 4}
 """Of a query in the gallery: images from the other two cameras in both scenes; in MSVR310, from the other scene."""
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("WMVeID863", "Synthetic")))
+        for name in WRITERS
+    ],
+)
 def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     expected = WRITERS[name](tmp_path)
     words = cli_args_for(

@@ -22,7 +22,6 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
 from demo_sdtps.datasets.base import endings
 from demo_sdtps.datasets.masks import mask_path
-from demo_sdtps.datasets.rgbnt201 import NAMING
 
 FOLDERS = {
     "RGBNT201": ("RGBNT201/train_171", "RGBNT201/test", "RGBNT201/test"),
@@ -90,11 +89,6 @@ def test_neither_masks_nor_other_files_are_read(tmp_path, name):
     for folder, _, _ in list(os.walk(tmp_path)):
         (Path(folder) / "Thumbs.db").write_bytes(b"x")
     assert read(tmp_path, name) == expected
-
-
-def test_a_name_may_go_on_as_it_likes_after_the_camera():
-    sample = NAMING.sample(("000258_cam3_1_seq02_07.jpg",))
-    assert (sample.identity, sample.camera) == (258, 2)
 
 
 def test_any_ending_of_an_image_is_read_in_the_same_order(tmp_path, name):
@@ -290,6 +284,7 @@ def test_wmveid863_takes_the_values_of_msvr310(kind):
 # The document
 
 
+@pytest.mark.slow
 def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
     """A copy of the packages with what docs/extending.md adds to them reads a data set as it describes."""
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -29,7 +29,6 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
-from demo_sdtps.datasets.own import numbers_of
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
@@ -148,10 +147,6 @@ def test_data_without_cameras(tmp_path, name):
     trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
     assert trainer.model.backbone.camera_embedding is None and cfg.MODEL.SIE_CAMERA
     assert any("the data have no cameras" in text for _, text in trainer.notes)
-
-
-def test_labels_that_differ_in_zeros_are_others():
-    assert numbers_of(["2", "1", "001", "2"]) == {"001": 0, "1": 1, "2": 2}
 
 
 def test_market_1501s_folders(tmp_path):
@@ -401,7 +396,7 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
     assert list(reid.cfg.INPUT.RANGES) == ["TI=27315:31315"]
 
 
-@pytest.mark.parametrize("name", ["folders", "a table"])
+@pytest.mark.parametrize("name", ["folders", pytest.param("a table", marks=pytest.mark.slow)])
 def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name):
     """As docs/own_data.md has them, on triplets that lack images, with a small model."""
     monkeypatch.chdir(tmp_path)

@@ -4,19 +4,15 @@ from itertools import count
 
 import pytest
 import torch
-import torch.nn.functional as F
 from backbone_cases import EVA02, REGISTERS
 from choices import margins
-from commands import CONFIG, SMALL
 from numeric import assert_close, seed_of, tolerance
 from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
 from demo_sdtps.evaluation.missing import extract_patterns, return_patterns
 from demo_sdtps.modeling import make_model
-from demo_sdtps.reports.attention import matches_of
 from tests.reference import attention as reference
 
 FUSED = "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
@@ -30,7 +26,6 @@ MODELS = {
     "slimming without extra tokens": f"{SLIM} MODEL.SLIM_BLOCKS [2,5] MODEL.SLIM_MERGE False",
     "merging": f"{SLIM} MODEL.SLIM_BLOCKS [1,3] {APART} MODEL.SLIM_SCORE studies.baselines:ToMe",
 }
-GRID = (8, 4)
 SCORE = (PATCHES, WIDTH, WIDTH)
 """Lengths of the sums in a score, which is computed in float32: mean, norm, cosine."""
 
@@ -157,45 +152,3 @@ def test_weights_of_the_fusion():
     assert_close(weights.gates.sum(dim=-1), torch.ones(2, 4), 7, 7)
     whole, _ = model_and_triplets("whole")
     assert fusion_weights(whole, context) == (None, None)
-
-
-def test_hdms_weights_are_those_of_its_attention_over_all_tokens():
-    """Of torch's own attention with the weights of one subset."""
-    model, (images, cameras) = model_and_triplets("slimming")
-    with torch.no_grad():
-        context = model.forward_features(images, cameras).context
-        actual, hdm = fusion_weights(model, context).hdm["rnt"], model.hdm
-        tokens = torch.cat(
-            [
-                torch.cat([context.global_feats[name].unsqueeze(1), context.tokens[name]], dim=1)
-                for name in MODALITIES
-            ],
-            dim=1,
-        )
-        query, key, _ = (
-            F.linear(values, weight, bias)
-            for values, weight, bias in zip(
-                (hdm.query[6].expand(2, 1, -1), tokens, tokens),
-                hdm.in_proj_weight[6].chunk(3),
-                hdm.in_proj_bias[6].chunk(3),
-                strict=True,
-            )
-        )
-        heads = [
-            (q @ k.mT / 8).softmax(dim=-1)
-            for q, k in zip(query.split(64, dim=-1), key.split(64, dim=-1), strict=True)
-        ]
-        shares = torch.stack(heads).mean(dim=0).squeeze(1).unflatten(1, (3, -1)).sum(dim=-1)
-    # queries, keys, their products, softmax, sum
-    path = (WIDTH, WIDTH, WIDTH, 3 * PATCHES, PATCHES)
-    assert_close(torch.stack(list(actual.values()), dim=1), shares, *path, dtype=torch.float64)
-
-
-def test_the_shown_triplets_are_of_identities_with_matches(tiny_root):
-    cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
-    splits = read_splits(cfg, ("query", "gallery"))
-    actual = matches_of(cfg, splits["query"][0], splits["gallery"])
-    assert len(actual) == 6 and {sample.identity for sample in actual} == {
-        splits["query"][0].identity
-    }
-    assert splits["query"][0].camera not in {sample.camera for sample in actual}

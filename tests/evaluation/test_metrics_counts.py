@@ -47,16 +47,3 @@ def test_matches_rank_after_others_as_far(seed, levels):
     again = rank_distances(distance[:, order], case[2], case[3][order], case[4], case[5][order])
     assert again.mAP == actual.mAP
     assert torch.equal(again.cmc, actual.cmc)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32])
-def test_given_distances_of_other_types_stay_as_they_are(dtype):
-    case = random_case(9)
-    distance = torch.randint(200, (40, 120), generator=generator(9)).to(dtype)
-    copy = distance.clone()
-    actual = rank_distances(distance, *case[2:])
-    assert torch.equal(distance, copy)
-    assert_same(
-        actual,
-        *ranking.evaluate_distances(distance.tolist(), *(side.tolist() for side in case[2:])),
-    )

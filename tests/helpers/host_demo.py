@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+import host_imitation
 import host_models
 import torch
 
@@ -46,7 +47,7 @@ CASES = {
 def main():
     checkout, folder = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
-    host_models.imitate()
+    host_imitation.imitate()
     make = host_models.from_imagenet()
     comparison = {
         name: compare(make, checkout, folder, [*SIZES, *opts]) for name, opts in CASES.items()

@@ -15,6 +15,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 
+import host_imitation
 import host_models
 import numpy as np
 import slim_hosts
@@ -65,7 +66,7 @@ def main():
     torch.set_num_threads(1)
     seed()
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-        host_models.imitate()
+        host_imitation.imitate()
         if name in slim_hosts.HOSTS:
             figures = with_slimming(
                 slim_hosts.HOSTS[name](), lambda model, keep: demo_sdtps.slim(model, keep=keep), 1

@@ -3,6 +3,7 @@
 from collections import abc
 from importlib import import_module
 
+import host_imitation
 import host_models
 import torch
 
@@ -19,7 +20,7 @@ def clip_reid():
 
 
 def trans_reid(file):
-    host_models.stub("torch._six", container_abcs=abc)
+    host_imitation.stub("torch._six", container_abcs=abc)
     cfg = host_models.configuration(file, ["MODEL.PRETRAIN_CHOICE", "no"])
     return run_of(host_models.factory("model"), cfg)
 

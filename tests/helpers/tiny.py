@@ -55,6 +55,8 @@ def sums_of_the_fusion(width, tokens):
 
 MODEL = (*ENCODER, *PIFE, *SDTPS, *sums_of_the_fusion(WIDTH, PATCHES))
 """Lengths of the sums from images to any feature."""
+SHALLOW = (*sums_of_a_backbone(WIDTH, 2, 1 + PATCHES, 2, 8), *MODEL[len(ENCODER) :])
+"""… of a model of two blocks, as the fixture `shallow` makes them."""
 
 
 def tiny_cfg(*opts):

@@ -99,16 +99,16 @@ def test_equals_timm(size, stride):
 
 @torch.no_grad()
 def test_clip_equals_timm_and_its_projection():
+    """By the first of its blocks."""
     backbone = clip_model().backbone.eval()
-    images = draw(2, (256, 128), batch=1)
-    with replace(backbone, camera_embedding=None):
+    images, few = draw(2, (256, 128), batch=1), backbone.vit.blocks[:2]
+    with replace(backbone, camera_embedding=None), replace(backbone.vit, blocks=few):
+        lengths = sums_of(backbone)
         patches, class_token = backbone(images, torch.tensor([0]))
         vit = exact(backbone.vit)
         expected = vit.forward_features(images.double()) @ vit.head.weight.T
     assert patches.shape == (1, 128, 512)
-    assert_close(
-        torch.cat([class_token[:, None], patches], dim=1), expected, *sums_of(backbone), 768
-    )
+    assert_close(torch.cat([class_token[:, None], patches], dim=1), expected, *lengths, 768)
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
@@ -154,10 +154,6 @@ def test_camera_reaches_clips_class_token_only(weight):
         assert_close(actual, expected @ vit.head.weight.double().T, *4 * (768,))
 
 
-def test_weight_of_clips_camera_embedding_is_the_configurations():
-    assert clip_model().backbone.camera_weight == load_cfg(CLIP_CONFIG).MODEL.SIE_COE == 1.0
-
-
 def test_a_single_camera_needs_no_embedding():
     assert build(cameras=1).camera_embedding is None
     assert build(cameras=2).camera_embedding is not None
@@ -180,12 +176,6 @@ def drop_rates(backbone):
             getattr(block.drop_path2, "drop_prob", 0.0),
         )
     ]
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.4])
-def test_drop_path_rises_linearly(rate):
-    expected = [rate * block / 5 for block in range(6) for _ in range(2)]
-    assert drop_rates(build("MODEL.DROP_PATH", rate)) == pytest.approx(expected)
 
 
 def test_drop_path_acts_in_training_only():

@@ -16,6 +16,8 @@ from demo_sdtps.seps.training import SEPSTrainer
 from demo_sdtps.training.monitor import LAG, LossMonitor
 from demo_sdtps.training.reid import ReIDTrainer
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 COMMANDS = {
     "train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"),
     "train_seps": (train_seps.main, SEPSTrainer, seps_cli_args_for, "shapes_root"),

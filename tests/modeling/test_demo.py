@@ -155,18 +155,6 @@ def test_features_after_the_neck(direct):
         assert relative_error(actual[pattern], before[pattern]) > 0.05
 
 
-@torch.no_grad()
-def test_order_of_the_images_does_not_matter_but_their_names_do():
-    model = randomise(tiny_model()).eval()
-    images, cameras = random_images(4)
-    expected = model(images, cameras)
-    assert torch.equal(
-        model({modality: images[modality] for modality in reversed(MODALITIES)}, cameras), expected
-    )
-    swapped = {**images, "NI": images["TI"], "TI": images["NI"]}
-    assert not torch.allclose(model(swapped, cameras), expected)
-
-
 def without_gradient(model, seed=8):
     """Parameters that a backward through every training output leaves without a gradient, or with zeros."""
     images, cameras = random_images(seed)

@@ -15,9 +15,9 @@ from tiny import (
     CAMERAS,
     CLASSES,
     ENCODER,
-    MODEL,
     PATCHES,
     ROOT,
+    SHALLOW,
     assert_logits,
     exact,
     measure_amplification,
@@ -39,13 +39,13 @@ from demo_sdtps.runtime.device import autocast
 from demo_sdtps.training.optim import make_optimizer
 from tests.reference import demo as reference_demo
 
-SIZE = (48, 32)
+SIZE, BLOCKS = (48, 32), 2
 DEMO = (
     *sums_of_a_backbone(
         reference_demo.WIDTH,
         reference_demo.HEADS,
         1 + 6,
-        reference_demo.DEPTH,
+        BLOCKS,
         reference_demo.PATCH,
     ),
     reference_demo.WIDTH,
@@ -61,9 +61,12 @@ LEAF = re.compile("(weight|bias)$")
 
 @pytest.fixture(scope="module")
 def both():
-    """The reference DeMo in float64 and ours with its weights, none of them at their start, without dropout."""
+    """The reference DeMo in float64 and ours with its weights, none of them at their start, without dropout; both with the
+    first of CLIP's blocks alone."""
     torch.manual_seed(seed_of())
     reference = reference_demo.Demo(SIZE, CLASSES, CAMERAS, dropout=0.0)
+    transformer = reference.BACKBONE.base.transformer
+    transformer.resblocks = transformer.resblocks[:BLOCKS]
     with torch.no_grad():
         for parameter in reference.parameters():
             if parameter.ndim == 1:  # norms and biases
@@ -75,8 +78,10 @@ def both():
         ROOT / "configs" / "RGBNT201" / "DeMo.yml",
         ["INPUT.SIZE_TRAIN", str(list(SIZE)), "INPUT.SIZE_TEST", str(list(SIZE))],
     )
-    ours = make_model(cfg, CLASSES, CAMERAS)
-    ours.load_state_dict(from_demo(reference.state_dict()))
+    with torch.device("meta"):
+        ours = make_model(cfg, CLASSES, CAMERAS)
+    ours.backbone.vit.blocks = ours.backbone.vit.blocks[:BLOCKS]
+    ours.to_empty(device="cpu").load_state_dict(from_demo(reference.state_dict()))
     ours.hdm.dropout = 0.0
     return reference.double(), ours
 
@@ -115,7 +120,7 @@ def test_a_training_pass_is_that_of_the_reference_model_with_its_gradients(both)
         for name, parameter in ours.named_parameters()
         if parameter.requires_grad
     }
-    assert actual.keys() <= expected.keys() and len(actual) > 180
+    assert actual.keys() <= expected.keys() and len(actual) > 60
     largest = defaultdict(float)  # of a layer: a bias may have no effect but for roundings
     for name in actual:
         largest[LEAF.sub("", name)] = max(
@@ -183,7 +188,7 @@ def test_half_precision_hardly_turns_a_feature(both, precision):
     with torch.no_grad():
         exact = extract_patterns(ours.eval(), images, cameras)[0]
     with inference(ours, precision):
-        assert ours.backbone.vit.blocks[3].mlp[0].weight.dtype == precision
+        assert ours.backbone.vit.blocks[-1].mlp[0].weight.dtype == precision
         half = extract_patterns(ours, images, cameras)[0]
     for pattern in RETURN_PATTERNS:
         assert half[pattern].dtype == torch.float32
@@ -251,6 +256,7 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shallow")
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_equals_eager_in_training_and_evaluation():
@@ -270,13 +276,13 @@ def test_compiled_equals_eager_in_training_and_evaluation():
             for output in (reference(exact_images, cameras), compiled.train()(images, cameras))
         )
         for theirs, ours in zip(expected, actual, strict=True):
-            assert_close(ours, theirs, *MODEL)
+            assert_close(ours, theirs, *SHALLOW)
         for features in (expected, actual):
             sum(feature.square().mean() for feature in features).backward()
         for theirs, ours in zip(reference.parameters(), compiled.parameters(), strict=True):
             if theirs.grad is not None:
                 assert_close(
-                    ours.grad, theirs.grad, *MODEL, *MODEL, len(images) * len(cameras) * PATCHES
+                    ours.grad, theirs.grad, *SHALLOW, *SHALLOW, len(images) * len(cameras) * PATCHES
                 )
         features = []
         for model in (eager, compiled):

@@ -7,7 +7,7 @@ import torch
 from golden_cases import load_case, relative_error, weight
 from numeric import assert_close, generator, seed_of
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, SUBSETS, ATMoE
 from tests.reference.fusion import MODALITIES_OF, Fusion
@@ -199,22 +199,6 @@ def test_dropout_acts_in_training_alone():
     assert len(torch.stack(draws).unique(dim=0)) == len(draws)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 16])
-@torch.no_grad()
-def test_gates(heads):
-    plain = random_plain(64, heads).eval()
-    features = torch.randn(5, 7, 64, generator=generator(2), dtype=torch.float64)
-    gates = ours_of(plain)["atmoe"].gates(features)
-    assert gates.shape == (5, heads, 7) and gates.gt(0).all()
-    assert torch.allclose(gates.sum(dim=-1), torch.ones(5, heads, dtype=torch.float64))
-    assert (
-        relative_error(
-            gates, torch.stack(plain.moe.gating_network.gate(list(features.unbind(1))), dim=1)
-        )
-        < 1e-10
-    )
-
-
 def test_parameters_start_as_torchs_layers_do():
     """The seven attentions and 28 experts each as one of torch's own; the queries as C^-0.5·normal.
 
@@ -253,18 +237,6 @@ def test_parameters_start_as_torchs_layers_do():
     assert float(hdm.in_proj_weight.detach().abs().max()) == pytest.approx(
         (6 / (256 + 3 * 256)) ** 0.5, rel=0.01
     )
-
-
-def test_widths_that_do_not_fit():
-    message = r"^MODEL\.HDM is True, but the backbone's width 96 is no multiple of 64[^.]*\."
-    with pytest.raises(UserError, match=message) as caught:
-        HDM(96)
-    assert "MODEL.TRANSFORMER_TYPE" in str(caught.value)
-    with pytest.raises(
-        UserError,
-        match=r"^MODEL\.HEAD is 12, which does not divide the backbone's width 64; .* such as 8\.$",
-    ):
-        ATMoE(64, 12)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)

@@ -7,13 +7,12 @@ import pytest
 import torch
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, seed_of, with_gradient
-from tiny import CLASSES, output_of, random_images, tiny_cfg, tiny_model
+from tiny import output_of, tiny_cfg
 
 from demo_sdtps.modeling.losses import (
     LOSSES,
     CenterLoss,
     batch_hard_triplet_loss,
-    euclidean_distance,
     identity_loss,
     make_center_losses,
     total_loss,
@@ -100,17 +99,6 @@ def test_triplet_of_equal_features_has_a_finite_gradient():
     assert gradient.isfinite().all()
 
 
-def test_distance_is_never_zero():
-    """Its square is clamped at 1e-12, so that the root has a derivative."""
-    distance = euclidean_distance(torch.tensor([[1.0, 1.0], [1.0, 1.0], [4.0, 5.0]]))
-    assert_close(
-        distance / torch.tensor([[1e-6, 1e-6, 5], [1e-6, 1e-6, 5], [5, 5, 1e-6]]),
-        torch.ones(3, 3),
-        2,
-        1,
-    )
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
 @SEEDS
 def test_identity(seed, smoothing):
@@ -122,46 +110,6 @@ def test_identity(seed, smoothing):
     )
     assert_close(value, expected[0], *SUMS, scale=float(logits.abs().max()))
     assert_close(gradient, expected[1], *SUMS)
-
-
-@pytest.mark.parametrize(
-    "opts, id_weight, triplet_weight, smoothing, margin",
-    [
-        ([], 1.0, 1.0, 0.1, None),
-        (["MODEL.ID_LOSS_WEIGHT", "0.25"], 0.25, 1.0, 0.1, None),
-        (["MODEL.TRIPLET_LOSS_WEIGHT", "3"], 1.0, 3.0, 0.1, None),
-        (["MODEL.IF_LABELSMOOTH", "off"], 1.0, 1.0, 0.0, None),
-        (["MODEL.NO_MARGIN", "False"], 1.0, 1.0, 0.1, 0.3),
-        (
-            ["MODEL.NO_MARGIN", "False", "SOLVER.MARGIN", "0.8", "MODEL.ID_LOSS_WEIGHT", "0"],
-            0.0,
-            1.0,
-            0.1,
-            0.8,
-        ),
-        (["SOLVER.MARGIN", "0.8"], 1.0, 1.0, 0.1, None),
-    ],
-    ids=str,
-)
-def test_total(opts, id_weight, triplet_weight, smoothing, margin):
-    outputs, expected, scale = [], 0.0, 0.0
-    for seed, weight in zip((5, 6), PAIRS.values(), strict=True):
-        features, logits, _ = draw(seed, classes=6)
-        labels = draw(5)[2]
-        outputs += [logits, features]
-        scale += weight * (id_weight + triplet_weight) * largest(features, logits)
-        expected += weight * (
-            id_weight
-            * float(reference.label_smoothed_cross_entropy(logits.double(), labels, smoothing))
-            + triplet_weight
-            * float(reference.batch_hard_triplet_loss(features.double(), labels, margin))
-        )
-    assert_close(
-        total_loss(tiny_cfg(*opts), output_of(outputs, PAIRS), labels, PAIRS)[0],
-        expected,
-        *SUMS,
-        scale=scale,
-    )
 
 
 def test_total_wants_a_weight_for_every_head():
@@ -218,40 +166,21 @@ def test_centers_start_as_standard_normal():
     ) == pytest.approx(1, abs=6 * standard_error)
 
 
-@pytest.mark.parametrize("kind, count", [("triplet", 0), ("center", 2), ("triplet_center", 2)])
-def test_a_center_loss_for_every_pair_where_the_metric_names_it(kind, count):
-    losses = make_center_losses(tiny_cfg("MODEL.METRIC_LOSS_TYPE", kind), 6, WIDTHS)
-    assert [tuple(loss.centers.shape) for loss in losses] == [
-        (6, width) for width in WIDTHS[:count]
-    ]
-
-
-@pytest.mark.parametrize(
-    "opts",
-    [[], ["MODEL.DIRECT", "0"], ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"]],
-    ids=str,
-)
-def test_a_models_widths_are_those_of_its_training_features(opts):
-    cfg, model = tiny_cfg(*CENTER, *opts), tiny_model(*CENTER, *opts)
-    images, cameras = random_images(1)
-    output = model.train()(images, cameras)
-    losses = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
-    assert [tuple(loss.centers.shape) for loss in losses] == [
-        (CLASSES, feature.shape[1]) for feature in output.features.values()
-    ]
-    total_loss(cfg, output, torch.tensor([0, 0, 1, 1]), model.head_weights, losses)[0].backward()
-    assert all(
-        loss.centers.grad[:2].abs().sum(1).min() > 0 and loss.centers.grad[2:].eq(0).all()
-        for loss in losses
-    )
-
-
 @pytest.mark.parametrize("auxiliary", [None, torch.tensor([0.75])], ids=["none", "a tensor"])
 @pytest.mark.parametrize("sampler", ["softmax_triplet", "softmax"])
 @pytest.mark.parametrize("kind", ["triplet", "center", "triplet_center"])
-def test_total_of_every_metric_loss(kind, sampler, auxiliary):
+@pytest.mark.parametrize(
+    ("opts", "smoothing", "margin"),
+    [
+        ("SOLVER.MARGIN 0.8", 0.1, None),
+        ("MODEL.NO_MARGIN False SOLVER.MARGIN 0.8 MODEL.IF_LABELSMOOTH off", 0.0, 0.8),
+    ],
+    ids=["as by default", "with a margin, not smoothed"],
+)
+def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, margin):
     """The triplet loss needs the batches of identities; the number at the end of the outputs is added as it is."""
     cfg = tiny_cfg(
+        *opts.split(),
         "MODEL.METRIC_LOSS_TYPE",
         kind,
         "DATALOADER.SAMPLER",
@@ -266,9 +195,9 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary):
     expected = scale = 0.0 if auxiliary is None else float(auxiliary)
     for index, weight in enumerate(PAIRS.values()):
         logits, features = (tensor.double() for tensor in outputs[2 * index : 2 * index + 2])
-        pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, 0.1))
+        pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, smoothing))
         if "triplet" in kind and sampler == "softmax_triplet":
-            pair += 3 * float(reference.batch_hard_triplet_loss(features, labels))
+            pair += 3 * float(reference.batch_hard_triplet_loss(features, labels, margin))
         if "center" in kind:
             pair += 0.02 * float(
                 reference.center_loss(features, labels, losses[index].centers.detach().double())

@@ -8,7 +8,6 @@ import shutil
 import huggingface_hub
 import numpy as np
 import pytest
-import safetensors.torch
 from commands import CONFIG, ONE_LINE, SMALL, cli_args_for, records_of, table_of
 
 import demo_sdtps
@@ -18,6 +17,8 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import run as run_command
 from demo_sdtps.evaluation.tables import MEASURES
+
+pytestmark = pytest.mark.usefixtures("shallow")
 
 SLIM = (
     *shlex.split(
@@ -99,19 +100,6 @@ def test_another_data_set_is_refused_of_a_saved_model_too(places, tiny_root, com
         test_net.main, "--weight", places / "saved", "DATASETS.NAMES", "MSVR310"
     )
     assert code == 2 and "were trained on Synthetic, but the configuration is for MSVR310" in stderr
-
-
-def test_a_local_folder_wins_over_a_name_of_the_hub(places, names, tmp_path, monkeypatch, files):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(places / "saved", NAME)
-    weights = safetensors.torch.load_file(f"{NAME}/model.safetensors")
-    safetensors.torch.save_file(
-        {key: 0.5 * tensor for key, tensor in weights.items()}, f"{NAME}/model.safetensors"
-    )
-    extractor = demo_sdtps.load(NAME, "MODEL.DEVICE", "cpu")
-    assert not np.array_equal(
-        extractor(**files), demo_sdtps.load(names[0], "MODEL.DEVICE", "cpu")(**files)
-    )
 
 
 @pytest.mark.parametrize(

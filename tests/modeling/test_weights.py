@@ -8,7 +8,7 @@ from tiny import tiny_model
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
-from demo_sdtps.modeling.checkpoints.names import from_demo, is_demo, to_demo, unknown_names
+from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo, unknown_names
 from tests.reference.fusion import MODALITIES_OF, Fusion
 
 CLIP_BACKBONE = {
@@ -209,38 +209,3 @@ def test_a_fusion_that_is_not_whole_is_reported(tmp_path):
         UserError, match=rf"broken.pth cannot be used: {re.escape(missing)} is missing"
     ):
         read_checkpoint(tmp_path / "broken.pth")
-
-
-@pytest.mark.parametrize(
-    "opts",
-    [
-        ("MODEL.DIRECT", 0),
-        ("MODEL.DIRECT", 1),
-        (*FUSION, "MODEL.DIRECT", 0),
-        ("MODEL.USE_SDTPS", False, "MODEL.HDM", True),
-    ],
-    ids=str,
-)
-def test_our_models_weights_and_back(opts):
-    model = tiny_model(*opts)
-    ours = model.state_dict()
-    theirs = to_demo(ours)
-    assert not any(
-        name.startswith(("backbone.", "pife.", "heads.", "hdm.", "atmoe.")) for name in theirs
-    )
-    assert is_demo(theirs)
-    assert is_demo({f"module.{name}": tensor for name, tensor in theirs.items()})
-    assert not is_demo(ours)
-    assert {"BACKBONE.base.sie_embed", "BACKBONE.base.blocks.5.mlp.fc2.weight"} <= theirs.keys()
-    assert ("bottleneck_sdtps.weight" in theirs) == (model.sdtps is not None)
-    assert ("classifier.weight" in theirs) == model.one_head
-    assert ("classifier_t.weight" in theirs) == (not model.one_head)
-    assert (
-        ("classifier_moe.weight" in theirs)
-        == ("generalFusion.rnt_token" in theirs)
-        == (model.hdm is not None)
-    )
-    assert ("generalFusion.moe.experts.3.expertHead.6.mlp.2.bias" in theirs) == (
-        model.atmoe is not None
-    )
-    assert_same(from_demo(theirs), ours)

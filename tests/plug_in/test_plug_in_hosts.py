@@ -5,7 +5,6 @@ What slimming computes from there is tested in tests/modeling/slimming.
 
 import copy
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -208,35 +207,6 @@ def test_a_score_of_tokens_chooses_in_each_call_or_in_the_first(name, is_one_set
     assert len(others) == 2 and all(torch.equal(other, first) == is_one_set for other in others)
 
 
-@pytest.mark.parametrize("name", ["UGG", "IDEA", "TOPReID"])
-@pytest.mark.parametrize("miss", ["n", "rt"])
-def test_a_missing_image_has_its_modalitys_name(name, miss):
-    """By a score of noise that depends on it: what a modality keeps does not depend on which others miss."""
-    kept = [{}, {}]
-    for actual, missing in zip(kept, ("", miss), strict=True):
-        model = slim(name, missing, SLIM_SCORE="noise:Noise", SLIM_SHARED=False)
-        stages = watch(model)
-        outputs(model, inputs(name))
-        for stage in stages:
-            for modality, places in stage.items():
-                actual.setdefault(modality, []).append(places)
-    assert set(kept[1]) == set(NAMES) and len(kept[1]["RGB"]) == 2
-    for modality in NAMES:
-        assert equal(kept[0][modality], kept[1][modality])
-    assert not torch.equal(kept[0]["RGB"][1], kept[0]["NI"][1])
-
-
-def test_the_first_that_is_there_decides():
-    """TOP-ReID's first modality in order misses: the next one's set is that of all after it."""
-    model = slim("TOPReID", "n")
-    batch, kept = clear_inputs("TOPReID", slim("TOPReID", SLIM_SHARED=False)), watch(model)
-    outputs(model, batch)
-    score = scores_by_hand("TOPReID", model, *batch, True, False)[1]["TI"]
-    best = best_places(score, PATCHES // 2)
-    assert [tuple(stage) for stage in kept[::2]] == [("NI",), ("TI",), ("RGB",)]
-    assert all(torch.equal(*stage.values(), best) for stage in kept[2::2])
-
-
 @pytest.mark.parametrize("name", WITH_SDTPS)
 @pytest.mark.parametrize("slimming", [False, True])
 def test_the_pair_and_the_feature_of_sdtps(name, slimming):
@@ -307,18 +277,3 @@ def test_another_model_is_refused_and_named_what_is_known():
     model.BACKBONE.base = nn.Identity()
     with pytest.raises(UserError, match="of MFRNet has no Conv2d"):
         demo_sdtps.patch(model, configuration(**STAGE))
-
-
-def test_slimming_on_an_older_python_is_refused(monkeypatch):
-    monkeypatch.setattr("demo_sdtps.plug_in.patch.sys", SimpleNamespace(version_info=(3, 8)))
-    with pytest.raises(UserError, match=r"slimming needs Python 3\.10 or newer"):
-        slim("UGG")
-    assert hasattr(build("UGG", USE_SDTPS=True), "sdtps")
-
-
-def test_a_subclass_is_its_hosts_and_off_nothing_changes():
-    class Changed(HOSTS["UGG"]):
-        pass
-
-    assert type(demo_sdtps.patch(Changed(), configuration())) is Changed
-    assert hasattr(demo_sdtps.patch(Changed(), configuration(**STAGE)), "slimming")

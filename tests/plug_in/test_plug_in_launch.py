@@ -8,14 +8,20 @@ import sys
 
 import pytest
 import torch
+from forked import run_script
 from plug_in_host import HOST
-from plug_in_launcher import launch
 
+pytestmark = pytest.mark.slow
 SIZE = ["INPUT.SIZE_TRAIN", "[64, 32]"]
 ON = ["MODEL.USE_SDTPS", "True"]
 FUSED = ["MODEL.HDM", "True", "MODEL.ATM", "True"]
 WIDTH = 64
 RESULT = re.compile(r"pattern (\d) width (\d+) mAP ([\d.]+) Rank-1 ([\d.]+)")
+
+
+def launch(checkout, *words, **environment):
+    """`python -m demo_sdtps WORDS` run in a checkout."""
+    return run_script("demo_sdtps", *words, cwd=checkout, **environment)
 
 
 @pytest.fixture
@@ -42,7 +48,6 @@ def files_of(folder):
     }
 
 
-@pytest.mark.slow
 def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout):
     """Without HDM and ATM too, where DeMo evaluates one."""
     before = files_of(checkout)
@@ -58,7 +63,6 @@ def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout
     assert all(after[path] == content for path, content in before.items())
 
 
-@pytest.mark.slow
 def test_off_the_scripts_output_is_that_of_the_script(checkout):
     done = launch(checkout, "train_net.py", *SIZE, *FUSED)
     plain = subprocess.run(

@@ -141,14 +141,3 @@ def test_gradients_are_those_of_our_model(build, ours):
         theirs["BACKBONE.base.conv1.weight"], gradient, *4 * PATH
     )  # there and back, by both
     assert all(torch.isfinite(grad).all() for grad in theirs.values()) and len(theirs) > 50
-
-
-def test_sdtps_after_slimming_selects_among_what_is_left(build):
-    model = build(*STAGES, *ON, *FUSED)
-    counts = []
-    model.sdtps.register_forward_hook(
-        lambda module, inputs, output: counts.append([tokens.shape[1] for tokens in inputs[:3]])
-    )
-    output = model.train()(*triplets(4)[:1], cam_label=torch.zeros(4, dtype=torch.long))
-    assert counts == [[8, 8, 8]] and len(output) == 7
-    assert [feature.shape for feature in features(model)] == [(3, 192), (3, 640), (3, 832)]

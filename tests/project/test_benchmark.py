@@ -13,11 +13,11 @@ from demo_sdtps.reports.rows import Row, as_report
 @pytest.mark.parametrize(
     "parts",
     [
-        ["fusion"],
-        ["models"],
         *(
             pytest.param([program], marks=[pytest.mark.slow, pytest.mark.soak])
             for program in (
+                "fusion",
+                "models",
                 "slimming",
                 "any_vit",
                 "deploy",

@@ -8,14 +8,12 @@ from functools import partial
 
 import pytest
 from commands import ROOT
-from scipy import stats
 
 from demo_sdtps.commands import COMMANDS, command_of
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
-from studies.report import interval
-from tools import demo_figures, pages, tables
+from tools import pages, tables
 from tools.pages import with_tables
 
 README = ROOT / "README.md"
@@ -124,28 +122,7 @@ def test_the_results_are_of_one_tree():
         assert len(trees) == 1 and None not in trees
 
 
-def test_the_range_of_the_demo_is_students_prediction_interval():
-    mean, deviation = 184 / 3, ((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) ** 0.5 / 2**0.5
-    # Student's quantile for two degrees of freedom
-    reach = 4.302652729911275 * deviation * (4 / 3) ** 0.5
-    assert stats.t.cdf(4.302652729911275, 2) == pytest.approx(0.975)
-    assert interval([60.0, 61.0, 63.0], 1 + 1 / 3) == pytest.approx(
-        (mean, mean - reach, mean + reach)
-    )
-
-
-def test_the_demo_is_compared_with_other_runs(tmp_path, command):
-    last = {pattern: {"mAP": value} for pattern, value in (("1", 0.5), ("2", 0.61), ("3", 0.7))}
-    records = [{"epoch": 1}, {"epoch": 2, "patterns": last}]
-    (tmp_path / "metrics.json").write_text(json.dumps(records))
-    code, stdout, _ = command(demo_figures.main, "--run", tmp_path)
-    assert (
-        code == 0 and stdout.count("\n") == 1 and "50.0 / 61.0 / 70.0; with another seed" in stdout
-    )
-    ranges = re.findall(r"\S+ to \S+(?= \|)", pages.demo())
-    assert len(ranges) == 3 and " / ".join(ranges) in stdout
-
-
+@pytest.mark.slow
 def test_the_figures_of_studies_are_drawn_where_a_page_shows_them(tmp_path):
     results = text(ROOT / "docs" / "results.md")
     for name, draw in pages.FIGURES.items():

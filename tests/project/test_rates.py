@@ -1,9 +1,7 @@
 """The choice of learning rates in a study (studies/rates.py), its table and its plot."""
 
 from commands import ROOT
-from PIL import Image
 
-from studies.figures import plots_of
 from studies.rates import choice, chosen_rates, families, finalists, next_rates
 from studies.report import rates_table
 from studies.results import final_metric, read_result, write_result
@@ -85,13 +83,3 @@ def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
     write_result(tmp_path / "other.json", grid_result({"else": {0.1: {101: 1.0}}}))
     assert chosen_rates(tmp_path) == {"dense": 0.002, "slim": 0.001}
     assert "| dense | 50.0 | **62.0** | 61.8 | 57.5 |" in rates_table(grid_result(maps))
-
-
-def test_the_plot_of_the_rates_is_drawn(tmp_path):
-    runs = {0.001: {101: 50.0}, 0.002: {101: 61.0, 102: 60.0}, 0.005: {}}
-    result = grid_result({"dense": runs, "slim": runs})
-    plots = plots_of(result)
-    assert plots.keys() == {"rates.png"}
-    plots["rates.png"](result, tmp_path / "rates.png")
-    with Image.open(tmp_path / "rates.png") as image:
-        assert image.convert("RGB").getcolors(20) is None

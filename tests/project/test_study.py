@@ -14,9 +14,8 @@ from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 from PIL import Image
 
 from demo_sdtps.config import UserError
-from studies.figures import plots_of
-from studies.report import calibration_table, paired_difference, study_table
-from studies.results import measurement, write_result
+from studies.report import paired_difference, study_table
+from studies.results import measurement
 from studies.runs import finished_runs, steps
 from studies.similarity import mean_cosine
 from studies.variants import make_variants, read_study
@@ -110,6 +109,7 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_failed_run_is_reported_and_the_others_continue(
     tiny_root, tmp_path, monkeypatch, command
 ):
@@ -254,37 +254,20 @@ def test_the_recall_is_that_of_the_last_stage():
     assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
 
 
-def test_a_result_is_json_with_a_line_for_each_run(tmp_path):
-    content = {"seeds": [1], "variants": [draw_variant(random.Random(3), "x", "12")], "empty": []}
-    write_result(tmp_path / "study.json", content)
-    text = (tmp_path / "study.json").read_text()
-    assert json.loads(text) == content
-    assert sum('"patterns"' in line for line in text.splitlines()) == 2
-    assert len(text.splitlines()) == 18
+@pytest.fixture(scope="module")
+def tuned():
+    """Variants that have a learning rate of their own."""
+    studies = [read_study(ROOT / path) for path in STUDIES if path.stem.startswith("rates")]
+    return {name for study in studies for name in study["variants"]}
 
 
-def test_a_variant_whose_runs_failed_hides_no_column():
-    draw = random.Random(2)
-    first, other = draw_variant(draw, "dense"), draw_variant(draw, "slim")
-    first["runs"] = {seed: {"failed": "diverged"} for seed in "123"}
-    other["runs"]["3"] = {"failed": "diverged"}
-    actual = rows_of(study_table({"patterns": [3], "variants": [first, other]}))
-    assert set(actual) == {"dense (0 of 3 runs)", "slim (2 of 3 runs)"}
-    for name in ("mAP, modalities missing", "mAP, a common modality, all", "recall of the person"):
-        assert name in actual["dense (0 of 3 runs)"]
-
-
+@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_the_studies_are_whole(path, monkeypatch, tmp_path):
+def test_the_studies_are_whole(path, tuned, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""
     monkeypatch.chdir(ROOT)
     study = read_study(path)
-    tuned = {
-        name
-        for one in STUDIES
-        if one.stem.startswith("rates")
-        for name in read_study(one)["variants"]
-    }
     variants = make_variants(study, [], tmp_path, rates=dict.fromkeys(tuned, 0.001))
     assert len({variant.configuration for variant in variants}) == len(variants) > 1
     assert not study["tuned"] or all(len(variant.seeds) >= 5 for variant in variants)
@@ -367,20 +350,6 @@ def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     assert measurement("evaluation_12", content) == {"patterns": content["cases"]["None"]}
 
 
-def test_a_calibration_has_a_row_for_each_kind_of_pairs():
-    draw = random.Random(5)
-    runs = {
-        str(seed): {"calibration": {kind: {"error": draw.random()} for kind in ("complete", "all")}}
-        for seed in range(3)
-    }
-    table = calibration_table({"variants": [{"name": "dense", "runs": runs}]})
-    values = [100 * run["calibration"]["all"]["error"] for run in runs.values()]
-    assert table.splitlines()[-1] == (
-        f"| dense | all | {statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} |"
-    )
-    assert len(table.splitlines()) == 4
-
-
 @pytest.mark.parametrize("shape", [(2, 5, 4), (7, 3)])
 def test_the_mean_cosine_of_two_rows(shape):
     rows = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -396,24 +365,6 @@ def test_the_mean_cosine_of_two_rows(shape):
     assert mean_cosine(rows).reshape(-1).tolist() == pytest.approx(slow, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["curve", "plain"])
-def test_the_plots_of_a_result_are_drawn(tmp_path, kind):
-    draw = random.Random(4)
-    names = {"results.png", "costs.png"}
-    variants = [draw_variant(draw, name) for name in ("dense", "slim, half", "slim, a third")]
-    result = {"title": "A study", "patterns": [1, 3], "variants": variants}
-    if kind == "curve":
-        names |= {"curves.png"}
-        for run in (run for one in variants for run in one["runs"].values()):
-            run["curve"] = {"3": draw.random(), "6": draw.random()}
-    plots = plots_of(result)
-    assert plots.keys() == names
-    for name, plot in plots.items():
-        plot(result, tmp_path / name)
-        with Image.open(tmp_path / name) as image:
-            assert image.convert("RGB").getcolors(20) is None
-
-
 def test_a_tuned_variant_has_the_chosen_rate(tmp_path, monkeypatch):
     """That of its name, or of another that it names."""
     monkeypatch.chdir(ROOT)
@@ -424,7 +375,3 @@ def test_a_tuned_variant_has_the_chosen_rate(tmp_path, monkeypatch):
     assert [variant.facts["rate"] for variant in variants] == [0.004, 0.004]
     with pytest.raises(UserError, match="'a' needs the learning rate"):
         make_variants(study, [], tmp_path)
-
-
-def test_every_result_is_of_a_study():
-    assert {path.stem for path in RESULTS} <= {path.stem for path in STUDIES}

@@ -20,43 +20,11 @@ from demo_sdtps.reports.figures import (
     dark,
     heat_map,
     ink,
-    kind,
     name_points,
     plt,
     save,
     spread,
 )
-
-# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as a dichromat sees it.
-VISION = {
-    "all cones": np.eye(3),
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
-}
-TO_XYZ = [
-    [0.4124564, 0.3575761, 0.1804375],
-    [0.2126729, 0.7151522, 0.0721750],
-    [0.0193339, 0.1191920, 0.9503041],
-]
-GROUPS = {
-    "patterns": palette.PATTERNS.values(),
-    "modalities": palette.MODALITY.values(),
-    "hits": (palette.MATCH, palette.WRONG, palette.TEXT),
-    "series": palette.SERIES,
-}
 
 
 @pytest.mark.parametrize("total, count", [(1, 1), (8, 8), (9, 8), (72, 4), (480, 8), (3, 8)])
@@ -69,36 +37,12 @@ def test_places_are_spread(total, count):
     assert abs(places[0] - (total - 1 - places[-1])) <= 1  # as far from both ends
 
 
-def lab(colour, vision):
-    """CIELAB under daylight."""
-    rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    share = np.array(TO_XYZ) @ np.clip(np.array(vision) @ linear, 0, 1) / np.sum(TO_XYZ, axis=1)
-    x, y, z = np.where(share > 0.008856, np.cbrt(share), 7.787 * share + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-@pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("group", GROUPS)
-def test_colours_differ_for_every_reader(group, vision):
-    """By 15 in CIELAB; 2 is just noticeable."""
-    colours = [lab(colour, VISION[vision]) for colour in GROUPS[group]]
-    assert min(np.linalg.norm(one - other) for one, other in combinations(colours, 2)) > 15
-
-
 def test_colours_are_in_one_file():
     reports = ROOT / "demo_sdtps" / "reports"
     files = [*reports.glob("*.py"), *(ROOT / "tools").glob("*.py"), *reports.glob("templates/*.js")]
     colour = re.compile(r"#[0-9a-fA-F]{6}\b")
     with_colours = [file.name for file in files if colour.search(file.read_text(encoding="utf-8"))]
     assert with_colours == ["palette.py"]
-
-
-def test_each_of_many_has_a_kind_of_its_own():
-    kinds = [tuple(kind(place).values()) for place in range(84)]
-    assert len(set(kinds)) == 84 and all(
-        one[0] != other[0] and one[1] != other[1] for one, other in pairwise(kinds)
-    )
 
 
 def test_a_heat_map_leaves_out_what_has_no_value():

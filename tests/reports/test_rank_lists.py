@@ -22,7 +22,6 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.protocol import make_test_data, normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.reports import ranks
-from demo_sdtps.reports.figures import label
 
 
 @pytest.fixture
@@ -154,30 +153,3 @@ def test_failures_are_the_queries_without_a_hit_at_rank_1_worst_first(ranking_ca
     perfect = F.one_hot(data.labels("identity", torch.arange(len(data.samples)))).float()
     with pytest.raises(UserError, match="--failures finds none"):
         ranks.failures(cfg, perfect, data)
-
-
-def test_the_flag_chooses_the_rows(command, monkeypatch, ranking_case, tmp_path):
-    cfg, _, data = ranking_case
-    figures, save = [], ranks.save
-    monkeypatch.setattr(
-        ranks, "save", lambda figure, path: figures.append(figure) or save(figure, path)
-    )
-    numbers = ranks.failures(*ranking_case)
-    words = (
-        "--weight",
-        cfg.TEST.WEIGHT,
-        "--output",
-        tmp_path / "x.png",
-        "--failures",
-        "--queries",
-        1,
-    )
-    assert command(draw_ranks.main, *cli_args_for(cfg.DATASETS.ROOT_DIR, *words))[0] == 0
-    title = label(cfg, data.samples[int(data.query[numbers[0]])])
-    # whatever is rounded
-    best, worst = (first_hits(*ranking_case, nearer)[numbers[0]] for nearer in (2, -2))
-    late = {f"\nfirst hit at rank {rank}" if rank > 10 else "" for rank in range(best, worst + 1)}
-    assert len(figures[0].axes) == 11 and figures[0].axes[0].get_title() in {
-        f"query{text}\n{title}" for text in late
-    }
-    assert max(first_hits(*ranking_case)) > 10  # so that one is said

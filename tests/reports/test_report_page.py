@@ -15,9 +15,7 @@ from commands import (
     CONFIG,
     EPOCH,
     SMALL,
-    distance_rounding,
     scores_of,
-    squared_distances,
 )
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
@@ -28,13 +26,11 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal, sets_of
-from demo_sdtps.evaluation.extraction import extract_features
-from demo_sdtps.evaluation.protocol import make_test_data, normalise
+from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.evaluation.tables import MEASURES
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.reports.tokens import patch_grids
-from tests.reference import analysis as plain
 
 pytestmark = pytest.mark.slow
 
@@ -116,72 +112,6 @@ def lists_of(numbers, sign=0):
     return actual
 
 
-def between(value, least, most):
-    """But for the rounding of float64."""
-    return least - 1e-12 <= value <= most + 1e-12
-
-
-def test_the_numbers_are_those_of_plain_loops(analysed_run):
-    """Roundings may exchange samples that are all but equally near: numbers lie between those where matches are nearer, and
-    farther, by what roundings change."""
-    _, numbers, cfg = analysed_run
-    model, splits = load_model_and_data(cfg)
-    data = make_test_data(cfg, splits["query"], splits["gallery"])
-    features = normalise(cfg, extract_features(cfg, model, data.loader)[0][cfg.TEST.RETURN_PATTERN])
-    exact, rounding = (
-        squared_distances(features)[data.query][:, data.gallery],
-        distance_rounding(features),
-    )
-    sides = (data.query, data.gallery)
-    ids, cameras = (
-        [data.labels(name, side).tolist() for side in sides] for name in ("identity", "camera")
-    )
-    is_match = torch.tensor(ids[0])[:, None] == torch.tensor(ids[1])
-    low, high = ((exact + sign * 2 * rounding * is_match).tolist() for sign in (1, -1))
-    assert [sample["paths"] for sample in numbers["samples"]] == [
-        list(sample.paths) for sample in data.samples
-    ]
-    lows, highs = (
-        [plain.average_precision(ranking) for ranking in plain.rankings(actual, ids, cameras)]
-        for actual in (low, high)
-    )
-    averages = [query["average_precision"] for query in numbers["queries"]]
-    assert all(map(between, averages, lows, highs))
-    assert between(numbers["cases"]["nothing"]["3"]["mAP"], np.mean(lows), np.mean(highs))
-    assert averages[numbers["worst_queries"][0]] == min(averages)
-    rankings = plain.rankings(exact.tolist(), ids, cameras)
-    for rank_list in numbers["rank_lists"]:
-        nearest = [distance for distance, *_ in rankings[rank_list["query"]][:10]]
-        assert [hit["distance"] for hit in rank_list["nearest"]] == pytest.approx(
-            nearest, abs=rounding
-        )
-        assert all(
-            hit["is_match"] == (ids[1][hit["sample"]] == ids[0][rank_list["query"]])
-            for hit in rank_list["nearest"]
-        )
-    (every, low), (_, high) = (
-        plain.camera_matrix(actual, ids, cameras, cameras) for actual in (low, high)
-    )
-    assert numbers["camera_matrix"]["cameras"] == every
-    for row in zip(numbers["camera_matrix"]["mAP"], low, high, strict=True):
-        assert all(
-            actual is least is most is None or between(actual, least, most)
-            for actual, least, most in zip(*row, strict=True)
-        )
-    edges = numbers["distances"]["edges"]
-    for name, counts in zip(
-        ("positives", "negatives"),
-        plain.histogram(exact.tolist(), ids, cameras, edges),
-        strict=True,
-    ):
-        for actual, count, *ends in zip(
-            numbers["distances"][name], counts, edges, edges[1:], strict=False
-        ):
-            assert abs(actual - count) <= sum(
-                int(((exact - edge).abs() < rounding).sum()) for edge in ends
-            )
-
-
 def test_the_page_in_a_browser(page, analysed_run):
     """It needs no other file, shows names as they are, the numbers of the cases and cameras, and kept patches."""
     file, numbers, cfg = analysed_run
@@ -252,24 +182,6 @@ def test_the_filters_of_the_rank_lists(page, analysed_run):
     page.choose("#by-identity", str(identity))
     page.choose("#by-camera", str(camera))
     assert page.shown() == [row for row in failures if row[1:3] == (identity, camera)]
-
-
-def test_a_click_enlarges_a_triplet(page):
-    box = "const { width, height } = document.querySelector('%s').getBoundingClientRect(); return [width, height]"
-    page.choose("#kept", "stage 1")
-    for width in (1400, 400):
-        page.show(width, "light")
-        small, ratio = (
-            page.run(box % "#rank-list .near .triplet"),
-            page.run("return DATA.modalities.length / 2"),
-        )
-        page.click("#rank-list .near .triplet")
-        large = page.run(box % "#large[open] .triplet")
-        assert large[0] > 2 * small[0] and large[0] < width and large[1] < 900
-        assert large[0] / large[1] == pytest.approx(ratio, rel=0.1)
-        assert page.texts("#large figcaption") == page.texts("#rank-list .near figcaption")[:1]
-        page.click("#large")
-        assert page.run("return document.querySelectorAll('#large[open]').length") == 0
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import postgres
 import pytest
 from commands import ROOT
 from feature_stores import stack_of
@@ -17,9 +16,6 @@ from demo_sdtps.retrieval.nearest import nearest
 ROWS, WIDTH, TOP = 10_000, 64, 10
 ALL = np.arange(ROWS)
 CAMERAS = ALL // 500 % 4
-QUERIES = range(0, ROWS, 400)
-RECALL = 0.95
-"""That HNSW has to reach with the settings of the page: a share of the ten nearest."""
 MODALITIES = {"RGB", "NI", "TI"}
 BLOCKS = re.findall(
     r"^```python\n(.*?)^```",
@@ -101,50 +97,3 @@ def test_lancedb_finds_what_exact_search_does(gallery):
     pytest.importorskip("lancedb", reason="lancedb is not installed (pip install lancedb)")
     hits = [(hit["name"], hit["_distance"]) for hit in run_program("lancedb")["hits"]]
     assert_nearest(hits, 0, gallery, others(0))
-
-
-@pytest.mark.slow
-def test_pgvector_finds_what_exact_search_does(gallery, monkeypatch):
-    """By the sequential scan exactly, in other cameras too; by the HNSW index nearly all."""
-    reason = "psycopg is not installed (pip install 'psycopg[binary]')"
-    psycopg = pytest.importorskip("psycopg", reason=reason)
-    with postgres.server() as place:
-        monkeypatch.setenv("PGHOST", str(place))
-        monkeypatch.setenv("PGUSER", "postgres")
-        with psycopg.connect("dbname=postgres", autocommit=True) as database:
-            database.execute("CREATE DATABASE features")
-        hits = run_program("psycopg")["hits"]
-        assert len(hits) == TOP and {CAMERAS[row_of(name)] for name, _ in hits} == {1, 2, 3}
-        with psycopg.connect("dbname=features") as database:
-            assert database.execute("SELECT count(*) FROM gallery").fetchone() == (ROWS,)
-
-            def search(query, condition="", explain=""):
-                line = (
-                    f"{explain} SELECT name, (feature <-> %(vector)s::vector) ^ 2 FROM gallery "
-                    f"{condition} ORDER BY feature <-> %(vector)s::vector LIMIT {TOP}"
-                )
-                return database.execute(line, {"vector": str(gallery[query].tolist())}).fetchall()
-
-            database.execute("SET hnsw.ef_search = 400")
-            database.execute("SET hnsw.iterative_scan = strict_order")
-            database.execute("SET enable_seqscan = off")
-            assert "Index Scan using gallery_feature_idx" in str(search(0, explain="EXPLAIN"))
-            found = 0
-            for query in QUERIES:
-                for condition, rows in conditions(query):
-                    expected, _ = nearest_rows(query, gallery, rows)
-                    actual = [row_of(name) for name, _ in search(query, condition)]
-                    assert len(actual) == TOP and np.isin(actual, rows).all()
-                    found += len({*actual} & {*expected.tolist()})
-            assert found >= RECALL * 2 * TOP * len(QUERIES)
-            database.execute("SET enable_seqscan = on")
-            database.execute("SET enable_indexscan = off")
-            assert "Seq Scan" in str(search(0, explain="EXPLAIN"))
-            for query in QUERIES:
-                for condition, rows in conditions(query):
-                    assert_nearest(search(query, condition), query, gallery, rows)
-
-
-def conditions(query):
-    """What limits a search, and the rows that it leaves: all, and those of other cameras."""
-    return ("", ALL), (f"WHERE camera <> {CAMERAS[query]}", others(query))

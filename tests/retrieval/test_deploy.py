@@ -176,15 +176,19 @@ def test_features_need_no_torch(exported, files):
     subprocess.run([sys.executable, "-c", code, *words], check=True)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=[pytest.mark.soak] * (place > 0), id=name)
-        for place, (name, case) in enumerate(CASES.items())
-    ],
+    CASES.values(),
+    ids=CASES,
 )
 @pytest.mark.parametrize(
-    "settings", [{"score": "saliency"}, {"score": "distinctness", "shared": False}], ids=str
+    "settings",
+    [
+        {"score": "saliency"},
+        {"score": "distinctness", "shared": False},
+    ],
+    ids=str,
 )
 def test_models_of_slim_are_exported_for_any_batch(case, settings, tmp_path):
     """By torch.export, and the first of them by ONNX."""

@@ -13,7 +13,7 @@ import torch
 from commands import CONFIG, ROOT, SHOWN, cameras_of, checkpoint_file, cli_args_for, near, scores_of
 from numeric import assert_close
 from PIL import Image
-from tiny import MODEL, random_images, tiny_model
+from tiny import SHALLOW, random_images, tiny_model
 from torchvision.transforms import v2
 
 import demo_sdtps
@@ -23,8 +23,9 @@ from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.retrieval import onnx_export
 
+pytestmark = pytest.mark.usefixtures("shallow")
 SLIM = shlex.split(
-    "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True"
+    "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [0,1] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True"
 )
 FUSION = ("MODEL.HDM", True, "MODEL.ATM", True, "MODEL.HEAD", 4)
 MODELS = {
@@ -36,7 +37,13 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("opts", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        pytest.param(opts, marks=[pytest.mark.soak] * (name != "saliency"), id=name)
+        for name, opts in MODELS.items()
+    ],
+)
 def test_an_exported_program_takes_any_batch(opts):
     model = tiny_model(*opts).eval()
     program = onnx_export.export_program(model, [64, 32]).module()
@@ -46,7 +53,7 @@ def test_an_exported_program_takes_any_batch(opts):
             expected = extract_patterns(model, images, cameras)[0]
             actual = program(*images.values(), cameras)
         for one, other in zip(actual, expected.values(), strict=True):
-            assert_close(one, other, *MODEL, *MODEL)
+            assert_close(one, other, *SHALLOW, *SHALLOW)
 
 
 @pytest.mark.slow
@@ -86,7 +93,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tm
         )
         assert is_clear.any()
         for one, other in zip(actual, expected, strict=True):
-            assert_close(one[is_clear], other[is_clear], *MODEL, *MODEL)
+            assert_close(one[is_clear], other[is_clear], *SHALLOW, *SHALLOW)
 
 
 def test_an_image_whose_selection_is_a_tie_is_told_from_others():
@@ -102,6 +109,7 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
     assert is_undecided.tolist() == [False, True, False]
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_path, monkeypatch):
     """Of images of the model's size and of larger ones, which Pillow and torchvision resize alike but for a few levels; and of
     the model in float16, whose inputs and outputs are float32."""
@@ -128,12 +136,14 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
         assert reid.distance(loaded, actual["features"]).max() < 1e-6
         assert actual["features"].dtype == np.float32 and actual["features"].shape == expected.shape
         if not change:
-            assert_close(actual["features"], expected, *MODEL, *MODEL)
+            assert_close(actual["features"], expected, *SHALLOW, *SHALLOW)
         others = reid.features(**{name: images[1:] for name, images in files.items()})
         allowed = change * reid.distance(others, expected).min() + 1e-12
         assert reid.distance(actual["features"], expected).max() <= allowed
 
 
+@pytest.mark.slow
+@pytest.mark.soak
 def test_another_precision_is_compared_with_float32_on_the_test_split(tiny_root, command, tmp_path):
     """Of a model that reads RGB alone, whose graph has no other input. Equal distances may change places."""
     opts = ("MODEL.MODALITIES", "[RGB]", "MODEL.USE_SDTPS", False)

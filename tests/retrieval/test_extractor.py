@@ -11,7 +11,7 @@ from commands import BASELINE, KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli
 from modality_sets import OWN
 from numeric import assert_close, assert_order, seed_of, tolerance
 from PIL import Image
-from tiny import MODEL
+from tiny import SHALLOW
 
 import demo_sdtps
 from demo_sdtps.commands import export_features
@@ -21,6 +21,7 @@ from demo_sdtps.retrieval import extractor
 from tests.reference import cross_modal as plain
 from tests.reference import search as reference
 
+pytestmark = pytest.mark.usefixtures("shallow")
 SETS = ("r", "n", "t", "rn", "rt", "nt", "rnt")
 
 
@@ -42,7 +43,7 @@ def run_folder(tiny_root, tmp_path_factory):
 
 def assert_same(actual, expected):
     """Both by the model, in batches of different sizes."""
-    assert_close(actual, expected, *MODEL, *MODEL)
+    assert_close(actual, expected, *SHALLOW, *SHALLOW)
 
 
 def export(command, weights, tmp_path, pattern, *opts):

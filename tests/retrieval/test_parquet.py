@@ -1,21 +1,19 @@
 """Features as Parquet: what the .npz holds, from one process and from two, and nothing where the export fails."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import CONFIG, KEEP_ALL, ROOT, SMALL, checkpoint_file, cli_args_for, contents
+from commands import CONFIG, KEEP_ALL, SMALL, checkpoint_file, cli_args_for, contents
+from forked import run_two
 from numeric import assert_close, numpy_generator
 from pyarrow import parquet as pq
 from tiny import MODEL
 
-from demo_sdtps.commands import export_features, rank_features
+from demo_sdtps.commands import export_features
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.datasets import Sample
 from demo_sdtps.retrieval import export as exporting
@@ -154,14 +152,6 @@ def test_a_name_that_is_no_text_is_refused(refusal, words, files, tmp_path):
     assert "b\\udcff.jpg' is not UTF-8, as Parquet needs" in message
 
 
-def test_rank_features_says_what_it_reads(export, command):
-    assert export("x.parquet", *PARQUET)[0] == 0
-    code, _, stderr = command(
-        rank_features.main, "--query", "x.parquet", "--gallery", "x.parquet", "--csv", "x.csv"
-    )
-    assert code == 2 and "is Parquet, which databases read" in stderr
-
-
 @pytest.mark.slow
 def test_two_processes_write_what_one_does(export, words, tmp_path):
     """Row groups that they cannot share equally."""
@@ -171,10 +161,8 @@ def test_two_processes_write_what_one_does(export, words, tmp_path):
         "export.ROW_GROUP = 11\nrun_command('export_features')\n"
     )
     Path("program.py").write_text(program)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    line = [*torchrun, "program.py", *words, "--output", "two.parquet", *PARQUET]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, capture_output=True, text=True, env=environment)
+    output = ("--output", tmp_path / "two.parquet")
+    done = run_two(tmp_path / "program.py", *words, *output, *PARQUET)
     assert done.returncode == 0 and done.stdout.count("Wrote 32 features") == 1, done.stderr
     assert pq.ParquetFile("two.parquet").num_row_groups == 3
     alone, two = (pq.read_table(f"{name}.parquet") for name in ("alone", "two"))

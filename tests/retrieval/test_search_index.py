@@ -148,19 +148,6 @@ def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damag
     assert content(open_at(place)) == rows_of(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
 
 
-def test_what_is_present_is_known_of_each_triplet(place):
-    """Also of those that are written anew, and after a change."""
-    update_at(place)
-    assert dict(zip(open_at(place).names, open_at(place).gallery().present, strict=True)) == {
-        f"{number:02}": 2 if number > 9 else 3 for number in range(13)
-    }
-    paint(place / "gallery", "11", 51, ["TI"])
-    (place / "gallery" / "RGB" / "07.png").unlink()
-    index, _ = update_at(place)
-    present = dict(zip(index.names, index.gallery().present, strict=True))
-    assert (present["07"], present["11"], present["08"], present["12"]) == (2, 6, 3, 2)
-
-
 def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes(place, capsys):
     """One for each pair of sets of modalities and each distance; a gallery that lacks images is searched by these."""
 

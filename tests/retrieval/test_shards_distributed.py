@@ -18,7 +18,7 @@ from demo_sdtps.commands import export_features
 from demo_sdtps.config import load_cfg
 from demo_sdtps.retrieval.feature_sets import open_features
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 LARGE = (*SMALL, "INPUT.SIZE_TRAIN", "[128,64]", "INPUT.SIZE_TEST", "[128,64]")
 """Images that take their time."""
 ONE_NODE = [("--standalone", "--nproc_per_node=2")]

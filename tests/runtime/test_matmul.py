@@ -17,6 +17,8 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.runtime import matmul
 from demo_sdtps.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 OPPOSITE = {"onednn": "default", "default": "onednn"}
 SETTING = {"onednn": "bf16", "default": "none"}
 A, B = torch.rand(2, 64, 64, generator=torch.Generator().manual_seed(0))

@@ -13,6 +13,8 @@ from commands import SMALL, cli_args_for
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.runtime import threads
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 COMMAND = "from demo_sdtps.config.cli import run\nrun(lambda: None)"
 PRINTED = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
 

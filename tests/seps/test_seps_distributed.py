@@ -6,7 +6,7 @@ import pytest
 import torch
 import two_seps_processes
 from commands import records_of
-from launch import torchrun
+from forked import run_two
 from numeric import assert_close
 from seps_tiny import PATH, cli_args_for, near, train
 
@@ -25,7 +25,7 @@ BOTH = 2 * 6 * STEP
 def steps_folder(shapes_root, tmp_path_factory):
     """The folder of what each of two processes has after a few steps."""
     folder = tmp_path_factory.mktemp("stepped")
-    done = torchrun("tests/helpers/two_seps_processes.py", folder, shapes_root)
+    done = run_two("tests/helpers/two_seps_processes.py", folder, shapes_root)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -86,7 +86,7 @@ RUN = ("SOLVER.MAX_EPOCHS", "4", "SOLVER.EVAL_PERIOD", "2", "SOLVER.CHECKPOINT_M
 @pytest.mark.soak
 def test_two_processes_train_and_test_like_one(shapes_root, tmp_path):
     train(shapes_root, tmp_path / "1", *RUN)
-    done = torchrun("train_seps.py", *cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "2", *RUN))
+    done = run_two("train_seps.py", *cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "2", *RUN))
     assert done.returncode == 0, done.stderr
     alone, shared = (records_of(tmp_path / name) for name in "12")
     assert [record["epoch"] for record in shared] == [1, 2, 3, 4]
@@ -97,7 +97,7 @@ def test_two_processes_train_and_test_like_one(shapes_root, tmp_path):
         )
         for split in {"dev", "test"} & one.keys():
             assert two[split] == near(one[split], split)
-    done = torchrun(
+    done = run_two(
         "test_seps.py", "--weight", tmp_path / "2" / "last.pth", "--json", tmp_path / "x.json"
     )
     assert done.returncode == 0 and done.stdout.count("rSum") == 1, done.stderr

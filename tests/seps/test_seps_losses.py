@@ -5,7 +5,7 @@ import torch
 from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, with_gradient
 
-from demo_sdtps.seps import ContrastiveLoss, RatioLoss, SEPSLoss
+from demo_sdtps.seps import ContrastiveLoss, RatioLoss
 from tests.reference import seps as reference
 
 VIOLATION = pytest.mark.parametrize("max_violation", [False, True], ids=["sum", "max"])
@@ -95,14 +95,3 @@ def test_the_ratio_loss_and_its_gradient_are_those_of_loops(weights, kind, soft)
         with_gradient(lambda leaf: RatioLoss(*weights)(masks_of(leaf)), both),
         with_gradient(lambda leaf: reference.ratio(masks_of(leaf), *weights), both.double()),
     )
-
-
-def test_set_max_violation():
-    """All negatives in the first epoch, the hardest after (docs/seps.md, Training)."""
-    scores, (sparse, _), _ = draw(8)
-    every, hardest = (SEPSLoss(max_violation=value)(scores, sparse)[1] for value in (False, True))
-    assert not torch.equal(every, hardest)
-    loss = SEPSLoss()
-    for value, expected in ((False, every), (True, hardest), (False, every)):
-        loss.set_max_violation(value)
-        assert torch.equal(loss(scores, sparse)[1], expected)

@@ -201,14 +201,3 @@ def test_the_model_learns_in_all_its_parts(bert, opts):
     with torch.no_grad():
         assert model(*inputs).shape == model(*inputs[:3]).shape == (2, 2)
     assert isinstance(model.network, nn.Module)
-
-
-def test_long_captions_choose_patches(bert):
-    model = make_seps(cfg_with(bert))[0].eval()
-    captions, lengths = torch.tensor([[2, 5, 6, 3]]), torch.tensor([4])
-    images = torch.randn(2, 3, 32, 32)
-    with torch.no_grad():
-        with_long = model(
-            images, captions, lengths, torch.tensor([[2, 7, 8, 8, 3]]), torch.tensor([5])
-        )
-        assert not torch.allclose(with_long, model(images, captions, lengths))

@@ -1,7 +1,6 @@
 """SEPS from start to end: its commands on the tiny shapes, and what they leave."""
 
 import json
-import math
 import shlex
 
 import pytest
@@ -13,7 +12,6 @@ from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, trai
 
 from demo_sdtps.commands import make_synthetic_captions, test_seps
 from demo_sdtps.config import load_cfg
-from demo_sdtps.seps import training
 from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, similarities
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.recall import five_fold
@@ -103,36 +101,6 @@ def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
     assert records_of(none)[0]["align"] < first / 1.5
 
 
-def test_the_gradient_is_clipped(shapes_root, tmp_path, monkeypatch):
-    """Of float16, whose gradients are scaled on the way."""
-
-    def norms_with(clip):
-        norms = []
-
-        def spy(cfg, model):
-            optimizer = make_seps_optimizer(cfg, model)
-
-            def note(*_):
-                gradients = [parameter.grad for parameter in model.parameters()]
-                gradients = [gradient for gradient in gradients if gradient is not None]
-                norms.append(float(torch.nn.utils.get_total_norm(gradients)))
-
-            optimizer.register_step_pre_hook(note)
-            return optimizer
-
-        monkeypatch.setattr(training, "make_seps_optimizer", spy)
-        words = shlex.split(f"SOLVER.GRAD_CLIP {clip} SOLVER.AMP fp16 SOLVER.EVAL_PERIOD 3")
-        train(shapes_root, tmp_path / clip, *words)
-        # The first scale is too large, and steps are left out until it is not.
-        return [norm for norm in norms if math.isfinite(norm)]
-
-    free, clipped = norms_with("1e9"), norms_with("0.5")
-    assert min(len(free), len(clipped)) > 2 and min(free) > 1
-    numbers = size_of(make_seps(cfg_for(shapes_root), pretrained=False)[0])
-    # the norm by which it is clipped, and that which is noted
-    assert_close(clipped, [0.5] * len(clipped), numbers, numbers)
-
-
 def test_learning_rates_follow_the_originals_steps(shapes_root):
     cfg = load_cfg(None, ("SOLVER.TOWER_LR_FACTOR", "0.1"), SEPS_SCHEMA)
     steps = {(1, 9): 1, (10, 15): 0.3, (16, 20): 0.09, (21, 25): 0.027, (26, 30): 0.0081}
@@ -216,6 +184,8 @@ def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shallow")
+@pytest.mark.soak
 def test_it_learns_far_above_chance(tmp_path):
     """Of 40 images it has seen nearly each finds a caption of its own first; by chance one would."""
     sizes = "--images 40 --dev_images 4 --test_images 4 --captions 2"

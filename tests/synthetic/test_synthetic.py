@@ -23,7 +23,18 @@ from demo_sdtps.synthetic.pedestrians import draw_triplet, make_identities
 from demo_sdtps.synthetic.triplets import CAMERAS, is_night
 
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
-SMALL = ["--identities", "3", "--test_identities", "2", "--images_per_camera", "2"]
+SMALL = [
+    "--identities",
+    "3",
+    "--test_identities",
+    "2",
+    "--images_per_camera",
+    "2",
+    "--height",
+    "64",
+    "--width",
+    "32",
+]
 HEIGHT, WIDTH = 128, 64
 
 
@@ -114,8 +125,8 @@ def outside_of(mask, size):
 
 
 def test_background_does_not_depend_on_the_identity():
-    for camera, seed in product(range(len(CAMERAS)), range(4)):
-        identities = make_identities(8, seed=3)
+    for camera, seed in product(range(len(CAMERAS)), range(2)):
+        identities = make_identities(4, seed=3)
         triplets = [triplet(identity, camera, camera == 3, seed) for identity in identities]
         # The blur of the lens carries the person a few pixels beyond the mask.
         outside = outside_of(np.any([mask for _, mask in triplets], axis=0), 13)
@@ -185,46 +196,6 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
 
 
 # Unaligned crops (--loose): the same persons and surroundings, with the person anywhere in the picture
-
-
-@pytest.fixture(scope="module")
-def standard_and_unaligned():
-    """(images, mask) of 12 persons from each camera, as the command draws them: of both sets."""
-    triplets = {False: [], True: []}
-    for number, identity in enumerate(make_identities(12, seed=0), start=1):
-        for camera, unaligned in product(range(len(CAMERAS)), triplets):
-            rng = np.random.default_rng([0, 2, number, camera, 0])
-            night = is_night(camera, rng)
-            triplet = draw_triplet(identity, camera, night, 64, 32, rng, unaligned)
-            triplets[unaligned].append(triplet)
-    return triplets.values()
-
-
-def spans(masks, axis):
-    """First and last row (axis 1) or column (axis 0) of each mask, in shares of the picture."""
-    there = [np.flatnonzero(mask.any(axis)) / mask.shape[1 - axis] for mask in masks]
-    return np.array([(places[0], places[-1]) for places in there]).T
-
-
-def test_the_person_stands_anywhere_at_half_to_full_height(standard_and_unaligned):
-    standard, unaligned = ([mask for _, mask in samples] for samples in standard_and_unaligned)
-    for axis, ratio in ((1, 2), (0, 1.5)):
-        middles = [np.mean(spans(masks, axis), axis=0) for masks in (standard, unaligned)]
-        assert middles[1].std() > ratio * middles[0].std()
-        assert middles[1].mean() == pytest.approx(0.5, abs=0.1)
-    top, bottom = spans(unaligned, 1)
-    heights = bottom - top
-    assert heights.max() > 0.9 and np.quantile(heights, 0.1) < 0.6 and heights.min() > 0.25
-
-
-def test_surroundings_are_those_of_the_standard_set(standard_and_unaligned):
-    """Bit for bit where neither person is, nor the lens's blur of it; a bystander in the background may be smaller."""
-    same = []
-    for standard, unaligned in zip(*standard_and_unaligned, strict=True):
-        (images, mask), (others, other_mask) = standard, unaligned
-        outside = outside_of(mask | other_mask, 9)
-        same.append(all((images[name][outside] == others[name][outside]).all() for name in images))
-    assert np.mean(same) > 0.5
 
 
 def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path):

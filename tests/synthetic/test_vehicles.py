@@ -83,11 +83,11 @@ def test_the_mask_is_where_the_vehicle_is_drawn(monkeypatch, unaligned):
 
 
 def test_vehicles_fill_the_picture_and_its_borders_cut_them():
-    masks = np.array([triplet(look, seed)[1] for seed, look in enumerate(make_identities(24, 0))])
+    masks = np.array([triplet(look, seed)[1] for seed, look in enumerate(make_identities(12, 0))])
     assert np.mean(masks) > 0.65 and masks.mean((1, 2)).min() > 0.4
     sides = [masks[:, 0], masks[:, -1], masks[:, :, 0], masks[:, :, -1]]
     assert np.mean([side.any(-1) for side in sides]) > 0.65
-    loose = [triplet(LOOK, seed, unaligned=True)[1].mean() for seed in range(24)]
+    loose = [triplet(LOOK, seed, unaligned=True)[1].mean() for seed in range(12)]
     assert np.mean(loose) < 0.45
 
 
@@ -102,21 +102,3 @@ def test_a_look_is_seen_in_its_own_modality_alone(modality):
     for name in MODALITIES:
         assert np.array_equal(ours[name], theirs[name]) == (name != modality)
     assert (ours[modality] == theirs[modality])[~near(mask, 13)].all()
-
-
-@pytest.mark.parametrize("field", ["form", "trim"])
-def test_the_shape_is_seen_in_all_modalities(field):
-    ours, theirs = (triplet(LOOK._replace(**{field: value}))[0] for value in (0, 7))
-    for name in MODALITIES:
-        difference = np.abs(ours[name].astype(int) - theirs[name]).mean((1, 2))
-        assert difference[32:].mean() > 2  # rims and bumpers are in the lower half
-        assert field == "form" or difference[32:].mean() > 4 * difference[:32].mean()
-
-
-def test_the_paint_is_seen_by_the_mean_colour():
-    colours = []
-    for rgb in range(0, LOOK_SHAPE[Look._fields.index("rgb")], len(vehicles.DECORATIONS)):
-        drawn = [triplet(LOOK._replace(rgb=rgb), seed) for seed in range(3)]
-        colours.append(np.mean([images["RGB"][mask].mean(0) for images, mask in drawn], axis=0))
-    apart = [np.abs(a - b).max() for i, a in enumerate(colours) for b in colours[:i]]
-    assert len(colours) == len(vehicles.PAINTS) and min(apart) > 15

@@ -23,6 +23,7 @@ from commands import (
     rows_of,
 )
 from distributed_runs import STILL, roundings
+from forked import run_two
 from interrupted import call
 from launch import command_of, kill_one_of_two, torchrun, wait_for
 from numeric import assert_close, seed_of
@@ -39,7 +40,7 @@ def steps_folder(tmp_path_factory):
     """The folder of what each of two processes has after a few steps of each model."""
     folder = tmp_path_factory.mktemp("stepped")
     files = ",".join(str(CONFIGS / f"{model}.yml") for model in MODELS)
-    done = torchrun("tests/helpers/two_processes.py", folder, files, *SMALL, *STILL)
+    done = run_two("tests/helpers/two_processes.py", folder, files, *SMALL, *STILL)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -51,6 +52,7 @@ def steps(request, steps_folder):
     return [alone, *(torch.load(steps_folder / f"{request.param}_{rank}.pth") for rank in (0, 1))]
 
 
+@pytest.mark.slow
 def test_two_processes_step_like_one(steps):
     alone, first, second = steps
     for shared in (first, second):
@@ -61,6 +63,7 @@ def test_two_processes_step_like_one(steps):
     assert alone["losses"][-1] < 0.9 * alone["losses"][0]
 
 
+@pytest.mark.slow
 def test_what_the_processes_tell_each_other(steps):
     alone, first, second = steps
     assert [record["shared"] for record in steps] == [[0, 1, 2, 3, 4], [0, 1, 2], [3, 4, 0]]
@@ -91,7 +94,7 @@ def run_folders(tiny_root, tmp_path_factory):
     """The folders of a run by one process and of the same by two."""
     folder = tmp_path_factory.mktemp("trained")
     assert call(words(tiny_root, folder / "1")) == 0
-    done = torchrun("train_net.py", *words(tiny_root, folder / "2", "MODEL.DIST_TRAIN", "True"))
+    done = run_two("train_net.py", *words(tiny_root, folder / "2", "MODEL.DIST_TRAIN", "True"))
     assert done.returncode == 0, done.stderr
     return folder / "1", folder / "2"
 
@@ -140,7 +143,7 @@ def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, tmp_path):
         starter.stderr.close()
     assert (output / "last.pth").exists() and len(records_of(output)) < 3
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"
-    done = torchrun("train_net.py", *words(tiny_root, output, *more))
+    done = run_two("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
     assert records_of(output) == records_of(run_folders[1])
     one, other = (
@@ -204,7 +207,7 @@ def test_two_processes_evaluate_like_one(command, weights, tmp_path):
     words = ("--weight", weights, "TEST.MISS", "all", "--json")
     code, _, stderr = command(test_net.main, *words, tmp_path / "1.json")
     assert code == 0, stderr
-    done = torchrun("test_net.py", *words, tmp_path / "2.json")
+    done = run_two("test_net.py", *words, tmp_path / "2.json")
     assert done.returncode == 0 and done.stdout.count("return pattern") == 1, done.stderr
     one, two = (cases_of(tmp_path / name) for name in ("1.json", "2.json"))
     assert list(one) == list(two) and all(two[case] == near(record) for case, record in one.items())
@@ -222,6 +225,6 @@ def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
     )
     code, _, stderr = command(search.main, *words, *one)
     assert code == 0, stderr
-    done = torchrun("tools/search.py", *words, *two)
+    done = run_two("tools/search.py", *words, *two)
     assert done.returncode == 0, done.stderr
     assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))

@@ -1,12 +1,11 @@
 """A run that is killed resumes from its last checkpoint and ends bit-equal."""
 
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from commands import ROOT
+from forked import Script
 from interrupted import EVERY_STEP, assert_same, call, cli_args_for
 
 MOMENTS = {
@@ -16,12 +15,8 @@ MOMENTS = {
 
 
 def start(root, output):
-    words = map(str, cli_args_for(root, "OUTPUT_DIR", output, "RESUME", "auto", *EVERY_STEP))
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "train_net.py"), *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    words = cli_args_for(root, "OUTPUT_DIR", output, "RESUME", "auto", *EVERY_STEP)
+    return Script(ROOT / "train_net.py", *words)
 
 
 def last_save(output):

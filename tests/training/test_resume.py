@@ -21,6 +21,8 @@ from demo_sdtps.training import reid
 from demo_sdtps.training.resume import digest_data, random_states, set_random_states
 from demo_sdtps.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 AUTO = ("RESUME", "auto")
 NO_MINUTES = ("SOLVER.CHECKPOINT_MINUTES", "0")
 LOADING = (*EVERY_STEP, "DATALOADER.NUM_WORKERS", "2")
@@ -109,6 +111,7 @@ def test_every_random_generator_goes_on():
     assert draws() == expected
 
 
+@pytest.mark.slow
 def test_seps_goes_on_likewise(shapes_root, tmp_path):
     words = seps_cli_args_for(
         shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP

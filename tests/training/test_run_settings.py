@@ -15,6 +15,8 @@ from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.training import reid
 from demo_sdtps.training.optim import make_optimizer
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 
 @pytest.fixture
 def train(tiny_root, tmp_path, command):
@@ -87,6 +89,7 @@ def test_the_best_checkpoint_is_that_of_the_return_pattern(train, monkeypatch, p
     monkeypatch.setattr(reid, "evaluate_reid", rankings)
     output = train(
         *["SOLVER.MAX_EPOCHS", "4", "SOLVER.EVAL_PERIOD", "1", "SOLVER.EVAL_UNTRAINED", "False"],
+        *["SOLVER.IMS_PER_BATCH", "24", "DATALOADER.NUM_INSTANCE", "4"],
         *f"TEST.MISS nothing TEST.RETURN_PATTERN {pattern}".split(),
     )
     assert torch.load(output / "best.pth", weights_only=True)["epoch"] == best

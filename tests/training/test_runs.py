@@ -32,6 +32,8 @@ from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.modeling import make_model
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 
 @pytest.fixture(scope="module")
 def run_folder(tiny_root, tmp_path_factory):
@@ -192,6 +194,8 @@ def assert_drawn(path, rows=1):
     assert min(pixels.shape) > 100 and min(band.std() for band in np.array_split(pixels, rows)) > 10
 
 
+@pytest.mark.slow
+@pytest.mark.soak
 def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):
     """Wherever the run has gone."""
     moved, records = shutil.copytree(run_folder, tmp_path / "moved"), records_of(run_folder)

@@ -18,6 +18,8 @@ from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
 from demo_sdtps.training.reid import make_reid_trainer
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 ANEW = ["heads.original.classifier.weight", "heads.sdtps.classifier.weight"]
 HALVES = {"DATASETS.VALIDATION": 0.5, "SOLVER.IMS_PER_BATCH": 4}
 
@@ -63,6 +65,7 @@ def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_p
     assert "leave it out" in refusal(train_seps.main, *words)
 
 
+@pytest.mark.slow
 def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, caplog):
     """The identities of the validation split are both query and gallery."""
     path = checkpoint_file(tmp_path / "best.pth", cfg)

@@ -1,6 +1,5 @@
 """Trainings with other losses, samplers and optimisers, in this process, and what they leave in the checkpoints."""
 
-import math
 import shlex
 
 import pytest
@@ -17,6 +16,8 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import CenterLoss
 from demo_sdtps.runtime.device import set_seed
+
+pytestmark = pytest.mark.usefixtures("shallow")
 
 CENTERS = ("MODEL.METRIC_LOSS_TYPE", "triplet_center")
 STILL = ("SOLVER.MAX_EPOCHS", "1", "SOLVER.BASE_LR", "1e-20")
@@ -91,6 +92,7 @@ def test_a_run_with_centers(train, command):
     assert command(test_net.main, *words)[0] == 0
 
 
+@pytest.mark.slow
 def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
     """float16 with its scaler and two optimisers."""
     plain, half = (
@@ -112,6 +114,7 @@ def test_mixed_precision_scales_the_gradients_of_centers_and_model_back(train):
     assert 0 < max(steps) < 1
 
 
+@pytest.mark.slow
 def test_the_scaler_of_a_resumed_run_goes_on(train):
     """From a scale at which no gradient overflows, so that each of an epoch's five or six steps counts."""
     half = (*STILL, "SOLVER.AMP", "fp16")
@@ -122,16 +125,6 @@ def test_the_scaler_of_a_resumed_run_goes_on(train):
     train(*half, "SOLVER.MAX_EPOCHS", "2", "RESUME", "yes")
     scaler = checkpoint(output)["scaler"]
     assert scaler["scale"] == 2 and scaler["_growth_tracker"] in (105, 106)
-
-
-def test_a_run_of_shuffled_batches(train):
-    """Batches of 7, which NUM_INSTANCE does not divide; the loss is that of the identities alone."""
-    opts = "DATALOADER.SAMPLER softmax SOLVER.IMS_PER_BATCH 7 DATALOADER.NUM_INSTANCE 4"
-    output, _ = train(*shlex.split(opts), "SOLVER.MAX_EPOCHS", "5")
-    losses = [record["loss"] for record in records_of(output)]
-    # Two pairs, with scores that start near 0; the triplet loss would add about as much again.
-    assert losses[0] == pytest.approx(2 * math.log(IDENTITIES), abs=0.5)
-    assert losses[-1] < 0.9 * losses[0]
 
 
 def test_a_frozen_backbone_stays_as_it_is(train):
@@ -145,4 +138,4 @@ def test_a_frozen_backbone_stays_as_it_is(train):
     assert same == {
         name for name in end if name.startswith("backbone.vit.") or name.endswith("bottleneck.bias")
     }
-    assert len(same) > 70 and "backbone.camera_embedding" in end.keys() - same
+    assert len(same) > 24 and "backbone.camera_embedding" in end.keys() - same

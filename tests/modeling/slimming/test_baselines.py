@@ -8,13 +8,13 @@ import torch
 from numeric import assert_close, generator, tolerance
 from tiny import pairs, random_images, tiny_cfg, tiny_model
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
 from demo_sdtps.modeling.slimming.tokens import Tokens
-from studies.baselines import haar_energy, nearest_in_b
+from studies.baselines import haar_energy
 from tests.reference import patch_scores as reference_scores
 from tests.reference import slim_scores as reference
 
@@ -122,15 +122,6 @@ def test_merging_against_its_description(count, has_sizes):
     assert_close(tokens.values.grad, values.grad, *SUMS)
 
 
-def test_the_nearest_patch_is_found_in_float32_under_autocast():
-    """In bfloat16 both cosines are 0.957, of which the first would be the nearest."""
-    angles = torch.tensor([0.0, 0.30, 3.0, 0.29])
-    keys = torch.stack([angles.cos(), angles.sin()], dim=-1)[None]
-    with torch.autocast("cpu", torch.bfloat16):
-        _, place = nearest_in_b(keys)
-    assert place.tolist() == [[3, 1]]
-
-
 def test_evit_scores_by_the_mean_over_the_heads():
     _, context = draw(3, has_sizes=False)
     score = make_score(PLACE + "EViT", tiny_cfg(), WIDTH, GRID)
@@ -162,17 +153,6 @@ def test_evit_sums_what_it_drops():
     assert_close(actual, slow, HEADS, PATCHES, PATCHES)
 
 
-@torch.no_grad()
-def test_the_sizes_are_those_of_the_tokens():
-    """Of the patches, at the second stage, where some stand for several."""
-    model, inputs = with_inputs(*SLIM, "MODEL.SLIM_SCORE", PLACE + "ToMe")
-    score, contexts = model.slimming.scores[1], []
-    score.scores = lambda context, scores=score.scores: contexts.append(context) or scores(context)
-    model.eval().forward_features(*random_images(6))
-    actual = torch.cat(list(contexts[0].sizes.values()))
-    assert torch.equal(actual, inputs[1].sizes[:, -LEFT[1] :]) and actual.max() > 1
-
-
 def with_inputs(*opts):
     """A model, and the tokens that its backbone's blocks are run on."""
     model, inputs = tiny_model(*opts), []
@@ -198,12 +178,6 @@ def test_a_baseline_in_the_model(name):
             continue
         assert tokens.sizes[:, :prefix].eq(1).all() and tokens.sizes[:, prefix:].min() >= 1
         assert tokens.sizes[:, prefix:].sum(dim=1).eq(32).all()
-
-
-def test_pairs_leave_at_least_half():
-    stage = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.4]")
-    with pytest.raises(UserError, match=r"MODEL.SLIM_KEEP is \[0.4\], but ToMe can merge at most"):
-        tiny_model(*stage, "MODEL.SLIM_SCORE", PLACE + "ToMe")
 
 
 @pytest.mark.parametrize("size", [(8, 6), (7, 5)], ids=str)

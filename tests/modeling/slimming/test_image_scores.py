@@ -55,13 +55,6 @@ def test_distinctness(dtype):
         )
 
 
-def test_a_patch_unlike_the_others_is_distinct():
-    tokens = torch.ones(2, 10, WIDTH) + 0.1 * torch.randn(2, 10, WIDTH, generator=generator(2))
-    tokens[0, 3], tokens[1, 7] = -1, -5
-    context = Context({"NI": tokens}, {"NI": tokens[:, 0]}, GRID)
-    assert score_of("distinctness").scores(context)["NI"].argmax(dim=1).tolist() == [3, 7]
-
-
 @pytest.mark.parametrize(
     ("missing", "beta"), [((), 0.25), (("NI",), 0.0), (("RGB", "TI"), 0.25), ((), 0.5)], ids=str
 )
@@ -91,16 +84,6 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
         for name, tensor in named.items():
             assert exact[name].grad.eq(0).all() == (beta == 0.5)
             assert_close(tensor.grad, exact[name].grad, *GUIDED, *GUIDED, 3 * 10)
-
-
-def test_a_modality_without_tokens_counts_as_missing():
-    score, context = score_of("sdtps", 7), context_of(8)
-    expected = score.scores(replace(context, missing={"NI": torch.ones(3, 1, dtype=torch.bool)}))
-    for by_modality in (context.tokens, context.class_tokens, expected):
-        del by_modality["NI"]
-    actual = score.scores(context)
-    assert actual.keys() == expected.keys()
-    assert all(torch.equal(actual[modality], expected[modality]) for modality in actual)
 
 
 # Scores that compare patches with the picture's border, by their tokens or by their colours

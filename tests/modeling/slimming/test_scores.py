@@ -12,11 +12,11 @@ from interrupted import call
 from numeric import generator, seed_of
 from tiny import PATCHES, WIDTH, tiny_cfg
 
-from demo_sdtps.commands import draw_tokens, profile_flops, report, selection_quality
+from demo_sdtps.commands import draw_tokens, profile_flops, selection_quality
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.scores import SETTINGS, reads_masks
+from demo_sdtps.config.scores import SETTINGS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
@@ -51,10 +51,9 @@ def test_every_command_serves_a_score_from_outside(run, command, tmp_path, tiny_
     weights = ("--weight", folder / "last.pth", "DATASETS.ROOT_DIR", tiny_root)
     evaluated = [
         command(test_net.main, *weights, "--json", tmp_path / "all.json", "TEST.MISS", "all"),
-        command(draw_tokens.main, *weights, "--output", tmp_path / "tokens.png"),
+        command(draw_tokens.main, *weights, "--samples", 1, "--output", tmp_path / "tokens.png"),
         command(selection_quality.main, *weights, "--json", tmp_path / "s.json"),
         command(profile_flops.main, *words),
-        command(report.main, "--run", folder),
     ]
     assert [(code, stderr) for code, _, stderr in evaluated] == [(0, "")] * len(evaluated)
     assert len(json.loads((tmp_path / "all.json").read_text())["cases"]) == 7
@@ -73,10 +72,6 @@ class Strange(Score):
 
 class Unsuited:
     """No score."""
-
-
-class Masked(Strange):
-    masks = True
 
 
 class Configured(Strange):
@@ -123,12 +118,6 @@ def context_of(seed, batch=3, width=24, grid=(4, 2)):
         for shape in ((grid[0] * grid[1], width), (width,))
     )
     return Context(tokens, class_tokens, grid)
-
-
-def test_masks_are_read_for_a_score_that_asks_for_them():
-    joint = ("INPUT.JOINT_AUGMENTATION", "True")
-    assert reads_masks(tiny_cfg(*joint, *SLIM, f"{__name__}:Masked"))
-    assert not reads_masks(tiny_cfg(*joint, *SLIM, f"{__name__}:Strange"))
 
 
 def test_settings_reach_the_scores_by_their_names():

@@ -14,7 +14,12 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 @pytest.mark.parametrize(
-    "example", EXAMPLES, ids=lambda text: re.findall(r"import (\w+)", text)[-1]
+    "example",
+    [
+        pytest.param(text, marks=[pytest.mark.slow] * (place > 0))
+        for place, text in enumerate(EXAMPLES)
+    ],
+    ids=lambda text: re.findall(r"import (\w+)", text)[-1],
 )
 def test_an_example_runs_as_printed(example):
     torch.manual_seed(0)

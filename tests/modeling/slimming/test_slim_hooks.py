@@ -10,10 +10,9 @@ import pytest
 import torch
 from numeric import generator
 from plug_in_host import replicas_of
-from slim_host import COLUMNS, DEPTH, ROWS, Host, Segmenter, Tower, call_host, case_of, host_case
+from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, case_of, host_case
 from slim_models import (
     CASES,
-    GRID,
     WIDTH,
     by_saliency,
     compare,
@@ -21,11 +20,9 @@ from slim_models import (
     timm_model,
     transformers_model,
 )
-from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import UserError
-from studies.baselines import EViT
 
 STAGES = (1, 2), (0.6, 0.5)
 PATCHES = ROWS * COLUMNS
@@ -38,15 +35,6 @@ PATCHES = ROWS * COLUMNS
 def test_tokens_after_the_patches_and_blocks_that_return_more(settings):
     case = case_of(partial(Tower, 2, True), blocks_at="blocks", prefix=1, suffix=2, **settings)
     compare(case, "saliency", *STAGES, by_saliency(case))
-
-
-def test_the_output_of_the_last_block_is_what_it_was():
-    case = case_of(partial(Tower, is_tuple=True), blocks_at="blocks")
-    _, model, _ = slim_both(case, *STAGES)
-    outputs = []
-    model.blocks[-1].register_forward_hook(lambda block, args, output: outputs.append(output))
-    case.call(model, case.draw())
-    assert outputs[0][0].shape[1] == 1 + 5 and outputs[0][1:] == ("more",)
 
 
 def test_a_head_of_the_grid():
@@ -105,15 +93,6 @@ def test_feature_maps_of_several_blocks():
     assert len(demo_sdtps.unslim(model).get_intermediate_layers(images.float(), 3)) == 3
 
 
-def test_hidden_states_of_transformers_are_whole_grids():
-    """Also where the library has added its hooks before."""
-    model, images = transformers_model("Dinov2Model"), torch.randn(1, 3, 64, 64)
-    model(images, output_hidden_states=True)
-    demo_sdtps.slim(model, *STAGES, restore=True)
-    states = model(images, output_hidden_states=True).hidden_states
-    assert [state.shape[1] for state in states] == 4 * [1 + 16]
-
-
 def test_slimming_is_in_place_of_the_masking_of_vit_mae():
     case = CASES["ViTMAE"]
     masks = transformers_model("ViTMAEModel", mask_ratio=0.75).double().eval()
@@ -123,18 +102,6 @@ def test_slimming_is_in_place_of_the_masking_of_vit_mae():
     assert torch.equal(output.last_hidden_state, case.call(model, case.draw()))
     assert not output.mask.any() and output.ids_restore.tolist() == 2 * [[*range(16)]]
     assert demo_sdtps.unslim(masks)(case.draw()).last_hidden_state.shape[1] == 1 + 4
-
-
-@pytest.mark.parametrize("local_feature", [False, True])
-def test_trans_reid_gives_its_head_kept_patches_alone(local_feature):
-    """With `local_feature` the head has copies of the last block, which itself does not run."""
-    model = type("TransReID", (Tower,), {})()
-    model.patch_embed, model.local_feature = nn.ModuleDict({"proj": model.stem}), local_feature
-    demo_sdtps.slim(model, (1,), (0.5,))
-    tokens = model.embed(case_of(Tower).draw().float())
-    for block in model.blocks[: -1 if local_feature else None]:
-        tokens = block(tokens)
-    assert tokens.shape[1] == 1 + 8
 
 
 @pytest.mark.parametrize("settings", [{"prefix": 2}, {"suffix": 3}], ids=str)
@@ -195,22 +162,6 @@ def test_a_block_alone_is_as_it_was():
     # A tower that gives up after its stem leaves its images unfinished.
     model.tower.embed(images)
     assert torch.equal(case.call(model, images), expected)
-
-
-@pytest.mark.parametrize("way", ["image by image", "block by block"])
-def test_a_part_of_a_model_that_is_called_by_itself(way):
-    class Whole(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.host = Host(way)
-
-        def forward(self, images):
-            return self.host(images)
-
-    settings = {"blocks_at": "host.tower.blocks", "shared": False}
-    model = demo_sdtps.slim(Whole().double().eval(), *STAGES, "saliency", **settings)
-    images = host_case().draw(6)
-    assert torch.equal(call_host(model.host, images), call_host(model, images))
 
 
 # Errors, copies and threads
@@ -286,24 +237,3 @@ def test_threads_do_not_mix(kind):
     with ThreadPoolExecutor(2) as pool:
         actual = list(pool.map(case.call, models, batches))
     assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
-
-
-def test_two_towers_of_one_model():
-    """Each in its own layout; by attention each reads its own."""
-    cases = CASES["ViT"], CASES["timm, DINOv3"]
-
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleList(case.build() for case in cases)
-
-        def forward(self, *batches):
-            calls = zip(cases, self.parts, batches, strict=True)
-            return [case.call(tower, images) for case, tower, images in calls]
-
-    both, batches = Both().double().eval(), [case.draw() for case in cases]
-    parts = copy.deepcopy(both).parts
-    outputs = demo_sdtps.slim(both, *STAGES, EViT(WIDTH, GRID))(*batches)
-    for output, tower, case, images in zip(outputs, parts, cases, batches, strict=True):
-        demo_sdtps.slim(tower, *STAGES, EViT(WIDTH, GRID))
-        assert torch.equal(output, case.call(tower, images))

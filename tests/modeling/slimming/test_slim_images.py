@@ -6,7 +6,7 @@ import pytest
 import torch
 from numeric import assert_order, tolerance
 from slim_host import COLUMNS, ROWS, WAYS, Tower, case_of, host_case
-from slim_models import CASES, compare, distinctness, saliency, slim_both
+from slim_models import compare, distinctness, saliency, slim_both
 from torch import nn
 
 STAGES = (1, 2), (0.6, 0.5)
@@ -75,12 +75,3 @@ def test_batches_of_several_sizes_and_images_that_nobody_keeps():
             assert_order(
                 places[values[places].argsort(descending=True)], -values, tolerance(192, 16, 16, 16)
             )
-
-
-def test_images_of_another_precision_than_the_weights():
-    """transformers casts them on the way to its patch convolution."""
-    case = CASES["ViT"]
-    _, model, _ = slim_both(case, *STAGES)
-    with torch.no_grad():
-        expected = case.call(model, case.draw().float().double())
-        assert torch.equal(case.call(model, case.draw().float()), expected)

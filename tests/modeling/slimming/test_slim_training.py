@@ -7,13 +7,12 @@ from functools import partial
 import pytest
 import torch
 import two_slim_processes
-from launch import torchrun
+from forked import run_two
 from numeric import assert_close, generator, seed_of
 from sdtps_cases import assert_gradients_equal
-from slim_host import Host, Segmenter, Tower, case_of, host_case
+from slim_host import Tower, case_of
 from slim_models import CASES, DEPTH, GRID, HEADS, PATH, WIDTH, slim_both
 from tiny import sums_of_a_block
-from torch.utils.checkpoint import checkpoint
 
 import demo_sdtps
 from demo_sdtps.config import UserError
@@ -82,24 +81,6 @@ def test_recomputation_gives_the_same_gradients(kind, score, settings):
         agree(Tower.__call__, plain, again, images, forwards)
 
 
-@pytest.mark.parametrize("kind", RECOMPUTED)
-@pytest.mark.parametrize(("score", "shared"), [("saliency", True), ("distinctness", "first")])
-def test_recomputation_in_a_host_of_three_images(kind, score, shared):
-    plain, recomputing = pair(Host, score, shared=shared)
-    agree(host_case().call, plain, recomputing(kind), host_case().draw(12), 2)
-
-
-def test_backward_twice_through_recomputed_blocks():
-    plain, recomputing = pair(Tower, "saliency")
-    gradients = []
-    for model in (plain, recomputing("blocks")):
-        output = model(case_of(Tower).draw()).square().sum()
-        output.backward(retain_graph=True)
-        output.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    assert_gradients_equal(*reversed(gradients), BACK)
-
-
 @pytest.mark.parametrize("name", ["timm, rotary by block", "ViT", "open_clip"])
 def test_recomputation_by_the_libraries(name):
     case = CASES[name]
@@ -116,39 +97,6 @@ def test_recomputation_by_the_libraries(name):
     agree(case.call, plain, model, case.draw(4), 2)
 
 
-@pytest.mark.parametrize(
-    ("method", "score", "is_same"),
-    [("__call__", "saliency", True), ("forward_features", "distinctness", False)],
-)
-def test_recomputation_of_the_whole_model(method, score, is_same):
-    """Of two forwards, of the same images too."""
-    case = CASES["timm"]
-    model = demo_sdtps.slim(case.model(), *STAGES, score).train()
-    plain = copy.deepcopy(model)
-
-    def call(each, images):
-        forward = getattr(each, method)
-        if each is model:
-            forward = partial(checkpoint, forward, use_reentrant=False)
-        return torch.stack([forward(images), forward(images if is_same else 2 * images)])
-
-    agree(call, plain, model, case.draw())
-
-
-def test_masks_of_a_whole_model_that_is_computed_again():
-    case = CASES["timm"]
-    masks = torch.rand(2, 1, 64, 32, generator=generator(2), dtype=torch.double)
-    model = demo_sdtps.slim(case.model(), *STAGES, "supervised").train()
-    plain = copy.deepcopy(model)
-
-    def call(each, images):
-        forward = partial(checkpoint, each, use_reentrant=False) if each is model else each
-        output = forward(images, foreground=masks)
-        return torch.cat([output.flatten(), demo_sdtps.slim_loss(each)[None]])
-
-    agree(call, plain, model, case.draw())
-
-
 @pytest.mark.parametrize("kind", RECOMPUTED)
 def test_reentrant_checkpointing_is_refused(kind):
     """By the backward pass, as the forward is that of evaluation; `unslim` works after it."""
@@ -161,20 +109,6 @@ def test_reentrant_checkpointing_is_refused(kind):
     ):
         output.backward()
     demo_sdtps.unslim(model)(images).sum().backward()
-
-
-def test_a_tower_without_gradients_in_a_model_that_is_computed_again():
-    plain, recomputing = pair(Segmenter, "saliency", restore=True)
-    model = recomputing("")
-    for each in (plain, model):
-        encode = each.tower.forward
-        each.tower.forward = torch.no_grad()(encode)
-    images = case_of(Segmenter).draw()
-    outputs = plain(images), checkpoint(model, images, use_reentrant=False)
-    assert torch.equal(*outputs)
-    for output in outputs:
-        output.square().sum().backward()
-    assert torch.equal(plain.head.weight.grad, model.head.weight.grad)
 
 
 # Precision, compiler, processes
@@ -207,11 +141,12 @@ def test_half_precision_runs_and_is_near(name, score):
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        ("timm, rotary", "aot_eager"),
         ("ViT", "aot_eager"),
-        pytest.param("timm", "inductor", marks=pytest.mark.soak),
+        ("timm, rotary", "aot_eager"),
+        ("timm", "inductor"),
     ],
 )
+@pytest.mark.soak
 def test_a_compiled_model_computes_the_same(name, backend):
     """In evaluation and in training, and again with another batch."""
     case = CASES[name]
@@ -232,8 +167,8 @@ def test_a_compiled_model_computes_the_same(name, backend):
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path):
-    """Under torchrun and DistributedDataParallel, each with its half of the images."""
-    done = torchrun("tests/helpers/two_slim_processes.py", tmp_path)
+    """By DistributedDataParallel, each with its half of the images."""
+    done = run_two("tests/helpers/two_slim_processes.py", tmp_path)
     assert done.returncode == 0, done.stderr
     alone = two_slim_processes.train(rank=0, world=1)
     for rank in (0, 1):

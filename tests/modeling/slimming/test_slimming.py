@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
 from numeric import assert_close, seed_of
 from sdtps_cases import assert_gradients_equal
@@ -314,34 +313,3 @@ def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
     ):
         build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "studies.baselines:EViT")
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)
-
-
-@torch.no_grad()
-def test_class_attention_has_the_precision_of_float32_under_autocast():
-    """Its logits are not rounded to bfloat16, which has 8 bits."""
-    cfg, backbone, _ = build("test_vit", "[]", "[]")
-    backbone = backbone.float()
-    tokens = Tokens(
-        stem_of(backbone, {name: image.float() for name, image in draw(cfg).items()}, 1)["RGB"]
-    )
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
-    attention, norm_output = (
-        backbone.vit.blocks[1].attn,
-        backbone.vit.blocks[1].norm1(tokens.values),
-    )
-    # The products as they are computed there, as every kernel rounds to bfloat16 in its own way.
-    query, key = (
-        F.linear(rows.bfloat16(), weight.bfloat16(), bias.bfloat16())
-        .unflatten(-1, (attention.num_heads, -1))
-        .transpose(1, 2)
-        .double()
-        for rows, weight, bias in zip(
-            (norm_output[:, :1], norm_output),
-            attention.qkv.weight.chunk(3)[:2],
-            attention.qkv.bias.chunk(3)[:2],
-            strict=True,
-        )
-    )
-    expected = (query @ key.mT * attention.scale).softmax(dim=-1)[:, :, 0]
-    assert_close(actual, expected, 32, 9)

@@ -25,7 +25,6 @@ from demo_sdtps.config.scores import MASK, SCORES
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.operations import count_macs, tokens_of_hdm
 from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.backbones import base
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
@@ -175,32 +174,6 @@ def test_absent_modalities_have_no_say_in_a_shared_set():
             assert_order(first[scores[first].argsort(descending=True)], -scores, allowed)
 
 
-@pytest.mark.parametrize("size", [7, 1])
-@torch.no_grad()
-def test_chunks_have_the_values_of_one_pass(size, monkeypatch):
-    model = warm_up(slim_model("supervised")).double()
-    images, cameras = random_images(3, batch=7)
-    images = exact(with_masks(images))
-    whole = model.forward_features(images, cameras)
-    monkeypatch.setattr(base, "CHUNK", size)
-    other = model.forward_features(images, cameras)
-    rows = alike(whole, other, "supervised")
-    for name in MODALITIES:
-        one, same = (each.context.global_feats[name][rows] for each in (whole, other))
-        assert_close(same, one, *SCORE, *SCORE)
-        for one, same in zip(whole.stages, other.stages, strict=True):
-            assert torch.equal(one.kept[name][rows], same.kept[name][rows])
-            assert_close(one.score[name][rows], same.score[name][rows], *SCORE, *SCORE)
-
-
-def test_gradients_with_a_batch_larger_than_a_chunk():
-    """With gradients there is one pass, and its loss."""
-    model = slim_model("supervised").train()
-    images, cameras = random_images(3, batch=40)
-    *_, loss = model(with_masks(images), cameras)
-    assert loss.shape == (1,) and loss.requires_grad
-
-
 @pytest.mark.parametrize(
     "opts",
     [
@@ -285,6 +258,7 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @IN_THE_COMPILER
 @COMPILES
 def test_compiled_slimming_is_eager_slimming():

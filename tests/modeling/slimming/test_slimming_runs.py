@@ -15,13 +15,12 @@ from demo_sdtps.training.trainer import Trainer
 
 SLIM = (
     "MODEL.SLIM_BLOCKS",
-    "[1,3]",
+    "[0,1]",
     "MODEL.SLIM_KEEP",
     "[0.5,0.5]",
     "INPUT.JOINT_AUGMENTATION",
     "True",
 )
-SUPERVISED = (*SLIM, "MODEL.SLIM_SCORE", "supervised")
 
 
 def words(root, output, *more):
@@ -31,6 +30,7 @@ def words(root, output, *more):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shallow")
 def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_path):
     """Heads and their optimiser's state are in the checkpoint; every command reads it."""
     more = ("MODEL.SLIM_SCORE", "supervised", "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
