@@ -88,8 +88,8 @@ KEYS = (
         [],
         "values that become black and white, of own images of 16 bits or floats: MODALITY=LOW:HIGH, one scale for all images, "
         f"such as {EXAMPLE} (centikelvin from 0 to 40 °C), or percentiles of each image, by default 1%:99%",
-        lambda value: all(map(range_of, value)),
-        f"a list of MODALITY=LOW:HIGH such as {EXAMPLE}, or TI=1%:99%, with LOW below HIGH",
+        lambda value: len(dict(filter(None, map(range_of, value)))) == len(value),
+        f"a list of MODALITY=LOW:HIGH such as {EXAMPLE}, or TI=1%:99%, with LOW below HIGH, each modality once",
     ),
     Key(
         "DATASETS.NAMES",

@@ -96,15 +96,17 @@ def existing(folder: Path) -> Path:
     return folder
 
 
-def image_names(folder: Path, others: Collection[str] | None = None) -> dict[str, str]:
-    """Names of the images in a folder by their stems, unordered; with `others` also those in nested folders, as paths from
-    `folder`, but for hidden folders and those of these names.
+def image_names(
+    folder: Path, others: Collection[str] | None = None, only: str | None = None
+) -> dict[str, str]:
+    """Names of the images in a folder by their stems, unordered, of one stem with `only`; with `others` also those in nested
+    folders, as paths from `folder`, but for hidden folders and those of these names.
     """
     names: dict[str, str] = {}
     for entry in [*os.scandir(existing(folder))]:
         name, (stem, ending) = entry.name, os.path.splitext(entry.name)
         is_folder = entry.is_dir(follow_symlinks=False) and not name.startswith(".")
-        if ending.lower() in endings():
+        if ending.lower() in endings() and only in (None, stem):
             if (other := names.setdefault(stem, name)) != name:
                 raise UserError(
                     f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "

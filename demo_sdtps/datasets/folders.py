@@ -9,7 +9,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, image_names
+from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, endings, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]} (docs/own_data.md)"
@@ -104,17 +104,37 @@ def read_query(
             f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
             "(MODEL.MODALITIES); give another query, or a model that reads it."
         )
-    triplets = triplets_in(
-        {name: folder.parent / name for name in modalities} if folder else {modality: place.parent}
-    )
-    names = {str(place), str(place.absolute())}
-    triplet = next((triplet for triplet in triplets if not names.isdisjoint(triplet.paths)), None)
-    if triplet is None:
+    if place.suffix.lower() not in endings():
         raise UserError(
             f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
             "rename it."
         )
-    return [triplet]
+    if folder is None:
+        paths = {modality: str(place)}
+        return [Triplet(place.stem, tuple(map(paths.get, MODALITIES)))]
+    inside = (place if folder in place.parents else place.absolute()).relative_to(folder)
+    siblings = {name: folder.parent / name / inside.parent for name in modalities}
+    paths = {
+        name: str(parent / names[place.stem])
+        for name, parent in siblings.items()
+        if parent.is_dir() and (names := image_names(parent, only=place.stem))
+    }
+    return [Triplet(str(inside.with_suffix("").as_posix()), tuple(map(paths.get, MODALITIES)))]
+
+
+def check_modality(flat: str | None, *places: Path) -> None:
+    """Raise `UserError` where --modality tells of nothing: all places have folders of modalities, or lie in one."""
+    known = [
+        any((place / name).is_dir() for name in MODALITIES)
+        if place.is_dir()
+        else not {*place.absolute().parts[:-1]}.isdisjoint(MODALITIES)
+        for place in places
+    ]
+    if flat and all(known):
+        raise UserError(
+            f"--modality {flat} tells what a folder without the folders {', '.join(MODALITIES)} has, but {places[-1]} has "
+            "them, or lies in one; leave it out, or name the folder of that modality."
+        )
 
 
 def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES) -> list[Triplet]:

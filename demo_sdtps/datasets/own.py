@@ -128,9 +128,14 @@ def _rows_of_folders(
             labels = match.groupdict() if match else {}
             # a pattern without the group camera is of data without cameras
             if not (labels.get("identity") and labels.get("camera", "none")):
+                empty = (
+                    f", whose group {'camera' if labels.get('identity') else 'identity'} it leaves empty"
+                    if match
+                    else ""
+                )
                 raise UserError(
-                    f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}; "
-                    "rename or remove it, or give another pattern."
+                    f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}{empty}; rename or remove "
+                    "it, or give another pattern, without the group camera where there are none."
                 )
             camera = labels.get("camera", "")
             rows.append(TripletRow(split, labels["identity"], camera, triplet.paths))

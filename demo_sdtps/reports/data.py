@@ -92,6 +92,8 @@ def count_table(findings: Findings) -> list[str]:
 def count_splits(splits: Mapping[str, Sequence[Sample]], by_scene: bool) -> dict[str, Counts]:
     """The counts of every split, and of all together as "all"."""
     everything = {sample for samples in splits.values() for sample in samples}
+    # each triplet is a scene of its own where the data have no cameras
+    by_scene = by_scene and any(sample.camera != UNKNOWN for sample in everything)
     groups: dict[str, Collection[Sample]] = {**splits, "all": everything}
     return {split: _count(samples, by_scene) for split, samples in groups.items()}
 

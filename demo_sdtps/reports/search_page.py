@@ -82,6 +82,10 @@ def csv_values(hit: Hit) -> tuple:
 def hits_table(result: Found) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
+    if not all(map(is_ascending, result.hits)):
+        lines = [
+            "In the order of scaled distances, as the gallery's triplets lack different modalities:"
+        ]
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
         lines += ["", query.file]
         for rank, hit in enumerate(hits, start=1):
@@ -153,7 +157,7 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
         files=True,
         shown=shown,
         distance=result.distance,
-        ascending=all(is_ascending(hits) for hits in result.hits),
+        ascending=all(map(is_ascending, result.hits)),
         judged=is_calibrated(result),
         most_kept=MOST_KEPT,
     )

@@ -99,6 +99,7 @@ class Extractor(
             )
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         self.origin = origin or {}
+        choose_device(self.cfg)  # refused here, before any image is read
         ranges = ranges_of(self.cfg)
         self._decode = partial(_decode, [ranges[name] for name in self.cfg.MODEL.MODALITIES])
         self.calibrations = calibrations_of(self.origin.get("calibration"), self.cfg)

@@ -9,6 +9,7 @@ import torch
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation.distances import Comparison, Side, without_common
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
@@ -36,12 +37,13 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         open_features(place, is_normalised) for place in (arguments.query, arguments.gallery)
     )
     check_comparable(query, gallery, is_normalised)
-    has_figures = query.settings["data_set"] == gallery.settings["data_set"]
+    has_labels = all((side.ids != UNKNOWN).any() for side in (query, gallery))
+    has_figures = has_labels and query.settings["data_set"] == gallery.settings["data_set"]
     if not has_figures and (arguments.json or not arguments.csv):
         names = " and ".join(side.settings["data_set"] for side in (query, gallery))
         raise UserError(
-            f"The features are of {names}, whose identities are not the same, so nothing can be scored; give --csv FILE alone "
-            "for the nearest of each query."
+            f"The features are of {names}, whose identities are not the same, or not known, so nothing can be scored; give "
+            "--csv FILE alone for the nearest of each query."
         )
     sources = gallery.settings["configuration"]["sources"]
     comparison = Comparison(sources, arguments.cross_modal_distance, is_normalised)

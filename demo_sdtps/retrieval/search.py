@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
-from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
+from demo_sdtps.datasets.folders import Triplet, check_modality, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
     Comparison,
@@ -83,6 +83,8 @@ def search(
     """
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
     check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
+    places = [arguments.gallery, *([arguments.query] if queries is None else [])]
+    check_modality(arguments.modality, *places)
     gallery = read_folder(arguments.gallery, arguments.modality, cfg.MODEL.MODALITIES)
     if queries is None:
         queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)

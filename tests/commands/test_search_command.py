@@ -146,6 +146,23 @@ def test_one_image_is_searched_for_with_its_siblings(run_search, place, monkeypa
     assert printed == [row[2].split("/")[-1] for row in alone]
 
 
+def test_an_image_stands_alone_among_files_that_are_no_siblings(run_search, place, files):
+    for name in ("mine.jpg", "other.jpg", "other.png"):
+        copy(files["ti"][0], place / "downloads" / name)
+    code, stdout, stderr = run_search("--modality", "TI", query="downloads/mine.jpg")
+    assert code == 0 and "downloads/mine.jpg" in stdout, stderr
+    copy(files["rgb"][0], place / "query" / "RGB" / "<i>&1.png")
+    code, _, stderr = run_search(query="query/TI/<i>&1.jpg")
+    assert code == 2 and "has both <i>&1.jpg and <i>&1.png" in stderr
+
+
+def test_a_modality_that_tells_of_nothing_is_refused(run_search):
+    """Gallery and query have folders of modalities; a folder of one of them has none."""
+    code, _, stderr = run_search("--modality", "RGB")
+    assert code == 2 and "--modality RGB tells" in stderr and "but query has them" in stderr
+    assert run_search("--modality", "RGB", query="query/RGB")[0] == 0
+
+
 def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypatch):
     words = ("--output", "hits.html", "--top", "3")
     code, stdout, stderr = run_search(*words, gallery=place / "gallery")

@@ -204,7 +204,7 @@ MISTAKES = {
     ),
     "optional group": (
         ("DATASETS.PATTERN", r"(?P<identity>-1|\d+)_(x(?P<camera>\d))?"),
-        "does not follow DATASETS.PATTERN",
+        "whose group camera it leaves empty",
     ),
     "modalities": (("MODEL.MODALITIES", "[TI, RGB]"), "some of RGB, NI, TI, in this order"),
     "missing of another": (

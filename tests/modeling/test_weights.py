@@ -8,7 +8,7 @@ from tiny import tiny_model
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
-from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo, unknown_names
+from demo_sdtps.modeling.checkpoints.names import from_demo, load_file, to_demo, unknown_names
 from tests.reference.fusion import MODALITIES_OF, Fusion
 
 CLIP_BACKBONE = {
@@ -209,3 +209,14 @@ def test_a_fusion_that_is_not_whole_is_reported(tmp_path):
         UserError, match=rf"broken.pth cannot be used: {re.escape(missing)} is missing"
     ):
         read_checkpoint(tmp_path / "broken.pth")
+
+
+@pytest.mark.parametrize("without_weights", [False, True])
+def test_a_file_that_is_cut_short_anywhere_is_told_so(tmp_path, without_weights):
+    path = tmp_path / "cut.pth"
+    torch.save({"model": tiny_model().state_dict()}, path)
+    content = path.read_bytes()
+    for size in range(0, len(content) - 1, len(content) // 40):
+        path.write_bytes(content[:size])
+        with pytest.raises(ValueError, match="another format, or damaged"):
+            load_file(path, without_weights)

@@ -43,7 +43,7 @@ def test_all_but_classifiers_is_loaded(cfg, tmp_path, cameras):
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(tensor, (fresh if name in anew else start)[name]), name
     (note,) = (text for _, text in trainer.notes if str(path) in text)
-    assert note == f"the weights are those of {path}, but anew: {', '.join(anew)}"
+    assert note == f"the weights are those of {path}, but of new ones: {', '.join(anew)}"
 
 
 def test_a_start_with_other_parts_is_told_and_another_backbone_refused(cfg, tmp_path):

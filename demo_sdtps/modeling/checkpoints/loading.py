@@ -211,7 +211,7 @@ def start_from(model: nn.Module, checkpoint: Checkpoint) -> str:
         if name not in weights and not name.startswith(OUR_BACKBONE)
     }
     fill_model(model, {**anew, **weights}, checkpoint.path)
-    text = f"the weights are those of {checkpoint.path}, but anew: {', '.join(sorted(anew))}"
+    text = f"the weights are those of {checkpoint.path}, but of new ones: {', '.join(sorted(anew))}"
     unused = sorted(checkpoint.model.keys() - weights.keys() - anew.keys())
     return text + (f"; not used of it: {', '.join(unused)}" if unused else "")
 

@@ -55,9 +55,13 @@ def load_file(path: Path, without_weights: bool = False) -> object:
         with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except (OSError, MemoryError):
+    except MemoryError:
         raise
-    except Exception as error:  # unpickling random bytes fails in many ways
+    except (
+        Exception
+    ) as error:  # unpickling random bytes fails in many ways, also as an `OSError` without a file
+        if isinstance(error, OSError) and error.filename:
+            raise
         raise ValueError(f"{path} is of another format, or damaged") from error
 
 

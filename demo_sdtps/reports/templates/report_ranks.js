@@ -11,7 +11,7 @@ function queryFigure(query) {
 
 function nearFigure([sample, distance, isHit], place) {
   const mark = element("span", isHit ? "hit" : "miss", `${place + 1}\u00a0${isHit ? "✓" : "✗"}`);
-  return figure(sample, isHit ? "is-hit" : "is-miss", mark, element("b", "", `d = ${distance.toPrecision(3)}`), nameOf(sample));
+  return figure(sample, isHit ? "is-hit" : "is-miss", mark, element("b", "", `d = ${distance.toFixed(4)}`), nameOf(sample));
 }
 
 function fill(select, values) {
