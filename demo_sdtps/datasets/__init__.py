@@ -92,7 +92,7 @@ def part_of_train(samples: Sequence[Sample], share: float, is_validation: bool) 
         raise UserError(
             f"DATASETS.VALIDATION {share} of {len(identities)} identities leaves none out; raise it, or set it to 0"
         )
-    if len(held_out) == len(identities):
+    if held_out and len(held_out) == len(identities):
         raise UserError(
             f"DATASETS.VALIDATION {share} of {len(identities)} identities leaves none to train on; lower it"
         )

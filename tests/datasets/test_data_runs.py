@@ -114,7 +114,7 @@ def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path,
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
         log = (tmp_path / "run" / "log.txt").read_text()
-        return [line for line in log.splitlines() if "WARNING: " in line and "RANDOM" not in line]
+        return [line for line in log.splitlines() if " WARNING " in line and "RANDOM" not in line]
 
     assert warnings_of_a_run() == []
     for modality in ("RGB", "NI", "TI"):

@@ -162,10 +162,9 @@ def test_many_triplets_are_loaded_by_processes(run_folder, files, monkeypatch, n
     assert_same(actual, reid.features(**files))
 
 
-def test_the_device_is_the_one_that_is_given(run_folder, files):
-    reid = demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu", device="cuda:99")
+def test_a_device_that_does_not_exist_is_refused_at_once(run_folder):
     with pytest.raises(UserError, match="The GPU cuda:99 "):
-        reid.features(rgb=files["rgb"])
+        demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu", device="cuda:99")
 
 
 def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
