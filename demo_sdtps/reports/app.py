@@ -10,14 +10,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
+from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import TOP, WEIGHT_EXAMPLE
+from demo_sdtps.config.ranges import ranges_of
 from demo_sdtps.datasets.base import FORMATS
 from demo_sdtps.datasets.folders import Triplet, read_folder
-from demo_sdtps.datasets.images import decode
+from demo_sdtps.datasets.images import decode, decode_triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
 from demo_sdtps.reports.search_page import MOST_HITS, as_sample, omissions, page_of, write_hits
@@ -94,7 +96,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
     gallery = read_folder(arguments.gallery, arguments.modality, modalities)
     examples = [
-        [dict(zip(MODALITIES, gallery[place].paths, strict=True))[name] for name in modalities]
+        example(cfg, gallery[place], Path(downloads.name, "examples"))
         for place in spread(len(gallery), EXAMPLES)
     ]
     title, hour = f"Search in {arguments.gallery.resolve().name}", 3600
@@ -142,11 +144,25 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         ssr_mode=False,
         mcp_server=False,
         enable_monitoring=False,
-        allowed_paths=[str(arguments.gallery.absolute())],
+        allowed_paths=[str(arguments.gallery.absolute()), downloads.name],
     )
     ready = f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
     print_lines(*omissions(begun.broken), ready)
     blocks.block_thread()
+
+
+def example(cfg: CfgNode, triplet: Triplet, folder: Path) -> list[str | None]:
+    """Copies of the images of a triplet, with 8 bits, as browsers show no more; None for a missing one."""
+    names = cfg.MODEL.MODALITIES
+    images = decode_triplet(triplet.paths, names, ranges_of(cfg))
+    copies: list[str | None] = []
+    for name, image in zip(names, images, strict=True):
+        copy = folder / name / f"{Path(triplet.name).name}.png"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if image is not None:
+            to_pil_image(image).save(copy)
+        copies.append(str(copy) if image is not None else None)
+    return copies
 
 
 def address(path: str) -> str:
