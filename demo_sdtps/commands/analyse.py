@@ -1,8 +1,8 @@
-"""The numbers behind an evaluation: python tools/analyse.py --weight W --json X.json --output X.png"""
+"""The numbers behind an evaluation: python tools/analyse.py --weight W --json X.json"""
 
 import argparse
 
-from demo_sdtps.config import UserError, cli
+from demo_sdtps.config import cli
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
@@ -15,21 +15,15 @@ def main() -> None:
         checkpoint=cli.WEIGHT,
     )
     cli.add_return_pattern(parser, "features that are analysed")
-    cli.add_output(parser, "--json", ".json", help="write the numbers to this file")
-    cli.add_output(parser, "--output", *cli.PICTURE, help="draw them into this file")
+    cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")
     add_limits(parser, "the file")
     arguments, cfg = cli.parse(parser)
-    if not (arguments.json or arguments.output):
-        raise UserError(
-            "There is nothing to write: give --json X.json for the numbers, --output X.png for plots, or both."
-        )
     check_extra("tools/analyse.py", "report", {"sklearn": "scikit-learn"})
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data
-    from demo_sdtps.evaluation.tables import PATTERN_NAMES, missing_table, reid_caption
+    from demo_sdtps.evaluation.tables import missing_table, reid_caption
     from demo_sdtps.reports.analysis import analyse, analysis_case, as_json
-    from demo_sdtps.reports.analysis_figure import draw_analysis
 
     analysis_case(cfg)
     model, splits = load_model_and_data(cfg)
@@ -39,17 +33,8 @@ def main() -> None:
     features = dict(zip(cases, patterns, strict=True))
     analysis = analyse(cfg, data, features, arguments.queries, arguments.points)
     caption = reid_caption(cfg, data)
-    if arguments.json:
-        write_json(arguments.json, {"caption": caption, **as_json(cfg, data, analysis)})
-    if arguments.output:
-        about = "but for the first plot: " if len(cases) > 1 else ""
-        about += f"return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
-        draw_analysis(cfg, analysis, data, f"{caption}\n{about}", arguments.output)
-    cli.print_lines(
-        caption,
-        missing_table(analysis.records),
-        *filter(None, (arguments.json, arguments.output)),
-    )
+    write_json(arguments.json, {"caption": caption, **as_json(cfg, data, analysis)})
+    cli.print_lines(caption, missing_table(analysis.records), arguments.json)
 
 
 def add_limits(parser: argparse.ArgumentParser, where: str) -> None:

@@ -27,7 +27,7 @@ OUTPUTS = {
     "evaluation": (test_net, "x.json", (*EVALUATION, "--json", "x.json")),
     "evaluation of SEPS": (test_seps, "x.json", ("--weight", "none.pth", "--json", "x.json")),
     "features": (export_features, "x.npz", (*EVALUATION, "--output", "x.npz")),
-    "figure": (analyse, "x.png", (*EVALUATION, "--output", "x.png")),
+    "numbers": (analyse, "x.json", (*EVALUATION, "--json", "x.json")),
     "figure by default": (draw_embedding, "embedding.png", EVALUATION),
     "checkpoint": (convert_checkpoint, "x.pth", ("none.pth", "x.pth", "--to", "ours")),
     "curves": (draw_curves, "x.png", ("--run", "none", "--output", "x.png")),

@@ -103,7 +103,6 @@ def test_a_dark_figure_is_light_on_nothing_and_keeps_its_colours(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        "analyse",
         "draw_attention",
         "draw_embedding",
         "draw_ranks",

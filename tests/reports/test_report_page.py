@@ -74,15 +74,7 @@ def analysed_run(tiny_root, tmp_path_factory):
         *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SIE_CAMERA False"),
     )
     assert call(["--run", run, "--html", run / "report.html", *BOUNDS], report.main) == 0
-    words = [
-        "--weight",
-        run / "last.pth",
-        "--json",
-        folder / "x.json",
-        "--output",
-        folder / "x.png",
-        *BOUNDS[:4],
-    ]
+    words = ["--weight", run / "last.pth", "--json", folder / "x.json", *BOUNDS[:4]]
     assert call(words, analyse.main) == 0
     cfg = load_cfg(run / "config.yml", ["TEST.WEIGHT", str(run / "last.pth")])
     return run / "report.html", json.loads((folder / "x.json").read_text()), cfg
