@@ -157,7 +157,6 @@ def test_an_image_stands_alone_among_files_that_are_no_siblings(run_search, plac
 
 
 def test_a_modality_that_tells_of_nothing_is_refused(run_search):
-    """Gallery and query have folders of modalities; a folder of one of them has none."""
     code, _, stderr = run_search("--modality", "RGB")
     assert code == 2 and "--modality RGB tells" in stderr and "but query has them" in stderr
     assert run_search("--modality", "RGB", query="query/RGB")[0] == 0

@@ -10,12 +10,9 @@ from benchmarks.slimming import pairs
 from demo_sdtps.reports.rows import Row, as_report
 
 
-PARTS = "fusion models slimming any_vit deploy matmul evaluation ranking reranking"
-
-
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.parametrize("part", PARTS.split())
+@pytest.mark.parametrize("part", [name for name in benchmark.TOPICS if name != "model"])
 def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, part):
     output = tmp_path / "new" / "bench.json"
     words = (part, "--device", "cpu", "--quick", "--json", output)

@@ -199,8 +199,7 @@ def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
 ):
     """In Python and by the command: those of the likelier set, every second one, come first, and then the nearest."""
     path, record = calibrated
-    names = ("RGB, RGB+NI+TI", WHOLE)
-    for place, name in enumerate(names):
+    for place, name in enumerate(("RGB, RGB+NI+TI", WHOLE)):
         record["patterns"]["3"][name] |= {"slope": 1.0, "offset": 9.0 if place == first else -9.0}
     calibration_file(path).write_text(json.dumps(record))
     reid, count = demo_sdtps.load(path), len(files["rgb"])

@@ -284,8 +284,10 @@ def test_own_images_are_searched_in_an_export_of_a_data_set(export, command, tmp
     code, _, stderr = command(rank_features.main, *own)
     assert code == 2 and "or not known, so nothing can be scored" in stderr
     assert command(rank_features.main, *own, "--csv", tmp_path / "own.csv")[0] == 0
-    firsts = [row for row in rows_of(tmp_path / "own.csv") if row[1] == "1"]
-    assert all(query == name for query, _, name, _ in firsts) and len(firsts) == len(wanted)
+    firsts = [
+        query == name for query, rank, name, _ in rows_of(tmp_path / "own.csv") if rank == "1"
+    ]
+    assert all(firsts) and len(firsts) == len(wanted)
     found = [(float(far), query) for query, _, _, far in hits]
     assert sorted(found, key=lambda hit: (hit[1], hit[0])) == found
 
