@@ -88,7 +88,7 @@ test: setup
 	$(TEST) -m "not slow"
 
 test-slow: setup
-	$(TEST) -m "$(SLOW)" $$(grep -rl 'mark\.slow' tests --include='test_*.py')
+	$(TEST) -m "$(SLOW)" $$(grep -rlE 'mark.slow|pytestmark' tests --include='test_*.py')
 
 test-seeds: setup
 	$(PY) -m tests.helpers.seeds --json runs/seeds.json

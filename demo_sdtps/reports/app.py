@@ -94,7 +94,9 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         buttons = [gradio.update(value=str(copy), interactive=True) for copy in copies]
         return [FRAME.format(html.escape(page)), picture, *buttons]
 
-    gallery = read_folder(arguments.gallery, arguments.modality, modalities)
+    triplets = read_folder(arguments.gallery, arguments.modality, modalities)
+    readable = (triplet.without(begun.broken) for triplet in triplets)
+    gallery = [triplet for triplet in readable if triplet.modalities]
     examples = [
         example(cfg, gallery[place], Path(downloads.name, "examples"))
         for place in spread(len(gallery), EXAMPLES)

@@ -73,8 +73,8 @@ def find_towers(
     if blocks_at:
         places = [_blocks_at(model, blocks_at)]
     else:
-        found = ((path, _blocks_and_stem(module)) for path, module in model.named_modules())
-        places = [(path, *parts) for path, parts in found if parts]
+        candidates = ((path, _blocks_and_stem(module)) for path, module in model.named_modules())
+        places = [(path, *parts) for path, parts in candidates if parts]
     if blocks_at or not places:
         owner = model.get_submodule(places[0][0]) if places else model
         kinds = (type(module).__name__ for module in owner.modules())
