@@ -162,10 +162,7 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         *((logging.INFO, line) for line in completeness(cfg, splits)),
         (logging.INFO, origin),
         *((logging.INFO, f"best.pth is chosen by the split {VALIDATION}") for _ in held_out[:1]),
-        *(
-            (logging.WARNING, warning.removeprefix("WARNING: "))
-            for warning in data_warnings(cfg, splits, test_data.matched)
-        ),
+        *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched)),
     ]
     digest = digest_data(cfg.DATASETS.ROOT_DIR, data_files(cfg, splits))
     return ReIDTrainer(cfg, model.to(device), loader, test_data, digest, notes, validation)

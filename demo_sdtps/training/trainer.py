@@ -121,7 +121,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         """
         self.output = output
         for level, note in self.notes:
-            logger.log(level, "%s", note)
+            logger.log(level, "%s", note.removeprefix("WARNING: "))  # the log has the level
         first = resumed.state["epoch"] + 1 if resumed else None
         with scalar_boards(output, self.cfg, first) as self.write_scalars, self.stop.listening():
             if not is_main():  # processes start with equal models and draw different random numbers
