@@ -4,16 +4,23 @@ Each drops and merges as its paper says, between two blocks in place of inside o
 loss or learned rates, is left out. Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.stage import sum_of_present
-from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens
+from demo_sdtps.modeling.slimming.stage import remaining_patches
+from demo_sdtps.modeling.slimming.tokens import Tokens
 from demo_sdtps.runtime.errors import UserError
+from demo_sdtps.runtime.files import read_json
+
+RATES = Path(__file__).with_name("diffrate.json")
+"""Those that `DiffRate` reads."""
 
 
 def mean_attention(attention: torch.Tensor) -> torch.Tensor:
@@ -82,22 +89,17 @@ class ToMe(Score):
         context: Context,
     ) -> Tokens:
         """`slimmed` with each dropped patch merged into the nearest of B; there is no extra token."""
-        count, left = score.shape[1], slimmed.positions.shape[1]  # type: ignore[union-attr]  # a stage sets the positions
-        goal = torch.arange(count, device=score.device).repeat(score.shape[0], 1)
+        sizes = torch.cat(list(context.sizes.values()))
+        goal = own_places(score)
         goal[:, ::2] = torch.cat([nearest_in_b(keys)[1] for keys in context.keys.values()])
-        # The place among the kept patches of each patch, or of the one that it becomes part of.
-        place = (decision > 0).cumsum(dim=1) - 1
-        slot = torch.where(decision > 0, place, place.gather(1, goal))
-        sizes = torch.cat(list(context.sizes.values())).unsqueeze(1)
-        with torch.autocast(score.device.type, enabled=False):
-            # Matrix products are deterministic on every device, which a scatter that adds is not.
-            slots = torch.arange(left, device=slot.device).unsqueeze(-1)
-            shares = (slot.unsqueeze(1) == slots) * sizes
-            merged = shares.sum(dim=-1)
-            patches = shares @ tokens.patches(count).float() / merged.unsqueeze(-1)
-        values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
-        sizes_of_all = F.pad(merged, (values.shape[1] - left, 0), value=1.0)
-        return replace(slimmed, values=values, sizes=sizes_of_all)
+        return merge_into(
+            tokens,
+            slimmed,
+            torch.where(decision > 0, own_places(score), goal),
+            decision,
+            sizes,
+            sizes,
+        )
 
 
 @torch.no_grad()
@@ -110,35 +112,132 @@ def nearest_in_b(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return similarity, 2 * partner + 1
 
 
-def haar_energy(images: torch.Tensor) -> torch.Tensor:
-    """Squared high-frequency coefficients of a Haar wavelet transform of one level, summed over bands and channels: images
-    (B, C, H, W) → (B, 1, H, W) float32, at each pixel that of its block of 2×2. Of odd sides the last pixels are repeated."""
-    height, width = images.shape[-2:]
-    even = F.pad(images.float(), (0, width % 2, 0, height % 2), mode="replicate")
-    a, b, c, d = (even[..., row::2, column::2] for row in range(2) for column in range(2))
-    bands = torch.cat([a - b + c - d, a + b - c - d, a - b - c + d], dim=1) / 2
-    return F.interpolate((bands * bands).sum(dim=1, keepdim=True), scale_factor=2.0)[
-        ..., :height, :width
-    ]
+class MCTF(Score):
+    """Multi-criteria token fusion (Lee et al., CVPR 2024): of the sets A and B of `ToMe`, half of the dropped patches are those
+    of A that are drawn most to one of B (`fusion_goals`), the others those of B that are drawn most to one that is left in A.
+    Means are weighted by attention and number of patches. The attention is that of the block after, before the fusion."""
+
+    needs_attention = needs_sizes = keeps_own = True
+    attention_of = slice(None)
+
+    def __init__(
+        self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object
+    ):
+        super().__init__(width, grid, **settings)
+        counts = (math.prod(grid), *remaining_patches(math.prod(grid), keep))
+        self.left = dict(pairwise(counts))  # by the number of patches before
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        goal = self.goals(context.modality, context)
+        return -(goal != own_places(goal)).float()
+
+    def goals(self, modality: str, context: Context) -> torch.Tensor:
+        tokens, sizes = context.tokens[modality], context.sizes[modality]
+        attention = mean_attention(context.attention[modality])
+        dropped = tokens.shape[1] - self.left[tokens.shape[1]]
+        return fusion_goals(tokens, attention, sizes, dropped)
+
+    def merge(
+        self,
+        tokens: Tokens,
+        slimmed: Tokens,
+        score: torch.Tensor,
+        decision: torch.Tensor,
+        context: Context,
+    ) -> Tokens:
+        goal = torch.cat([self.goals(modality, context) for modality in context.tokens])
+        sizes = torch.cat(list(context.sizes.values()))
+        weights = sizes * torch.cat([mean_attention(part) for part in context.attention.values()])
+        return merge_into(tokens, slimmed, goal, decision, weights, sizes)
 
 
-class Editor(Score):
-    """EDITOR (Zhang et al., CVPR 2024): the better of a patch's ranks by the attention of its class token (`mean_attention`)
-    and by the energy of the images (`haar_energy`, mean over the patch, summed over the modalities that are not missing). A
-    number of patches that is fixed is then the union of equally long tops of both; of two equal ranks that by attention comes
-    first."""
+@torch.no_grad()
+def fusion_goals(
+    tokens: torch.Tensor, attention: torch.Tensor, sizes: torch.Tensor, dropped: int
+) -> torch.Tensor:
+    """The place of the patch that each becomes part of, (B, n) int64, when MCTF drops `dropped`: of tokens (B, n, C), attention
+    and sizes (B, n). Two patches are drawn to each other by similarity, little attention and small size."""
+    with torch.autocast(tokens.device.type, enabled=False):
+        unit = F.normalize(tokens.float(), dim=-1)
+        similarity = (unit[:, ::2] @ unit[:, 1::2].transpose(1, 2) + 1) / 2
+    weight = attention.pow(-1 / 20) * sizes.pow(-1 / 40)
+    attraction = similarity * weight[:, ::2, None] * weight[:, None, 1::2]
+    goal, first = own_places(attention), dropped // 2
+    best, partner = attraction.max(dim=2)
+    is_first = ranks(best) < first
+    goal[:, ::2] = torch.where(is_first, 2 * partner + 1, goal[:, ::2])
+    best, partner = attraction.masked_fill(is_first.unsqueeze(2), -torch.inf).max(dim=1)
+    is_second = ranks(best) < dropped - first
+    goal[:, 1::2] = torch.where(is_second, 2 * partner, goal[:, 1::2])
+    return goal.gather(1, goal)  # of one that became part of a patch of B that is dropped then
 
-    needs_attention = True
 
-    def scores(self, context: Context) -> ByModality:
-        size, stride = context.patch_size, context.patch_stride
-        energies = {
-            modality: F.avg_pool2d(haar_energy(context.images[modality]), size, stride).flatten(1)
-            for modality in context.tokens
-        }
-        energy, scores = sum_of_present(energies, context.missing), {}
-        for modality, attention in context.attention.items():
-            by_energy = ranks(energy.gather(1, context.positions_of(modality)))
-            by_attention = ranks(mean_attention(attention))
-            scores[modality] = -torch.minimum(2 * by_attention, 2 * by_energy + 1).float()
-        return scores
+class DiffRate(Score):
+    """DiffRate (Chen et al., ICCV 2023): attention of the class token; the lowest are pruned, the others of the dropped become
+    part of the kept patch that is most similar, by plain means. How many are kept and how many pruned was learned beforehand,
+    by `python -m studies.diffrate`: MODEL.SLIM_BLOCKS and SLIM_KEEP are those of its file."""
+
+    needs_attention = needs_sizes = keeps_own = True
+
+    def __init__(self, width: int, grid: tuple[int, int], **settings: object):
+        super().__init__(width, grid, **settings)
+        rates = read_json(RATES)
+        before = (rates["patches"], *rates["kept"])
+        self.unpruned = dict(zip(before, rates["unpruned"], strict=False))
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        return mean_attention(context.attention[context.modality])
+
+    def merge(
+        self,
+        tokens: Tokens,
+        slimmed: Tokens,
+        score: torch.Tensor,
+        decision: torch.Tensor,
+        context: Context,
+    ) -> Tokens:
+        kept, is_pruned = decision > 0, ranks(score) >= self.unpruned[score.shape[1]]
+        similarity, goal = nearest_kept(tokens.patches(score.shape[1]), kept)
+        sizes = torch.cat(list(context.sizes.values()))
+        sizes = torch.where(kept, sizes, sizes * similarity.clamp(min=0)).masked_fill(is_pruned, 0)
+        weights = (~is_pruned).float()
+        return merge_into(tokens, slimmed, goal, decision, weights, sizes)
+
+
+@torch.no_grad()
+def nearest_kept(patches: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each of patches (B, n, C) the cosine similarity with the most similar of the `kept`, (B, n) bool, and its place,
+    (B, n); of a kept one 1 and its own."""
+    with torch.autocast(patches.device.type, enabled=False):
+        unit = F.normalize(patches.float(), dim=-1)
+        similarity = (unit @ unit.transpose(1, 2)).masked_fill(~kept.unsqueeze(1), -torch.inf)
+        best, goal = similarity.max(dim=-1)
+    return best.masked_fill(kept, 1), torch.where(kept, own_places(best), goal)
+
+
+def own_places(rows: torch.Tensor) -> torch.Tensor:
+    """(B, n) int64: the place of each of n patches, for rows (B, n)."""
+    return torch.arange(rows.shape[1], device=rows.device).repeat(rows.shape[0], 1)
+
+
+def merge_into(
+    tokens: Tokens,
+    slimmed: Tokens,
+    goal: torch.Tensor,
+    decision: torch.Tensor,
+    weights: torch.Tensor,
+    sizes: torch.Tensor,
+) -> Tokens:
+    """`slimmed` with means, by `weights` (B, n), of the patches that have the same `goal`, the place of a kept patch, (B, n);
+    their `sizes` (B, n) are summed."""
+    kept = decision > 0
+    left = int(slimmed.positions.shape[1])  # type: ignore[union-attr]  # a stage sets the positions
+    place = (kept.cumsum(dim=1) - 1).gather(1, goal)
+    with torch.autocast(weights.device.type, enabled=False):
+        # Matrix products are deterministic on every device, which a scatter that adds is not.
+        is_part = place.unsqueeze(1) == torch.arange(left, device=place.device).unsqueeze(-1)
+        shares, merged = is_part * weights.unsqueeze(1), (is_part * sizes.unsqueeze(1)).sum(dim=-1)
+        patches = shares @ tokens.patches(goal.shape[1]).float() / shares.sum(dim=-1, keepdim=True)
+    values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
+    sizes_of_all = F.pad(merged, (values.shape[1] - left, 0), value=1.0)
+    return replace(slimmed, values=values, sizes=sizes_of_all)

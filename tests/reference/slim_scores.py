@@ -38,61 +38,56 @@ def tome(keys, count):
     return groups_of(len(keys), {one: partner[one] for one in sources})
 
 
+def mctf(patches, attention, sizes, count):
+    """MCTF (Lee et al., CVPR 2024, sections 3.2 and 3.3): patches (N, C) → groups as `tome`'s, in turn of A and of B."""
+
+    def attraction(one, other):
+        little = (attention[one] * attention[other]) ** (-1 / 20)
+        return (
+            (cosine(patches[one], patches[other]) + 1)
+            / 2
+            * little
+            * (sizes[one] * sizes[other]) ** (-1 / 40)
+        )
+
+    goal, dropped = {}, len(patches) - count
+    for parity, number in ((0, dropped // 2), (1, dropped - dropped // 2)):
+        others = [place for place in range(1 - parity, len(patches), 2) if place not in goal]
+        drawn = {}
+        for one in range(parity, len(patches), 2):
+            other = best(others, lambda other, one=one: float(attraction(one, other)))
+            drawn[one] = (float(attraction(one, other)), other)
+        for one in sorted(drawn, key=lambda one: -drawn[one][0])[:number]:
+            goal[one] = drawn[one][1]
+    return groups_of(len(patches), {one: goal.get(other, other) for one, other in goal.items()})
+
+
+def diffrate(patches, attention, unpruned, count):
+    """DiffRate (Chen et al., ICCV 2023, section 3.3): groups as `tome`'s, and the cosine of each merged patch with its goal."""
+    order = sorted(range(len(patches)), key=lambda place: -float(attention[place]))
+    goal = dict.fromkeys(order[unpruned:])
+    for one in order[count:unpruned]:
+        goal[one] = best(
+            order[:count], lambda other, one=one: float(cosine(patches[one], patches[other]))
+        )
+    return groups_of(len(patches), goal), {
+        one: float(cosine(patches[one], patches[other]))
+        for one, other in goal.items()
+        if other is not None
+    }
+
+
 def best(places, value):
     return max(places, key=value)
 
 
 def groups_of(count, goal):
-    """Groups of `count` places of which some move to a `goal`."""
+    """Groups of `count` places of which some move to a `goal`, or to none."""
     groups = {place: [place] for place in range(count) if place not in goal}
     for place, other in goal.items():
-        groups[other].append(place)
+        if other is not None:
+            groups[other].append(place)
     return list(groups.values())
-
-
-def haar_energy(channel):
-    """One channel (H, W) with even sides → (H, W): at each pixel the squares of the three high-frequency coefficients of its
-    block of 2×2."""
-    basis = [
-        torch.tensor(rows, dtype=channel.dtype) / 2
-        for rows in ([[1, -1], [1, -1]], [[1, 1], [-1, -1]], [[1, -1], [-1, 1]])
-    ]
-    energy = torch.zeros_like(channel)
-    for row in range(0, channel.shape[0], 2):
-        for column in range(0, channel.shape[1], 2):
-            block = channel[row : row + 2, column : column + 2]
-            energy[row : row + 2, column : column + 2] = sum(
-                (block * wave).sum() ** 2 for wave in basis
-            )
-    return energy
-
-
-def patch_means(pixels, size, stride):
-    """Mean over each patch of (H, W), row by row of the grid."""
-    rows, columns = (
-        (side - patch) // step + 1
-        for side, patch, step in zip(pixels.shape, size, stride, strict=True)
-    )
-    return [
-        pixels[
-            row * stride[0] : row * stride[0] + size[0],
-            column * stride[1] : column * stride[1] + size[1],
-        ].mean()
-        for row in range(rows)
-        for column in range(columns)
-    ]
-
-
-def union_of_tops(one, other, count):
-    """The first `count` places that appear when the orders of two lists of scores, best first, are read in turn."""
-    orders = [
-        sorted(range(len(values)), key=lambda place, values=values: -float(values[place]))
-        for values in (one, other)
-    ]
-    order = []
-    for pair in zip(*orders, strict=True):
-        order += [place for place in dict.fromkeys(pair) if place not in order]
-    return sorted(order[:count])
 
 
 def otsu(scores):

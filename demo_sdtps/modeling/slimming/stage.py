@@ -99,9 +99,9 @@ class Slimming(nn.Module):
         rows["positions"] = positions
         if scorer.needs_attention:
             weights = class_attention.attention_weights(
-                block, tokens, class_attention.CLASS_TOKEN, inputs.rope
+                block, tokens, scorer.attention_of, inputs.rope
             )
-            rows["attention"] = weights.squeeze(2)[..., patches]
+            rows["attention"] = weights.mean(dim=2)[..., patches]
         if scorer.needs_keys:
             rows["keys"] = class_attention.keys(block, tokens.values).mean(dim=1)[:, patches]
         if scorer.needs_sizes:

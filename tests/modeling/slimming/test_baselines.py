@@ -1,20 +1,22 @@
 """The baselines of studies/baselines.py against slow versions of them, alone and in the model."""
 
-from dataclasses import replace
+import copy
+import json
+from itertools import chain
 from itertools import count as numbers
 
 import pytest
 import torch
 from numeric import assert_close, generator, tolerance
-from tiny import pairs, random_images, tiny_cfg, tiny_model
+from tiny import ENCODER, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.modeling.slimming.stage import slim_backbone
 from demo_sdtps.modeling.slimming.tokens import Tokens
-from studies.baselines import haar_energy
+from studies.diffrate import Search
 from tests.reference import patch_scores as reference_scores
 from tests.reference import slim_scores as reference
 
@@ -87,7 +89,8 @@ def clear(has_sizes):
 
 def merge(name, tokens, context, count):
     """What a baseline makes of the patches when it keeps `count`, and the places of these."""
-    score = make_score(PLACE + name, tiny_cfg(), WIDTH, GRID)
+    cfg = tiny_cfg("MODEL.SLIM_BLOCKS", "[0]", "MODEL.SLIM_KEEP", f"[{count / PATCHES:.4f}]")
+    score = make_score(PLACE + name, cfg, WIDTH, GRID)
     scores = torch.cat(list(score(context).values()))
     kept, decision = select(scores, count)
     kept = kept.sort(dim=1).values
@@ -96,30 +99,91 @@ def merge(name, tokens, context, count):
     return score.merge(tokens, slimmed, scores, decision, context), kept
 
 
+UNPRUNED = 13
+"""Patches of 15 that are not pruned in the tests of DiffRate."""
+
+
+def groups_of(name, row, keys, patches, attention, sizes, count):
+    """What a baseline merges of one image, the weights of the means, and the sizes that it adds up."""
+    if name == "ToMe":
+        return reference.tome(keys, count), sizes, sizes
+    if name == "MCTF":
+        return reference.mctf(patches, attention, sizes, count), attention * sizes, sizes
+    groups, cosines_of_merged = reference.diffrate(patches, attention, UNPRUNED, count)
+    added = sizes.clone()
+    for place, likeness in cosines_of_merged.items():
+        added[place] *= max(likeness, 0)
+    return groups, torch.ones_like(sizes), added
+
+
 @pytest.mark.parametrize(
     "has_sizes", [False, True], ids=["first stage", "patches that stand for several"]
 )
 @pytest.mark.parametrize("count", [8, 11])
-def test_merging_against_its_description(count, has_sizes):
+@pytest.mark.parametrize("name", ["ToMe", "MCTF", "DiffRate"])
+def test_merging_against_its_description(name, count, has_sizes, monkeypatch, tmp_path):
     """What is kept, the means, sizes and gradients, in float32 also under autocast."""
+    rates = {"patches": PATCHES, "kept": [count], "unpruned": [UNPRUNED]}
+    (tmp_path / "rates.json").write_text(json.dumps(rates))
+    monkeypatch.setattr("studies.baselines.RATES", tmp_path / "rates.json")
     tokens, context = clear(has_sizes)
     with torch.autocast("cpu", torch.bfloat16):
-        merged, kept = merge("ToMe", tokens, context, count)
-    keys, _, sizes = exactly(context)
+        merged, kept = merge(name, tokens, context, count)
+    keys, attention, sizes = exactly(context)
     values, expected = tokens.values.detach().double().requires_grad_(), []
     for row in range(ROWS):
-        groups = reference.tome(keys[row], count)
+        patches = values.detach()[row, 1:]
+        groups, weights, added = groups_of(
+            name, row, keys[row], patches, attention[row], sizes[row], count
+        )
         expected.append(
-            torch.cat([values[row, :1], reference.means(values[row, 1:], sizes[row], groups)])
+            torch.cat([values[row, :1], reference.means(values[row, 1:], weights, groups)])
         )
         assert kept[row].tolist() == sorted(group[0] for group in groups)
-        assert merged.sizes[row].tolist() == [1, *reference.totals(sizes[row], groups)]
+        assert_close(
+            merged.sizes[row], torch.tensor([1, *reference.totals(added, groups)]), WIDTH, PATCHES
+        )
     assert torch.equal(merged.positions, kept) and merged.extra == 0
     assert_close(merged.values, torch.stack(expected), *SUMS)
     probe = torch.randn(merged.values.shape, generator=generator(2))
     (merged.values * probe).sum().backward()
     (torch.stack(expected) * probe).sum().backward()
     assert_close(tokens.values.grad, values.grad, *SUMS)
+
+
+def set_logits(rate, patches):
+    rate.logits.data = torch.where(rate.numbers == patches, 60.0, 0.0)
+
+
+def test_the_search_of_diffrate_computes_what_its_rates_give(monkeypatch, tmp_path):
+    """Masked tokens have no effect, so that the features of the search are those of the slimmed model; and descent by the
+    share of the operations alone reaches it."""
+    backbone, (images, cameras) = tiny_model().backbone.eval(), random_images(5)
+    search = Search(copy.deepcopy(backbone))
+    for block, (unpruned, kept) in zip(search.blocks, [(24, 16), (16, 16), (8, 8)], strict=False):
+        set_logits(block.unpruned, unpruned)
+        set_logits(block.kept, kept)
+    tokens, classes = search.backbone(images["RGB"], cameras)
+    rates = {"patches": 32, **search.rates()}
+    assert rates["kept"] == [16, 8] and rates["unpruned"] == [24, 8] and rates["blocks"] == [1, 3]
+    (tmp_path / "rates.json").write_text(json.dumps(rates))
+    monkeypatch.setattr("studies.baselines.RATES", tmp_path / "rates.json")
+    names = "BLOCKS", "KEEP"
+    opts = [(f"MODEL.SLIM_{name}", str(rates[name.lower()])) for name in names]
+    slimmed = tiny_model(*SLIM, "MODEL.SLIM_SCORE", PLACE + "DiffRate", *chain(*opts)).slimming
+    stem = {"RGB": backbone.stem(images["RGB"], cameras, 1)}
+    expected = slim_backbone(slimmed, backbone, stem)
+    assert_close(classes, expected.class_tokens["RGB"].double(), *ENCODER)
+    assert_close(tokens.mean(dim=1), expected.tokens["RGB"].double().mean(dim=1), *ENCODER)
+    search = Search(backbone)
+    optimizer = torch.optim.Adam(search.parameters(), 0.5)
+    for _ in range(40):
+        search.backbone(images["RGB"], cameras)
+        operations = search.operations(64)
+        optimizer.zero_grad()
+        (operations - 0.6).square().backward()
+        optimizer.step()
+    assert abs(operations.item() - 0.6) < 0.05
 
 
 def test_evit_scores_by_the_mean_over_the_heads():
@@ -161,7 +225,7 @@ def with_inputs(*opts):
     return model, inputs
 
 
-@pytest.mark.parametrize("name", ["EViT", "ToMe", "Editor"])
+@pytest.mark.parametrize("name", ["EViT", "ToMe", "MCTF"])
 def test_a_baseline_in_the_model(name):
     """Numbers of tokens and sizes at each stage, in training; gradients reach the patches."""
     model, inputs = with_inputs(*SLIM, "MODEL.SLIM_SCORE", PLACE + name)
@@ -171,77 +235,10 @@ def test_a_baseline_in_the_model(name):
     assert gradient.isfinite().all() and gradient.norm() > 0
     prefix = model.backbone.vit.num_prefix_tokens
     for number, (tokens, left) in enumerate(zip(inputs, LEFT, strict=True)):
-        extra = 0 if name == "ToMe" else number
+        extra = number if name == "EViT" else 0
         assert tokens.values.shape[1] == prefix + left + extra and tokens.extra == extra
-        if number == 0 or name != "ToMe":
+        if number == 0 or name == "EViT":
             assert tokens.sizes is None
             continue
         assert tokens.sizes[:, :prefix].eq(1).all() and tokens.sizes[:, prefix:].min() >= 1
         assert tokens.sizes[:, prefix:].sum(dim=1).eq(32).all()
-
-
-@pytest.mark.parametrize("size", [(8, 6), (7, 5)], ids=str)
-def test_energy_of_the_wavelet(size):
-    """The last pixels of odd sides are repeated."""
-    images = torch.randn(2, 3, *size, generator=generator(16))
-    even = images[..., [min(row, size[0] - 1) for row in range(8)], :][
-        ..., [min(column, size[1] - 1) for column in range(6)]
-    ]
-    expected = torch.stack(
-        [sum(reference.haar_energy(channel) for channel in image.double()) for image in even]
-    )
-    assert_close(haar_energy(images), expected[:, None, : size[0], : size[1]], 4, 9)
-    assert haar_energy(torch.full((1, 3, 4, 4), 7.0)).eq(0).all()
-
-
-@pytest.mark.parametrize(
-    "missing",
-    [frozenset(), frozenset({"RGB", "TI"})],
-    ids=["nothing missing", "RGB and TI missing"],
-)
-def test_editor_keeps_the_union_of_both_tops(missing):
-    """Of overlapping patches, at every stage, by each modality's own attention and the present images' energy.
-
-    Pixels are small whole numbers and attention weights multiples of 2^-16, so that their sums are exact.
-    """
-    model = tiny_model(
-        *SLIM, "MODEL.SLIM_SCORE", "studies.baselines:Editor", "MODEL.STRIDE_SIZE", "[6,5]"
-    ).eval()
-    contexts = []
-
-    def exact(context):
-        return replace(
-            context,
-            attention={
-                name: (2**16 * weights).round() / 2**16
-                for name, weights in context.attention.items()
-            },
-        )
-
-    for score in model.slimming.scores:
-        score.scores = lambda context, scores=score.scores: (
-            contexts.append(exact(context)) or scores(contexts[-1])
-        )
-    images, cameras = random_images(17, batch=2)
-    images = {name: (4 * image).round() for name, image in images.items()}
-    with torch.no_grad():
-        stages = encode_cases(model, images, cameras, [missing])[0].stages
-    for sample in range(2):
-        energy = sum(
-            reference.haar_energy(channel)
-            for modality in MODALITIES
-            if modality not in missing
-            for channel in images[modality][sample].double()
-        )
-        strength = reference.patch_means(energy, (8, 8), (6, 5))
-        assert len(strength) == model.backbone.num_patches
-        for stage, context, count in zip(
-            stages, contexts, model.slimming.counts(model.backbone.num_patches), strict=True
-        ):
-            for modality in MODALITIES:
-                places = stage.scored[modality][sample].tolist()
-                attention = reference_scores.mean_attention(context.attention[modality][sample])
-                kept = reference.union_of_tops(
-                    attention, [strength[place] for place in places], count
-                )
-                assert stage.kept[modality][sample].tolist() == [places[index] for index in kept]

@@ -38,7 +38,7 @@ CASES = [frozenset(), *map(missing_modalities, MISSING_CASES)]
 SCORE = (PATCHES, WIDTH, WIDTH, len(MODALITIES))
 """Lengths of the sums in `distinctness` and its sum over the modalities; of other scores, which are in float32 too, at most."""
 QUICKEST = ("saliency", "supervised")
-EVIT, EDITOR, TOME = (f"studies.baselines:{name}" for name in ("EViT", "Editor", "ToMe"))
+EVIT, TOME = (f"studies.baselines:{name}" for name in ("EViT", "ToMe"))
 
 
 def every(*scores):
@@ -73,7 +73,7 @@ def warm_up(model, seed=7):
     return model.eval()
 
 
-def alike(one, other, score):
+def alike(one, other):
     """Which triplets (B,) keep the same patches in two encodings; those of the others differ by roundings of the score."""
     actual = torch.ones(len(one.context.tokens["RGB"]), dtype=torch.bool)
     for stage, same in zip(one.stages, other.stages, strict=True):
@@ -83,15 +83,13 @@ def alike(one, other, score):
             ):
                 scores = stage.score[name][row]
                 order = torch.searchsorted(stage.scored[name][row], same.kept[name][row])
-                # EDITOR's scores are twice a rank.
-                by_roundings = tolerance(*SCORE, *SCORE) * float(scores.abs().max())
-                allowed = 2 if score == EDITOR else by_roundings
+                allowed = tolerance(*SCORE, *SCORE) * float(scores.abs().max())
                 assert_order(order[scores[order].argsort(descending=True)], -scores, allowed)
                 actual[row] = False
     return actual
 
 
-@every(*SCORES, EVIT, EDITOR)
+@every(*SCORES, EVIT)
 @torch.no_grad()
 def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
@@ -104,7 +102,7 @@ def test_every_case_of_missing_modalities(score):
         noise = images | {name: torch.randn_like(images[name]) for name in missing}
         (of_noise,) = encode_cases(model, noise, cameras, [missing])
         for other in (model.forward_features(zeroed, cameras), of_noise):
-            rows = alike(actual, other, score)
+            rows = alike(actual, other)
             for attribute in ("tokens", "class_tokens", "global_feats"):
                 one, same = (getattr(each.context, attribute) for each in (other, actual))
                 for name in MODALITIES:
@@ -206,7 +204,7 @@ def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
         slim_model("distinctness", "MODEL.USE_SDTPS", "True", *stage)
 
 
-@every(*SCORES, EVIT, EDITOR, TOME)
+@every(*SCORES, EVIT, TOME)
 def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     """Tensors without values: whatever would copy one from the device raises, and shapes come from the configuration."""
     model = slim_model(score, *FUSION).train()
@@ -218,7 +216,7 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     assert gradient.shape == (4, 3, 64, 32)
 
 
-@every(*SCORES, EVIT, EDITOR, TOME)
+@every(*SCORES, EVIT, TOME)
 def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
     model = warm_up(slim_model(score))

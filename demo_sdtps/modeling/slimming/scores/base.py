@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
+from demo_sdtps.modeling.class_attention import CLASS_TOKEN
 from demo_sdtps.modeling.sdtps import softmax_mean
 from demo_sdtps.modeling.slimming.tokens import ByModality, Grid, Tokens
 from demo_sdtps.runtime.errors import UserError
@@ -82,7 +83,10 @@ class Score(nn.Module):
     """
 
     masks = False  # whether it reads foreground masks in training
-    needs_attention = False  # whether it reads `Context.attention`: softmax weights of the class token over the patches
+    needs_attention = (
+        False  # whether it reads `Context.attention`: softmax weights over the patches
+    )
+    attention_of = CLASS_TOKEN  # of which tokens, the class token or slice(None), of all the mean
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether it reads `Context.sizes`, and its merged tokens weigh in attention by `Tokens.sizes`
     keeps_own = False  # whether each modality keeps its own places, whatever MODEL.SLIM_SHARED says

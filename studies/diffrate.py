@@ -1,0 +1,201 @@
+"""The rates of DiffRate (Chen et al., ICCV 2023): how many patches each block keeps, and how many of the others it prunes.
+
+They are learned for a share of the operations of a trained dense model, whose weights stay as they are:
+
+    python -m studies.diffrate --weight runs/pretrain/last.pth
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from demo_sdtps.config import cli
+from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
+from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.reid import make_reid_trainer
+from studies.baselines import RATES, merge_into, nearest_kept
+
+STEP, EPOCHS, RATE, WEIGHT = 8, 3, 0.05, 100.0
+"""Patches between two candidates; epochs and learning rate of the search; weight of the operations in the loss."""
+
+
+class Candidates(nn.Module):
+    """A number of patches, as probabilities of the candidates `patches`, `patches` - STEP, … (section 3.2)."""
+
+    numbers: torch.Tensor
+    keeps: torch.Tensor
+
+    def __init__(self, patches: int):
+        super().__init__()
+        numbers = torch.arange(patches, 0, -STEP)
+        self.register_buffer("numbers", numbers.float())
+        self.register_buffer("keeps", (numbers.unsqueeze(1) > torch.arange(patches)).float())
+        self.logits = nn.Parameter(torch.zeros(len(numbers)))
+
+    def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The expected number, rounded up, a scalar, and the probability that each patch is kept, the best first, (N,)."""
+        probabilities = self.logits.softmax(dim=0)
+        expected = self.numbers @ probabilities
+        return expected + (expected.ceil() - expected).detach(), probabilities @ self.keeps
+
+
+class Pass:
+    """One pass through the backbone: what goes with n patches, dropped ones too, and the share of them that each block has."""
+
+    def __init__(self, batch: int, patches: int):
+        self.live = torch.ones(batch, patches)  # 1 or 0, with the gradient of the rates
+        self.sizes, self.left = torch.ones(batch, patches), patches
+        self.shares = [torch.tensor(1.0)]
+
+
+class SearchBlock(nn.Module):
+    """A block of timm's Vision Transformer that prunes and merges its input by masks, so that the rates have a gradient."""
+
+    def __init__(self, block: Any, patches: int, search: "Search", is_first: bool):
+        super().__init__()
+        self.block, self.search, self.is_first = block, search, is_first
+        self.unpruned, self.kept = Candidates(patches), Candidates(patches)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        search = self.search
+        if self.is_first:
+            search.state = Pass(values.shape[0], values.shape[1] - 1)
+        else:
+            values = self.drop(values, search.state)
+        return self.masked(values, search.state)
+
+    def drop(self, values: torch.Tensor, state: Pass) -> torch.Tensor:
+        visible = F.pad(state.sizes * state.live.detach(), (1, 0), value=1.0)
+        weights = attention_weights(self.block, Tokens(values, sizes=visible), CLASS_TOKEN)
+        order = weights.mean(dim=1)[:, 0, 1:].argsort(dim=1, descending=True, stable=True)
+        patches = values[:, 1:].gather(1, order.unsqueeze(-1).expand_as(values[:, 1:]))
+        state.sizes, state.live = state.sizes.gather(1, order), state.live.gather(1, order)
+        numbers = []
+        for rate in (self.unpruned, self.kept):
+            number, probability = rate()
+            numbers.append(number)
+            after, place = min(state.left, int(number)), torch.arange(patches.shape[1])
+            if after == state.left:
+                continue
+            if rate is self.kept:
+                patches = self.merge(patches, state, after)
+            is_left = ((place < after) | (place >= state.left)).float()
+            state.live = state.live * (is_left - probability.detach() + probability)
+            state.left = after
+        share = torch.stack(numbers).min() / patches.shape[1]
+        state.shares.append(torch.minimum(state.shares[-1], share))
+        return torch.cat([values[:, :1], patches], dim=1)
+
+    def merge(self, patches: torch.Tensor, state: Pass, after: int) -> torch.Tensor:
+        """The first `after` of the patches with those up to `state.left` merged into them, then the others as they are."""
+        part, sizes = patches[:, : state.left], state.sizes[:, : state.left]
+        kept = (torch.arange(state.left) < after).expand(len(patches), -1)
+        similarity, goal = nearest_kept(part, kept)
+        sizes = torch.where(kept, sizes, sizes * similarity.clamp(min=0))
+        slimmed = Tokens(part[:, :after], goal[:, :after])
+        merged = merge_into(
+            Tokens(part), slimmed, goal, kept.float(), torch.ones_like(sizes), sizes
+        )
+        assert merged.sizes is not None
+        state.sizes = torch.cat([merged.sizes, state.sizes[:, after:]], dim=1)
+        return torch.cat([merged.values, patches[:, after:]], dim=1)
+
+    def masked(self, values: torch.Tensor, state: Pass) -> torch.Tensor:
+        """The block, in whose attention a dropped token is seen by itself alone."""
+        block, attention = self.block, self.block.attn
+        heads = attention.qkv(block.norm1(values)).unflatten(-1, (3, attention.num_heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        logits = query @ key.transpose(-2, -1) * attention.scale
+        logits = logits + F.pad(state.sizes, (1, 0), value=1.0).log()[:, None, None]
+        seen = F.pad(state.live, (1, 0), value=1.0)[:, None, None]
+        own = torch.eye(values.shape[1])
+        weights = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (seen + (1 - seen) * own)
+        mixed = (weights / weights.sum(dim=-1, keepdim=True)) @ value
+        values = values + block.ls1(attention.proj(mixed.transpose(1, 2).flatten(2)))
+        return values + block.ls2(block.mlp(block.norm2(values)))
+
+
+class MeanOfLive(nn.Module):
+    """The final norm, with patches scaled so that their mean is that of those that were not dropped."""
+
+    def __init__(self, norm: nn.Module, search: "Search"):
+        super().__init__()
+        self.norm, self.search = norm, search
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        live = self.search.state.live
+        scale = live * live.shape[1] / live.sum(dim=1, keepdim=True)
+        return self.norm(values) * F.pad(scale, (1, 0), value=1.0).unsqueeze(-1)
+
+
+class Search:
+    """The rates of every block but the first of a backbone, in place of its blocks."""
+
+    state: Pass
+
+    def __init__(self, backbone: Any):
+        self.backbone, vit = backbone, backbone.vit.requires_grad_(False)
+        patches = backbone.num_patches
+        blocks = enumerate(vit.blocks)
+        vit.blocks = nn.ModuleList(SearchBlock(block, patches, self, i == 0) for i, block in blocks)
+        vit.norm = MeanOfLive(vit.norm, self)
+        self.blocks: list[Any] = list(vit.blocks)[1:]
+        self.patches = patches
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [rate.logits for block in self.blocks for rate in (block.unpruned, block.kept)]
+
+    def operations(self, width: int) -> torch.Tensor:
+        """Of the last pass, as a share of the dense model's, a scalar."""
+        tokens = 1 + self.patches * torch.stack(self.state.shares)
+        each = 12 * tokens * width**2 + 2 * tokens**2 * width
+        return each.sum() / (len(each) * each[0].detach())
+
+    @torch.no_grad()
+    def rates(self) -> dict[str, list]:
+        """The block before each stage, the patches that it keeps, all, their share, and without the merged ones."""
+        rows, left = [], self.patches
+        for number, block in enumerate(self.blocks, 1):
+            unpruned = min(left, int(block.unpruned()[0]))
+            kept = min(unpruned, int(block.kept()[0]))
+            if kept < left:
+                share = math.ceil(1e4 * kept / left) / 1e4
+                rows.append((number, share, unpruned, kept))
+                left = kept
+        names = "blocks", "keep", "unpruned", "kept"
+        return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def main() -> None:
+    parser = cli.config_parser(__doc__.split("\n\n")[1], checkpoint=cli.WEIGHT)
+    parser.add_argument("--operations", type=float, default=0.45, help="share of the dense model's")
+    cli.add_output(parser, "--json", ".json", default=RATES, help="write the rates to this file")
+    arguments, cfg = cli.parse(parser)
+    trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
+    model = trainer.model.requires_grad_(False).train()
+    search = Search(model.backbone)
+    optimizer = torch.optim.AdamW(search.parameters(), RATE, weight_decay=0.0)
+    for epoch in range(1, 1 + EPOCHS):
+        sampler_of(trainer.loader).begin(epoch, 0)
+        title = f"epoch {epoch}/{EPOCHS}"
+        bar = progress(trainer.batches(), title, len(trainer.loader), unit="batch")
+        for batch in bar:
+            loss, *_ = trainer.loss(batch)
+            operations = search.operations(model.backbone.vit.embed_dim)
+            optimizer.zero_grad()
+            (loss + WEIGHT * (operations - arguments.operations) ** 2).backward()
+            optimizer.step()
+            bar.set_postfix_str(f"loss {loss.item():.3f}, operations {operations.item():.3f}")
+    rates = {"patches": search.patches, **search.rates(), "operations": operations.item()}
+    write_json(arguments.json, rates)
+    cli.print_lines(*(f"{name}: {value}" for name, value in rates.items()))
+
+
+if __name__ == "__main__":
+    cli.run(main)
