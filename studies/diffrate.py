@@ -151,10 +151,12 @@ class Search:
     def parameters(self) -> list[nn.Parameter]:
         return [rate.logits for block in self.blocks for rate in (block.unpruned, block.kept)]
 
-    def operations(self, width: int) -> torch.Tensor:
-        """Of the last pass, as a share of the dense model's, a scalar."""
+    def operations(self) -> torch.Tensor:
+        """Multiplications of the last pass in the blocks, as a share of the dense model's, a scalar."""
         tokens = 1 + self.patches * torch.stack(self.state.shares)
-        each = 12 * tokens * width**2 + 2 * tokens**2 * width
+        layers = [part for part in self.blocks[0].modules() if isinstance(part, nn.Linear)]
+        width, weights = layers[0].in_features, sum(layer.weight.numel() for layer in layers)
+        each = tokens * weights + 2 * tokens**2 * width
         return each.sum() / (len(each) * each[0].detach())
 
     @torch.no_grad()
@@ -187,7 +189,7 @@ def main() -> None:
         bar = progress(trainer.batches(), title, len(trainer.loader), unit="batch")
         for batch in bar:
             loss, *_ = trainer.loss(batch)
-            operations = search.operations(model.backbone.vit.embed_dim)
+            operations = search.operations()
             optimizer.zero_grad()
             (loss + WEIGHT * (operations - arguments.operations) ** 2).backward()
             optimizer.step()

@@ -179,7 +179,7 @@ def test_the_search_of_diffrate_computes_what_its_rates_give(monkeypatch, tmp_pa
     optimizer = torch.optim.Adam(search.parameters(), 0.5)
     for _ in range(40):
         search.backbone(images["RGB"], cameras)
-        operations = search.operations(64)
+        operations = search.operations()
         optimizer.zero_grad()
         (operations - 0.6).square().backward()
         optimizer.step()
