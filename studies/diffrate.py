@@ -14,6 +14,7 @@ from torch import nn
 
 from demo_sdtps.config import cli
 from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.slimming.tokens import Tokens
 from demo_sdtps.runtime.files import write_json
@@ -21,7 +22,7 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.reid import make_reid_trainer
 from studies.baselines import RATES, merge_into, nearest_kept
 
-STEP, EPOCHS, RATE, WEIGHT = 8, 3, 0.05, 100.0
+STEP, EPOCHS, RATE, WEIGHT = 8, 3, 0.1, 1000.0
 """Patches between two candidates; epochs and learning rate of the search; weight of the operations in the loss."""
 
 
@@ -167,7 +168,7 @@ class Search:
             unpruned = min(left, int(block.unpruned()[0]))
             kept = min(unpruned, int(block.kept()[0]))
             if kept < left:
-                share = math.ceil(1e4 * kept / left) / 1e4
+                share = math.floor(1e4 * kept / left) / 1e4  # a stage rounds up
                 rows.append((number, share, unpruned, kept))
                 left = kept
         names = "blocks", "keep", "unpruned", "kept"
@@ -181,8 +182,12 @@ def main() -> None:
     arguments, cfg = cli.parse(parser)
     trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
     model = trainer.model.requires_grad_(False).train()
+    # A training would start with a new classifier.
+    load_weights(model, read_checkpoint(cfg.TEST.WEIGHT))
     search = Search(model.backbone)
     optimizer = torch.optim.AdamW(search.parameters(), RATE, weight_decay=0.0)
+    steps = EPOCHS * len(trainer.loader)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=RATE / 10)
     for epoch in range(1, 1 + EPOCHS):
         sampler_of(trainer.loader).begin(epoch, 0)
         title = f"epoch {epoch}/{EPOCHS}"
@@ -193,7 +198,10 @@ def main() -> None:
             optimizer.zero_grad()
             (loss + WEIGHT * (operations - arguments.operations) ** 2).backward()
             optimizer.step()
-            bar.set_postfix_str(f"loss {loss.item():.3f}, operations {operations.item():.3f}")
+            schedule.step()
+            state = f"loss {loss.item():.3f}, operations {operations.item():.3f}"
+            bar.set_postfix_str(state)
+        cli.print_lines(f"epoch {epoch}: {state}")
     rates = {"patches": search.patches, **search.rates(), "operations": operations.item()}
     write_json(arguments.json, rates)
     cli.print_lines(*(f"{name}: {value}" for name, value in rates.items()))

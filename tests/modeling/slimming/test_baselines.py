@@ -160,12 +160,12 @@ def test_the_search_of_diffrate_computes_what_its_rates_give(monkeypatch, tmp_pa
     share of the operations alone reaches it."""
     backbone, (images, cameras) = tiny_model().backbone.eval(), random_images(5)
     search = Search(copy.deepcopy(backbone))
-    for block, (unpruned, kept) in zip(search.blocks, [(24, 16), (16, 16), (8, 8)], strict=False):
+    for block, (unpruned, kept) in zip(search.blocks, [(32, 24), (24, 24), (16, 8)], strict=False):
         set_logits(block.unpruned, unpruned)
         set_logits(block.kept, kept)
     tokens, classes = search.backbone(images["RGB"], cameras)
     rates = {"patches": 32, **search.rates()}
-    assert rates["kept"] == [16, 8] and rates["unpruned"] == [24, 8] and rates["blocks"] == [1, 3]
+    assert rates["kept"] == [24, 8] and rates["unpruned"] == [32, 16] and rates["blocks"] == [1, 3]
     (tmp_path / "rates.json").write_text(json.dumps(rates))
     monkeypatch.setattr("studies.baselines.RATES", tmp_path / "rates.json")
     names = "BLOCKS", "KEEP"
