@@ -1,7 +1,7 @@
 """Baselines of slimming as scores in its harness, such as MODEL.SLIM_SCORE studies.baselines:EViT (slimming.yml).
 
-Each drops and merges as its paper says, between two blocks in place of inside one; what training adds there, such as a second
-loss or learned rates, is left out. Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
+Each drops and merges as its paper says, between two blocks in place of inside one; a second loss in training is left out.
+Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
 """
 
 import math
