@@ -22,7 +22,7 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.reid import make_reid_trainer
 from studies.baselines import RATES, merge_into, nearest_kept
 
-STEP, EPOCHS, RATE, WEIGHT = 8, 3, 0.1, 1000.0
+STEP, EPOCHS, RATE, WEIGHT = 4, 3, 0.1, 1000.0
 """Patches between two candidates; epochs and learning rate of the search; weight of the operations in the loss."""
 
 
@@ -77,10 +77,10 @@ class SearchBlock(nn.Module):
         order = weights.mean(dim=1)[:, 0, 1:].argsort(dim=1, descending=True, stable=True)
         patches = values[:, 1:].gather(1, order.unsqueeze(-1).expand_as(values[:, 1:]))
         state.sizes, state.live = state.sizes.gather(1, order), state.live.gather(1, order)
-        numbers = []
+        costs = torch.zeros(())
         for rate in (self.unpruned, self.kept):
             number, probability = rate()
-            numbers.append(number)
+            costs = costs + number - number.detach()
             after, place = min(state.left, int(number)), torch.arange(patches.shape[1])
             if after == state.left:
                 continue
@@ -89,8 +89,8 @@ class SearchBlock(nn.Module):
             is_left = ((place < after) | (place >= state.left)).float()
             state.live = state.live * (is_left - probability.detach() + probability)
             state.left = after
-        share = torch.stack(numbers).min() / patches.shape[1]
-        state.shares.append(torch.minimum(state.shares[-1], share))
+        # Straight through the minimum: both numbers pay for what is left, also one that drops nothing.
+        state.shares.append((state.left + costs) / patches.shape[1])
         return torch.cat([values[:, :1], patches], dim=1)
 
     def merge(self, patches: torch.Tensor, state: Pass, after: int) -> torch.Tensor:
