@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
 from demo_sdtps.modeling.slimming.stage import remaining_patches
 from demo_sdtps.modeling.slimming.tokens import Tokens
@@ -134,7 +135,8 @@ class MCTF(Score):
     def goals(self, modality: str, context: Context) -> torch.Tensor:
         tokens, sizes = context.tokens[modality], context.sizes[modality]
         attention = mean_attention(context.attention[modality])
-        dropped = tokens.shape[1] - self.left[tokens.shape[1]]
+        patches = int(tokens.shape[1])  # a number in a trace too
+        dropped = patches - self.left[patches]
         return fusion_goals(tokens, attention, sizes, dropped)
 
     def merge(
@@ -196,23 +198,34 @@ class DiffRate(Score):
         decision: torch.Tensor,
         context: Context,
     ) -> Tokens:
-        kept, is_pruned = decision > 0, ranks(score) >= self.unpruned[score.shape[1]]
-        similarity, goal = nearest_kept(tokens.patches(score.shape[1]), kept)
+        left = int(slimmed.positions.shape[1])  # type: ignore[union-attr]  # a stage sets the positions
+        merged = self.unpruned[int(score.shape[1])] - left
+        index = score.masked_fill(decision > 0, -torch.inf).topk(merged).indices
         sizes = torch.cat(list(context.sizes.values()))
-        sizes = torch.where(kept, sizes, sizes * similarity.clamp(min=0)).masked_fill(is_pruned, 0)
-        weights = (~is_pruned).float()
-        return merge_into(tokens, slimmed, goal, decision, weights, sizes)
+        kept_sizes = sizes.gather(1, decision.topk(left).indices.sort(dim=1).values)
+        patches, kept = tokens.patches(score.shape[1]), slimmed.values[:, -left:]
+        values, sizes = merge_into_nearest(
+            kept, gather_tokens(patches, index), kept_sizes, sizes.gather(1, index)
+        )
+        values = torch.cat([slimmed.values[:, :-left], values.to(kept.dtype)], dim=1)
+        sizes = F.pad(sizes, (values.shape[1] - left, 0), value=1.0)
+        return replace(slimmed, values=values, sizes=sizes)
 
 
-@torch.no_grad()
-def nearest_kept(patches: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each of patches (B, n, C) the cosine similarity with the most similar of the `kept`, (B, n) bool, and its place,
-    (B, n); of a kept one 1 and its own."""
-    with torch.autocast(patches.device.type, enabled=False):
-        unit = F.normalize(patches.float(), dim=-1)
-        similarity = (unit @ unit.transpose(1, 2)).masked_fill(~kept.unsqueeze(1), -torch.inf)
-        best, goal = similarity.max(dim=-1)
-    return best.masked_fill(kept, 1), torch.where(kept, own_places(best), goal)
+def merge_into_nearest(
+    kept: torch.Tensor, merged: torch.Tensor, kept_sizes: torch.Tensor, merged_sizes: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Kept patches (B, k, C) with each of `merged` (B, m, C) in the mean of the one of largest cosine → (B, k, C) float32, and
+    the sizes (B, k): a merged patch adds its own (B, m) times the cosine."""
+    with torch.autocast(kept.device.type, enabled=False):
+        kept, merged = kept.float(), merged.float()
+        units = [F.normalize(tokens.detach(), dim=-1) for tokens in (merged, kept)]
+        cosine, goal = (units[0] @ units[1].transpose(1, 2)).max(dim=-1)
+        is_part = goal.unsqueeze(1) == torch.arange(kept.shape[1], device=goal.device).unsqueeze(-1)
+        shares = is_part.float()
+        means = (kept + shares @ merged) / (1 + shares.sum(dim=-1, keepdim=True))
+    added = merged_sizes * cosine.clamp(min=0)
+    return means, kept_sizes + (shares * added.unsqueeze(1)).sum(dim=-1)
 
 
 def own_places(rows: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from demo_sdtps.modeling.slimming.tokens import Tokens
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.reid import make_reid_trainer
-from studies.baselines import RATES, merge_into, nearest_kept
+from studies.baselines import RATES, merge_into_nearest
 
 STEP, EPOCHS, RATE, WEIGHT = 4, 3, 0.1, 1000.0
 """Patches between two candidates; epochs and learning rate of the search; weight of the operations in the loss."""
@@ -95,17 +95,11 @@ class SearchBlock(nn.Module):
 
     def merge(self, patches: torch.Tensor, state: Pass, after: int) -> torch.Tensor:
         """The first `after` of the patches with those up to `state.left` merged into them, then the others as they are."""
-        part, sizes = patches[:, : state.left], state.sizes[:, : state.left]
-        kept = (torch.arange(state.left) < after).expand(len(patches), -1)
-        similarity, goal = nearest_kept(part, kept)
-        sizes = torch.where(kept, sizes, sizes * similarity.clamp(min=0))
-        slimmed = Tokens(part[:, :after], goal[:, :after])
-        merged = merge_into(
-            Tokens(part), slimmed, goal, kept.float(), torch.ones_like(sizes), sizes
-        )
-        assert merged.sizes is not None
-        state.sizes = torch.cat([merged.sizes, state.sizes[:, after:]], dim=1)
-        return torch.cat([merged.values, patches[:, after:]], dim=1)
+        parts = patches[:, :after], patches[:, after : state.left]
+        sizes = state.sizes[:, :after], state.sizes[:, after : state.left]
+        values, merged = merge_into_nearest(*parts, *sizes)
+        state.sizes = torch.cat([merged, state.sizes[:, after:]], dim=1)
+        return torch.cat([values, patches[:, after:]], dim=1)
 
     def masked(self, values: torch.Tensor, state: Pass) -> torch.Tensor:
         """The block, in whose attention a dropped token is seen by itself alone."""

@@ -50,6 +50,8 @@ FREE = (
     "index_copy",
     "kthvalue",
     "le",
+    "lt",
+    "ne",
     "ones_like",
     "pad",
     "rand",
