@@ -58,7 +58,9 @@ class Page:
                 ]
             },
         )
+        self.driver.get("about:blank")  # nothing of an earlier page is read
         self.driver.get(self.path if isinstance(self.path, str) else self.path.as_uri())
+        until(lambda: self.run("return document.readyState") == "complete")
 
     def run(self, script):
         return self.driver.execute_script(script)
