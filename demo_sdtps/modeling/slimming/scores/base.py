@@ -84,9 +84,7 @@ class Score(nn.Module):
 
     masks = False  # whether it reads foreground masks in training
     needs_attention = False  # whether it reads `Context.attention`: weights over the patches
-    attention_of = (
-        CLASS_TOKEN  # whose they are: the class token's, or with slice(None) the mean of all
-    )
+    attention_of = CLASS_TOKEN  # whose these are; with slice(None) the mean of all tokens'
     needs_keys = False  # whether it reads `Context.keys`
     needs_sizes = False  # whether it reads `Context.sizes`, and its merged tokens weigh in attention by `Tokens.sizes`
     keeps_own = False  # whether each modality keeps its own places, whatever MODEL.SLIM_SHARED says
