@@ -39,6 +39,7 @@ from tests.reference import demo_ranking
 from tests.reference.fusion import Fusion  # which the tests compare with
 
 BATCH, FEW, GPU_BATCH = 8, 2, 64
+MEMORY = "… memory beside models and optimisers"
 FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the reference formulation
 
 
@@ -139,7 +140,7 @@ def precision_rows(
         yield compare(f"training step, {what}", *steps, rounds, sides.device, target)
         if are_alike and sides.device.type == "cuda":
             yield memory_row(
-                "… memory beside models and optimisers",
+                MEMORY,
                 *(allocated_memory(step, sides.device) for step in steps),
             )
             with inference(sides.ours, half):

@@ -10,7 +10,17 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from yacs.config import CfgNode
 
-from benchmarks.model import BATCH, FEW, configuration, name_of, precisions
+from benchmarks.model import (
+    BATCH,
+    FEW,
+    GPU_BATCH,
+    MEMORY,
+    allocated_memory,
+    configuration,
+    memory_row,
+    name_of,
+    precisions,
+)
 from benchmarks.rows import speed_row
 from demo_sdtps.config import with_values
 from demo_sdtps.config.scores import MASK, reads_masks
@@ -65,7 +75,8 @@ PRODUCTS = re.compile("aten::(mm|addmm|bmm|baddbmm|.*convolution.*)")
 
 
 def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Inference and a training step, float32 and bfloat16. Every setting is run in the same model, dense or slimmed."""
+    """Inference and a training step, float32 and bfloat16; on a GPU of more images, also the memory of a step, and inference
+    with compiled blocks. Every setting is run in the same model, dense or slimmed."""
     for backbone, settings in SLIM_SETTINGS.items():
         cfg = configuration("MODEL.TRANSFORMER_TYPE", backbone)
         yield from rows_of(cfg, settings[-1:] if quick else settings, quick, precisions(device))
@@ -76,7 +87,8 @@ def rows_of(
 ) -> Iterator[Row]:
     """The rows of one backbone."""
     torch.manual_seed(cfg.SOLVER.SEED)
-    device, batch = choose_device(cfg), FEW if quick else BATCH
+    device = choose_device(cfg)
+    batch = FEW if quick else GPU_BATCH if device.type == "cuda" else BATCH
     model = make_model(cfg, CLASSES, CAMERAS)
     slimmed = {setting.name: setting.of(cfg) for setting in settings}
     stages = {name: make_slimming(slim, model.backbone) for name, slim in slimmed.items()}
@@ -103,7 +115,9 @@ def rows_of(
             cases[name] = partial(with_stages, model, stages[name], partial(work, inputs))
         seconds = in_turns(what, cases, 1 if quick else rounds, device)
         rest = others(cases) if half and device.type == "cpu" else {}
-        yield from pairs(what, seconds, operations, rest)
+        is_memory_known = model.training and device.type == "cuda"
+        memory = {name: allocated_memory(cases[name], device) for name in cases if is_memory_known}
+        yield from pairs(what, seconds, operations, rest, memory)
 
     for half in halves:
         with inference(model, half):
@@ -111,6 +125,12 @@ def rows_of(
         model.train()
         step = training_step(cfg, model, optimizer, cameras, labels, half, model.head_weights)
         yield from rows_of_work("training step", half, step, 2)
+    if device.type == "cuda":
+        model.backbone.compile_blocks()
+        for half in halves:
+            with inference(model, half):
+                compiled = "inference with MODEL.COMPILE"
+                yield from rows_of_work(compiled, half, lambda pixels: model(pixels, cameras), 4)
 
 
 def with_stages(model: DeMo, stages: Slimming | None, work: Callable[[], object]) -> None:
@@ -129,9 +149,15 @@ def others(cases: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return seconds
 
 
-def pairs(what: str, seconds: ByCase, operations: ByCase, rest: ByCase) -> Iterator[Row]:
+def pairs(
+    what: str,
+    seconds: ByCase,
+    operations: ByCase,
+    rest: ByCase,
+    memory: Mapping[str, int],
+) -> Iterator[Row]:
     """For every setting the times, dense and slimmed, and the share of time saved over that of operations saved; the times of
-    the `rest` where they are given, and their ratio."""
+    the `rest` and the bytes of `memory` where they are given, and their ratio."""
     for name in [name for name in seconds if name != DENSE]:
         dense, slim, left = seconds[DENSE], seconds[name], operations[name] / operations[DENSE]
         title = f"{what}: {name} ({100 * left:.0f} % of the operations)"
@@ -143,3 +169,5 @@ def pairs(what: str, seconds: ByCase, operations: ByCase, rest: ByCase) -> Itera
         if rest:
             seconds_of_rest = {"reference": rest[DENSE], "ours": rest[name]}
             yield speed_row("… of it no matrix product", seconds_of_rest)
+        if memory:
+            yield memory_row(MEMORY, memory[DENSE], memory[name])
