@@ -90,7 +90,8 @@ MODEL_KEYS = (
     Key(
         "MODEL.COMPILE",
         False,
-        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a C++ compiler on a CPU",
+        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a C++ compiler on a CPU; "
+        "train by a CUDA graph on one GPU",
     ),
     Key(
         "MODEL.GLOBAL_LOCAL",

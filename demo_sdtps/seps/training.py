@@ -19,7 +19,7 @@ from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.training.optim import group_parameters
 from demo_sdtps.training.resume import Resumed, digest_data
-from demo_sdtps.training.trainer import Evaluation, Trainer
+from demo_sdtps.training.trainer import Evaluation, Loss, Trainer
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
 
@@ -53,7 +53,7 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
     def batches(self) -> Iterator[CaptionBatch]:
         return caption_batches(self.caption_loader)
 
-    def loss(self, batch: CaptionBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+    def loss(self, batch: CaptionBatch) -> Loss:
         tensors = (batch.images, batch.captions, batch.image_ids)
         images, captions, image_ids = (to_device(tensor, self.device) for tensor in tensors)
         long_captions = batch.long_captions

@@ -21,7 +21,7 @@ from demo_sdtps.datasets import (
 )
 from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.datasets.loaders import Batch, batches, train_loader, triplet_files
+from demo_sdtps.datasets.loaders import batches, train_loader, triplet_files
 from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import read_records, reid_record, reid_table
@@ -32,16 +32,20 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, set_seed
-from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
+from demo_sdtps.runtime.distributed import all_gather, check_launch, world_size, wrap_ddp
+from demo_sdtps.runtime.graphs import Graphed
 from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.training.command import train as run_training
 from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.resume import Resumed, digest_data
-from demo_sdtps.training.trainer import PART, Evaluation, Trainer
+from demo_sdtps.training.trainer import PART, Evaluation, Loss, Trainer
+
+LABELS, CAMERAS = "labels", "cameras"  # beside the images of a batch
+Tensors = Mapping[str, torch.Tensor]
 
 
-class ReIDTrainer(Trainer[DeMo, Batch]):
+class ReIDTrainer(Trainer[DeMo, Tensors]):
     """Trains DeMo and, where MODEL.METRIC_LOSS_TYPE has them, the centers of the center losses.
 
     best.pth is the epoch with the largest mAP of TEST.RETURN_PATTERN: of `validation` where it is there, else of `test_data`.
@@ -74,16 +78,25 @@ class ReIDTrainer(Trainer[DeMo, Batch]):
         self.network = wrap_ddp(model)
         self.data = {"patterns": test_data} | ({VALIDATION: validation} if validation else {})
         self.scheduler = make_scheduler(cfg, optimizers[0])
+        is_recorded = cfg.MODEL.COMPILE and self.device.type == "cuda" and world_size() == 1
+        gradients = super().gradients
+        self.gradients_on_device = Graphed(gradients) if is_recorded else gradients
 
     def begin_epoch(self, epoch: int) -> None:
         self.scheduler.step(epoch)
 
-    def batches(self) -> Iterator[Batch]:
-        return batches(self.loader)
+    def batches(self) -> Iterator[Tensors]:
+        for images, labels, cameras in batches(self.loader):
+            yield images | {LABELS: labels, CAMERAS: cameras}
 
-    def loss(self, batch: Batch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
-        images = {modality: to_device(image, self.device) for modality, image in batch[0].items()}
-        labels, cameras = (to_device(tensor, self.device) for tensor in batch[1:])
+    def gradients(self, batch: Tensors) -> Loss:
+        return self.gradients_on_device(
+            {name: to_device(tensor, self.device) for name, tensor in batch.items()}
+        )
+
+    def loss(self, batch: Tensors) -> Loss:
+        images = dict(batch)
+        labels, cameras = images.pop(LABELS), images.pop(CAMERAS)
         with autocast(self.device, self.precision):
             output: TrainingOutput = self.network(images, cameras)
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.

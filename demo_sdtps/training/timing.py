@@ -15,6 +15,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
+from demo_sdtps.runtime.graphs import Graphed
 from demo_sdtps.runtime.matmul import matmul_of
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.optim import make_optimizer
@@ -66,16 +67,22 @@ def training_step(
     labels: torch.Tensor,
     precision: torch.dtype | None,
     head_weights: dict[str, float],
-) -> Callable[[dict[str, torch.Tensor]], None]:
-    """A function of the images that does one step."""
+    is_recorded: bool = False,
+) -> Callable[[Mapping[str, torch.Tensor]], None]:
+    """A function of the images that does one step, recorded as MODEL.COMPILE does on a GPU where `is_recorded`."""
 
-    def step(images: dict[str, torch.Tensor]) -> None:
+    def gradients(images: Mapping[str, torch.Tensor]) -> None:
+        with autocast(cameras.device, precision):
+            outputs = model(images, cameras)
+            loss, _ = total_loss(cfg, outputs, labels, head_weights)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+
+    work = Graphed(gradients) if is_recorded else gradients
+
+    def step(images: Mapping[str, torch.Tensor]) -> None:
         with matmul_of(model):
-            with autocast(cameras.device, precision):
-                outputs = model(images, cameras)
-                loss, _ = total_loss(cfg, outputs, labels, head_weights)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            work(images)
             optimizer.step()
 
     return step

@@ -32,6 +32,7 @@ from demo_sdtps.training.stop import Stopped, StopRequest
 
 TrainedModel = TypeVar("TrainedModel", bound=nn.Module)
 TrainingBatch = TypeVar("TrainingBatch")
+Loss = tuple[torch.Tensor, int, Mapping[str, torch.Tensor]]  # of a batch: `Trainer.loss`
 PART = "loss/"  # prefix of the names of the loss's parts
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         """The batches of `loader`."""
 
     @abstractmethod
-    def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, int, dict[str, torch.Tensor]]:
+    def loss(self, batch: TrainingBatch) -> Loss:
         """The mean loss of a batch, its number of samples, and sums over them of what else is to be recorded, by name.
 
         A name "loss/<part>" is a part of the loss, recorded under "losses".
@@ -186,12 +187,17 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             if is_due:
                 self._save()
 
-    def _train_step(self, batch: TrainingBatch) -> None:
+    def gradients(self, batch: TrainingBatch) -> Loss:
+        """`loss` of a batch, whose gradient every parameter then has."""
         loss, count, sums = self.loss(batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         with deterministic_backward():
             self.scaler.scale(loss).backward()
+        return loss.detach(), count, sums
+
+    def _train_step(self, batch: TrainingBatch) -> None:
+        loss, count, sums = self.gradients(batch)
         if self.cfg.SOLVER.GRAD_CLIP:
             self.scaler.unscale_(self.optimizers[0])  # the norm is that of the unscaled gradient
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.SOLVER.GRAD_CLIP)
@@ -199,7 +205,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             self.scaler.step(optimizer)
         self.scaler.update()
         self.step += 1
-        self.meter.update(count, loss=loss.detach() * count, **sums)
+        self.meter.update(count, loss=loss * count, **sums)
         self.monitor.add(self.epoch + 1, self.step, loss)
 
     def _finish_epoch(self) -> None:

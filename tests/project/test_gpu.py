@@ -21,6 +21,7 @@ from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.runtime import graphs
 from demo_sdtps.runtime.device import DTYPES, autocast
 from demo_sdtps.training.reid import ReIDTrainer
 from demo_sdtps.training.trainer import Trainer
@@ -98,6 +99,28 @@ def test_compiled_blocks_equal_others(gpu):
         actual.append((features.detach(), model.backbone.vit.patch_embed.proj.weight.grad))
         model.backbone.compile_blocks()
     assert all(relative_error(*pair) < ROUNDED["off"] for pair in zip(*actual, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("mode", ["bf16", "off"])
+def test_a_recorded_step_equals_others(gpu, mode, tiny_root, tmp_path, monkeypatch):
+    """A run by a CUDA graph, which is interrupted and resumed, equals one without a graph to the last bit."""
+    if gpu.type == "cpu":
+        pytest.skip("there is no GPU that records a step")
+    opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "MODEL.COMPILE", "True", "RESUME", "auto")
+    one, other = (
+        cli_args_for(tiny_root, *opts, *EVERY_STEP, "OUTPUT_DIR", tmp_path / name)
+        for name in ("one", "other")
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(graphs, "WARM_UPS", 99)
+        assert call(one) == 0
+    replays = at(torch.cuda.CUDAGraph, "replay", 1, lambda: None)
+    with replays, at(Trainer, "_train_step", 9, kill):
+        assert call(other) == 130
+    assert call(other) == 0
+    assert_same(tmp_path / "one", tmp_path / "other")
 
 
 @pytest.mark.slow
