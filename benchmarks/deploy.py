@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.rows import speed_row
+from benchmarks.timing import in_turns
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.datasets.transforms import Transform, test_transform
 from demo_sdtps.modeling import DeMo
@@ -20,7 +21,6 @@ from demo_sdtps.reports.rows import Row
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.onnx_export.convert import convert_onnx, write_openvino
 from demo_sdtps.retrieval.onnx_export.graph import metadata, write_onnx
-from demo_sdtps.training.timing import in_turns
 
 STAGES = {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}
 KINDS = {"dense": {}, "slimmed": STAGES}

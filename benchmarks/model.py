@@ -12,6 +12,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from benchmarks.rows import check_near, compare, peak_memory, speed_row
+from benchmarks.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches
@@ -33,7 +34,6 @@ from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.runtime.matmul import onednn
 from demo_sdtps.synthetic import pedestrians, triplets
 from demo_sdtps.training.optim import make_optimizer
-from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 from tests.reference import demo as reference_demo
 from tests.reference import demo_ranking
 from tests.reference.fusion import Fusion  # which the tests compare with

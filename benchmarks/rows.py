@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.timing import in_turns
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.threads import cpu_cores
 from demo_sdtps.training.record import command, commit, machine, versions
-from demo_sdtps.training.timing import in_turns
 
 
 def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = None) -> Row:

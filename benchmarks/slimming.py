@@ -22,6 +22,7 @@ from benchmarks.model import (
     precisions,
 )
 from benchmarks.rows import speed_row
+from benchmarks.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 from demo_sdtps.config import with_values
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.evaluation.operations import count_macs
@@ -33,7 +34,6 @@ from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.graphs import WARM_UPS
 from demo_sdtps.training.optim import make_optimizer
-from demo_sdtps.training.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 
 ByCase = Mapping[str, float]  # numbers by the name of the setting, or DENSE
 Work = Callable[[ByModality], object]

@@ -14,7 +14,7 @@ from demo_sdtps.reports.rows import markdown_table
 from studies.rates import choice, families
 from studies.results import final_metric, map_of_cases, map_of_cells, values_by_seed
 
-TIMES = ("inference", "training step")  # of `training.timing.seconds_of`
+TIMES = ("inference", "training step")  # of `benchmarks.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CHOICE = (

@@ -16,6 +16,7 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
+from benchmarks.timing import seconds_of
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
@@ -29,7 +30,6 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.record import FINISHED, RECORD, source_tree
-from demo_sdtps.training.timing import seconds_of
 from studies.figures import plots_of
 from studies.rates import chosen_rates, finalists, next_rates
 from studies.report import COSTS, study_markdown

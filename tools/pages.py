@@ -205,7 +205,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "demo_cross_modal": lambda path: draw_cross_modal(data("cross_modal"), path),
 }
 """Of docs/images: NAME.png, and NAME_dark.png for dark pages, and how they are drawn."""
-BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models")
+BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models", "gpu")
 RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, Callable[[], str]] = {
     **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},

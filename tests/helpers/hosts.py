@@ -24,10 +24,10 @@ from tiny import ROOT
 from torch import nn
 
 import demo_sdtps
+from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.modeling.slimming.slim import slimming_of
 from demo_sdtps.runtime.errors import UserError
-from demo_sdtps.training.timing import in_turns
 
 COMMITS = {
     "DeMo": "924973292/DeMo b4f323a",
