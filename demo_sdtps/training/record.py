@@ -122,6 +122,8 @@ def command() -> str:
     """The command line of this process, quoted for a shell."""
     script, *words = sys.argv
     start = script.split() if script.startswith(f"{COMMAND} ") else ["python", script]
+    if Path(script).is_absolute() and sys.orig_argv[1:2] == ["-m"]:
+        start = ["python", *sys.orig_argv[1:3]]
     return shlex.join([*start, *words])
 
 

@@ -7,22 +7,14 @@ import pytest
 from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
 from layouts import pixels, save
 
-from demo_sdtps.commands import (
-    draw_attention,
-    draw_curves,
-    draw_embedding,
-    draw_ranks,
-    draw_tokens,
-)
+from demo_sdtps.commands import draw_attention, draw_curves, draw_embedding, draw_ranks, draw_tokens
 from demo_sdtps.config import MODALITIES, load_cfg
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
-MODEL = tuple(
-    shlex.split(
-        "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4 MODEL.SLIM_BLOCKS [1] "
-        "MODEL.SLIM_KEEP [0.5] INPUT.JOINT_AUGMENTATION True"
-    )
+MODEL = shlex.split(
+    "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4 MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] "
+    "INPUT.JOINT_AUGMENTATION True"
 )
 WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
 ONE, TWO = ("--samples", "1"), ("--samples", "2")

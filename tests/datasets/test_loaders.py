@@ -36,11 +36,8 @@ from demo_sdtps.seps.captions import caption_batches, caption_loader
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
 
-MASKS = tuple(
-    shlex.split(
-        "INPUT.JOINT_AUGMENTATION True MODEL.SLIM_BLOCKS [2] MODEL.SLIM_KEEP "
-        "[0.5] MODEL.SLIM_SCORE supervised"
-    )
+MASKS = shlex.split(
+    "INPUT.JOINT_AUGMENTATION True MODEL.SLIM_BLOCKS [2] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE supervised"
 )
 
 

@@ -45,13 +45,10 @@ MARKET = (
     "MODEL.MODALITIES",
     "[RGB]",
 )
-TINY = tuple(
-    shlex.split(
-        "MODEL.TRANSFORMER_TYPE test_vit MODEL.PATCH_SIZE 8 MODEL.STRIDE_SIZE "
-        "[8,8] INPUT.SIZE_TRAIN [32,16] INPUT.SIZE_TEST [32,16] "
-        "DATALOADER.NUM_INSTANCE 2 SOLVER.IMS_PER_BATCH 4 DATALOADER.NUM_WORKERS "
-        "0 MODEL.PRETRAIN_PATH_T none"
-    )
+TINY = shlex.split(
+    "MODEL.TRANSFORMER_TYPE test_vit MODEL.PATCH_SIZE 8 MODEL.STRIDE_SIZE [8,8] INPUT.SIZE_TRAIN [32,16] "
+    "INPUT.SIZE_TEST [32,16] DATALOADER.NUM_INSTANCE 2 SOLVER.IMS_PER_BATCH 4 DATALOADER.NUM_WORKERS 0 "
+    "MODEL.PRETRAIN_PATH_T none"
 )
 
 
@@ -301,17 +298,9 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
         ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"),
         ("MODEL.USE_SDTPS", "True"),
         ("MODEL.DIRECT", "0"),
-        tuple(
-            shlex.split(
-                "MODEL.SLIM_BLOCKS [0,2] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE saliency"
-            )
-        ),
+        shlex.split("MODEL.SLIM_BLOCKS [0,2] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE saliency"),
         ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "sdtps"),
-        tuple(
-            shlex.split(
-                "MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE self_supervised"
-            )
-        ),
+        shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE self_supervised"),
     ],
     ids=lambda opts: opts[-1],
 )

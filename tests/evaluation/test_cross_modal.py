@@ -175,10 +175,7 @@ def words(tiny_root, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "how, pattern",
-    [
-        ("shared", 2),
-        *(pytest.param(how, 3, marks=pytest.mark.slow) for how in ("all", "pairs")),
-    ],
+    [("shared", 2), *(pytest.param(how, 3, marks=pytest.mark.slow) for how in ("all", "pairs"))],
 )
 def test_matrices_of_all_sets(how, pattern, loaded, words, command, tmp_path):
     """By all columns, and of complete triplets, as TEST.MISS all has them, to the last bit; others by the slow versions."""

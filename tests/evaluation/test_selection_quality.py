@@ -190,10 +190,7 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
             assert row.keys() == {"base_rate", "kept", "recall", "score", "MLP", *by_modality}
             assert actual["cases"][case][modality] == near(
                 row, len(samples), model.sdtps.part(modality, "sparse").keep
-            ), (
-                case,
-                modality,
-            )
+            ), (case, modality)
 
 
 # Slimming

@@ -21,8 +21,7 @@ def cfg_and_data(root, *opts):
 
 
 @pytest.mark.parametrize(
-    ("mode", "dtype"),
-    [("off", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+    ("mode", "dtype"), [("off", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_the_backbones_products_have_the_precision_and_features_are_float32(tiny_root, mode, dtype):
     cfg, data = cfg_and_data(tiny_root, "TEST.AMP", mode)

@@ -19,13 +19,10 @@ from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 BASELINE = ROOT / "configs" / "Synthetic" / "Baseline.yml"
-SMALL = tuple(
-    shlex.split(
-        "INPUT.SIZE_TRAIN [32,16] INPUT.SIZE_TEST [32,16] MODEL.PATCH_SIZE 4 "
-        "MODEL.STRIDE_SIZE [4,4] SOLVER.IMS_PER_BATCH 8 DATALOADER.NUM_INSTANCE 2 "
-        "SOLVER.MAX_EPOCHS 2 SOLVER.EVAL_PERIOD 1 DATALOADER.NUM_WORKERS 0 "
-        "MODEL.DEVICE cpu"
-    )
+SMALL = shlex.split(
+    "INPUT.SIZE_TRAIN [32,16] INPUT.SIZE_TEST [32,16] MODEL.PATCH_SIZE 4 MODEL.STRIDE_SIZE [4,4] "
+    "SOLVER.IMS_PER_BATCH 8 DATALOADER.NUM_INSTANCE 2 SOLVER.MAX_EPOCHS 2 SOLVER.EVAL_PERIOD 1 "
+    "DATALOADER.NUM_WORKERS 0 MODEL.DEVICE cpu"
 )
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10", "mINP", "TPR-1e-3", "TPR-1e-2"]
 BACKBONE_WIDTH = 64

@@ -1,12 +1,8 @@
-"""train_net.py for processes that share a GPU: torchrun --nproc_per_node=2 tests/helpers/train_on_one_gpu.py …
-
-NCCL allows that from 2.30 on; before, gloo exchanges the gradients.
-"""
+"""train_net.py for processes that share a GPU, where NCCL before 2.30 refuses: gloo exchanges the gradients."""
 
 import os
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 from demo_sdtps.commands import train
@@ -18,9 +14,6 @@ def with_gloo(backend, start=dist.init_process_group, **named):
 
 
 if __name__ == "__main__":
-    os.environ |= {"LOCAL_RANK": "0", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    if torch.cuda.nccl.version() >= (2, 30):
+    os.environ["LOCAL_RANK"] = "0"
+    with mock.patch.object(dist, "init_process_group", with_gloo):
         run(train.main)
-    else:
-        with mock.patch.object(dist, "init_process_group", with_gloo):
-            run(train.main)

@@ -42,11 +42,7 @@ from tests.reference import demo as reference_demo
 SIZE, BLOCKS = (48, 32), 2
 DEMO = (
     *sums_of_a_backbone(
-        reference_demo.WIDTH,
-        reference_demo.HEADS,
-        1 + 6,
-        BLOCKS,
-        reference_demo.PATCH,
+        reference_demo.WIDTH, reference_demo.HEADS, 1 + 6, BLOCKS, reference_demo.PATCH
     ),
     reference_demo.WIDTH,
     6,

@@ -31,10 +31,8 @@ pytestmark = pytest.mark.gpu
 ROUNDED = {"off": 1e-4, "bf16": 2e-2}
 """Relative errors of a whole model, as the golden cases have them, and of a few roundings to bfloat16 (2⁻⁸) in its blocks."""
 STILL = ("SOLVER.AMP", "off", "MODEL.DROP_PATH", "0.0")
-TWO_STEPS = tuple(
-    shlex.split(
-        "SOLVER.IMS_PER_BATCH 24 DATALOADER.NUM_INSTANCE 4 SOLVER.LOG_PERIOD 1 SOLVER.GRAD_CLIP 5"
-    )
+TWO_STEPS = shlex.split(
+    "SOLVER.IMS_PER_BATCH 24 DATALOADER.NUM_INSTANCE 4 SOLVER.LOG_PERIOD 1 SOLVER.GRAD_CLIP 5"
 )
 
 

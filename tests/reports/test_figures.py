@@ -101,15 +101,7 @@ def test_a_dark_figure_is_light_on_nothing_and_keeps_its_colours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "draw_attention",
-        "draw_embedding",
-        "draw_ranks",
-        "draw_tokens",
-        "slim_curve",
-        "test",
-    ],
+    "name", ["draw_attention", "draw_embedding", "draw_ranks", "draw_tokens", "slim_curve", "test"]
 )
 def test_every_drawing_command_takes_each_suffix(name, command, tmp_path):
     """Outputs are checked first: what it refuses is the checkpoint."""

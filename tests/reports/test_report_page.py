@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 import torch
 from browser import Page, headless
-from commands import (
-    BASELINE,
-    CONFIG,
-    EPOCH,
-    SMALL,
-    scores_of,
-)
+from commands import BASELINE, CONFIG, EPOCH, SMALL, scores_of
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
 from numeric import seed_of

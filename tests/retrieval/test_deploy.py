@@ -177,18 +177,9 @@ def test_features_need_no_torch(exported, files):
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize(
-    "case",
-    CASES.values(),
-    ids=CASES,
-)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"score": "saliency"},
-        {"score": "distinctness", "shared": False},
-    ],
-    ids=str,
+    "settings", [{"score": "saliency"}, {"score": "distinctness", "shared": False}], ids=str
 )
 def test_models_of_slim_are_exported_for_any_batch(case, settings, tmp_path):
     """By torch.export, and the first of them by ONNX."""

@@ -100,6 +100,14 @@ def test_a_run_records_what_it_was_made_with(runs):
     assert load_cfg(config_file, opts) == load_cfg(runs["one"] / "config.yml")
 
 
+def test_the_command_of_a_module_has_no_path(tmp_path):
+    source = "from demo_sdtps.training.record import command\nprint(command())"
+    (tmp_path / "shown.py").write_text(source)
+    words = [sys.executable, "-m", "shown", "two words"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "python -m shown 'two words'"
+
+
 def git(folder, *words):
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     done = subprocess.run(

@@ -163,11 +163,7 @@ def test_exported_features(run_folder, tmp_path, command):
         actual["return_pattern"].item(),
         actual["split"].item(),
         actual["normalised"].item(),
-    ) == (
-        3,
-        "gallery",
-        False,
-    )
+    ) == (3, "gallery", False)
     assert (
         actual["checkpoint"].item() == str(weight)
         and actual["data_set"].item() == cfg.DATASETS.NAMES

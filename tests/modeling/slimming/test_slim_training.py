@@ -139,12 +139,7 @@ def test_half_precision_runs_and_is_near(name, score):
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        ("ViT", "aot_eager"),
-        ("timm, rotary", "aot_eager"),
-        ("timm", "inductor"),
-    ],
+    ("name", "backend"), [("ViT", "aot_eager"), ("timm, rotary", "aot_eager"), ("timm", "inductor")]
 )
 @pytest.mark.soak
 def test_a_compiled_model_computes_the_same(name, backend):
