@@ -79,8 +79,8 @@ PRODUCTS = re.compile("aten::(mm|addmm|bmm|baddbmm|.*convolution.*)")
 
 
 def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Inference and a training step, float32 and bfloat16; on a GPU of more images, also the memory of a step, and both with
-    MODEL.COMPILE, but fewer settings. Every setting is run in the same model, dense or slimmed."""
+    """Inference and a training step, float32 and bfloat16. A GPU has fewer settings and more images, also the memory of a step,
+    and rows with MODEL.COMPILE. Every setting is run in the same model, dense or slimmed."""
     chosen = SLIM_SETTINGS
     if device.type == "cuda":
         chosen = {"ViT-B-16": (LESS, *SLIM_SETTINGS["ViT-B-16"][-1:])}
@@ -121,6 +121,7 @@ def rows_of(
             inputs = masked if model.training and reads_masks(slim) else images
             cases[name] = partial(with_stages, model, stages[name], partial(make_work(), inputs))
         is_on_gpu = device.type == "cuda"
+        # Recorded steps have gradients of their own, of which the optimizer sees the last case's: it is timed, nothing learns.
         for case in cases.values():
             for _ in range(WARM_UPS + 1 if is_on_gpu else 0):
                 case()

@@ -15,7 +15,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
-from demo_sdtps.runtime.graphs import Graphed
+from demo_sdtps.runtime.graphs import Recording
 from demo_sdtps.runtime.matmul import matmul_of
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.optim import make_optimizer
@@ -78,11 +78,14 @@ def training_step(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
 
-    work = Graphed(gradients) if is_recorded else gradients
+    recording: Recording[None] | None = Recording() if is_recorded else None
 
     def step(images: Mapping[str, torch.Tensor]) -> None:
         with matmul_of(model):
-            work(images)
+            if recording:
+                recording.run(gradients, images)
+            else:
+                gradients(images)
             optimizer.step()
 
     return step

@@ -91,7 +91,7 @@ MODEL_KEYS = (
         "MODEL.COMPILE",
         False,
         "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a C++ compiler on a CPU; "
-        "train by a CUDA graph on one GPU",
+        "record a training step as a CUDA graph on one GPU",
     ),
     Key(
         "MODEL.GLOBAL_LOCAL",

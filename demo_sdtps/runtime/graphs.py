@@ -11,29 +11,40 @@ WARM_UPS = 3  # calls before the recording, in which libraries choose their kern
 Result = TypeVar("Result")
 
 
-class Graphed(Generic[Result]):
-    """`work`, a function of tensors on a GPU by name whose shapes never change, recorded as a CUDA graph after `WARM_UPS` calls
-    and then replayed.
+class Recording(Generic[Result]):
+    """Runs a function of tensors on a GPU by name, whose shapes never change: `WARM_UPS` times as it is, then as the CUDA graph
+    that the next call records.
 
-    `work` must launch the same kernels on the same memory at every call, beside what it allocates itself, and read nothing back
-    on the CPU. A result is overwritten by the next call.
+    The function must launch the same kernels on the same memory at every call, beside what it allocates itself, and read
+    nothing back on the CPU; its Python runs no more once it is recorded. A result is overwritten by the next call.
     """
 
-    def __init__(self, work: Callable[[Mapping[str, torch.Tensor]], Result]):
-        self.work, self.calls = work, 0
-        self.graph = torch.cuda.CUDAGraph()
+    def __init__(self) -> None:
+        self.calls = 0
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> Result:
+    def run(
+        self,
+        work: Callable[[Mapping[str, torch.Tensor]], Result],
+        tensors: Mapping[str, torch.Tensor],
+    ) -> Result:
+        """The result of `work` for `tensors`."""
         self.calls += 1
         if self.calls <= WARM_UPS:
-            return self.work(tensors)
+            return work(tensors)
         if self.calls == WARM_UPS + 1:
             self.inputs = {name: tensor.clone() for name, tensor in tensors.items()}
-            torch.cuda.empty_cache()  # the graph has memory of its own
-            # Threads that load images may pin memory meanwhile.
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                self.result = self.work(self.inputs)
-        for name, tensor in tensors.items():
-            self.inputs[name].copy_(tensor)
+            self._record(work)
+        else:
+            for name, tensor in tensors.items():
+                self.inputs[name].copy_(tensor)
         self.graph.replay()
         return self.result
+
+    def _record(self, work: Callable[[Mapping[str, torch.Tensor]], Result]) -> None:
+        device = next(iter(self.inputs.values())).device
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device):
+            stream = torch.cuda.Stream()
+            # Other threads may pin the memory of images meanwhile.
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+                self.result = work(self.inputs)

@@ -33,7 +33,7 @@ from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, world_size, wrap_ddp
-from demo_sdtps.runtime.graphs import Graphed
+from demo_sdtps.runtime.graphs import Recording
 from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.training.command import train as run_training
 from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
@@ -79,8 +79,7 @@ class ReIDTrainer(Trainer[DeMo, Tensors]):
         self.data = {"patterns": test_data} | ({VALIDATION: validation} if validation else {})
         self.scheduler = make_scheduler(cfg, optimizers[0])
         is_recorded = cfg.MODEL.COMPILE and self.device.type == "cuda" and world_size() == 1
-        gradients = super().gradients
-        self.gradients_on_device = Graphed(gradients) if is_recorded else gradients
+        self.recording: Recording[Loss] | None = Recording() if is_recorded else None
 
     def begin_epoch(self, epoch: int) -> None:
         self.scheduler.step(epoch)
@@ -90,9 +89,9 @@ class ReIDTrainer(Trainer[DeMo, Tensors]):
             yield images | {LABELS: labels, CAMERAS: cameras}
 
     def gradients(self, batch: Tensors) -> Loss:
-        return self.gradients_on_device(
-            {name: to_device(tensor, self.device) for name, tensor in batch.items()}
-        )
+        tensors = {name: to_device(tensor, self.device) for name, tensor in batch.items()}
+        compute = super().gradients
+        return self.recording.run(compute, tensors) if self.recording else compute(tensors)
 
     def loss(self, batch: Tensors) -> Loss:
         images = dict(batch)

@@ -188,7 +188,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
                 self._save()
 
     def gradients(self, batch: TrainingBatch) -> Loss:
-        """`loss` of a batch, whose gradient every parameter then has."""
+        """`loss` of a batch, without gradient; the parameters then have its gradient."""
         loss, count, sums = self.loss(batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
