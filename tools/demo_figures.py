@@ -8,7 +8,7 @@ from demo_sdtps.config.cli import add_path, print_lines, read_arguments, run
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Print the mAP of `make demo` beside the range in which that of another seed or precision lies."
+        description="Print the mAP of `make demo` beside the range in which that of another seed lies."
     )
     add_path(parser, "--run", "DIR", "OUTPUT_DIR of make demo")
     arguments = read_arguments(parser)
@@ -25,7 +25,7 @@ def main() -> None:
     figures = " / ".join(f"{100 * patterns[str(key)]['mAP']:.1f}" for key in RETURN_PATTERNS)
     limits = " / ".join("{:.1f} to {:.1f}".format(*limits) for _, *limits in demo_ranges().values())
     print_lines(
-        f"mAP of original / enhanced / both: {figures}; with another seed or precision: {limits} (95 % of runs)"
+        f"mAP of original / enhanced / both: {figures}; with other seeds: {limits} (95 % of them)"
     )
 
 
