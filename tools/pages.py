@@ -157,7 +157,10 @@ def demo() -> str:
 
 
 def demo_ranges() -> dict[int, tuple[float, float, float]]:
-    """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval of 95 % of other seeds. A seed counts once: its runs in two precisions have nearly the same mAP."""
+    """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval of 95 % of other seeds.
+
+    A seed counts once: its runs in two precisions have nearly the same mAP.
+    """
     variants = read_result(DOCS / "results" / "demo.json")["variants"]
     ranges = {}
     for pattern in RETURN_PATTERNS:
