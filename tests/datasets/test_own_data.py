@@ -1,4 +1,4 @@
-"""Own data without code: DATASETS.NAMES Folder and CSV, with images that are absent, and models of fewer modalities."""
+"""Own data without code: DATASETS.NAMES Folder and CSV, with images that are absent."""
 
 import csv
 import json
@@ -15,10 +15,10 @@ import pytest
 import torch
 from commands import checkpoint_file, squared_distances
 from layouts import pixels, save
-from numeric import assert_close, generator, seed_of
+from numeric import generator, seed_of
 from PIL import Image
 from ranking_cases import assert_same
-from tiny import CONFIG, ENCODER, MODEL, PIFE, ROOT, random_images, tiny_cfg, tiny_model
+from tiny import CONFIG, ROOT
 
 import demo_sdtps
 from demo_sdtps.commands import calibrate, check_data, make_synthetic, search
@@ -29,10 +29,7 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
-from demo_sdtps.evaluation.missing import extract_patterns
-from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
-from demo_sdtps.modeling.fusion import SUBSETS, subsets_of
 from demo_sdtps.training.reid import make_reid_trainer
 from tests.reference import ranking
 
@@ -253,70 +250,6 @@ def test_images_without_labels_are_refused_where_labels_are_needed(refusal, tmp_
         assert "images have no labels" in message and "in its place" in message
         assert "give DATASETS.NAMES Folder" in message and "or CSV" in message
         assert "docs/own_data.md" in message
-
-
-# Models of fewer modalities
-
-
-@pytest.mark.parametrize("modalities", [("RGB", "TI"), ("NI",)], ids="+".join)
-@torch.no_grad()
-def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
-    """With the weights of the whole model: each modality's own columns, and HDM's of the subsets that have no other."""
-    options = ("MODEL.HDM", "True", "MODEL.USE_SDTPS", "False")
-    whole, subset_model = (
-        tiny_model(*options, "MODEL.MODALITIES", list(names)).eval().double()
-        for names in (MODALITIES, modalities)
-    )
-    names = [*subsets_of(modalities)]
-    rows = [list(SUBSETS).index(name) for name in names]
-    weights = whole.state_dict()
-    subset_model.load_state_dict(
-        {
-            name: weights[name][rows] if name.startswith("hdm.") else weights[name]
-            for name in subset_model.state_dict()
-            if not name.startswith("heads.")
-        },
-        strict=False,
-    )
-    images, cameras = random_images(2)
-    images = {name: image.double() for name, image in images.items()}
-    expected, actual = (
-        extract_patterns(whole, images, cameras)[0],
-        extract_patterns(subset_model, {name: images[name] for name in modalities}, cameras)[0],
-    )
-    columns = torch.cat(
-        [expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1
-    )
-    enhanced = torch.cat([expected[2].chunk(7, dim=1)[row] for row in rows], dim=1)
-    assert_close(actual[1], columns, *ENCODER, *PIFE)
-    assert_close(actual[2], enhanced, *MODEL)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"),
-        ("MODEL.USE_SDTPS", "True"),
-        ("MODEL.DIRECT", "0"),
-        shlex.split("MODEL.SLIM_BLOCKS [0,2] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE saliency"),
-        ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "sdtps"),
-        shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE self_supervised"),
-    ],
-    ids=lambda opts: opts[-1],
-)
-def test_rgb_alone_costs_one_modality_and_every_weight_of_it_learns(options):
-    one, three = (
-        tiny_model("MODEL.MODALITIES", names, "INPUT.JOINT_AUGMENTATION", "True", *options)
-        for names in ("[RGB]", "[RGB, NI, TI]")
-    )
-    macs = [count_macs(tiny_cfg(), model)[""] for model in (one, three)]
-    assert 2.8 * macs[0] < macs[1]
-    images, cameras = random_images(3)
-    output = one.train()({"RGB": images["RGB"]}, cameras)
-    losses = [logits.square().sum() for logits in output.logits.values()]
-    (sum(losses) + (0 if output.auxiliary is None else output.auxiliary.sum())).backward()
-    idle = [name for name, parameter in one.named_parameters() if parameter.grad is None]
-    assert [name for name in idle if not name.endswith("bottleneck.bias")] == []
 
 
 def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp_path, command):
