@@ -1,4 +1,4 @@
-"""Plots of a study's result: runs, costs, curves over training, and learning rates."""
+"""Plots of a study's result: runs, costs, curves over training, and learning rates; and of the public logs."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,4 +156,28 @@ def draw_training(result: dict[str, Any], path: Path) -> None:
     axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
     axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(f"{result['title']}: mean ± standard deviation of {seeds_of(result)}")
+    save(figure, path)
+
+
+def draw_public_logs(content: dict[str, Any], path: Path) -> None:
+    """A panel for the best and the last epoch: what SDTPS beside no other module gains, against the mAP without it.
+
+    `content` is that of docs/public_logs.json (studies/public_logs.py). Last epochs are compared in runs of equal length.
+    """
+    rows = [one for one in content["comparisons"] if one["module"] == "SDTPS" and not one["beside"]]
+    figure, axes = _panels(2, 9, 4, sharex=True)
+    for axis, epoch in zip(axes, ("best", "last"), strict=True):
+        for place, data in enumerate(dict.fromkeys(row["data"] for row in rows)):
+            pairs = [(row["off"], row["on"]) for row in rows if row["data"] == data]
+            points = [
+                (off[epoch][1], on[epoch][1] - off[epoch][1])
+                for off, on in pairs
+                if epoch == "best" or off["last"][0] == on["last"][0]
+            ]
+            axis.scatter(*zip(*points, strict=True), s=30, alpha=0.8, label=data, **kind(place))
+        axis.axhline(0, color=NEUTRAL, linestyle=":", linewidth=1)
+        axis.set(title=f"{epoch} epoch", xlabel="mAP (%) without SDTPS")
+    axes[0].set_ylabel("mAP with SDTPS − without")
+    axes[0].legend(fontsize=8, loc="lower right")
+    figure.suptitle("SDTPS alone in public logs: each point a pair of single runs")
     save(figure, path)
