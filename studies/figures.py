@@ -7,6 +7,7 @@ from typing import Any
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.figures import ink, kind, name_points, np, plt, save
 from demo_sdtps.reports.palette import NEUTRAL, PATTERNS
+from studies import public_logs
 from studies.rates import choice, families
 from studies.report import COSTS, TIMES, seeds_of
 from studies.results import final_metric
@@ -162,22 +163,23 @@ def draw_training(result: dict[str, Any], path: Path) -> None:
 def draw_public_logs(content: dict[str, Any], path: Path) -> None:
     """A panel for the best and the last epoch: what SDTPS beside no other module gains, against the mAP without it.
 
-    `content` is that of docs/public_logs.json (studies/public_logs.py). Last epochs are compared in runs of equal length.
+    `content` is that of docs/public_logs.json. Last epochs are compared in runs of equal length.
     """
-    rows = [one for one in content["comparisons"] if one["module"] == "SDTPS" and not one["beside"]]
-    figure, axes = _panels(2, 9, 4, sharex=True)
+    families: dict[str, list[dict[str, Any]]] = {}
+    for row in public_logs.alone(content):
+        families.setdefault(f"{row['data']}, {public_logs.name(row)}", []).append(row)
+    figure, axes = _panels(2, 11, 4, sharex=True)
     for axis, epoch in zip(axes, ("best", "last"), strict=True):
-        for place, data in enumerate(dict.fromkeys(row["data"] for row in rows)):
-            pairs = [(row["off"], row["on"]) for row in rows if row["data"] == data]
+        for place, (family, rows) in enumerate(families.items()):
             points = [
-                (off[epoch][1], on[epoch][1] - off[epoch][1])
-                for off, on in pairs
-                if epoch == "best" or off["last"][0] == on["last"][0]
+                (row["off"][epoch][1], row["on"][epoch][1] - row["off"][epoch][1])
+                for row in rows
+                if epoch == "best" or row["off"]["last"][0] == row["on"]["last"][0]
             ]
-            axis.scatter(*zip(*points, strict=True), s=30, alpha=0.8, label=data, **kind(place))
+            axis.scatter(*zip(*points, strict=True), s=30, alpha=0.8, label=family, **kind(place))
         axis.axhline(0, color=NEUTRAL, linestyle=":", linewidth=1)
         axis.set(title=f"{epoch} epoch", xlabel="mAP (%) without SDTPS")
     axes[0].set_ylabel("mAP with SDTPS − without")
-    axes[0].legend(fontsize=8, loc="lower right")
+    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle("SDTPS alone in public logs: each point a pair of single runs")
     save(figure, path)

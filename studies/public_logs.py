@@ -2,7 +2,8 @@
 
 A comparison is of two runs of an experiment (FOLDER/KIND/EXPERIMENT) whose printed configurations differ in one switch of
 a module (MODEL.USE_…), off and on, or in one setting of SDTPS. Its figures are mAP and Rank-1 of the last evaluated features,
-best epoch and last, as the logs have them.
+best epoch and last, as the logs have them. MODEL.USE_SDTPS names two modules, which the printed models tell apart: SDTPS, which
+scores patches by a small MLP, and one that scores by cross-attention and does not aggregate.
 """
 
 import argparse
@@ -32,6 +33,8 @@ SETTINGS = {
 WITHOUT_EFFECT = ("OUTPUT_DIR", "MODEL.DEVICE_ID", "DATALOADER.NUM_WORKERS")
 SECTION, KEY = re.compile(r"([A-Z_]+):"), re.compile(r"( *)([A-Za-z_0-9]+): ?(.*)")
 FEATURES = re.compile(r"Current is the (.+?) (?:feature )?testing")
+CROSS_ATTENTION = "CrossModalAttention("
+"""Printed of a model whose SDTPS is the other one."""
 EPOCH = re.compile(r"Validation Results - Epoch: (\d+)")
 MAP, RANK = re.compile(r"INFO: mAP: ([\d.]+)%"), re.compile(r"INFO: CMC curve, Rank-1\s*:([\d.]+)%")
 
@@ -55,11 +58,13 @@ def main() -> None:
 
 
 def read_log(path: Path) -> dict[str, Any]:
-    """The configuration that a log prints, by key, and its evaluations (epoch, mAP, Rank-1) by features."""
+    """The configuration that a log prints, by key, its evaluations (epoch, mAP, Rank-1) of the last features, and whether its
+    SDTPS scores by cross-attention."""
     settings: dict[str, str] = {}
     evaluations: dict[str, list[list[float]]] = defaultdict(list)
     section, is_config, features, epoch = "", False, "", 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for line in text.splitlines():
         is_config = "Running with config:" in line or (is_config and bool(KEY.fullmatch(line)))
         if is_config and (match := KEY.fullmatch(line)):
             indent, key, value = match.groups()
@@ -74,7 +79,11 @@ def read_log(path: Path) -> dict[str, Any]:
             evaluations[features].append([epoch, float(match[1])])
         elif match := RANK.search(line):
             evaluations[features][-1].append(float(match[1]))
-    return {"settings": settings, "evaluations": evaluations.get(features, [])}
+    return {
+        "settings": settings,
+        "evaluations": evaluations.get(features, []),
+        "cross_attention": CROSS_ATTENTION in text,
+    }
 
 
 def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -101,6 +110,7 @@ def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "data": settings["DATASETS.NAMES"],
             "module": differing[0].removeprefix(SWITCH).removeprefix(SETTING),
             "values": values,
+            "cross_attention": on["cross_attention"],
             "beside": [key.removeprefix(SWITCH) for key in switches if key.startswith(SWITCH)],
             "settings": {name: settings.get(key, "") for name, key in SETTINGS.items()},
             "logs": [one, other],
@@ -114,27 +124,37 @@ def _figures(evaluations: list[list[float]]) -> dict[str, list[float]]:
     return {"best": max(evaluations, key=lambda row: row[1]), "last": evaluations[-1]}
 
 
-def alone_table(content: dict[str, Any], module: str = "SDTPS") -> str:
-    """A row for each comparison of a module beside no other: mAP off → on."""
+def alone(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The comparisons of SDTPS beside no other module: first those that score by the MLP."""
+    rows = [row for row in content["comparisons"] if row["module"] == "SDTPS" and not row["beside"]]
+    return sorted(rows, key=lambda row: row["cross_attention"])
+
+
+def name(row: dict[str, Any]) -> str:
+    """What a comparison is of."""
+    if row["values"][0] != "False":
+        return f"`{SETTING}{row['module']}`, higher"
+    is_other = row["module"] == "SDTPS" and row["cross_attention"]
+    return f"{row['module']}{', by cross-attention' * is_other}"
+
+
+def alone_table(content: dict[str, Any]) -> str:
+    """A row for each comparison of `alone`: mAP off → on."""
     rows = []
-    for row in content["comparisons"]:
-        if row["module"] == module and not row["beside"]:
-            cells = [
-                f"{row['off'][what][1]:.1f} → {row['on'][what][1]:.1f}" for what in ("best", "last")
+    for row in alone(content):
+        epochs = [f"{row[side]['last'][0]}" for side in ("off", "on")]
+        rows.append(
+            [
+                row["data"],
+                name(row),
+                f"`{row['logs'][1]}`",
+                row["settings"]["rate"],
+                row["settings"]["seed"],
+                " and ".join(dict.fromkeys(epochs)),
+                *(f"{row['off'][at][1]:.1f} → {row['on'][at][1]:.1f}" for at in ("best", "last")),
             ]
-            epochs = [f"{row[side]['last'][0]}" for side in ("off", "on")]
-            settings = row["settings"]
-            rows.append(
-                [
-                    row["data"],
-                    f"`{row['logs'][1]}`",
-                    settings["rate"],
-                    settings["seed"],
-                    " and ".join(dict.fromkeys(epochs)),
-                    *cells,
-                ]
-            )
-    titles = ("data", "log with it", "rate", "seed", "epochs", "best epoch", "last epoch")
+        )
+    titles = ("data", "module", "log with it", "rate", "seed", "epochs", "best epoch", "last epoch")
     return markdown_table(titles, rows)
 
 
@@ -145,9 +165,7 @@ def module_table(content: dict[str, Any]) -> str:
         off, on = row["off"]["last"], row["on"]["last"]
         if off[0] == on[0]:
             beside = "others" if row["beside"] else "none"
-            is_switch = row["values"][0] == "False"
-            what = row["module"] if is_switch else f"`{SETTING}{row['module']}`, higher"
-            differences[row["data"], what, beside].append(on[1] - off[1])
+            differences[row["data"], name(row), beside].append(on[1] - off[1])
     rows = []
     for key, values in sorted(differences.items()):
         gains, span = sum(one > 0 for one in values), f"{min(values):+.1f} to {max(values):+.1f}"
