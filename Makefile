@@ -6,7 +6,7 @@
 # make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff (format and rules) and mypy
-# make study      the variants of studies/ that docs/results/ does not hold yet (all of them: about two hours); then make tables
+# make study      the variants of studies/ that docs/results/ does not hold yet (all of them: half a day on two cores); then make tables
 # make tables     the tables and the figures of studies in README.md and docs/, from the JSON in docs/ and the code
 # make docs       the site of docs/ in build/docs, which needs no server; python -m http.server --directory build/docs for its search;
 #                 REPO_URL=https://… links it to the repository

@@ -1,7 +1,6 @@
 """Speed and memory relative to the reference formulation, as a table: python -m benchmarks.run [model ranking …] [--quick]"""
 
 import argparse
-import logging
 import os
 from pkgutil import resolve_name
 
@@ -60,14 +59,10 @@ def main() -> None:
                 f"There is no part {topic!r} to measure; choose from {', '.join(TOPICS)}."
             )
 
-    import torch
-
     from benchmarks.rows import conditions
     from demo_sdtps.reports.rows import as_report
     from demo_sdtps.runtime.device import choose_device
 
-    torch.set_float32_matmul_precision("highest")
-    logging.getLogger().setLevel(logging.WARNING)
     device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))
     if device.type == "cpu":
         # the parts' configurations choose a GPU where they see one

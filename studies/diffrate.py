@@ -47,7 +47,7 @@ class Candidates(nn.Module):
 
 
 class Pass:
-    """One pass through the backbone: what goes with n patches, dropped ones too, and the share of them that each block has."""
+    """State of a pass through the backbone: which of n patches are live, how many each stands for, the share left by block."""
 
     def __init__(self, batch: int, patches: int):
         self.live = torch.ones(batch, patches)  # 1 or 0, with the gradient of the rates
@@ -108,9 +108,11 @@ class SearchBlock(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         logits = query @ key.transpose(-2, -1) * attention.scale
         logits = logits + F.pad(state.sizes, (1, 0), value=1.0).log()[:, None, None]
-        seen = F.pad(state.live, (1, 0), value=1.0)[:, None, None]
-        own = torch.eye(values.shape[1])
-        weights = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (seen + (1 - seen) * own)
+        visible = F.pad(state.live, (1, 0), value=1.0)[:, None, None]
+        itself = torch.eye(values.shape[1])
+        weights = (logits - logits.amax(dim=-1, keepdim=True)).exp() * (
+            visible + (1 - visible) * itself
+        )
         mixed = (weights / weights.sum(dim=-1, keepdim=True)) @ value
         values = values + block.ls1(attention.proj(mixed.transpose(1, 2).flatten(2)))
         return values + block.ls2(block.mlp(block.norm2(values)))

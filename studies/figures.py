@@ -116,15 +116,16 @@ def draw_rates(result: dict[str, Any], path: Path) -> None:
     pattern = result["patterns"][-1]
     figure, axes = _panels(1, 8, 5)
     for place, (family, members) in enumerate(families(result["variants"]).items()):
+        if not (best := choice(members, pattern)):
+            continue  # all its runs failed
         maps = {one["rate"]: list(final_metric(one, pattern, "mAP").values()) for one in members}
         points = [(rate, float(np.mean(values))) for rate, values in sorted(maps.items()) if values]
         style = kind(place)
         axes[0].plot(*zip(*points, strict=True), label=family, linewidth=1, **style)
         runs = [(rate, value) for rate, values in maps.items() for value in values]
         axes[0].scatter(*zip(*runs, strict=True), s=8, alpha=0.5, color=style["color"])
-        rate = choice(members, pattern)["rate"]
         ring = {"s": 140, "facecolors": "none", "edgecolors": style["color"]}
-        axes[0].scatter(rate, dict(points)[rate], **ring)
+        axes[0].scatter(best["rate"], dict(points)[best["rate"]], **ring)
     rates = sorted({one["rate"] for one in result["variants"]})
     axes[0].set(xscale="log", xlabel="learning rate (SOLVER.BASE_LR)")
     axes[0].set_xticks(rates, [f"{rate:g}" for rate in rates])
@@ -146,6 +147,8 @@ def draw_training(result: dict[str, Any], path: Path) -> None:
     for axis, (name, cost) in zip(axes, costs.items(), strict=True):
         for place, one in enumerate(result["variants"]):
             curves = [run["curve"] for run in one["runs"].values() if "curve" in run]
+            if not curves:  # all runs failed
+                continue
             epochs = np.array([int(epoch) for epoch in curves[0]])
             maps = 100 * np.array([list(curve.values()) for curve in curves])
             mean, spread = maps.mean(axis=0), maps.std(axis=0, ddof=min(1, len(maps) - 1))

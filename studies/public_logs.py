@@ -31,7 +31,7 @@ SETTINGS = {
     "loss weight": "MODEL.SDTPS_LOSS_WEIGHT",
 }
 WITHOUT_EFFECT = ("OUTPUT_DIR", "MODEL.DEVICE_ID", "DATALOADER.NUM_WORKERS")
-SECTION, KEY = re.compile(r"([A-Z_]+):"), re.compile(r"( *)([A-Za-z_0-9]+): ?(.*)")
+NUMBER, KEY = re.compile(r"\d*\.?\d+"), re.compile(r"( *)([A-Za-z_0-9]+): ?(.*)")
 FEATURES = re.compile(r"Current is the (.+?) (?:feature )?testing")
 CROSS_ATTENTION = "CrossModalAttention("
 """Printed of a model whose SDTPS is the other one."""
@@ -97,7 +97,8 @@ def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
             continue
         values = [run["settings"].get(differing[0], "") for run in (off, on)]
         is_switch = differing[0].startswith(SWITCH) and values[0] == "False"
-        is_setting = differing[0].startswith(SETTING) and float(values[0]) < float(values[1])
+        is_setting = differing[0].startswith(SETTING) and all(map(NUMBER.fullmatch, values))
+        is_setting = is_setting and float(values[0]) < float(values[1])
         if Path(one).parts[:2] != Path(other).parts[:2] or not (is_switch or is_setting):
             continue
         numbers = str((differing, off["evaluations"], on["evaluations"]))

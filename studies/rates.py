@@ -42,14 +42,14 @@ def _first_maps(members: Sequence[Mapping[str, Any]], pattern: int) -> dict[int,
     }
 
 
-def choice(members: Sequence[Mapping[str, Any]], pattern: int) -> Mapping[str, Any]:
-    """Of the rates of one family the one with the best mean mAP among those with the most seeds."""
+def choice(members: Sequence[Mapping[str, Any]], pattern: int) -> Mapping[str, Any] | None:
+    """Of the rates of one family the one with the best mean mAP among those with the most seeds; None where all runs failed."""
     maps = [final_metric(one, pattern, "mAP").values() for one in members]
     most = max(map(len, maps))
-    best = max(
+    means = [
         (mean(values), index) for index, values in enumerate(maps) if values and len(values) == most
-    )
-    return members[best[1]]
+    ]
+    return members[max(means)[1]] if means else None
 
 
 def families(variants: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -66,5 +66,6 @@ def chosen_rates(folder: Path) -> dict[str, float]:
     for path in sorted(folder.glob("rates*.json")):
         result = read_result(path)
         for family, members in families(result["variants"]).items():
-            rates[family] = choice(members, result["patterns"][-1])["rate"]
+            if best := choice(members, result["patterns"][-1]):
+                rates[family] = best["rate"]
     return rates

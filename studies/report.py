@@ -123,7 +123,7 @@ def calibration_table(result: dict[str, Any]) -> str:
     rows, titles = [], []
     for variant in result["variants"]:
         entries = [run["calibration"] for run in variant["runs"].values() if "calibration" in run]
-        for kind, titles in entries[0].items():
+        for kind, titles in entries[0].items() if entries else ():
             values = ([100 * entry[kind][what] for entry in entries] for what in titles)
             rows.append([variant["name"], kind, *map(_spread, values)])
     return markdown_table(["variant", "pairs", *titles], rows)
@@ -136,8 +136,8 @@ def rates_table(result: dict[str, Any]) -> str:
     for family, members in families(result["variants"]).items():
         maps = {one["rate"]: final_metric(one, pattern, "mAP").values() for one in members}
         cells = {rate: f"{np.mean([*maps[rate]]):.1f}" if maps.get(rate) else "–" for rate in rates}
-        best = choice(members, pattern)["rate"]
-        cells[best] = f"**{cells[best]}**"
+        if best := choice(members, pattern):
+            cells[best["rate"]] = f"**{cells[best['rate']]}**"
         rows.append([family, *cells.values()])
     return markdown_table(["variant", *(f"{rate:g}" for rate in rates)], rows)
 

@@ -217,12 +217,9 @@ def run_steps(
             process.wait()
         if not is_done(output):
             last = (log.read_text(encoding="utf-8").strip().splitlines() or [""])[-1]
-            is_told = last.startswith("error: ")
-            reason = (
-                last.removeprefix("error: ")
-                if is_told
-                else f"it was stopped before its end; see {log}"
-            )
+            reason = f"it was stopped before its end; see {log}"
+            if last.startswith("error: "):
+                reason = last.removeprefix("error: ")
             break
     logger.info("%s, seed %d: %s", variant.name, seed, reason or folder)
     return reason

@@ -1,7 +1,8 @@
 """How alike the outputs of a trained model are: python -m studies.similarity --weight W --json FILE
 
-Mean cosine between the patch tokens of one image, and between the global features of two images, of the queries; near 1 the
-backbone has collapsed: its outputs hardly depend on place and image (Dong et al., "Attention is not all you need", ICML 2021).
+Mean cosine between the patch tokens of a query's image, and between the global features of two images of a batch of queries;
+near 1 the backbone has collapsed: its outputs hardly depend on place and image (Dong et al., "Attention is not all you need",
+ICML 2021).
 """
 
 from statistics import mean
@@ -20,14 +21,17 @@ def main() -> None:
     from demo_sdtps.datasets.loaders import batches, test_loader
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.modeling.inference import evaluating
+    from demo_sdtps.runtime.transfer import to_device
 
     model, splits = load_model_and_data(cfg, ("query",))
-    tokens, images = [], []
+    tokens, images, device = [], [], next(model.parameters()).device
     with evaluating(model):
         for batch, _, cameras in batches(test_loader(cfg, splits["query"])):
+            batch = {name: to_device(image, device) for name, image in batch.items()}
             context = model.forward_features(batch, cameras).context
             tokens += [mean_cosine(patches).mean().item() for patches in context.tokens.values()]
-            images += [mean_cosine(rows).item() for rows in context.global_feats.values()]
+            if len(cameras) > 1:
+                images += [mean_cosine(rows).item() for rows in context.global_feats.values()]
     content = {"tokens": mean(tokens), "images": mean(images)}
     if arguments.json:
         write_json(arguments.json, content)

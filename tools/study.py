@@ -16,8 +16,9 @@ those of the best so far, with the first seed; the best three also with the othe
 rate that docs/results/rates*.json chose for its name or `rate_of`), `seeds` of a variant, `evaluate: {KEY: VALUE}` of a
 variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all three), `curve: True` (mAP of
 every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal: True` (any set of modalities
-against any, by each distance), `selection: True` (run tools/selection_quality.py), X, `times: True` (time the variants in
-turns). mAP is drawn against operations and times, a curve for the variants whose names agree up to the first comma.
+against any, by each distance), `selection: True` (run tools/selection_quality.py), `similarity: True` and
+`calibration: True` (run studies/similarity.py, studies/calibration.py), `times: True` (time the variants in turns). mAP is
+drawn against operations and times, a curve for the variants whose names agree up to the first comma.
 
 A study can be stopped and started again: the result, --json, holds every variant that is finished, which is not made again,
 and --overwrite replaces the tables and plots of an earlier end. A run is identified by its configuration, its seed and the

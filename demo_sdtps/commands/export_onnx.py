@@ -1,9 +1,9 @@
 """Write a trained model as ONNX: python tools/export_onnx.py --weight W --output model.onnx"""
 
-from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from demo_sdtps.config import cli
+from demo_sdtps.modeling.exported import INPUTS
 from demo_sdtps.runtime.errors import check_extra
 
 PACKAGES = {name: name for name in ("onnx", "onnxscript", "onnxruntime")}
@@ -18,10 +18,16 @@ TENSORS = (
 )
 
 
-def export_parser(
-    what: str, suffix: str, precisions: Sequence[str], inputs: str, calibrated: str
-) -> ArgumentParser:
-    """Parser of a command that exports a model; `what` begins its description, `calibrated` names a precision."""
+def export(
+    what: str,
+    suffix: str,
+    precisions: Sequence[str],
+    inputs: str,
+    extra: str,
+    packages: Mapping[str, str],
+) -> None:
+    """A command that exports a model: `what` begins its description, the last of `precisions` is calibrated."""
+    calibrated = precisions[-1]
     parser = cli.config_parser(f"{what} {TENSORS}", checkpoint=cli.WEIGHT, images=True)
     cli.add_output(parser, "--output", suffix, required=True, help="the file to write")
     images = f"others are compared with float32; {calibrated} is calibrated on the training split, or --images"
@@ -30,12 +36,7 @@ def export_parser(
         "uint8: (batch, 3, h, w) of any size, preprocessed inside; normalised: float32 of the model's size, by its mean and "
         "deviation; imagenet: by ImageNet's, without camera, one output by TEST.RETURN_PATTERN, as trackers give them"
     )
-    cli.add_choice(parser, "--input", ("normalised", "uint8", "imagenet"), inputs, kinds)
-    return parser
-
-
-def export(parser: ArgumentParser, calibrated: str, extra: str, packages: dict[str, str]) -> None:
-    """Parse, and export the model."""
+    cli.add_choice(parser, "--input", INPUTS, inputs, kinds)
     arguments, cfg = cli.parse(parser)
     check_extra(parser.prog, extra, packages)
     from demo_sdtps.datasets import read_splits, reader_of
@@ -53,7 +54,6 @@ def export(parser: ArgumentParser, calibrated: str, extra: str, packages: dict[s
 
 
 def main() -> None:
-    precisions, calibrated = ("float32", "float16", "int8", "int8_static"), "int8_static"
+    precisions = ("float32", "float16", "int8", "int8_static")
     what = "Write the model of a checkpoint as ONNX, for any batch size."
-    parser = export_parser(what, ".onnx", precisions, "normalised", calibrated)
-    export(parser, calibrated, "onnx", PACKAGES)
+    export(what, ".onnx", precisions, "normalised", "onnx", PACKAGES)

@@ -1,6 +1,6 @@
 """Write a trained model for OpenVINO: python tools/export_openvino.py --weight W --output model.xml"""
 
-from demo_sdtps.commands.export_onnx import PACKAGES, export, export_parser
+from demo_sdtps.commands.export_onnx import PACKAGES, export
 
 RUNTIME = {"openvino": "openvino", "nncf": "nncf"}
 
@@ -10,5 +10,4 @@ def main() -> None:
         "Write the model of a checkpoint as .xml and .bin of OpenVINO, for any batch size. TEST.AMP bf16 lets the runtime "
         "compute a float32 file in bfloat16."
     )
-    parser = export_parser(what, ".xml", ("float32", "int8"), "uint8", "int8")
-    export(parser, "int8", "openvino", PACKAGES | RUNTIME)
+    export(what, ".xml", ("float32", "int8"), "uint8", "openvino", PACKAGES | RUNTIME)

@@ -1,6 +1,6 @@
 """Write foreground masks beside the images of a data set: python tools/make_masks.py --config_file F --weight hub"""
 
-from demo_sdtps.config import MODALITIES, cli
+from demo_sdtps.config import MODALITIES, cli, with_values
 from demo_sdtps.config.common import FOREGROUND
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import SPLITS, read_splits
@@ -28,6 +28,7 @@ def main() -> None:
     cli.add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.commands.segmenters import make_segmenter
+    from demo_sdtps.datasets.loaders import decoder_of
     from demo_sdtps.datasets.masks import mask_path, write_masks
     from demo_sdtps.runtime.device import choose_device
 
@@ -36,7 +37,8 @@ def main() -> None:
     device = choose_device(cfg)
     segment = make_segmenter(arguments.model, arguments.weight, arguments.classes, device)
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
-    counts = write_masks(samples, segment, modalities, arguments.overwrite)
+    decoder = decoder_of(with_values(cfg, {"MODEL.MODALITIES": list(modalities)}))
+    counts = write_masks(samples, segment, decoder, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
     cli.print_lines(
         f"Wrote {cli.count_of(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "

@@ -3,6 +3,7 @@
 from functools import partial
 
 from demo_sdtps.config import cli
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.synthetic import captions, shapes
 from demo_sdtps.synthetic.folder import Number, make_data_set, parse_flags
 
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
         SHAPES,
         CAPTION_FLAGS,
     )
+    check_extra("The text tower", "seps", {"transformers": "transformers"})
     target = options.root / SHAPES
     recipe = {
         "version": shapes.SHAPES_VERSION,

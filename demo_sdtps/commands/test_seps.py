@@ -19,7 +19,7 @@ def main() -> None:
         from demo_sdtps.runtime.distributed import is_main
         from demo_sdtps.seps import evaluation
 
-        model, data = evaluation.load_seps_and_data(cfg, several=True)
+        model, data = evaluation.load_seps_and_data(cfg)
         metrics = {cfg.TEST.SPLIT: evaluation.evaluate_retrieval(model, data)}
         caption = evaluation.retrieval_caption(cfg, data)
         if not is_main():

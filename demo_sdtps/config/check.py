@@ -1,7 +1,5 @@
 """Combinations of configuration values that cannot run."""
 
-import re
-
 from yacs.config import CfgNode
 
 from demo_sdtps.config.backbones import backbone_class
@@ -47,7 +45,6 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(
             "TEST.CROSS_MODAL is True, which compares all cases without re-ranking; leave TEST.MISS and TEST.RE_RANKING out."
         )
-    check_device(cfg)
     present = {modality[0].lower() for modality in model.MODALITIES}
     if miss in MISSING_CASES and not set(miss) < present:
         raise UserError(
@@ -89,12 +86,4 @@ def _check_batch(cfg: CfgNode) -> None:
         raise UserError(
             f"SOLVER.IMS_PER_BATCH and DATALOADER.NUM_INSTANCE are both {batch}, so the triplet loss has no negative; set "
             "IMS_PER_BATCH to a larger multiple."
-        )
-
-
-def check_device(cfg: CfgNode) -> None:
-    """Raise `UserError` where MODEL.DEVICE names no device."""
-    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", cfg.MODEL.DEVICE):
-        raise UserError(
-            f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r}, but it must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …"
         )

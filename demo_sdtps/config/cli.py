@@ -9,7 +9,7 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from pkgutil import resolve_name
@@ -348,6 +348,9 @@ def run(main: Callable[[], None]) -> None:
     """
     code, sentence = 2, ""
     prepare_threads()
+    with suppress(AttributeError):  # of a notebook
+        # a name of a file need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         main()
         sys.stdout.flush()
@@ -373,6 +376,8 @@ def run(main: Callable[[], None]) -> None:
                 f"The loading processes failed ({error}); lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge "
                 "/dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk."
             )
+        elif re.search(r"No working C\+\+ compiler|Failed to find C compiler", str(error)):
+            sentence = "MODEL.COMPILE needs a compiler, and there is none; install g++ (gcc for a GPU), or set it to False."
         else:
             raise
     # After the error is freed, whose traceback keeps the loading processes alive.

@@ -235,9 +235,9 @@ def _literal(value: object) -> object:
     """The Python literal or YAML list that a text holds, or `value`."""
     if not isinstance(value, str):
         return value
-    with suppress(ValueError, SyntaxError):
+    with suppress(ValueError, SyntaxError, TypeError):
         return literal_eval(value)
-    with suppress(yaml.YAMLError):
+    with suppress(yaml.YAMLError, ValueError):
         # a list of texts without quotes
         return yaml.safe_load(value) if value[:1] + value[-1:] == "[]" else value
     return value

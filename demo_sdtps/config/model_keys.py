@@ -1,6 +1,7 @@
 """Configuration keys of the model: default, effect, possible values."""
 
 import math
+import re
 
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.config.schema import (
@@ -26,7 +27,13 @@ MODEL_KEYS = (
         lambda value: value and value == [name for name in MODALITIES if name in value],
         "some of RGB, NI, TI, in this order",
     ),
-    Key("MODEL.DEVICE", "auto", "auto (CUDA where there is one), cpu, cuda or cuda:N"),
+    Key(
+        "MODEL.DEVICE",
+        "auto",
+        "auto (CUDA where there is one), cpu, cuda or cuda:N",
+        lambda value: re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", value) is not None,
+        "'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …",
+    ),
     Key(
         "MODEL.DEVICE_ID",
         "0",
@@ -90,8 +97,8 @@ MODEL_KEYS = (
     Key(
         "MODEL.COMPILE",
         False,
-        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a C++ compiler on a CPU; "
-        "record a training step as a CUDA graph on one GPU",
+        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a compiler (g++ on a "
+        "CPU, gcc on a GPU); record a training step as a CUDA graph on one GPU",
     ),
     Key(
         "MODEL.GLOBAL_LOCAL",

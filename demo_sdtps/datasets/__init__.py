@@ -15,13 +15,7 @@ from demo_sdtps.datasets.own import csv_reader, folder_reader
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.runtime.errors import nearest_name
 
-NAMES = (
-    "RGBNT201",
-    "RGBNT100",
-    "MSVR310",
-    "WMVeID863",
-    "Synthetic",
-)
+NAMES = ("RGBNT201", "RGBNT100", "MSVR310", "WMVeID863", "Synthetic")
 """Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
 OWN: dict[str, Callable[[CfgNode], Reader]] = {
@@ -120,8 +114,8 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
                 read = part_of_train(read, cfg.DATASETS.VALIDATION, is_validation)
             samples[split] = read
         except UserError as error:
-            part = name if name in OWN else f"The {split} split of {name}"  # which are read at once
-            place = f"({part}; expected layout: {layout}; {page})"
+            what = name if name in OWN else f"The {split} split of {name}"  # which are read at once
+            place = f"({what}; expected layout: {layout}; {page})"
             raise UserError(f"{str(error).rstrip('.')}. {place}") from None
         if not samples[split]:
             raise UserError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config.scores import MASK
 
 SPLITS = ("train", "query", "gallery")
 VALIDATION = "validation"
@@ -31,8 +32,8 @@ class Sample:
 
     # of RGB, NI and TI, None for one that is absent; or one with the three side by side
     paths: tuple[str | None, ...]
-    identity: int  # as on disk, or UNKNOWN
-    camera: int  # from 0, or UNKNOWN
+    identity: int = UNKNOWN  # as on disk
+    camera: int = UNKNOWN  # from 0
     scene: int = 0
 
     @property
@@ -112,7 +113,7 @@ def image_names(
                     f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
                     "image of a triplet; remove one of them."
                 )
-        elif is_folder and others is not None and name not in others:
+        elif is_folder and others is not None and name not in {*others, MASK}:
             nested = image_names(folder / name, others)
             names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in nested.items()}
     return names

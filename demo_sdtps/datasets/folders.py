@@ -9,28 +9,17 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import UNKNOWN, Reader, Sample, endings, image_names
+from demo_sdtps.datasets.base import Reader, Sample, endings, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]} (docs/own_data.md)"
 
 
 @dataclass(frozen=True)
-class Triplet:
-    """Images of equal name, but for the ending; `paths` of RGB, NI and TI has None for each missing one, but not only None."""
+class Triplet(Sample):
+    """Images of equal name, but for the ending, without labels."""
 
-    name: str
-    paths: tuple[str | None, ...]
-
-    @property
-    def modalities(self) -> tuple[str, ...]:
-        """Those that it has images of."""
-        return tuple(name for name, path in zip(MODALITIES, self.paths, strict=True) if path)
-
-    @property
-    def file(self) -> str:
-        """The first of its files."""
-        return next(path for path in self.paths if path is not None)
+    name: str = ""
 
     def stamp(self) -> str:
         """Sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing one."""
@@ -53,8 +42,7 @@ def unlabelled_reader(cfg: CfgNode) -> Reader:
     flat = next((name for name in MODALITIES if f"{name}=." in cfg.DATASETS.FOLDERS), None)
 
     def read(root: Path, split: str) -> list[Sample]:
-        triplets = read_folder(root, flat, modalities)
-        return [Sample(triplet.paths, UNKNOWN, UNKNOWN) for triplet in triplets]
+        return [*read_folder(root, flat, modalities)]
 
     layout = f"/{{{','.join(modalities)}}}"
     return Reader(read, layout, labelled=False, locate=lambda root: root)
@@ -111,7 +99,7 @@ def read_query(
         )
     if folder is None:
         paths = {modality: str(place)}
-        return [Triplet(place.stem, tuple(map(paths.get, MODALITIES)))]
+        return [Triplet(tuple(map(paths.get, MODALITIES)), name=place.stem)]
     inside = (place if folder in place.parents else place.absolute()).relative_to(folder)
     siblings = {name: folder.parent / name / inside.parent for name in modalities}
     paths = {
@@ -119,7 +107,8 @@ def read_query(
         for name, parent in siblings.items()
         if parent.is_dir() and (names := image_names(parent, only=place.stem))
     }
-    return [Triplet(str(inside.with_suffix("").as_posix()), tuple(map(paths.get, MODALITIES)))]
+    name = inside.with_suffix("").as_posix()
+    return [Triplet(tuple(map(paths.get, MODALITIES)), name=name)]
 
 
 def check_modality(flat: str | None, *places: Path) -> None:
@@ -146,6 +135,6 @@ def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES
             names = image_names(place, others)
             paths_of[modality] = {name: str(place / path) for name, path in names.items()}
     return [
-        Triplet(name, tuple(paths.get(name) for paths in paths_of.values()))
+        Triplet(tuple(paths.get(name) for paths in paths_of.values()), name=name)
         for name in sorted(set().union(*paths_of.values()))
     ]

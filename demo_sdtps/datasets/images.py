@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
-from demo_sdtps.datasets.pixels import ADVICE, as_rgb, decode_pixels, to_8_bits
+from demo_sdtps.datasets.pixels import ADVICE, decode_pixels, pil_pixels, to_8_bits
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -41,11 +41,7 @@ def as_image(item: Any, advice: str = ADVICE, scale: Range = PERCENTILES) -> tor
     if isinstance(item, (str, os.PathLike)):
         return decode(os.fspath(item), advice, scale)
     if isinstance(item, Image.Image):
-        try:
-            return torch.from_numpy(as_rgb(item, scale)).permute(2, 0, 1)
-        except Exception as error:
-            # Pillow reads the file of a PIL image late, and raises many types of errors
-            raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
+        return torch.from_numpy(pil_pixels(item, advice, scale)).permute(2, 0, 1)
     if not isinstance(item, (np.ndarray, torch.Tensor)):
         raise UserError(
             f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}"

@@ -16,7 +16,7 @@ from demo_sdtps.config.ranges import ranges_of
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets import OWN
 from demo_sdtps.datasets.base import Sample, identity_labels
-from demo_sdtps.datasets.images import STORED, Images, Paths, decode_triplet, parallel
+from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
 from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
 from demo_sdtps.datasets.samplers import (
     EpochBatchSampler,
@@ -96,10 +96,14 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 
 
 def decoder_of(cfg: CfgNode, with_masks: bool = False) -> Decode:
-    """How the files of a triplet are decoded: own images are turned and scaled, by INPUT.RANGES, those of others are not."""
-    scales = ranges_of(cfg) if cfg.DATASETS.NAMES in OWN else STORED
+    """How the files of a triplet are decoded, by `image_scales`."""
     decode = decode_masked_triplet if with_masks else decode_triplet
-    return partial(decode, modalities=tuple(cfg.MODEL.MODALITIES), scales=scales)
+    return partial(decode, modalities=tuple(cfg.MODEL.MODALITIES), scales=image_scales(cfg))
+
+
+def image_scales(cfg: CfgNode) -> Scales:
+    """`scale` of `decode` by modality: own images are turned and scaled, by INPUT.RANGES, those of others are not."""
+    return ranges_of(cfg) if cfg.DATASETS.NAMES in OWN else STORED
 
 
 def _triplets(

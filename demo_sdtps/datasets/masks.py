@@ -1,7 +1,7 @@
 """Foreground masks beside the images of a triplet (docs/data.md)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,9 +29,21 @@ def mask_path(sample: Sample) -> Path:
     return folder / MASK / f"{image.stem}.png"
 
 
+def mask_paths(samples: Sequence[Sample]) -> list[Path]:
+    """Files of the triplets' masks, one for each image."""
+    paths = [mask_path(sample) for sample in samples]
+    image_of: dict[Path, str] = {}
+    for path, sample in zip(paths, samples, strict=True):
+        if (other := image_of.setdefault(path, sample.files[0])) != sample.files[0]:
+            raise UserError(
+                f"The images {other} and {sample.files[0]} would have one mask, {path}; rename one of the triplets."
+            )
+    return paths
+
+
 def existing_masks(cfg: CfgNode, samples: Sequence[Sample]) -> list[str]:
     """Files of the masks of all samples."""
-    paths = [mask_path(sample) for sample in samples]
+    paths = mask_paths(samples)
     absent = next((path for path in paths if not path.is_file()), None)
     if absent:
         what = f"mask {absent}" if absent.parent.is_dir() else f"folder {absent.parent}"
@@ -55,25 +67,26 @@ def decode_masked_triplet(paths: Paths, modalities: Sequence[str], scales: Scale
 
 
 def write_masks(
-    samples: Iterable[Sample],
+    samples: Sequence[Sample],
     segment: Callable[[torch.Tensor], torch.Tensor],
-    modalities: Sequence[str],
+    decoder: Callable[[Paths], Images],
     overwrite: bool,
 ) -> Counter:
     """Write the masks of the triplets → numbers of masks "written", "empty" among them, and "kept".
 
-    `segment` makes a mask (H, W) in [0, 1] of an image uint8 (3, H, W). Masks are 8-bit grey PNG files, 255 for the foreground.
+    `segment` makes a mask (H, W) in [0, 1] of an image uint8 (3, H, W), of those that `decoder` reads of a triplet. Masks are
+    8-bit grey PNG files, 255 for the foreground.
     """
     counts: Counter = Counter()
     # once where query and gallery are the same
-    files = {mask_path(sample): sample for sample in samples}
+    files = dict(zip(mask_paths(samples), samples, strict=True))
     missing = {path: sample for path, sample in files.items() if overwrite or not path.exists()}
     counts["kept"] = len(files) - len(missing)
     for path, sample in progress(missing.items(), "segmenting", len(missing), unit="triplet"):
-        shown = [image for image in decode_triplet(sample.paths, modalities) if image is not None]
+        shown = [image for image in decoder(sample.paths) if image is not None]
         if not shown:
             raise UserError(
-                f"{sample.files[0]} has no image of {' and '.join(modalities)}; choose another --modality."
+                f"{sample.files[0]} has no image of the modality to segment; choose another --modality."
             )
         masks = [segment(image) for image in shown]
         # the maximum at each place, in the size of the first

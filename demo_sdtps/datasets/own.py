@@ -3,7 +3,8 @@
 import csv
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -105,7 +106,7 @@ def _reading(
 def numbers_of(labels: Iterable[str]) -> dict[str, int]:
     """A number for each label: its own where all are different whole numbers, else its place in the order of all."""
     distinct = sorted(set(labels))
-    numbers = {int(label) for label in distinct if label.isdecimal()}
+    numbers = {int(label) for label in distinct if label.isdecimal() and len(label) < 19}
     if len(numbers) == len(distinct):
         return {label: int(label) for label in distinct}
     return {label: place for place, label in enumerate(distinct)}
@@ -134,8 +135,8 @@ def _rows_of_folders(
                     else ""
                 )
                 raise UserError(
-                    f"The image {triplet.file} does not follow DATASETS.PATTERN {pattern.pattern!r}{empty}; rename or remove "
-                    "it, or give another pattern, without the group camera where there are none."
+                    f"The image {triplet.files[0]} does not follow DATASETS.PATTERN {pattern.pattern!r}{empty}; rename or "
+                    "remove it, or give another pattern, without the group camera where there are none."
                 )
             camera = labels.get("camera", "")
             rows.append(TripletRow(split, labels["identity"], camera, triplet.paths))
@@ -146,8 +147,20 @@ def _columns_of(table: Path) -> Sequence[str]:
     """The columns of a table, all of COLUMNS where there is none."""
     if not table.is_file():
         return COLUMNS
-    with open(table, encoding="utf-8-sig", newline="") as file:
-        return csv.DictReader(file).fieldnames or []
+    with _open_table(table) as lines:
+        return lines.fieldnames or []
+
+
+@contextmanager
+def _open_table(table: Path) -> Iterator[csv.DictReader]:
+    """Context manager: the lines of a table."""
+    try:
+        with open(table, encoding="utf-8-sig", newline="") as file:
+            yield csv.DictReader(file)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"{table} is no table in UTF-8 ({error}); save it as CSV, UTF-8 (docs/own_data.md)."
+        ) from None
 
 
 def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
@@ -156,8 +169,7 @@ def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
         raise UserError(
             f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file."
         )
-    with open(table, encoding="utf-8-sig", newline="") as file:
-        lines = csv.DictReader(file)
+    with _open_table(table) as lines:
         columns = lines.fieldnames or []
         needed = ["split", "identity", *(modality.lower() for modality in modalities)]
         if missing := [name for name in needed if name not in columns]:

@@ -80,8 +80,18 @@ def _by_pillow(path: str, advice: str, scale: Range | None) -> np.ndarray:
         ) from None
 
 
+def pil_pixels(image: Image.Image, advice: str, scale: Range) -> np.ndarray:
+    """`as_rgb` of a PIL image of the user's."""
+    try:
+        return as_rgb(image, scale)
+    except Exception as error:
+        # Pillow reads the file of a PIL image late, and raises many types of errors
+        raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
+
+
 def as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency, by `scale` as `decode`; of 16 bits Pillow clips grey at 255."""
+    """uint8 (H, W, 3) without transparency, by `scale` as `images.decode`. Grey of 16 bits is scaled here, as Pillow's
+    conversion to RGB clips it at 255."""
     if scale and is_turned(image):
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):

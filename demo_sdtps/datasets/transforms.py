@@ -108,7 +108,7 @@ class DropModalities:
     def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
         inputs = self.transform(images, rng)
         pairs = zip(images, inputs, strict=True)
-        present = [given for image, given in pairs if not (image is None or is_mask(image))]
+        present = [tensor for image, tensor in pairs if not (image is None or is_mask(image))]
         dropped = [image for image in present if rng.random() < self.probability]
         if len(dropped) == len(present):
             dropped.pop(rng.randrange(len(dropped)))

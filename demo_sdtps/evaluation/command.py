@@ -42,9 +42,7 @@ def load_model_and_data(
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
     load_weights(model, checkpoint)
-    embedding = model.backbone.camera_embedding
-    known = 0 if embedding is None else len(embedding)
-    result = _read_samples(cfg, splits, known, checkpoint.path)
+    result = _read_samples(cfg, splits, model.backbone.cameras, checkpoint.path)
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()

@@ -17,7 +17,6 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.common import set_of
 from demo_sdtps.datasets import Sample
-from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.evaluation.metrics import (
     DistanceRows,
     distances_of,
@@ -61,11 +60,11 @@ class Comparison:
         return has_pairs or present & other > 0 or self.how == "all"
 
     def needed(self, present: int, other: int) -> int:
-        """What a triplet must have to be compared with those of the set `present` by the columns that those of `other` are."""
+        """The set whose columns compare triplets of these two sets: for `shared` what they have in common, else `other`."""
         return present & other if self.how == "shared" else other
 
     def groups(self, present: np.ndarray) -> dict[int, slice | np.ndarray]:
-        """The rows of each set in `present` (n,), of a single one as a slice, which copies nothing; `all` tells none apart."""
+        """The rows of each set in `present` (n,): indices, or a slice, which copies nothing, for one set, as with `all`."""
         sets = [0] if self.how == "all" else np.unique(present).tolist()
         if len(sets) == 1:
             return {sets[0]: slice(None)}
@@ -107,9 +106,7 @@ def names_of(present: int) -> str:
     return "+".join(name for name in MODALITIES if present & set_of([name])) or "any"
 
 
-def present_in(
-    samples: Sequence[Sample] | Sequence[Triplet], modalities: Collection[str]
-) -> np.ndarray:
+def present_in(samples: Sequence[Sample], modalities: Collection[str]) -> np.ndarray:
     """`present` (n,) of samples, of the `modalities` that a model reads."""
     sets = [set_of(sample.modalities) for sample in samples]
     return np.array(sets, np.uint8) & np.uint8(set_of(modalities))

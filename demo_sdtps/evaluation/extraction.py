@@ -113,10 +113,12 @@ def _run_exported(
     features: list[list[torch.Tensor]] = [[] for _ in cases]
     for triplets, cameras in decoded_triplets(loader):
         for blocks, case in zip(features, cases, strict=True):
-            shown = [name not in case for name in model.modalities]
-            seen = [
-                [image if is_shown else None for image, is_shown in zip(each, shown, strict=True)]
-                for each in triplets
+            present = [
+                [
+                    None if name in case else image
+                    for name, image in zip(model.modalities, triplet, strict=True)
+                ]
+                for triplet in triplets
             ]
-            blocks.append(torch.from_numpy(model.features(seen, cameras)))
+            blocks.append(torch.from_numpy(model.features(present, cameras)))
     return [torch.cat(blocks) for blocks in features]

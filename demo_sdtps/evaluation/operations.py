@@ -13,58 +13,14 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import evaluating, inference
 
-# One operation per element of the result (three for silu, which stands for quick GELU), and none.
-PER_ELEMENT = (
-    "add",
-    "clamp_min",
-    "cos",
-    "cummin",
-    "cumsum",
-    "diff",
-    "div",
-    "gelu",
-    "linalg_vector_norm",
-    "log",
-    "mean",
-    "minimum",
-    "mul",
-    "neg",
-    "pow",
-    "rsub",
-    "sigmoid",
-    "silu",
-    "sin",
-    "softmax",
-    "sub",
-    "sum",
-)
-FREE = (
-    "__or__",
-    "all",
-    "aminmax",
-    "any",
-    "argsort",
-    "avg_pool2d",
-    "expand_as",
-    "flip",
-    "index_copy",
-    "kthvalue",
-    "le",
-    "lt",
-    "ne",
-    "ones_like",
-    "pad",
-    "rand",
-    "repeat",
-    "repeat_interleave",
-    "scatter",
-    "searchsorted",
-    "sort",
-    "topk",
-    "unflatten",
-    "view_as",
-    "where",
-)
+OPERATORS = {
+    1: "add clamp_min cos cummin cumsum diff div gelu linalg_vector_norm log mean minimum mul neg pow rsub sigmoid sin "
+    "softmax sub sum",
+    3: "silu",  # stands for quick GELU
+    0: "__or__ all aminmax any argsort avg_pool2d expand_as flip index_copy kthvalue le lt ne ones_like pad rand repeat "
+    "repeat_interleave scatter searchsorted sort topk unflatten view_as where",
+}
+"""Operators of torch that fvcore does not know, by their operations per element of the result."""
 
 MODULE_NAMES = {
     "pife": "PIFE",
@@ -114,10 +70,10 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
     analysis = FlopCountAnalysis(model, inputs)
     analysis.set_op_handle("aten::scaled_dot_product_attention", attention_macs)
     analysis.set_op_handle("aten::cdist", distance_macs)
-    for name in PER_ELEMENT:
-        rule = elementwise_flop_counter(0, 3 if name == "silu" else 1)
-        analysis.set_op_handle(**{f"aten::{name}": rule, f"aten::{name}_": rule})
-    analysis.set_op_handle(**{f"aten::{name}": None for name in FREE})
+    for count, names in OPERATORS.items():
+        rule = elementwise_flop_counter(0, count)
+        for name in names.split():
+            analysis.set_op_handle(**{f"aten::{name}": rule, f"aten::{name}_": rule})
     # evaluation does not call the heads
     analysis.uncalled_modules_warnings(False).unsupported_ops_warnings(False)
     macs = analysis.by_module()

@@ -42,9 +42,8 @@ class TestData:
     gallery: torch.Tensor
     loader: DataLoader  # loads this process's shard of the samples
     matched: int  # the number of queries with a match in the gallery; only these are scored
-    present: (
-        np.ndarray
-    )  # (samples,): the modalities that the features of each are of (distances.py)
+    # (samples,): the modalities that the features of each are of (distances.py)
+    present: np.ndarray
 
     def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:
         """An attribute of the samples at `indices`: identity, camera or scene."""

@@ -17,7 +17,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import decode, parallel
 from demo_sdtps.datasets.loaders import batches
-from demo_sdtps.datasets.masks import mask_path
+from demo_sdtps.datasets.masks import mask_paths
 from demo_sdtps.evaluation.extraction import CASES, cases_of
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.tables import CASE_WIDTH, case_name
@@ -215,7 +215,7 @@ def random_order(relevant: torch.Tensor) -> float:
 
 def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch.Tensor:
     """Whether at least half of a patch's pixels are on the person: (images, N) bool."""
-    paths = [mask_path(sample) for sample in samples]
+    paths = mask_paths(samples)
     if absent := next((path for path in paths if not path.exists()), None):
         raise UserError(
             f"The foreground mask {absent} is missing, so it is not known where the person is; write the masks "

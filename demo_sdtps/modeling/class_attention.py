@@ -1,7 +1,7 @@
 """Keys and attention weights in a block of a Vision Transformer, without running the block.
 
 A block is read by the names of its parts, so that no library is imported: timm's VisionTransformer and Eva, OpenAI's CLIP and
-open_clip, torchvision, and the Vision Transformers of Hugging Face's transformers that slim.py knows.
+open_clip, torchvision, and the Vision Transformers of Hugging Face's transformers that slimming/towers.py knows.
 """
 
 from typing import Any

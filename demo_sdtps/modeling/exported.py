@@ -34,8 +34,8 @@ class ExportedModel:
     """Features of decoded triplets by ONNX Runtime or OpenVINO on the CPU.
 
     `about` is the record of the file: "input", "modalities", "size" (height, width), "mean", "std", "cameras", "columns" (start
-    and end of each return pattern in the output), "config" (YAML) and "origin", as `Extractor` takes them, and
-    "checkpoint_sha256". `amp` is a value of TEST.AMP, which OpenVINO's files heed. `threads`: those of OMP_NUM_THREADS, or all.
+    and end of each return pattern in the output), "config" (YAML) and "origin", as `Extractor` takes them. `amp` is a value of
+    TEST.AMP, which OpenVINO's files heed. `threads`: those of OMP_NUM_THREADS, or all.
     """
 
     def __init__(self, path: str | Path, amp: str = "off", threads: int = 0):

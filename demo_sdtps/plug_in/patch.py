@@ -200,11 +200,6 @@ def _check_host(model: Any, host: Host) -> None:
             raise UserError(
                 f"{type(model).__name__} has no {attribute}, which the model of {host.name} was expected to have."
             )
-    if getattr(model, "ATM", False) and not model.HDM:
-        raise UserError(
-            "MODEL.ATM is True and MODEL.HDM False, but ATMoE weighs the features that HDM makes; set MODEL.HDM to "
-            "True or MODEL.ATM to False."
-        )
 
 
 def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:

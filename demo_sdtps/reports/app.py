@@ -22,7 +22,7 @@ from demo_sdtps.datasets.folders import Triplet, read_folder
 from demo_sdtps.datasets.images import decode, decode_triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
-from demo_sdtps.reports.search_page import MOST_HITS, as_sample, omissions, page_of, write_hits
+from demo_sdtps.reports.search_page import MOST_HITS, cfg_of_images, omissions, page_of, write_hits
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.load import open_reid
@@ -63,8 +63,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     import gradio
 
     reid = open_reid(cfg)
-    begun = search(arguments, cfg, [], reid)
-    assert begun
+    indexed = search(arguments, cfg, [], reid)
+    assert indexed
     arguments.rebuild = False
 
     # `answer` tells of a file that is no image
@@ -77,7 +77,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         files = {name: path for name, path in zip(modalities, paths, strict=True) if path}
         if not files:
             return [NOTHING, "", no_file, no_file]
-        query = Triplet(Path(next(iter(files.values()))).stem, tuple(map(files.get, MODALITIES)))
+        paths_of = tuple(map(files.get, MODALITIES))
+        query = Triplet(paths_of, name=Path(next(iter(files.values()))).stem)
         try:
             for path in files.values():
                 check_image(path)
@@ -95,10 +96,10 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         return [FRAME.format(html.escape(page)), picture, *buttons]
 
     triplets = read_folder(arguments.gallery, arguments.modality, modalities)
-    readable = (triplet.without(begun.broken) for triplet in triplets)
+    readable = (triplet.without(indexed.broken) for triplet in triplets)
     gallery = [triplet for triplet in readable if triplet.modalities]
     examples = [
-        example(cfg, gallery[place], Path(downloads.name, "examples"))
+        example(cfg, gallery[place], Path(downloads.name, "examples", str(place)))
         for place in spread(len(gallery), EXAMPLES)
     ]
     title, hour = f"Search in {arguments.gallery.resolve().name}", 3600
@@ -114,7 +115,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
                 )
                 for modality in modalities
             ]
-        count = min(arguments.top or TOP, len(gallery))
+        count = min(arguments.top or TOP, MOST_HITS, len(gallery))
         most = max(2, min(MOST_HITS, len(gallery)))
         top = gradio.Slider(1, most, count, step=1, label="Hits")
         hits = gradio.HTML(NOTHING)
@@ -149,7 +150,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         allowed_paths=[str(arguments.gallery.absolute()), downloads.name],
     )
     ready = f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
-    print_lines(*omissions(begun.broken), ready)
+    print_lines(*omissions(indexed.broken), ready)
     blocks.block_thread()
 
 
@@ -192,7 +193,7 @@ def kept_picture(reid: Reid, query: Triplet) -> str:
         for colours in (nullcontext(), dark()):
             with colours:
                 path = draw_tokens(
-                    [(reid.cfg, reid.model)], [as_sample(query)], Path(folder, "kept.png")
+                    [(cfg_of_images(reid.cfg), reid.model)], [query], Path(folder, "kept.png")
                 )
             sources.append(f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}")
     return PICTURE.format(*sources)

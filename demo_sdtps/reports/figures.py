@@ -15,6 +15,7 @@ from yacs.config import CfgNode
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
+from demo_sdtps.datasets.loaders import image_scales
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.reports.palette import EMPTY, HEAT, SERIES, SHARES, TEXT
 from demo_sdtps.runtime.files import atomic_write
@@ -70,7 +71,7 @@ def images(
     """The images of `modalities`, by default MODEL.MODALITIES, at INPUT.SIZE_TEST, each uint8 (H, W, 3), grey for an absent
     one."""
     placeholder = torch.full((3, 1, 1), BLANK, dtype=torch.uint8)
-    triplet = decode_triplet(sample.paths, modalities or cfg.MODEL.MODALITIES)
+    triplet = decode_triplet(sample.paths, modalities or cfg.MODEL.MODALITIES, image_scales(cfg))
     sized = [
         resize(placeholder if image is None else image, list(cfg.INPUT.SIZE_TEST), antialias=True)
         for image in triplet

@@ -60,7 +60,7 @@ def thumbnail(cfg: CfgNode, sample: Sample, modalities: Sequence[str]) -> str:
 
 
 def kept_patches(
-    cfg: CfgNode, model: Model, samples: list[Sample], modalities: Sequence[str]
+    cfg: CfgNode, model: Model, samples: Sequence[Sample], modalities: Sequence[str]
 ) -> dict[str, Any] | None:
     """The kept patches of every stage and SDTPS, by its name: a list per sample of bits (modality, row, column), packed
     and in base64; None for a model that keeps all, or an exported one."""

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from demo_sdtps.config import MODALITIES
+from yacs.config import CfgNode
+
+from demo_sdtps.config import MODALITIES, with_values
 from demo_sdtps.config.cli import count_of, print_lines
-from demo_sdtps.datasets import Sample
-from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.reports.page import kept_patches, render, source, stack_images, thumbnail
 from demo_sdtps.retrieval.nearest import write_csv
-from demo_sdtps.retrieval.search import Found, Hit
+from demo_sdtps.retrieval.search import Hit, SearchResult
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
@@ -28,7 +28,7 @@ PRINTED = 5  # queries whose hits are printed
 SCRIPTS = ("page.js", "search.js", "ranks.js")
 
 
-def show(arguments: argparse.Namespace, result: Found) -> None:
+def show(arguments: argparse.Namespace, result: SearchResult) -> None:
     """Write the hits of each query to --csv and --output, all or nothing, or print them; then the images that were left
     out."""
     lines: list[str] = []
@@ -46,11 +46,11 @@ def show(arguments: argparse.Namespace, result: Found) -> None:
     print_lines(*(lines or hits_table(result)), *omissions(result.broken))
 
 
-def write_hits(result: Found, path: Path) -> None:
+def write_hits(result: SearchResult, path: Path) -> None:
     """Write the hits as CSV."""
     judged = ("probability", "unknown") if is_calibrated(result) else ()
     values = [[csv_values(hit) for hit in hits] for hits in result.hits]
-    write_csv(path, [query.file for query in result.queries], values, judged)
+    write_csv(path, [query.files[0] for query in result.queries], values, judged)
 
 
 def omissions(broken: dict[str, str]) -> list[str]:
@@ -58,7 +58,7 @@ def omissions(broken: dict[str, str]) -> list[str]:
     return [f"Left out, {count_of(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
-def is_calibrated(result: Found) -> bool:
+def is_calibrated(result: SearchResult) -> bool:
     """Whether the hits have probabilities."""
     return any(hit.probability is not None for hits in result.hits for hit in hits)
 
@@ -73,13 +73,13 @@ def hit_text(hit: Hit) -> str:
 def csv_values(hit: Hit) -> tuple:
     """The values of a hit in a line of the CSV file."""
     if hit.probability is None:
-        return hit.triplet.file, hit.distance
+        return hit.triplet.files[0], hit.distance
     is_judged = hit.probability == hit.probability  # not nan
     judged = (f"{hit.probability:.6f}", int(hit.is_unknown)) if is_judged else ("", "")
-    return hit.triplet.file, hit.distance, *judged
+    return hit.triplet.files[0], hit.distance, *judged
 
 
-def hits_table(result: Found) -> list[str]:
+def hits_table(result: SearchResult) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
     if not all(map(is_ascending, result.hits)):
@@ -87,25 +87,25 @@ def hits_table(result: Found) -> list[str]:
             "In the order of scaled distances, as the gallery's triplets lack different modalities:"
         ]
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
-        lines += ["", query.file]
+        lines += ["", query.files[0]]
         for rank, hit in enumerate(hits, start=1):
             judged = f"{hit_text(hit):10}  " if is_calibrated(result) else ""
-            lines.append(f"{rank:6}  {hit.distance:8.4f}  {judged}{hit.triplet.file}")
+            lines.append(f"{rank:6}  {hit.distance:8.4f}  {judged}{hit.triplet.files[0]}")
     if (left := len(result.queries) - PRINTED) > 0:
         lines += ["", f"… queries left out: {left}; --csv and --output write all"]
     return lines
 
 
-def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[str, str]:
+def page_of(result: SearchResult, gallery: Path, link: Callable[[str], str]) -> tuple[str, str]:
     """The page, and what it shows in a few words; `link` gives the address of a file.
 
     The gallery has the name of its folder, as the page may be shown where the path means nothing.
     """
-    cfg, model = result.reid.cfg, result.reid.model
+    cfg, model = cfg_of_images(result.reid.cfg), result.reid.model
     present = {name for hits in result.hits for hit in hits for name in hit.triplet.modalities}
     present.update(name for query in result.queries for name in query.modalities)
     modalities = [name for name in cfg.MODEL.MODALITIES if name in present]
-    longest = max(map(len, result.hits))
+    longest = max(map(len, result.hits), default=0)
     most = min(MOST_HITS, longest)
     images: dict[Triplet, str] = {}  # by triplet, in the order of the page's samples
     rows: list[tuple[Triplet, list[Hit]]] = []
@@ -114,7 +114,7 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
     for query, hits in progress(pairs, "drawing", unit="query"):
         needed = [query, *(hit.triplet for hit in hits[:most])]
         more = {
-            triplet: thumbnail(cfg, as_sample(triplet), modalities)
+            triplet: thumbnail(cfg, triplet, modalities)
             for triplet in dict.fromkeys(needed)
             if triplet not in images
         }
@@ -127,7 +127,7 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
     if len(rows) < len(result.queries) or most < longest:
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
     place = {triplet: number for number, triplet in enumerate(images)}
-    of_model = [as_sample(triplet) for triplet in list(images)[:MOST_KEPT]]
+    of_model = list(images)[:MOST_KEPT]
     content = {
         "modalities": modalities,
         "stacked": stack_images(cfg),
@@ -164,13 +164,14 @@ def page_of(result: Found, gallery: Path, link: Callable[[str], str]) -> tuple[s
     return page, shown
 
 
+def cfg_of_images(cfg: CfgNode) -> CfgNode:
+    """`cfg` for the user's images, which are decoded as `Reid.features` does, whatever the model was trained on."""
+    return with_values(cfg, {"DATASETS.NAMES": "Images", "TEST.MISS": "nothing"})
+
+
 def is_ascending(hits: list[Hit]) -> bool:
     """Whether hits are in the order of the distances shown, not of scaled ones (a gallery that lacks various modalities)."""
     return all(one.distance <= two.distance for one, two in itertools.pairwise(hits))
-
-
-def as_sample(triplet: Triplet) -> Sample:
-    return Sample(triplet.paths, UNKNOWN, UNKNOWN)
 
 
 def files_of(triplet: Triplet, link: Callable[[str], str]) -> dict[str, str]:

@@ -122,7 +122,7 @@ def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
     return f"Of the {model.backbone.num_patches} patches of each image, {', and '.join(parts)}"
 
 
-def patch_grids(cfg: CfgNode, model: DeMo, samples: list[Sample]) -> dict[str, ByModality]:
+def patch_grids(cfg: CfgNode, model: DeMo, samples: Sequence[Sample]) -> dict[str, ByModality]:
     """What every stage of slimming and SDTPS make of the samples, by present modality, (samples, 2, rows, columns): 1 for a
     kept patch, and its score, NaN for one that was dropped before."""
     dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them

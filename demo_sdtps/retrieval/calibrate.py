@@ -4,6 +4,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,11 +62,11 @@ class Block(NamedTuple):
 
     def pairs(self, rows: Any = slice(None), columns: Any = slice(None)) -> Pairs:
         """The pairs of some rows and columns, as masks: those of one identity by different cameras, and of different ones."""
-        is_same, is_near = (
+        is_same, is_same_camera = (
             one[rows][:, None] == other[columns] for one, other in (self.identities, self.cameras)
         )
         distances = self.distances[rows][:, columns]
-        return distances[is_same & ~is_near], distances[~is_same]
+        return distances[is_same & ~is_same_camera], distances[~is_same]
 
 
 def chosen_samples(samples: Sequence[Sample]) -> list[Sample]:
@@ -88,9 +89,7 @@ def labelled_distances(cfg: CfgNode, model: DeMo, chosen: Sequence[Sample]) -> I
     )
     if (cameras == cameras[0]).all():
         cameras = np.arange(len(chosen))
-    embedding = model.backbone.camera_embedding
-    mean_camera = 0 if embedding is None else len(embedding)
-    unknown = [replace(sample, camera=mean_camera) for sample in chosen]
+    unknown = [replace(sample, camera=model.backbone.cameras) for sample in chosen]
     cases = cases_of(model.modalities)
     sets = [set_of(set(model.modalities) - missing) for missing in cases.values()]
     present = present_in(chosen, model.modalities)
@@ -130,9 +129,9 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         pairs = block.pairs()
         if not all(map(len, pairs)):
             continue
-        fitted = fit(pairs)
-        if block.is_symmetric:  # every pair is there twice
-            fitted |= {name: fitted[name] // 2 for name in ("same", "different")}
+        fitted = fit(
+            pairs, 2 if block.is_symmetric else 1
+        )  # of equal sets every pair is there twice
         if fitted["same"] >= FEWEST and fitted["different"] * FALSE_ACCEPT >= FEWEST:
             patterns[str(block.pattern)][block.sets] = fitted
     if not patterns:
@@ -172,7 +171,8 @@ def check_split(cfg: CfgNode, split: str) -> None:
             f"DATASETS.VALIDATION is {cfg.DATASETS.VALIDATION}, but {cfg.TEST.WEIGHT} was trained with {trained.VALIDATION}, "
             "so these identities may be ones of its training; leave it out."
         )
-    if split != VALIDATION and cfg.DATASETS.ROOT_DIR == trained.ROOT_DIR:
+    roots = {Path(data.ROOT_DIR).resolve() for data in (cfg.DATASETS, trained)}
+    if split != VALIDATION and len(roots) == 1:
         raise UserError(
             f"The {split} split at {cfg.DATASETS.ROOT_DIR} belongs to the training or the test of {cfg.TEST.WEIGHT}, so it "
             f"promises too much; {advice}."

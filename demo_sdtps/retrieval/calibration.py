@@ -70,9 +70,11 @@ class Calibration:
             )
 
 
-def fit(pairs: Pairs) -> dict[str, Any]:
-    """Slope, at least 0, and offset of the logistic function of the greatest likelihood, by Platt's targets; the thresholds."""
+def fit(pairs: Pairs, copies: int = 1) -> dict[str, Any]:
+    """Slope, at least 0, and offset of the logistic function of the greatest likelihood, by Platt's targets; the thresholds.
+    Every pair is there `copies` times."""
     same, different = pairs
+    counts = {"same": len(same) // copies, "different": len(different) // copies}
     distances = np.concatenate(pairs).astype(np.float64)
     scale = float(distances.std()) or 1.0
     distances /= scale
@@ -91,9 +93,8 @@ def fit(pairs: Pairs) -> dict[str, Any]:
     limits = {
         str(rate): float(np.quantile(different, rate))
         for rate in FALSE_ACCEPT_RATES
-        if rate * len(different) >= FEWEST
+        if rate * counts["different"] >= FEWEST
     }
-    counts = {"same": len(same), "different": len(different)}
     return {"slope": slope / scale, "offset": offset, "limits": limits, **counts}
 
 

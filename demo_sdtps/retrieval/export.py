@@ -23,7 +23,14 @@ from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.feature_sets import LABELS, columns_of, labels_of, samples_digest
 from demo_sdtps.retrieval.origin import origin_of
-from demo_sdtps.retrieval.store import LOCK, SUFFIX, Store, check_origin, check_own, open_store
+from demo_sdtps.retrieval.store import (
+    LOCK,
+    SUFFIX,
+    Store,
+    check_origin,
+    check_store_folder,
+    open_store,
+)
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
@@ -38,7 +45,7 @@ def check_output(arguments: argparse.Namespace) -> None:
     if arguments.shards:
         if arguments.format == "parquet":
             raise UserError("--shards writes a folder, --format parquet a file; give one of them.")
-        check_own(arguments.output)
+        check_store_folder(arguments.output)
         return
     if arguments.format == "parquet":
         check_extra("--format parquet", "parquet", {"pyarrow": "pyarrow"})

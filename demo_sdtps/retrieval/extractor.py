@@ -106,8 +106,7 @@ class Extractor(
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
             self.model.backbone.compile_blocks()
-        embedding = self.model.backbone.camera_embedding
-        self.cameras = 0 if embedding is None else len(embedding)
+        self.cameras = self.model.backbone.cameras
         patterns = self.model.layout.split(torch.empty(0, self.model.layout.width))
         self.widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
 

@@ -14,7 +14,14 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.store import SUFFIX, Gallery, Store, check_origin, check_own, open_store
+from demo_sdtps.retrieval.store import (
+    SUFFIX,
+    Gallery,
+    Store,
+    check_origin,
+    check_store_folder,
+    open_store,
+)
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
     all_gather_rows,
@@ -92,7 +99,7 @@ def extraction(reid: Reid, pattern: int) -> Extract:
 
     def extract(triplets: Sequence[Triplet]) -> np.ndarray:
         if not triplets:
-            return np.empty((0, reid.widths[pattern]), np.float32)
+            return np.empty((0, 0), np.float32)
         shard = shard_for_rank(triplets)
         images = zip(*(triplet.paths for triplet in shard), strict=True)
         try:
@@ -119,7 +126,7 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
     """The index in a folder, or a new one, which with `rebuild` replaces another one at its first `commit`."""
     place = str(gallery.resolve())
     if rebuild:
-        check_own(folder)
+        check_store_folder(folder)
     store = None if rebuild else open_store(folder, REBUILD)
     if store is None:
         return Index(Store(folder, origin, REBUILD, {"gallery": place, "approximate": {}}))

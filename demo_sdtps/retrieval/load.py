@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.ranges import Range, ranges_of
-from demo_sdtps.datasets.pixels import as_rgb, decode_pixels
+from demo_sdtps.datasets.pixels import decode_pixels, pil_pixels
 from demo_sdtps.modeling.exported import ExportedModel, is_exported, stored_text
 from demo_sdtps.retrieval.reid import Reid
 
@@ -42,7 +42,7 @@ def load(
     if is_exported(weight):
         # Checked when it was exported; the check of the backbone would import timm, and torch.
         unchecked = DEMO_SCHEMA._replace(check=lambda cfg: None)
-        return open_reid(load_cfg(stored_text(weight), pairs, unchecked))
+        return open_reid(load_cfg(config_file or stored_text(weight), pairs, unchecked))
     from demo_sdtps.modeling.checkpoints.loading import stored_config
 
     return open_reid(load_cfg(config_file or stored_config(weight), pairs))
@@ -98,7 +98,7 @@ def _pixels(item: Any, scale: Range) -> np.ndarray | None:
     if isinstance(item, (str, os.PathLike)):
         pixels = decode_pixels(os.fspath(item), ADVICE, scale)
     elif isinstance(item, Image.Image) and item.mode == "RGB":
-        pixels = as_rgb(item, scale)
+        pixels = pil_pixels(item, ADVICE, scale)
     elif isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.shape[2:] == (3,):
         pixels = item
     else:

@@ -82,7 +82,7 @@ class Reid(ABC):
         present = is_present @ np.array([set_of([name]) for name in names])
         return Features(self._extract(triplets, cameras, return_pattern, normalise), present)
 
-    forward = features
+    __call__ = features
 
     def distance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Squared Euclidean distances (n, m) float32 of features (n, D) and (m, D); those of equal features are equal.
@@ -105,8 +105,8 @@ class Reid(ABC):
             )
         from demo_sdtps.evaluation.distances import Comparison, comparison_of
 
-        pattern = self._pattern_of(a)
-        comparison = comparison_of(self.cfg, pattern) if pattern else Comparison()
+        patterns = self._patterns_of(a)
+        comparison = comparison_of(self.cfg, patterns[0]) if patterns else Comparison()
         return comparison, self._side(a), self._side(b)
 
     def search(
@@ -137,7 +137,9 @@ class Reid(ABC):
                 f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
                 "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
             )
-        calibration = self.calibration_of(query)
+        patterns = self._patterns_of(query)
+        # two of one width are 1 and 2, which differ; three are the same features
+        calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
         if calibration:
             calibration.check_rate(false_accept)
             comparison = replace(comparison, scales=calibration.scales())
@@ -151,34 +153,21 @@ class Reid(ABC):
             hits.probability, hits.is_unknown = judged
         return hits
 
-    def calibration_of(self, features: np.ndarray) -> "Calibration | None":
-        """That of the return pattern of features, which their width tells; None where it is of several."""
-        patterns = [number for number, width in self.widths.items() if width == features.shape[1]]
-        return self.calibrations.get(patterns[0]) if len(patterns) == 1 else None
-
-    def _pattern_of(self, features: np.ndarray) -> int | None:
-        """The return pattern of features, by their width."""
-        patterns = (number for number, width in self.widths.items() if width == features.shape[1])
-        return next(patterns, None)
-
-    def _present(self, features: np.ndarray) -> np.ndarray:
-        """What is present in features; of other arrays all that the model reads."""
-        present = getattr(features, "present", None)
-        return (
-            np.full(len(features), set_of(self.model.modalities), np.uint8)
-            if present is None
-            else present
-        )
+    def _patterns_of(self, features: np.ndarray) -> list[int]:
+        """The return patterns that have the width of features."""
+        return [number for number, width in self.widths.items() if width == features.shape[1]]
 
     def _side(self, features: np.ndarray) -> "Side":
-        """Features, and what is present in them."""
-        if getattr(features, "present", None) is None:
+        """Features, and what is present in them; in other arrays all that the model reads."""
+        import torch
+
+        present = getattr(features, "present", None)
+        if present is None:
             logger.warning(
                 "Features that do not say what is present count as of complete triplets; give Features(values, present)."
             )
-        import torch
-
-        return torch.from_numpy(np.asarray(features, np.float32)), self._present(features)
+            present = np.full(len(features), set_of(self.model.modalities), np.uint8)
+        return torch.from_numpy(np.asarray(features, np.float32)), present
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the last, the mean of all."""

@@ -60,7 +60,7 @@ class Hit(NamedTuple):
     is_unknown: bool = False
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, and the
     model."""
 
@@ -76,7 +76,7 @@ def search(
     cfg: CfgNode,
     queries: Sequence[Triplet] | None = None,
     reid: Reid | None = None,
-) -> Found | None:
+) -> SearchResult | None:
     """Bring the index up to date in all processes; the main one, which alone has it, searches.
 
     `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
@@ -123,7 +123,7 @@ def search(
             if queries
             else []
         )
-        return Found(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
+        return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
 
 
 def hits_of(
@@ -175,7 +175,7 @@ def check_sets(
     present = present_in(queries, cfg.MODEL.MODALITIES)
     if text := without_common(comparison, present, gallery):
         first = queries[incomparable(comparison, present, gallery)[0]]
-        raise UserError(f"{text}; or leave them out, the first is {first.file}.")
+        raise UserError(f"{text}; or leave them out, the first is {first.files[0]}.")
     return comparison, present
 
 

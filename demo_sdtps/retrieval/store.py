@@ -179,7 +179,7 @@ class Store:
 
 def open_store(folder: Path, advice: str) -> Store | None:
     """The store in a folder, None where there is none."""
-    check_own(folder)
+    check_store_folder(folder)
     if not (folder / MANIFEST).exists():
         return None
     content = read_json(folder / MANIFEST)
@@ -188,7 +188,7 @@ def open_store(folder: Path, advice: str) -> Store | None:
     return Store(folder, content["origin"], advice, content["record"], content["shards"])
 
 
-def check_own(folder: Path) -> None:
+def check_store_folder(folder: Path) -> None:
     """Raise `UserError` for a folder of other files than those of a store."""
     if not folder.exists():
         return

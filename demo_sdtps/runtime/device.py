@@ -84,18 +84,30 @@ def deterministic_backward() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-def log_to(path: Path) -> AbstractContextManager:
-    """Log to the console, around progress bars, and append to the file at `path`."""
+class ConsoleFormatter(logging.Formatter):
+    """The message alone, of a warning or an error with its level."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return f"{record.levelname}: {text}" if record.levelno >= logging.WARNING else text
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Context manager: log to the console, around progress bars, and append to the file at `path`."""
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    for handler in list(root.handlers):
-        if isinstance(handler, logging.FileHandler):  # an earlier run of this process
-            root.removeHandler(handler)
-            handler.close()
     if not root.handlers:
-        root.addHandler(logging.StreamHandler())
+        console = logging.StreamHandler()
+        console.setFormatter(ConsoleFormatter())
+        root.addHandler(console)
     file = logging.FileHandler(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     root.addHandler(file)
     logging.raiseExceptions = False  # on a full disk the checkpoint's own error suffices
-    return logging_redirect_tqdm()
+    try:
+        with logging_redirect_tqdm():
+            yield
+    finally:
+        root.removeHandler(file)
+        file.close()

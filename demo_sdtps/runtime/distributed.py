@@ -1,7 +1,7 @@
 """Training and evaluation by several processes, one per GPU or part of the CPU, started by torchrun.
 
-In a single process every function here does nothing. Several processes divide each batch of a single one: losses, BatchNorm
-statistics and rankings are those of the whole batch.
+In a single process gathering and reducing return what they are given. Several processes divide each batch of a single one:
+losses, BatchNorm statistics and rankings are those of the whole batch.
 """
 
 import logging

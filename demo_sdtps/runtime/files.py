@@ -74,7 +74,7 @@ def lock_file(file: Path, what: str) -> Iterator[None]:
                 f"{what} is in use by another process ({file} is locked); wait until it ends, or choose another."
             ) from None
         except (OSError, NotImplementedError) as error:
-            if not os.access(file.parent, os.W_OK):
+            if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
                 raise UserError(f"{what} cannot be written ({error}); choose another.") from None
             logger.warning(
                 "%s is not locked, as its file system has no locks (%s): start one command there at a time.",

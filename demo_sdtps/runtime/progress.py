@@ -14,9 +14,6 @@ with suppress(OSError, ValueError):
         SIZE = {"ncols": 80, "nrows": 24}
 
 progress = partial(
-    tqdm,
-    leave=False,
-    disable=None if os.environ.get("RANK", "0") == "0" else True,
-    **SIZE,
+    tqdm, leave=False, disable=None if os.environ.get("RANK", "0") == "0" else True, **SIZE
 )
 """tqdm that is removed at the end, and not shown without a terminal or in processes of torchrun other than rank 0."""

@@ -83,13 +83,13 @@ def make_retrieval_data(
     return RetrievalData(loader, *texts, image_of, folds, cfg.TEST.IMS_PER_BATCH)
 
 
-def load_seps_and_data(cfg: CfgNode, several: bool = False) -> tuple[SEPS, RetrievalData]:
+def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
     """The model of `cfg` with the weights of TEST.WEIGHT, in evaluation mode on its device, and the data of TEST.SPLIT.
 
     The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read,
     not its weights.
     """
-    device = prepare_evaluation(cfg, EXAMPLE, several)
+    device = prepare_evaluation(cfg, EXAMPLE, several=True)
     weights = read_weights(cfg.TEST.WEIGHT, EXAMPLE)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
     distributed.check_equal(split, "images and captions")
@@ -150,23 +150,18 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
 def _encode_texts(model: SEPS, texts: list[list[int]], batch: int) -> list[torch.Tensor]:
     """Word vectors (L, C) of each text, without padding, on the model's device; each process encodes a part of the texts."""
     device = next(model.parameters()).device
-    blocks = _blocks(range(len(texts)), texts, batch)
-    shares = [
-        [index for block in blocks[other :: distributed.world_size()] for index in block]
-        for other in range(distributed.world_size())
-    ]
-    encoded = [torch.empty(0, model.network.embed_size, device=device)]
-    own = blocks[distributed.rank() :: distributed.world_size()]
-    for block in progress(own, "encoding captions", unit="block"):
-        words, lengths = pad_texts([texts[index] for index in block])
-        vectors = model.text_tower(to_device(words, device), lengths)
-        encoded += [tensor[:length] for tensor, length in zip(vectors, lengths, strict=True)]
-    counts = [[len(texts[index]) for index in share] for share in shares]
-    gathered = distributed.all_gather_parts(torch.cat(encoded), list(map(sum, counts)))
-    by_index: dict[int, torch.Tensor] = {}
-    for share, rows, sizes in zip(shares, gathered, counts, strict=True):
-        by_index |= zip(share, rows.split(sizes), strict=True)
-    return [by_index[index] for index in range(len(texts))]
+    shard = distributed.shard_for_rank(texts)
+    vectors = [torch.empty(0)] * len(shard)
+    blocks = _blocks(range(len(shard)), shard, batch)
+    for block in progress(blocks, "encoding captions", unit="block"):
+        words, lengths = pad_texts([shard[index] for index in block])
+        padded = model.text_tower(to_device(words, device), lengths)
+        for index, length, vector in zip(block, lengths, padded, strict=True):
+            vectors[index] = vector[:length]
+    sizes = distributed.all_gather_object([*map(len, shard)])
+    gathered = distributed.all_gather_parts(torch.cat(vectors), [*map(sum, sizes)])
+    shards = zip(gathered, sizes, strict=True)
+    return [words for rows, each in shards for words in rows.split(each)][: len(texts)]
 
 
 def _blocks(indices: Sequence[int], texts: Sequence, size: int) -> list[list[int]]:

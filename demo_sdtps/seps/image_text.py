@@ -57,7 +57,7 @@ def _paths(folder: Path, ids_file: Path, order: Iterable[str]) -> tuple[str, ...
             raise UserError(
                 f"The image {image_id!r} of {ids_file} is not in {file}; add it, or remove its captions."
             )
-        path = os.path.join(folder, IMAGES, mapping[image_id])
+        path = os.path.join(folder, IMAGES, str(mapping[image_id]))
         if not os.path.isfile(path):
             raise UserError(
                 f"The image {path} ({image_id!r} of {ids_file}) is missing; add it, or remove its captions."

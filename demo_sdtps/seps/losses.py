@@ -25,8 +25,8 @@ class ContrastiveLoss(nn.Module):
         if img_ids is not None:
             same = same | (img_ids[:, None] == img_ids[None, :])
         total = torch.zeros((), dtype=scores.dtype, device=scores.device)
-        for logits, dim in ((matching[:, None], 1), (matching[None, :], 0)):
-            cost = (self.margin + scores - logits).clamp_min(0).masked_fill(same, 0.0)
+        for positive, dim in ((matching[:, None], 1), (matching[None, :], 0)):
+            cost = (self.margin + scores - positive).clamp_min(0).masked_fill(same, 0.0)
             total = total + (cost.amax(dim=dim) if self.max_violation else cost).sum()
         return total
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.check import check_device
 from demo_sdtps.config.common import RANDOM_WEIGHTS
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import NOT_NEGATIVE, POSITIVE, RATIO, SIZE, WIDTH, Key, Schema
@@ -62,7 +61,7 @@ KEYS = (
     Key(
         "INPUT.MIN_CROP",
         0.6,
-        "least share of the area in a random crop; 1: the whole image",
+        "least share of the area in a random crop of 3:4 to 4:3; 1: the whole image, or the middle of a longer one",
         *RATIO,
     ),
     *map(_reid_key, ("INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD")),
@@ -138,7 +137,6 @@ def check_seps_cfg(cfg: CfgNode) -> None:
             f"MODEL.PATCH_SIZE is {cfg.MODEL.PATCH_SIZE}, but pretrained weights have a patch size of their own; set it to 0, "
             "or MODEL.PRETRAIN_PATH_T to 'none'."
         )
-    check_device(cfg)
     import timm  # slow to import
 
     name = cfg.MODEL.TRANSFORMER_TYPE

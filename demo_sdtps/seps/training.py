@@ -1,6 +1,5 @@
 """Training of SEPS (docs/seps.md)."""
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         dev: evaluation.RetrievalData,
         test: evaluation.RetrievalData,
         digest: Mapping[str, str],
-        notes: Sequence[tuple[int, str]] = (),
+        notes: Sequence[str] = (),
     ):
         super().__init__(cfg, model, loader, [make_seps_optimizer(cfg, model)], digest, notes=notes)
         self.network = wrap_ddp(model)
@@ -113,9 +112,9 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     ]
     kind = "with" if splits["train"].long_captions else "without"
     notes = [
-        (logging.INFO, f"{cfg.DATASETS.NAMES}: {', '.join(sizes)}, {kind} long captions"),
-        (logging.INFO, f"the weights are those of {resumed.path}" if resumed else origin),
-        *((logging.WARNING, warning) for warning in evaluation.caption_warnings(splits)),
+        f"{cfg.DATASETS.NAMES}: {', '.join(sizes)}, {kind} long captions",
+        f"the weights are those of {resumed.path}" if resumed else origin,
+        *evaluation.caption_warnings(splits),
     ]
     paths = {f"{name} images": split.paths for name, split in splits.items()}
     texts = data_texts(splits, {"train": loader, "dev": dev, "test": test})

@@ -15,7 +15,7 @@ CROP_ASPECT = (3 / 4, 4 / 3)  # range of width over height of a random crop
 class CropTransform:
     """uint8 (3, h, w) → float32 (3, H, W): random resized crop (Inception), flip, normalise.
 
-    All random numbers come from the generator `draw`, so that a sample's seed determines its crop.
+    All random numbers come from the generator `rng`, so that a sample's seed determines its crop.
     """
 
     def __init__(self, cfg: CfgNode):
@@ -32,7 +32,7 @@ class CropTransform:
 def crop_box(height: int, width: int, least: float, rng: Generator) -> tuple[int, int, int, int]:
     """Top, left, rows and columns of a random crop with at least the share `least` of the area.
 
-    Where no attempt fits, as in very elongated images, the centre.
+    Where no attempt fits, the centre, which of an image longer than 4:3 is a part.
     """
     for columns, rows in transforms.random_sizes(height, width, (least, 1), CROP_ASPECT, rng):
         if 0 < rows <= height and 0 < columns <= width:

@@ -1,8 +1,8 @@
 """Synthetic data sets of triplets, whatever they show: cameras, identities by their looks, and the files."""
 
-import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -225,10 +225,12 @@ def write_identity(
 def _map(
     write_one: partial[None], tasks: list[tuple[Path, int, Any]], workers: int
 ) -> Iterator[None]:
-    """Draw the tasks in no particular order. Worker processes ignore Ctrl-C: the parent ends them and removes their files."""
+    """Draw the tasks in order. Worker processes ignore Ctrl-C: the parent ends them and removes their files."""
     if workers == 1:
         yield from map(write_one, tasks)
         return
     ignored = (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.Pool(min(workers, len(tasks)), signal.signal, ignored) as pool:
-        yield from pool.imap_unordered(write_one, tasks)
+    count = min(workers, len(tasks))
+    # which reports a worker that is killed, for lack of memory, where multiprocessing.Pool waits for ever
+    with ProcessPoolExecutor(count, initializer=signal.signal, initargs=ignored) as pool:
+        yield from pool.map(write_one, tasks)

@@ -88,7 +88,7 @@ def make_identities(number: int, seed: int) -> list[Look]:
 def draw_triplet(
     look: Look, camera: int, night: bool, height: int, width: int, rng: Generator, unaligned: bool
 ) -> Triplet:
-    """One vehicle in camera 0, 1, …, with its mask; it fills the picture, or half of each side and more if `unaligned`."""
+    """One vehicle in camera 0, 1, …, with its mask; it fills the picture, an `unaligned` one at least half of its sides."""
     scene, stance, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
     draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)

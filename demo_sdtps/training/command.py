@@ -71,10 +71,7 @@ def run_folder(
     replaced, unless it is resumed. Only the main process writes.
     """
     all_gather_object(None)  # wait: another process may still read what is replaced
-    try:
-        if not is_main():
-            yield
-            return
+    if is_main():
         if not resumed:
             make_output(output)
         elif resumed.path.name == PREVIOUS:
@@ -82,16 +79,19 @@ def run_folder(
             (output / LAST).unlink(missing_ok=True)
         with atomic_write(output / CONFIG) as temporary:
             temporary.write_text(cfg.dump(), encoding="utf-8")
-        with log_to(output / LOG), track_run(output, cfg, device, resumed, matmul):
-            logger.info("float32 matrix products: %s", matmul)
-            if resumed:
-                logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
-            yield
-            logger.info("the run is in %s", output)
-    except Stopped as stopped:
-        reason = stopped.args[0] or "a signal to another process"
-        logger.info(
-            f"stopped by {reason}, the run is saved in {output}; the same command with RESUME auto continues it"
-        )
-        if stopped.args[0] == "SIGINT":
-            raise KeyboardInterrupt from None
+    tracked = track_run(output, cfg, device, resumed, matmul) if is_main() else nullcontext()
+    with log_to(output / LOG) if is_main() else nullcontext():
+        try:
+            with tracked:
+                logger.info("float32 matrix products: %s", matmul)
+                if resumed:
+                    logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
+                yield
+                logger.info("the run is in %s", output)
+        except Stopped as stopped:
+            reason = stopped.args[0] or "a signal to another process"
+            logger.info(
+                f"stopped by {reason}, the run is saved in {output}; the same command with RESUME auto continues it"
+            )
+            if stopped.args[0] == "SIGINT":
+                raise KeyboardInterrupt from None

@@ -33,6 +33,7 @@ ROOMS = ("config", "datasets", "evaluation", "modeling", "runtime", "synthetic",
 RUN_COMMANDS = ("convert_checkpoint", "make_synthetic", "selection_quality", "test", "train")
 SOURCES = (
     "studies/baselines.py",
+    "studies/diffrate.json",
     *(f"demo_sdtps/{name}" for name in ROOMS),
     *(f"demo_sdtps/commands/{name}.py" for name in RUN_COMMANDS),
 )

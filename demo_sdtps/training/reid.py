@@ -1,6 +1,6 @@
 """Training of re-identification (docs/method.md)."""
 
-import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -60,7 +60,7 @@ class ReIDTrainer(Trainer[DeMo, Tensors]):
         loader: DataLoader,
         test_data: TestData,
         digest: Mapping[str, str],
-        notes: Sequence[tuple[int, str]] = (),
+        notes: Sequence[str] = (),
         validation: TestData | None = None,
     ):
         self.centers = make_center_losses(cfg, model.num_class, list(model.layout.widths.values()))
@@ -170,11 +170,11 @@ def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         model.backbone.compile_blocks()
     sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
     notes = [
-        (logging.INFO, f"{cfg.DATASETS.NAMES}: {sizes}"),
-        *((logging.INFO, line) for line in completeness(cfg, splits)),
-        (logging.INFO, origin),
-        *((logging.INFO, f"best.pth is chosen by the split {VALIDATION}") for _ in held_out[:1]),
-        *((logging.WARNING, warning) for warning in data_warnings(cfg, splits, test_data.matched)),
+        f"{cfg.DATASETS.NAMES}: {sizes}",
+        *completeness(cfg, splits),
+        origin,
+        *(f"best.pth is chosen by the split {VALIDATION}" for _ in held_out[:1]),
+        *data_warnings(cfg, splits, test_data.matched),
     ]
     digest = digest_data(cfg.DATASETS.ROOT_DIR, data_files(cfg, splits))
     return ReIDTrainer(cfg, model.to(device), loader, test_data, digest, notes, validation)
@@ -196,6 +196,8 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
     check_launch(cfg)
     missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
     if trainer := run_training(cfg, overwrite, make_reid_trainer):
+        if trainer.epoch < cfg.SOLVER.MAX_EPOCHS:
+            sys.exit(0)  # stopped by a signal, and saved
         return Trained(trainer.records, trainer.model.eval())
     output = Path(cfg.OUTPUT_DIR)
     checkpoint = read_checkpoint(output / LAST)

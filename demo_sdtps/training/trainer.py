@@ -56,7 +56,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
 
     `optimizers` begin with the model's. `auxiliary` modules train beside the model and are saved under their names; `about` is
     saved in every checkpoint, and `digest`, that of the run's data (`digest_data`), in those from which it is resumed.
-    `notes` are lines for the log, each with its level.
+    `notes` are lines for the log; those that begin with "WARNING: " are warnings.
     """
 
     unit: str  # plural name of a sample, for the log
@@ -70,7 +70,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         digest: Mapping[str, str],
         auxiliary: Mapping[str, nn.Module] | None = None,
         about: Mapping[str, object] | None = None,
-        notes: Sequence[tuple[int, str]] = (),
+        notes: Sequence[str] = (),
     ):
         self.cfg, self.model, self.loader, self.notes = cfg, model, loader, notes
         self.optimizers, self.digest = optimizers, digest
@@ -121,8 +121,9 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         Returns the records of metrics.json, one per epoch.
         """
         self.output = output
-        for level, note in self.notes:
-            logger.log(level, "%s", note.removeprefix("WARNING: "))  # the log has the level
+        for note in self.notes:
+            text = note.removeprefix("WARNING: ")  # the log has the level
+            logger.log(logging.INFO if text == note else logging.WARNING, "%s", text)
         first = resumed.state["epoch"] + 1 if resumed else None
         with scalar_boards(output, self.cfg, first) as self.write_scalars, self.stop.listening():
             if not is_main():  # processes start with equal models and draw different random numbers
@@ -157,7 +158,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             (self.output / PREVIOUS).unlink(missing_ok=True)
 
     def train_epoch(self) -> None:
-        """The steps of an epoch, or those that an interrupted one has left. Raises as `run`."""
+        """The steps of an epoch, or those that an interrupted one has left."""
         solver, epoch = self.cfg.SOLVER, self.epoch + 1
         if self.step == 0:
             self.meter = Meter()
@@ -188,7 +189,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
                 self._save()
 
     def gradients(self, batch: TrainingBatch) -> Loss:
-        """`loss` of a batch, without gradient; the parameters then have its gradient."""
+        """`loss` of a batch, without gradient; the parameters then have its gradient, in float16 times the scaler's factor."""
         loss, count, sums = self.loss(batch)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)

@@ -364,6 +364,8 @@ def test_unreadable_images_are_left_out_and_listed(run_search, place):
             broken[-1].write_bytes(b"no image")
     code, stdout, stderr = run_search(*words, 4)
     assert code == 2 and "query/RGB" in stderr
+    none = run_search("--output", "none.html", "--skip_unreadable", query=broken[1])
+    assert none[0] == 0 and "queries: 0" in none[1], none[2]
     for path, content in whole.items():
         path.write_bytes(content)
     code, stdout, stderr = run_search(*words, 5)

@@ -28,7 +28,8 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
-from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
+from demo_sdtps.datasets.loaders import batches, decoder_of, test_loader, train_loader
+from demo_sdtps.datasets.masks import mask_paths, write_masks
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.training.reid import make_reid_trainer
 from tests.reference import ranking
@@ -140,7 +141,7 @@ def test_data_without_cameras(tmp_path, name):
     assert_same(rank_features(all_columns, features, data), *expected)
     trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
     assert trainer.model.backbone.camera_embedding is None and cfg.MODEL.SIE_CAMERA
-    assert any("the data have no cameras" in text for _, text in trainer.notes)
+    assert any("the data have no cameras" in text for text in trainer.notes)
 
 
 def test_market_1501s_folders(tmp_path):
@@ -217,6 +218,17 @@ def test_mistakes_in_folders_are_told(tmp_path, mistake):
     assert ("docs/own_data.md" in str(error.value)) == opts[0].startswith("DATASETS.")
 
 
+def test_masks_in_nested_folders_are_no_images_and_each_of_one_triplet(tmp_path):
+    for name in ("one/a", "two/a"):
+        save(tmp_path / "RGB" / f"{name}.png", pixels(1, 1, "RGB", *SIZE))
+    cfg = configuration(tmp_path, "Images")
+    samples = read_splits(cfg, ("query",))["query"]
+    write_masks(samples[:1], lambda image: torch.ones(image.shape[1:]), decoder_of(cfg), False)
+    assert read_splits(cfg, ("query",))["query"] == samples and len(samples) == 2
+    with pytest.raises(UserError, match=r"RGB/one/a\.png and .*RGB/two/a\.png would have one mask"):
+        mask_paths(samples)
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -224,6 +236,7 @@ def test_mistakes_in_folders_are_told(tmp_path, mistake):
         ("learn,7,1,x.png,,", "Line 2 of .* needs a split"),
         ("train,,1,x.png,,", "needs a split"),
         (None, "has no column 'ti'"),
+        ("train,André,1,x.png,,", "is no table in UTF-8"),
         ("", "must be a table"),
     ],
     ids=str,
@@ -233,7 +246,7 @@ def test_mistakes_in_a_table_are_told(tmp_path, line, expected):
     header = "split,identity,camera,rgb,ni" + (",ti" if line is not None else "")
     table = tmp_path / "persons.csv"
     if line != "":
-        table.write_text(f"{header}\n{line or ''}\n")
+        table.write_text(f"{header}\n{line or ''}\n", encoding="latin-1")
     with pytest.raises(UserError, match=f"{expected}.*docs/own_data.md"):
         read_splits(configuration(table, "CSV"))
 

@@ -271,6 +271,8 @@ def test_identities_of_training_and_test_are_not_calibrated_on(
     held_out = with_values(demo_sdtps.load(weights).cfg, {"DATASETS.VALIDATION": 0.34})
     other = checkpoint_file(tmp_path / "other.pth", held_out)
     share = ("DATASETS.VALIDATION", "0.5")
+    again = ("--split", "train", "DATASETS.ROOT_DIR", f"{held_out.DATASETS.ROOT_DIR}/.")
+    assert "promises too much" in refusal(calibrate.main, word, other, *again)
     assert "trained with 0.34" in refusal(calibrate.main, word, other, *share)
     root = ("DATASETS.ROOT_DIR", other_root)
     assert "fewer than 10 pairs of one" in refusal(calibrate.main, word, other, *root)

@@ -132,7 +132,7 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
         onnx_export.convert_onnx(Path("model.onnx"), precision)
         exec(lines, actual := {})
         expected = reid.features(**paths)
-        loaded = demo_sdtps.load("model.onnx").features(**paths)
+        loaded = demo_sdtps.load("model.onnx")(**paths)
         assert reid.distance(loaded, actual["features"]).max() < 1e-6
         assert actual["features"].dtype == np.float32 and actual["features"].shape == expected.shape
         if not change:

@@ -32,7 +32,7 @@ class Colours:
             raise KeyboardInterrupt
         self.names += [triplet.name for triplet in triplets]
         means = [
-            np.asarray(Image.open(triplet.file)).reshape(-1, COLOURS).mean(axis=0)
+            np.asarray(Image.open(triplet.files[0])).reshape(-1, COLOURS).mean(axis=0)
             for triplet in triplets
         ]
         return np.array([mean / np.linalg.norm(mean) for mean in means], np.float32)

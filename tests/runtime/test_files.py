@@ -1,6 +1,7 @@
 """Outputs: checked before the work, written as a whole; and folders that one process uses at a time (runtime/files.py)."""
 
 import errno
+import logging
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.commands import train_seps
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import save_whole
+from demo_sdtps.runtime.device import log_to
 from demo_sdtps.runtime.files import (
     LOCK,
     atomic_write,
@@ -82,6 +84,17 @@ def test_places_that_cannot_be_written(tmp_path, name):
     sentence = "must be a file ending in .npz in a folder that can be written"
     with pytest.raises(UserError, match=sentence):
         check_output_file(tmp_path / name, ".npz")
+
+
+def test_the_log_of_a_run_ends_with_it_and_leaves_the_users(tmp_path, monkeypatch):
+    mine, root = logging.FileHandler(tmp_path / "mine.log"), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [mine])
+    with log_to(tmp_path / "log.txt"):
+        root.info("inside")
+    root.info("after")
+    mine.close()
+    assert (tmp_path / "mine.log").read_text() == "inside\nafter\n"
+    assert (tmp_path / "log.txt").read_text().endswith(" INFO inside\n")
 
 
 def test_a_lock_is_for_one_and_leaves_nothing(tmp_path):

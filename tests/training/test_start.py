@@ -42,7 +42,7 @@ def test_all_but_classifiers_is_loaded(cfg, tmp_path, cameras):
     anew = [*ANEW] if cameras == 4 else ["backbone.camera_embedding", *ANEW]
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(tensor, (fresh if name in anew else start)[name]), name
-    (note,) = (text for _, text in trainer.notes if str(path) in text)
+    (note,) = (text for text in trainer.notes if str(path) in text)
     assert note == f"the weights are those of {path}, but of new ones: {', '.join(anew)}"
 
 
@@ -50,7 +50,7 @@ def test_a_start_with_other_parts_is_told_and_another_backbone_refused(cfg, tmp_
     path = checkpoint_file(tmp_path / "best.pth", with_values(cfg, {"MODEL.HDM": True}))
     start = with_values(cfg, {"TEST.WEIGHT": str(path), "MODEL.GLOBAL_LOCAL": False})
     trainer = make_reid_trainer(start, torch.device("cpu"), None)
-    assert any(re.search("not used of it: .*hdm.*pife", text) for _, text in trainer.notes)
+    assert any(re.search("not used of it: .*hdm.*pife", text) for text in trainer.notes)
     other = with_values(start, {"MODEL.PATCH_SIZE": 8, "MODEL.STRIDE_SIZE": [8, 8]})
     with pytest.raises(UserError, match=r"pos_embed has the shape \(1, 33, 64\), not \(1, 9, 64\)"):
         make_reid_trainer(other, torch.device("cpu"), None)

@@ -60,6 +60,11 @@ class Backbone(nn.Module, ABC):
             nn.init.trunc_normal_(self.camera_embedding, std=0.02)
 
     @property
+    def cameras(self) -> int:
+        """Number of cameras with an embedding, 0 without; as an index, any other camera."""
+        return 0 if self.camera_embedding is None else len(self.camera_embedding)
+
+    @property
     def patch_windows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Size of a patch and step between patches, (vertical, horizontal) in pixels."""
         projection = self.vit.patch_embed.proj

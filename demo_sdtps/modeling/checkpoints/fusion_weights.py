@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.fusion import SUBSETS
+from demo_sdtps.runtime.errors import UserError
 
 FUSION = "generalFusion."
 EXPERT = re.compile(re.escape(FUSION) + r"moe\.experts\.(\d+)\.")
@@ -45,6 +46,10 @@ def stack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 def unstack_fusion(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inverse of `stack_fusion`: HDM's and ATMoE's weights after the others."""
+    if len(weights.get(QUERY, SUBSETS)) != len(SUBSETS):
+        raise UserError(
+            "HDM of these weights is of fewer modalities (MODEL.MODALITIES) than DeMo's; convert a model of all three."
+        )
     table = _table(len(weights.get("atmoe.expert_weight", ())) // len(SUBSETS))
     stacks = {ours for ours, *_ in table.values()}
     return {name: tensor for name, tensor in weights.items() if name not in stacks} | {

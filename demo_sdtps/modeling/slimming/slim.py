@@ -18,7 +18,7 @@ from demo_sdtps.modeling.slimming.streams import FIRST, UNNAMED
 from demo_sdtps.modeling.slimming.towers import METHODS, Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
-IMAGE_SCORES = ("saliency", "distinctness", "supervised", "self_supervised")
+SCORES_BY_NAME = ("saliency", "distinctness", "supervised", "self_supervised")
 """Scores that need neither a configuration nor the size of the grid."""
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -42,12 +42,11 @@ def slim(
 
     `keep` are the shares of the remaining patches that each stage keeps, 0.5 by default, or all stages keep the same share, as
     large as `operations` allows, a share of those of the dense model in its patch convolution and blocks. `score` is one of
-    IMAGE_SCORES, a `Score`, or one for each stage. Dropped patches become one extra token with `merge`, and none without. With
+    SCORES_BY_NAME, a `Score`, or one for each stage. Dropped patches become one extra token with `merge`, none without. With
     `restore` the output of every block has the whole grid: the kept patches, and the dropped ones as they were when they were
-    dropped. `shared`: True, one
-    set for all images of a forward where the score is of the images alone; "first", all keep what the first keeps; False, each
-    its own. `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix` are the numbers of tokens
-    before and after the patches.
+    dropped. `shared`: True, one set for all images of a forward where the score is of the images alone; "first", all keep what
+    the first keeps; False, each its own. `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix`
+    are the numbers of tokens before and after the patches.
 
     A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library.
     """
@@ -167,12 +166,12 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, width: int) 
         raise UserError(f"score has {len(each)} scores for {count} blocks; give one for each.")
     scores = []
     for one in each:
-        if one in IMAGE_SCORES:
+        if one in SCORES_BY_NAME:
             one = score_class(one)(width, (0, 0), modalities=UNNAMED)
         elif not isinstance(one, Score):
             raise UserError(
-                f"score is {one!r}, but it must be {' or '.join(map(repr, IMAGE_SCORES))}, or a Score"
-                f"{nearest_name(one, IMAGE_SCORES)}."
+                f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES_BY_NAME))}, or a Score"
+                f"{nearest_name(one, SCORES_BY_NAME)}."
             )
         scores.append(one)
     return scores

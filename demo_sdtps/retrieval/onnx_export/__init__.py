@@ -127,11 +127,7 @@ def export_model(
     """Write the model for ONNX Runtime (.onnx) or OpenVINO (.xml, and .bin), and its card beside it, once the runtime agrees
     with torch in float32, and print the comparison. int8 is calibrated on `samples`; another precision than float32 is compared
     with it on `data`, if given, whatever that shows."""
-    suffixes = [
-        suffix
-        for suffix in (path.suffix, ".bin", ".md")
-        if suffix != ".bin" or path.suffix == ".xml"
-    ]
+    suffixes = [path.suffix, *([".bin"] if path.suffix == ".xml" else []), ".md"]
     for suffix in suffixes[1:]:
         check_output_file(path.with_suffix(suffix), suffix, overwrite)
     cfg = extractor.cfg

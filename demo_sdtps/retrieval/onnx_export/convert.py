@@ -1,8 +1,10 @@
 """An ONNX file in another precision, and as a file of OpenVINO."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -39,21 +41,13 @@ def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None
         quantize_static(
             path,
             path,
-            _Reader(feeds),
+            SimpleNamespace(
+                get_next=partial(next, iter(feeds), None)
+            ),  # all that it asks of a reader
             op_types_to_quantize=QUANTISED,
             per_channel=True,
             extra_options=settings,
         )
-
-
-class _Reader:
-    """Feeds one by one, as ONNX Runtime asks for them."""
-
-    def __init__(self, feeds: Sequence[Feed]):
-        self.feeds: Iterator[Feed] = iter(feeds)
-
-    def get_next(self) -> Feed | None:
-        return next(self.feeds, None)
 
 
 def write_openvino(

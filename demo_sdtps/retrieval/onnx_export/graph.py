@@ -47,8 +47,7 @@ class Patterns(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *images, camera = inputs
         if self.inputs == IMAGENET:
-            embedding = self.model.backbone.camera_embedding
-            unknown = 0 if embedding is None else len(embedding)
+            unknown = self.model.backbone.cameras
             images, camera = [*inputs], inputs[0].new_full(inputs[0].shape[:1], unknown).long()
         # Stacked, they have one batch size for the exporter, where it would count three that turn out equal.
         stacked = torch.stack([self.normalised(image) for image in images]).unbind()
