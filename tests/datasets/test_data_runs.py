@@ -106,13 +106,10 @@ def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path,
     """A person of training in the test, seen by one camera alone: no unseen identity, and a query without a match."""
 
     def warnings_of_a_run():
-        words = cli_args_for(
-            own_root,
-            *shlex.split(
-                "SOLVER.EVAL_UNTRAINED False SOLVER.MAX_EPOCHS 1 MODEL.PRETRAIN_PATH_T '' --overwrite OUTPUT_DIR"
-            ),
-            tmp_path / "run",
+        opts = (
+            "SOLVER.EVAL_UNTRAINED False SOLVER.MAX_EPOCHS 1 MODEL.PRETRAIN_PATH_T '' --overwrite"
         )
+        words = cli_args_for(own_root, *shlex.split(opts), "OUTPUT_DIR", tmp_path / "run")
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
         log = (tmp_path / "run" / "log.txt").read_text()
@@ -126,6 +123,5 @@ def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path,
     _, shared, unmatched = warnings_of_a_run()
     assert "1 identities are in training and test, the first 3" in shared
     assert "1 of 33 queries have no match in the gallery" in unmatched
-    assert all(
-        0 < values["mAP"] <= 1 for values in records_of(tmp_path / "run")[-1]["patterns"].values()
-    )
+    patterns = records_of(tmp_path / "run")[-1]["patterns"]
+    assert all(0 < values["mAP"] <= 1 for values in patterns.values())
