@@ -35,6 +35,11 @@ SUMMARY = (
     ("slimming", "saliency", "DeMo, slimmed by a score without weights (`saliency`)"),
     ("slimming", "EViT", "EViT's pruning in the same model"),
     ("slimming", "ToMe", "ToMe's merging in the same model"),
+    (
+        "modules",
+        "DeMo + SDTPS, loss 0.1, HDM on all patches",
+        "SDTPS in DeMo, its best form (`DeMo_with_SDTPS.yml`)",
+    ),
 )
 """Rows of the README's table: study, variant, and what it is called there."""
 
