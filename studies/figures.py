@@ -179,7 +179,9 @@ def draw_public_logs(content: dict[str, Any], path: Path) -> None:
                 for row in rows
                 if epoch == "best" or row["off"]["last"][0] == row["on"]["last"][0]
             ]
-            axis.scatter(*zip(*points, strict=True), s=30, alpha=0.8, label=family, **kind(place))
+            if points:
+                dots = {"s": 30, "alpha": 0.8, "label": family, **kind(place)}
+                axis.scatter(*zip(*points, strict=True), **dots)
         axis.axhline(0, color=NEUTRAL, linestyle=":", linewidth=1)
         axis.set(title=f"{epoch} epoch", xlabel="mAP (%) without SDTPS")
     axes[0].set_ylabel("mAP with SDTPS − without")

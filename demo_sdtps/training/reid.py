@@ -191,7 +191,8 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
     """Train a model by a configuration of `load_cfg`, as train_net.py does: → the records of metrics.json, and the model after
     the last epoch, in evaluation mode.
 
-    A run in OUTPUT_DIR is replaced with `overwrite`, and continued by RESUME; a finished one is returned as it is.
+    A run in OUTPUT_DIR is replaced with `overwrite`, and continued by RESUME; a finished one is returned as it is. One that
+    SIGTERM or SIGHUP stops is saved and ends with `SystemExit(0)`, after Ctrl-C with `KeyboardInterrupt`.
     """
     check_launch(cfg)
     missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
