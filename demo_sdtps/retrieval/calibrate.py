@@ -129,9 +129,8 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         pairs = block.pairs()
         if not all(map(len, pairs)):
             continue
-        fitted = fit(
-            pairs, 2 if block.is_symmetric else 1
-        )  # of equal sets every pair is there twice
+        # of equal sets every pair is there twice
+        fitted = fit(pairs, 2 if block.is_symmetric else 1)
         if fitted["same"] >= FEWEST and fitted["different"] * FALSE_ACCEPT >= FEWEST:
             patterns[str(block.pattern)][block.sets] = fitted
     if not patterns:

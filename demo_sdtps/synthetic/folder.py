@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.cli import add_overwrite, read_arguments
+from demo_sdtps.config.cli import add_overwrite, print_lines, read_arguments
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.runtime.files import read_json
 
@@ -69,7 +69,9 @@ def make_data_set(
     """
     marker = read_marker(target)
     if marker is not None and all(marker.get(key) == value for key, value in recipe.items()):
-        print(f"{target} is up to date: it was made with these arguments, nothing was written.")
+        print_lines(
+            f"{target} is up to date: it was made with these arguments, nothing was written."
+        )
         return False
     _check_free(target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -32,9 +32,8 @@ class EvaViT(ViT):
         rope: Any = vit.rope  # timm's rotary embeddings have no common class
         if rope is not None:
             rope.update_feat_shape(list(embed.grid_size))
-            rope.aug_active = (
-                False  # Sapiens2's would draw another scale for every stage of slimming
-            )
+            # Sapiens2's would draw another scale for every stage of slimming
+            rope.aug_active = False
         return vit
 
     def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
