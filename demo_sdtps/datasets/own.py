@@ -92,11 +92,12 @@ def _reading(
         identities = numbers_of(row.identity for row in labelled_rows)
         cameras = numbers_of(row.camera for row in labelled_rows)
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
+        scenes = {row.paths: number for number, row in enumerate(labelled_rows)}
         return [
             Sample(row.paths, identities[row.identity], order[cameras[row.camera]])
             if has_cameras
-            else Sample(row.paths, identities[row.identity], UNKNOWN, scene=number)
-            for number, row in enumerate(labelled_rows)
+            else Sample(row.paths, identities[row.identity], UNKNOWN, scene=scenes[row.paths])
+            for row in labelled_rows
             if row.split == split
         ]
 

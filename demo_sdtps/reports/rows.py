@@ -49,13 +49,14 @@ def _digits(value: float) -> str:
 
 
 def headline(record: dict) -> str:
-    """Command, machine and versions of a record."""
+    """Command, commit (where git had one), machine and versions of a record."""
     what, where = record["machine"], record["machine"]["name"]
     if what["device"] == "cpu":
         half = "with" if what["bfloat16"] else "without"
         where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions"
     versions = [f"{name} {version}" for name, version in record["versions"].items() if version]
-    return f"`{record['command']}` on {where}, {what['threads']} threads; {', '.join(versions)}."
+    revision = f" at commit {record['commit'][:10]}" if record["commit"] else ""
+    return f"`{record['command']}`{revision} on {where}, {what['threads']} threads; {', '.join(versions)}."
 
 
 def as_report(record: dict) -> str:

@@ -121,22 +121,22 @@ def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_pat
 
 @pytest.mark.parametrize("name", ["Folder", "CSV"])
 def test_data_without_cameras(tmp_path, name):
-    """Nothing is excluded but the triplet itself, and a model has no embedding of cameras, whatever MODEL.SIE_CAMERA says."""
-    rows = write_incomplete(tmp_path / "data", junk=False)
-    write_table(tmp_path / "data" / "persons.csv", rows)
-    table = (tmp_path / "data" / "persons.csv").read_text()
-    (tmp_path / "data" / "persons.csv").write_text(table.replace("identity,camera", "identity,by"))
-    place = tmp_path / "data" / ("persons.csv" if name == "CSV" else "")
-    cfg = configuration(place, name, "DATASETS.PATTERN", r"(?P<identity>\d+)_c", "OUTPUT_DIR", "x")
+    """Nothing is excluded but the triplet itself, here in query and gallery, and a model has no embedding of cameras."""
+    rows = [row for row in write_incomplete(tmp_path, junk=False) if row[0] != "gallery"]
+    table = tmp_path / "persons.csv"
+    write_table(table, [*rows, *(("gallery", *row[1:]) for row in rows if row[0] == "query")])
+    table.write_text(table.read_text().replace("identity,camera", "identity,by"))
+    place = table if name == "CSV" else tmp_path
+    opts = ("DATASETS.PATTERN", r"(?P<identity>\d+)_c", "DATASETS.FOLDERS", "[gallery=query]")
+    cfg = configuration(place, name, *opts, "OUTPUT_DIR", "x")
     splits = read_splits(cfg)
     samples = [sample for split in splits.values() for sample in split]
     assert {sample.camera for sample in samples} == {UNKNOWN}
     assert len({sample.scene for sample in samples}) == len(rows)
-    data, draws = make_test_data(cfg, splits["query"], splits["query"]), generator()
-    features = torch.randn(len(data.samples), 6, generator=draws)
-    unit = torch.nn.functional.normalize(features)
-    labels = [[sample.identity for sample in splits["query"]]] * 2, [[*range(len(unit))]] * 2
-    expected = ranking.evaluate_distances(squared_distances(unit).tolist(), *labels[0], *labels[1])
+    data, draws = make_test_data(cfg, splits["query"], splits["gallery"]), generator()
+    features = torch.nn.functional.normalize(torch.randn(len(data.samples), 6, generator=draws))
+    distances, ids = squared_distances(features).tolist(), [one.identity for one in splits["query"]]
+    expected = ranking.evaluate_distances(distances, ids, ids, *[[*range(len(ids))]] * 2)
     all_columns = with_values(cfg, {"TEST.CROSS_MODAL_DISTANCE": "all"})
     assert_same(rank_features(all_columns, features, data), *expected)
     trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
