@@ -17,6 +17,7 @@ from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.datasets.transforms import Transform, test_transform
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
+from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.onnx_export.convert import convert_onnx, write_openvino
@@ -97,10 +98,10 @@ def works_of(reid: Extractor, folder: Path, threads: int) -> dict[str, Work]:
     return works
 
 
-@torch.no_grad()
 def by_torch(model: DeMo, transform: Transform, images: np.ndarray) -> torch.Tensor:
     inputs = torch.stack([transform(image) for image in torch.from_numpy(images)])
-    return model({"RGB": inputs}, torch.zeros(len(images), dtype=torch.int64))
+    with evaluating(model):
+        return model({"RGB": inputs}, torch.zeros(len(images), dtype=torch.int64))
 
 
 def by_file(model: ExportedModel, images: np.ndarray) -> np.ndarray:

@@ -19,14 +19,14 @@ def main() -> None:
     add_limits(parser, "the file")
     arguments, cfg = cli.parse(parser)
     check_extra("tools/analyse.py", "report", {"sklearn": "scikit-learn"})
-    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.command import load_any_model_and_data
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.tables import missing_table, reid_caption
     from demo_sdtps.reports.analysis import analyse, analysis_case, as_json
 
     analysis_case(cfg)
-    model, splits = load_model_and_data(cfg)
+    model, splits = load_any_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
     cases = cases_of(model.modalities)
     patterns = extract_features(cfg, model, data.loader, list(cases.values()))

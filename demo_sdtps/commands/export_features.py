@@ -2,6 +2,7 @@
 
 from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.datasets import SPLITS
+from demo_sdtps.modeling.exported import ExportedModel
 
 FORMATS = ("npz", "parquet")
 DEFAULT_SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
@@ -49,6 +50,8 @@ def main() -> None:
 
         export.check_output(arguments)
         model, splits = load_any_model_and_data(cfg, (arguments.split,), several=True)
+        if isinstance(model, ExportedModel):
+            model.check_pattern(arguments.return_pattern)
         as_file = export.export_parquet if arguments.format == "parquet" else export.export_file
         write = export.export_shards if arguments.shards else as_file
         write(cfg, arguments, model, splits[arguments.split])

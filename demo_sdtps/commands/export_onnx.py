@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from demo_sdtps.config import cli
-from demo_sdtps.modeling.exported import INPUTS
+from demo_sdtps.config import UserError, cli
+from demo_sdtps.modeling.exported import IMAGENET, INPUTS
 from demo_sdtps.runtime.errors import check_extra
 
 PACKAGES = {name: name for name in ("onnx", "onnxscript", "onnxruntime")}
@@ -39,6 +39,11 @@ def export(
     cli.add_choice(parser, "--input", INPUTS, inputs, kinds)
     arguments, cfg = cli.parse(parser)
     check_extra(parser.prog, extra, packages)
+    if arguments.input == IMAGENET and len(cfg.MODEL.MODALITIES) > 1:
+        raise UserError(
+            f"--input {IMAGENET} is for models of one modality, as trackers use them, but this one reads "
+            f"{', '.join(cfg.MODEL.MODALITIES)}, and could not tell which is missing; choose another --input."
+        )
     from demo_sdtps.datasets import read_splits, reader_of
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.retrieval.extractor import make_extractor

@@ -181,11 +181,12 @@ def prefetch(loader: DataLoader) -> Iterator:
 
 
 def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Decode) -> bool:
-    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto extrapolates the size of the first sample."""
+    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto extrapolates the size of the first sample's files."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
     size = sum(image.numel() for image in decode(paths[0]) if image is not None)
-    return len(paths) * size <= CACHE_LIMIT
+    first, *others = (sum(path is not None for path in files) for files in paths)
+    return size * (1 + sum(others) / first) <= CACHE_LIMIT
 
 
 def collate(items: list) -> tuple | UserError:

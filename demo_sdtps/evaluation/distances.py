@@ -171,8 +171,8 @@ def scales_of(
 ) -> torch.Tensor | None:
     """What makes distances by different columns comparable: mean and deviation, (2, Q, 8), of each query's distances by the
     columns that it and the gallery's triplets of a set are compared by, to all triplets of the gallery that have these (at most
-    COHORT, of which nearly all are of other identities); or, where the comparison has them for all these sets, its own. None
-    where each query has one scale for the whole gallery.
+    COHORT, of which nearly all are of other identities); or, where the comparison has them for all these sets, its own, which
+    differ by set. None where each query has one scale for the whole gallery.
 
     `present` (G,) is the gallery's, `take` gives its features (n, D) of ascending rows. Where fewer than FEWEST triplets have
     the columns, the scale is that of most.
@@ -186,19 +186,19 @@ def scales_of(
             for other in sets
             if comparison.is_defined(one, other)
         }
-        if len(set(needed.values())) < 2:
+        known = None if comparison.scales is None else comparison.scales[:, one, [*needed]]
+        is_known = known is not None and np.isfinite(known).all()
+        if len(needed if is_known else set(needed.values())) < 2:
             continue
-        counts = {each: int((present & each == each).sum()) for each in needed.values()}
-        most = max(counts, key=lambda each: counts[each])
         if result is None:
             result = features.new_zeros((2, len(features), 8))
             result[1] = 1
-        if comparison.scales is not None:
-            known = torch.from_numpy(comparison.scales[:, one, [*needed]]).to(result)
-            if known.isfinite().all():
-                for other, scale in zip(needed, known.T, strict=True):
-                    result[:, rows, other] = scale[:, None]
-                continue
+        if known is not None and is_known:
+            for other, scale in zip(needed, torch.from_numpy(known).to(result).T, strict=True):
+                result[:, rows, other] = scale[:, None]
+            continue
+        counts = {each: int((present & each == each).sum()) for each in needed.values()}
+        most = max(counts, key=lambda each: counts[each])
         for other, each in needed.items():
             each = each if counts[each] >= FEWEST else most
             if each not in samples:

@@ -2,15 +2,17 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.load import StoredText
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
@@ -22,6 +24,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ABOUT = "demo_sdtps"  # the name of the record in the file's metadata
 HINTS = {"off": "f32", "bf16": "bf16", "fp16": "f16"}
 """Precision of OpenVINO by TEST.AMP; by auto it is OpenVINO's choice for the processor."""
+
+FIXED = shlex.split(
+    "MODEL.MODALITIES INPUT.SIZE_TEST INPUT.PIXEL_MEAN INPUT.PIXEL_STD TEST.NECK_FEAT"
+)
+"""Keys whose values are part of the graph, among those that a checkpoint can be evaluated with other values of."""
+UNCHECKED = DEMO_SCHEMA._replace(check=lambda cfg: None)
+"""Without the check of the backbone, which was made when the file was written, and would import timm, and torch."""
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
@@ -43,11 +52,30 @@ class ExportedModel:
         self.path = Path(path)
         text, self.run = _open(self.path, amp, threads)
         self.about: dict[str, Any] = json.loads(text)
+        self.config = StoredText(self.path, self.about["config"])
         self.modalities = tuple(self.about["modalities"])
         self.cameras: int = self.about["cameras"]
         self.columns = {int(name): slice(*ends) for name, ends in self.about["columns"].items()}
         self.widths = {name: each.stop - each.start for name, each in self.columns.items()}
         self.width = max(each.stop for each in self.columns.values())
+
+    def check_pattern(self, pattern: int) -> None:
+        """Raise `UserError` where the file does not give this return pattern."""
+        if pattern not in self.columns:
+            raise UserError(
+                f"The return pattern is {pattern}, but {self.path} gives {next(iter(self.columns))} alone; ask for that, "
+                "or export with another --input."
+            )
+
+    def check_settings(self, cfg: CfgNode) -> None:
+        """Raise `UserError` where a configuration differs from the file's in what the graph fixes."""
+        stored, given = flat(load_cfg(self.config, [], UNCHECKED)), flat(cfg)
+        for key in FIXED:
+            if given[key] != stored[key]:
+                raise UserError(
+                    f"{key} is {given[key]}, but {self.path} was exported with {stored[key]}; leave it out, or export the "
+                    "checkpoint again."
+                )
 
     def features(
         self, triplets: Sequence[Sequence[np.ndarray | None]], cameras: Sequence[int]
@@ -107,7 +135,7 @@ def resized(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def stored_text(path: str | Path) -> StoredText:
     """The configuration in an exported file."""
-    return StoredText(Path(path), ExportedModel(path).about["config"])
+    return ExportedModel(path).config
 
 
 def _open(path: Path, amp: str, threads: int) -> tuple[str, Run]:

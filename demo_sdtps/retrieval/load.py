@@ -10,11 +10,10 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config import load_cfg
 from demo_sdtps.config.ranges import Range, ranges_of
 from demo_sdtps.datasets.pixels import decode_pixels, pil_pixels
-from demo_sdtps.modeling.exported import ExportedModel, is_exported, stored_text
+from demo_sdtps.modeling.exported import UNCHECKED, ExportedModel, is_exported, stored_text
 from demo_sdtps.retrieval.reid import Reid
 
 if TYPE_CHECKING:
@@ -40,9 +39,7 @@ def load(
     on_device = ["MODEL.DEVICE", device] if device else []
     pairs = [*map(str, [*opts, *on_device]), "TEST.WEIGHT", str(weight)]
     if is_exported(weight):
-        # Checked when it was exported; the check of the backbone would import timm, and torch.
-        unchecked = DEMO_SCHEMA._replace(check=lambda cfg: None)
-        return open_reid(load_cfg(config_file or stored_text(weight), pairs, unchecked))
+        return open_reid(load_cfg(config_file or stored_text(weight), pairs, UNCHECKED))
     from demo_sdtps.modeling.checkpoints.loading import stored_config
 
     return open_reid(load_cfg(config_file or stored_config(weight), pairs))
@@ -63,6 +60,7 @@ class ExportedReid(Reid):
     def __init__(self, cfg: CfgNode):
         self.cfg = cfg
         self.model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
+        self.model.check_settings(cfg)
         self.cameras, self.widths = self.model.cameras, self.model.widths
 
     @cached_property
@@ -74,11 +72,7 @@ class ExportedReid(Reid):
     def _extract(
         self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
     ) -> np.ndarray:
-        if pattern not in self.widths:
-            raise UserError(
-                f"The return pattern is {pattern}, but {self.model.path} gives {next(iter(self.widths))} "
-                "alone; ask for that, or export with another --input."
-            )
+        self.model.check_pattern(pattern)
         ranges = ranges_of(self.cfg)
         scales = [ranges[name] for name in self.model.modalities]
         blocks, size = [], self.cfg.TEST.IMS_PER_BATCH
@@ -99,7 +93,12 @@ def _pixels(item: Any, scale: Range) -> np.ndarray | None:
         pixels = decode_pixels(os.fspath(item), ADVICE, scale)
     elif isinstance(item, Image.Image) and item.mode == "RGB":
         pixels = pil_pixels(item, ADVICE, scale)
-    elif isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.shape[2:] == (3,):
+    elif (
+        isinstance(item, np.ndarray)
+        and item.dtype == np.uint8
+        and item.shape[2:] == (3,)
+        and item.size
+    ):
         pixels = item
     else:
         from demo_sdtps.datasets.images import as_image

@@ -8,7 +8,6 @@ wherever they lie, and are ordered by name.
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from heapq import nsmallest
 from pathlib import Path
 
 import numpy as np
@@ -197,9 +196,13 @@ def _order_hits(
     are given, then by name."""
     hits = _no_hits(len(rows), top)
     distances = by_row if distances is None else distances
+    last = min(top, rows.shape[1]) - 1
     for number, (line, values) in enumerate(zip(rows.tolist(), by_row, strict=True)):
-        places = range(len(line))
-        order = nsmallest(top, places, key=lambda place: (values[place], names[line[place]]))
+        near = np.flatnonzero(values <= np.partition(values, last)[last])
+        order = near[values[near].argsort(kind="stable")]
+        if len(np.unique(values[order])) < len(order):  # names, which a shard reads slowly, decide
+            order = np.array(sorted(order, key=lambda place: (values[place], names[line[place]])))
+        order = order[:top]
         hits.rows[number, : len(order)] = rows[number, order]
         hits.distances[number, : len(order)] = distances[number, order]
     return hits

@@ -55,8 +55,8 @@ class Reid(ABC):
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`, and what is present in each.
 
         Each modality is an image or a sequence of n: paths, PIL images, arrays (H, W, 3) or (H, W), tensors (3, H, W),
-        (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; arrays and tensors may have n as a further first axis. None, for a
-        modality or for an image of it, is a missing one.
+        (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; those with three axes may have n as a further first one. None, for
+        a modality or for an image of it, is a missing one.
         `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
         from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
         given, features are those of tools/export_features.py.
@@ -118,16 +118,21 @@ class Reid(ABC):
         false_accept: float = FALSE_ACCEPT,
     ) -> Hits:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
-        near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m.
+        near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m,
+        and a hit without a modality in common is row -1, at infinity.
         Where the gallery's triplets differ in what they lack, "nearest" is by distances that are scaled to be comparable
         (docs/method.md), with a calibration by probability, and the distances that are returned need not ascend.
 
         With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
         distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
 
-        Raises `UserError` for a query without a modality in common with any of the gallery, and a rate that the calibration
-        does not have.
+        Raises `UserError` for an empty gallery, a query without a modality in common with any of it, and a rate that the
+        calibration does not have.
         """
+        if top < 1 or not len(gallery):
+            raise UserError(
+                f"The {top} nearest of {len(gallery)} are no hits; give at least one of each."
+            )
         from demo_sdtps.evaluation.distances import scaled, scales_of, set_distances
 
         comparison, side, (others, present) = self._compared(query, gallery)
@@ -146,9 +151,10 @@ class Reid(ABC):
         scales = scales_of(comparison, side, present, others.__getitem__)
         order = scaled(distances, scales, present).numpy()
         rows = order.argsort(axis=1, kind="stable")[:, :top]
+        sets = side[1][:, None], present[rows]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
+        rows[np.isinf(hits.distances)] = -1
         if calibration:
-            sets = side[1][:, None], present[rows]
             judged = calibration.judge(hits.distances, *sets, false_accept)
             hits.probability, hits.is_unknown = judged
         return hits

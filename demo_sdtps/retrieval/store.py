@@ -86,8 +86,9 @@ class Stack:
         blocks = []
         for number, (first, last) in enumerate(pairwise(bounds)):
             if first < last:
-                places = (rows[first:last] - self.starts[number]).tolist()
-                blocks.append(self.read(number, [slice(place, place + 1) for place in places]))
+                places = rows[first:last] - self.starts[number]
+                runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+                blocks.append(self.read(number, [slice(run[0], run[-1] + 1) for run in runs]))
         return np.concatenate(blocks)
 
 

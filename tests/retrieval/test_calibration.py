@@ -197,9 +197,10 @@ def test_searches_show_what_the_calibration_says(calibrated, files, command, tmp
 def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
     calibrated, files, command, tmp_path, first
 ):
-    """In Python and by the command: those of the likelier set, every second one, come first, and then the nearest."""
+    """In Python and by the command: those of the likelier set, every second one, come first, and then the nearest; also where
+    RGB alone is compared in both."""
     path, record = calibrated
-    for place, name in enumerate(("RGB, RGB+NI+TI", WHOLE)):
+    for place, name in ((0, "RGB, RGB+NI+TI"), (1, WHOLE), (1, "RGB, RGB")):
         record["patterns"]["3"][name] |= {"slope": 1.0, "offset": 9.0 if place == first else -9.0}
     calibration_file(path).write_text(json.dumps(record))
     reid, count = demo_sdtps.load(path), len(files["rgb"])
@@ -213,13 +214,14 @@ def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
                 place = tmp_path / "gallery" / modality.upper() / f"{number}.jpg"
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place)
-    gallery, query = reid.features(rgb=files["rgb"], **others), reid.features(**files)
-    distances = reid.distance(query, gallery)
-    expected = [
-        sorted(range(count), key=lambda row, line=line: (row % 2 != first, line[row]))
-        for line in distances
-    ]
-    assert reid.search(query, gallery, top=count).rows.tolist() == expected
+    gallery = reid.features(rgb=files["rgb"], **others)
+    for shown, likelier in (({"rgb": files["rgb"]}, 1 - first), (files, first)):
+        query = reid.features(**shown)
+        expected = [
+            sorted(range(count), key=lambda row: (row % 2 != likelier, line[row]))
+            for line in reid.distance(query, gallery)
+        ]
+        assert reid.search(query, gallery, top=count).rows.tolist() == expected
     words = ["--weight", path, "--gallery", tmp_path / "gallery", "--top", count]
     words += ["--query", files["rgb"][0], "--index", tmp_path / "index", "--keep_self"]
     code, _, stderr = command(search.main, *words, "--csv", tmp_path / "hits.csv")

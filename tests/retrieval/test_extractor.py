@@ -184,6 +184,8 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
     assert all(map(np.array_equal, reid.search(query, gallery, 30), (rows, distances)))
     with pytest.raises(UserError, match=r"shapes \(4, 7\) and \(20, 6\)"):
         reid.search(query, gallery[:, 1:])
+    with pytest.raises(UserError, match="2 nearest of 0 are no hits"):
+        reid.search(query, gallery[:0], 2)
 
 
 def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
@@ -210,6 +212,8 @@ def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
     assert_order(rows, [[line[row] for row in (6, 0, 5)] for line in expected[2:4]], allowed)
     with pytest.raises(UserError, match=r"Query 1 \(from 0\) has no modality in common .*: 1\)"):
         reid.search(features[:2], features[[0, 4]])
+    rows, distances = reid.search(features[1:2], features[[0, 1]])
+    assert rows.tolist() == [[1, -1]] and np.isinf(distances).tolist() == [[False, True]]
     with pytest.raises(UserError, match=r"\(7, .*\(6,\)"):
         demo_sdtps.Features(features, features.present[1:])
 

@@ -153,6 +153,10 @@ def _load(
 ) -> tuple[Path, Mapping[str, Any]]:
     """The file of weights by `weights_file`, and its content, that of a saved `Extractor` under the names of a checkpoint."""
     path = weights_file(name, example)
+    if is_exported(path):
+        raise UserError(
+            f"{path} is an exported model; this needs the checkpoint that it was made from."
+        )
     try:
         content = load_file(path, without_weights)
     except ValueError:
