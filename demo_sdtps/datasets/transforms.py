@@ -20,7 +20,7 @@ Decoded = Sequence[torch.Tensor | None]
 Generator = random.Random | ModuleType
 # what is drawn for flip and crop: whether to flip, shift down and right in pixels
 Geometry = tuple[bool, int, int]
-Range = tuple[float, float]
+Interval = tuple[float, float]
 
 ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 """Range of the area (share of the image) and of height over width, and the number of attempts (Zhong et al., Random Erasing,
@@ -154,7 +154,7 @@ def erase(image: torch.Tensor, rng: Generator) -> torch.Tensor:
 
 
 def random_sizes(
-    height: int, width: int, share: Range, aspect: Range, rng: Generator
+    height: int, width: int, share: Interval, aspect: Interval, rng: Generator
 ) -> Iterator[tuple[int, int]]:
     """ATTEMPTS random sizes (a, b) in an image, by the ranges of their share a·b of its pixels and of their ratio a / b."""
     for _ in range(ATTEMPTS):

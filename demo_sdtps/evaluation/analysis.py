@@ -48,7 +48,7 @@ class IdentityScore(NamedTuple):
     queries: int
 
 
-class Nearest(NamedTuple):
+class RankLists(NamedTuple):
     """The gallery samples of rank 1, 2, …, k: `sample` (n, k) int64, `distance` (n, k) float32, `is_match` (n, k) bool. Where
     fewer are left, the distance is infinite."""
 
@@ -113,7 +113,7 @@ def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
 
 def nearest_samples(
     distances: DistanceRows, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int
-) -> Nearest:
+) -> RankLists:
     """The `count` nearest of the queries at indices `chosen` (n,); a match comes after other identities at its distance, as
     average precision counts it."""
     blocks = []
@@ -124,7 +124,7 @@ def nearest_samples(
         order = np.lexsort((~is_other.numpy(), distance), axis=1)[:, :count]
         listed = (np.take_along_axis(each, order, 1) for each in (distance, ~is_other.numpy()))
         blocks.append([order, *listed])
-    return Nearest(*map(np.concatenate, zip(*blocks, strict=True)))
+    return RankLists(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def distance_histogram(

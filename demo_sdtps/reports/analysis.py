@@ -101,7 +101,7 @@ def rank_rows(
     return distance_rows(cfg, features, data), query, gallery
 
 
-def rank_lists(data: TestData, nearest: analysis.Nearest) -> list[list[tuple[int, float, bool]]]:
+def rank_lists(data: TestData, nearest: analysis.RankLists) -> list[list[tuple[int, float, bool]]]:
     """The lists of `Analysis`, one per row of `nearest`; a short gallery has fewer samples."""
     columns = nearest._replace(sample=data.gallery.numpy()[nearest.sample])
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -126,7 +126,7 @@ def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]
             {
                 "query": query,
                 "nearest": [
-                    dict(zip(analysis.Nearest._fields, hit, strict=True)) for hit in nearest
+                    dict(zip(analysis.RankLists._fields, hit, strict=True)) for hit in nearest
                 ],
             }
             for query, nearest in result.rank_lists.items()

@@ -9,7 +9,7 @@ import numpy as np
 
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.retrieval.gallery import Index
-from demo_sdtps.retrieval.nearest import Hits, among, nearest
+from demo_sdtps.retrieval.nearest import Nearest, among, nearest
 from demo_sdtps.retrieval.store import Stack
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
@@ -25,7 +25,7 @@ SAMPLE = 100  # queries by which recall is measured, at most
 
 def approximate(
     index: Index, kind: str, queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int
-) -> Hits:
+) -> Nearest:
     """`nearest` among candidates of an approximate index, whose recall is printed.
 
     `gallery` are the index's triplets of a set of modalities in the columns of `queries` (Q, D). Their approximate index is
@@ -49,7 +49,7 @@ def approximate(
             np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int)
         )
         exact = nearest(queries[sample], gallery, names, top)
-        share = recall(Hits(*(column[sample] for column in hits)), exact)
+        share = recall(Nearest(*(column[sample] for column in hits)), exact)
         shards = list(index.rows)
         for outdated in [name for name, entry in kept.items() if entry["shards"] != shards]:
             del kept[outdated]
@@ -100,7 +100,7 @@ def search_index(index_of: Any, queries: np.ndarray, count: int) -> np.ndarray:
     return index_of.search(queries, count)[1]
 
 
-def recall(hits: Hits, exact: Hits) -> float:
+def recall(hits: Nearest, exact: Nearest) -> float:
     """Share of the hits that are as near as those of the exact search: recall@top, for hits (Q, top) of both."""
     return float((hits.distances <= exact.distances[:, -1:]).mean())
 

@@ -21,7 +21,7 @@ from demo_sdtps.evaluation.distances import (
     scaled,
     scales_of,
 )
-from demo_sdtps.retrieval.features import Nearest as Hits
+from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.store import Gallery, Stack
 from demo_sdtps.runtime.progress import progress
 
@@ -30,13 +30,13 @@ ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
 NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 
-Search = Callable[[np.ndarray, Stack, Sequence[str], int], Hits]
+Search = Callable[[np.ndarray, Stack, Sequence[str], int], Nearest]
 """`nearest`, or one like it."""
 
 
 def search_sets(
     comparison: Comparison, query: Side, gallery: Gallery, top: int, search: Search
-) -> Hits:
+) -> Nearest:
     """The `top` nearest for each query by the distance of `comparison`: one list of hits of all sets of modalities, filled up
     by row -1 where fewer have a distance. Where the sets of the gallery differ, they are ordered by scaled distances
     (`scales_of`); those of the hits are not scaled.
@@ -51,7 +51,7 @@ def search_sets(
         comparison, query, gallery.present, lambda rows: torch.from_numpy(take(rows))
     )
     for one, places in comparison.groups(present).items():
-        lists: list[Hits] = []
+        lists: list[Nearest] = []
         orders = []
         for other, rows in comparison.groups(gallery.present).items():
             if comparison.is_defined(one, other):
@@ -78,7 +78,7 @@ def search_sets(
     return hits
 
 
-def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Hits:
+def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Nearest:
     """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n, by comparison with all of it.
 
     faiss finds candidates; they are enough where the last of them is beyond the last hit by more than faiss's rounding, and
@@ -99,7 +99,7 @@ def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int)
 
 def among(
     queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int, rows: np.ndarray
-) -> Hits:
+) -> Nearest:
     """`nearest` of candidate rows (Q, count) int64, -1 for none. Queries with fewer than `top` candidates are compared with the
     whole gallery."""
     hits = rank_candidates(queries, gallery, names, rows, top)
@@ -111,14 +111,14 @@ def among(
 
 def rank_candidates(
     queries: np.ndarray, gallery: Stack, names: Sequence[str], rows: np.ndarray, top: int
-) -> Hits:
+) -> Nearest:
     """The `top` nearest of candidate rows (Q, count ≥ top), -1 for none, of each query (Q, D): by distance, then by name."""
     return _order_hits(rows, distances(queries, gallery, rows), names, top)
 
 
 def rerank_hits(
-    comparison: Comparison, query: Side, gallery: Gallery, hits: Hits, top: int
-) -> Hits:
+    comparison: Comparison, query: Side, gallery: Gallery, hits: Nearest, top: int
+) -> Nearest:
     """The `top` first of each query's hits after k-reciprocal re-ranking of these alone, with the re-ranked distances."""
     refined = np.full(hits.rows.shape, np.inf, np.float32)
     for number, rows in enumerate(progress(hits.rows, "re-ranking", unit="query")):
@@ -128,7 +128,7 @@ def rerank_hits(
     return _order_hits(hits.rows, refined, gallery.names, top)
 
 
-def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) -> Hits:
+def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) -> Nearest:
     """The `top` first after k-reciprocal re-ranking of all queries and the whole gallery, which the memory must hold."""
     rows = gallery.features.rows
     matrix = _reranked(comparison, query, gallery, rows)
@@ -191,7 +191,7 @@ def _order_hits(
     names: Sequence[str],
     top: int,
     distances: np.ndarray | None = None,
-) -> Hits:
+) -> Nearest:
     """The `top` first of each line of candidates (Q, count), by the values `by_row`, which are their `distances` unless these
     are given, then by name."""
     hits = _no_hits(len(rows), top)
@@ -208,5 +208,7 @@ def _order_hits(
     return hits
 
 
-def _no_hits(queries: int, top: int) -> Hits:
-    return Hits(np.full((queries, top), -1, np.int64), np.full((queries, top), np.inf, np.float32))
+def _no_hits(queries: int, top: int) -> Nearest:
+    return Nearest(
+        np.full((queries, top), -1, np.int64), np.full((queries, top), np.inf, np.float32)
+    )
