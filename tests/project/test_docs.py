@@ -113,14 +113,11 @@ def test_the_pages_are_short():
 
 
 def test_the_results_are_of_one_tree():
-    """Those of the protocol, and those before it, which name their seeds once for all variants; calibrations and further peers
-    are of later sources."""
+    """Calibrations and further peers are of later sources."""
     later = ("calibration", "rates_peers", "peers")
     paths = (ROOT / "docs" / "results").glob("*.json")
-    actual = [json.loads(path.read_text()) for path in paths if path.stem not in later]
-    for is_earlier in (True, False):
-        trees = {result["tree"] for result in actual if ("seeds" in result) is is_earlier}
-        assert len(trees) == 1 and None not in trees
+    trees = {json.loads(path.read_text())["tree"] for path in paths if path.stem not in later}
+    assert len(trees) == 1 and None not in trees
 
 
 @pytest.mark.slow
