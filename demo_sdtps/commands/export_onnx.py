@@ -42,7 +42,7 @@ def export(
     if arguments.input == IMAGENET and len(cfg.MODEL.MODALITIES) > 1:
         raise UserError(
             f"--input {IMAGENET} is for models of one modality, as trackers use them, but this one reads "
-            f"{', '.join(cfg.MODEL.MODALITIES)}, and could not tell which is missing; choose another --input."
+            f"{', '.join(cfg.MODEL.MODALITIES)}; choose another --input, which can tell which of them is missing."
         )
     from demo_sdtps.datasets import read_splits, reader_of
     from demo_sdtps.evaluation.protocol import make_test_data

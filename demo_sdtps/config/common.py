@@ -67,3 +67,8 @@ SDTPS_ARGUMENTS = (
     "gumbel_select",
 )
 """Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""
+
+UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
+"""Keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out."""
+WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
+"""Keys of MODEL on which features do not depend."""

@@ -2,17 +2,18 @@
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
+from demo_sdtps.config import UserError
+from demo_sdtps.config.common import WITHOUT_EFFECT
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, flatten
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
@@ -25,10 +26,8 @@ ABOUT = "demo_sdtps"  # the name of the record in the file's metadata
 HINTS = {"off": "f32", "bf16": "bf16", "fp16": "f16"}
 """Precision of OpenVINO by TEST.AMP; by auto it is OpenVINO's choice for the processor."""
 
-FIXED = shlex.split(
-    "MODEL.MODALITIES INPUT.SIZE_TEST INPUT.PIXEL_MEAN INPUT.PIXEL_STD TEST.NECK_FEAT"
-)
-"""Keys whose values are part of the graph, among those that a checkpoint can be evaluated with other values of."""
+FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
+"""Keys beside those of MODEL whose values are part of the graph."""
 UNCHECKED = DEMO_SCHEMA._replace(check=lambda cfg: None)
 """Without the check of the backbone, which was made when the file was written, and would import timm, and torch."""
 
@@ -69,12 +68,13 @@ class ExportedModel:
 
     def check_settings(self, cfg: CfgNode) -> None:
         """Raise `UserError` where a configuration differs from the file's in what the graph fixes."""
-        stored, given = flat(load_cfg(self.config, [], UNCHECKED)), flat(cfg)
-        for key in FIXED:
-            if given[key] != stored[key]:
+        stored = dict(flatten(yaml.safe_load(self.config.text), DEMO_SCHEMA))
+        for key, value in flat(cfg).items():
+            is_fixed = key in FIXED or (key.startswith("MODEL.") and key not in WITHOUT_EFFECT)
+            if is_fixed and value != stored.get(key, value):
                 raise UserError(
-                    f"{key} is {given[key]}, but {self.path} was exported with {stored[key]}; leave it out, or export the "
-                    "checkpoint again."
+                    f"{key} is {value}, but {self.path} was exported with {stored[key]}; leave out the key or the "
+                    "configuration file, or export the checkpoint again."
                 )
 
     def features(

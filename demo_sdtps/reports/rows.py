@@ -55,7 +55,8 @@ def headline(record: dict) -> str:
         half = "with" if what["bfloat16"] else "without"
         where = f"{what['cores']} cores, {what['cpu']}, {half} bfloat16 instructions"
     versions = [f"{name} {version}" for name, version in record["versions"].items() if version]
-    revision = f" at commit {record['commit'][:10]}" if record["commit"] else ""
+    changed = " with changes" if record["changed"] else ""
+    revision = f" at commit {record['commit'][:10]}{changed}" if record["commit"] else ""
     return f"`{record['command']}`{revision} on {where}, {what['threads']} threads; {', '.join(versions)}."
 
 

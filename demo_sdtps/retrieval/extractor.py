@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config.common import UNSHARED
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_values
 from demo_sdtps.config.ranges import Range, ranges_of
 from demo_sdtps.datasets import check_trained_on
@@ -31,7 +32,6 @@ from demo_sdtps.modeling.checkpoints.loading import (
     read_checkpoint,
 )
 from demo_sdtps.retrieval.calibration import calibrations_of, stored_calibration
-from demo_sdtps.retrieval.origin import UNSHARED
 from demo_sdtps.retrieval.reid import ImageLike, Reid
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json

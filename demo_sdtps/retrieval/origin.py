@@ -4,15 +4,11 @@ from typing import Any
 
 from yacs.config import CfgNode
 
+from demo_sdtps.config.common import WITHOUT_EFFECT
 from demo_sdtps.config.load import DEMO_SCHEMA, flat
 from demo_sdtps.modeling.checkpoints.loading import weights_file
 from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.files import sha256
-
-UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
-"""Keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out."""
-WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
-"""Keys of MODEL on which features do not depend."""
 
 
 def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:

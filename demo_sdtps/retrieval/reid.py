@@ -131,7 +131,7 @@ class Reid(ABC):
         """
         if top < 1 or not len(gallery):
             raise UserError(
-                f"The {top} nearest of {len(gallery)} are no hits; give at least one of each."
+                f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
             )
         from demo_sdtps.evaluation.distances import scaled, scales_of, set_distances
 
@@ -153,10 +153,11 @@ class Reid(ABC):
         rows = order.argsort(axis=1, kind="stable")[:, :top]
         sets = side[1][:, None], present[rows]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
-        rows[np.isinf(hits.distances)] = -1
+        is_none = np.isinf(hits.distances)
+        rows[is_none] = -1
         if calibration:
             judged = calibration.judge(hits.distances, *sets, false_accept)
-            hits.probability, hits.is_unknown = judged
+            hits.probability, hits.is_unknown = judged[0], judged[1] | is_none
         return hits
 
     def _patterns_of(self, features: np.ndarray) -> list[int]:

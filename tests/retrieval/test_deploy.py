@@ -150,7 +150,9 @@ def test_files_that_cannot_be_used_are_named(exported, tmp_path):
             demo_sdtps.load(tmp_path / name)
     with pytest.raises(UserError, match=r"SIZE_TEST is \[32, 32\], but .* with \[32, 16\]"):
         demo_sdtps.load(exported[1], "INPUT.SIZE_TEST", "[32, 32]")
-    with pytest.raises(UserError, match="needs the checkpoint"):
+    with pytest.raises(UserError, match=r"MODEL.SLIM_\w+ is \[0.*\], but .* with \[\]"):
+        demo_sdtps.load(exported[1], "MODEL.SLIM_BLOCKS", "[0]", "MODEL.SLIM_KEEP", "[0.5]")
+    with pytest.raises(UserError, match="but a checkpoint is needed"):
         read_checkpoint(exported[1])
     with pytest.raises(UserError, match=r"shape \(0, 5, 3\)"):
         demo_sdtps.load(exported[1]).features(rgb=np.zeros((0, 5, 3), np.uint8))
@@ -247,7 +249,7 @@ def test_a_model_of_rgb_is_one_of_boxmot(tiny_root, files, tmp_path, monkeypatch
     import cv2
 
     opts = ("MODEL.MODALITIES", "[RGB]", "INPUT.PIXEL_MEAN", "[0.4,0.5,0.6]")
-    checkpoint, _ = export(tmp_path, tiny_root, "model.onnx", "--input", "imagenet", opts=opts)
+    checkpoint, _ = export(tmp_path, tiny_root, "tracker.onnx", "--input", "imagenet", opts=opts)
     frame = np.zeros((220, 200, 3), np.uint8)
     crops = [cv2.imread(str(path)) for path in files["rgb"][:2]]
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()

@@ -155,7 +155,7 @@ def _load(
     path = weights_file(name, example)
     if is_exported(path):
         raise UserError(
-            f"{path} is an exported model; this needs the checkpoint that it was made from."
+            f"The weights {path} are an exported model, but a checkpoint is needed; give the one that it was made from."
         )
     try:
         content = load_file(path, without_weights)
