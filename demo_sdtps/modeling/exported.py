@@ -51,7 +51,7 @@ class ExportedModel:
         self.path = Path(path)
         text, self.run = _open(self.path, amp, threads)
         self.about: dict[str, Any] = json.loads(text)
-        self.config = StoredText(self.path, self.about["config"])
+        self.config = StoredText(self.path, self.about["config"])  # as `load_cfg` takes it
         self.modalities = tuple(self.about["modalities"])
         self.cameras: int = self.about["cameras"]
         self.columns = {int(name): slice(*ends) for name, ends in self.about["columns"].items()}
@@ -131,11 +131,6 @@ def resized(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     height, width = size
     pixels = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
     return pixels.transpose(2, 0, 1)
-
-
-def stored_text(path: str | Path) -> StoredText:
-    """The configuration in an exported file."""
-    return ExportedModel(path).config
 
 
 def _open(path: Path, amp: str, threads: int) -> tuple[str, Run]:

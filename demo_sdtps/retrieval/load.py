@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.ranges import Range, ranges_of
 from demo_sdtps.datasets.pixels import decode_pixels, pil_pixels
-from demo_sdtps.modeling.exported import UNCHECKED, ExportedModel, is_exported, stored_text
+from demo_sdtps.modeling.exported import UNCHECKED, ExportedModel, is_exported
 from demo_sdtps.retrieval.reid import Reid
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def load(
     on_device = ["MODEL.DEVICE", device] if device else []
     pairs = [*map(str, [*opts, *on_device]), "TEST.WEIGHT", str(weight)]
     if is_exported(weight):
-        return open_reid(load_cfg(config_file or stored_text(weight), pairs, UNCHECKED))
+        return open_reid(load_cfg(config_file or ExportedModel(weight).config, pairs, UNCHECKED))
     from demo_sdtps.modeling.checkpoints.loading import stored_config
 
     return open_reid(load_cfg(config_file or stored_config(weight), pairs))

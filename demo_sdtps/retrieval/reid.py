@@ -151,13 +151,13 @@ class Reid(ABC):
         scales = scales_of(comparison, side, present, others.__getitem__)
         order = scaled(distances, scales, present).numpy()
         rows = order.argsort(axis=1, kind="stable")[:, :top]
-        sets = side[1][:, None], present[rows]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
         is_none = np.isinf(hits.distances)
-        rows[is_none] = -1
         if calibration:
-            judged = calibration.judge(hits.distances, *sets, false_accept)
-            hits.probability, hits.is_unknown = judged[0], judged[1] | is_none
+            sets = side[1][:, None], present[rows]
+            hits.probability, is_far = calibration.judge(hits.distances, *sets, false_accept)
+            hits.is_unknown = is_far | is_none
+        rows[is_none] = -1
         return hits
 
     def _patterns_of(self, features: np.ndarray) -> list[int]:

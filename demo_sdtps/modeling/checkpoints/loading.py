@@ -22,7 +22,7 @@ from demo_sdtps.modeling.checkpoints.names import (
     load_file,
     tensors_of,
 )
-from demo_sdtps.modeling.exported import is_exported, stored_text
+from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 MAX_NAMED = 3
@@ -114,7 +114,7 @@ def read_weights(path: str | Path, example: str = EXAMPLE) -> dict[str, torch.Te
 def stored_config(path: str | Path, example: str = EXAMPLE) -> StoredText:
     """The configuration that a checkpoint, or an exported file, was trained with."""
     if is_exported(path):
-        return stored_text(path)
+        return ExportedModel(path).config
     path, content = _load(path, example, without_weights=True)
     text = content.get("config")
     if not isinstance(text, str) or not text.strip():
