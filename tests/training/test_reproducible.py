@@ -100,6 +100,7 @@ def test_a_run_records_what_it_was_made_with(runs):
     assert load_cfg(config_file, opts) == load_cfg(runs["one"] / "config.yml")
 
 
+@pytest.mark.slow
 def test_the_command_of_a_module_has_no_path(tmp_path):
     source = "from demo_sdtps.training.record import command\nprint(command())"
     (tmp_path / "shown.py").write_text(source)
