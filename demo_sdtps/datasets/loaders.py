@@ -185,8 +185,8 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Decode) -> bool:
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
     size = sum(image.numel() for image in decode(paths[0]) if image is not None)
-    first, *others = (sum(path is not None for path in files) for files in paths)
-    return size * (1 + sum(others) / first) <= CACHE_LIMIT
+    counts = [sum(path is not None for path in files) for files in paths]
+    return size * sum(counts) / counts[0] <= CACHE_LIMIT
 
 
 def collate(items: list) -> tuple | UserError:

@@ -187,13 +187,14 @@ def scales_of(
             if comparison.is_defined(one, other)
         }
         known = None if comparison.scales is None else comparison.scales[:, one, [*needed]]
-        is_known = known is not None and np.isfinite(known).all()
-        if len(needed if is_known else set(needed.values())) < 2:
+        if known is not None and not np.isfinite(known).all():
+            known = None
+        if len(set(needed.values()) if known is None else needed) < 2:
             continue
         if result is None:
             result = features.new_zeros((2, len(features), 8))
             result[1] = 1
-        if known is not None and is_known:
+        if known is not None:
             for other, scale in zip(needed, torch.from_numpy(known).to(result).T, strict=True):
                 result[:, rows, other] = scale[:, None]
             continue
