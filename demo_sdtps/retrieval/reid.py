@@ -126,8 +126,8 @@ class Reid(ABC):
         With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
         distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
 
-        Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, and a rate
-        that the calibration does not have.
+        Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, and a
+        rate that the calibration does not have.
         """
         if top < 1 or not len(gallery):
             raise UserError(
