@@ -21,8 +21,7 @@ PY := .venv/bin/python
 INSTALLED := .venv/.installed
 GPU_PY = $(or $(wildcard $(PY)),$(PYTHON))
 DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
-PRETRAIN := --config_file configs/Synthetic/Baseline.yml DATASETS.ROOT_DIR ./data/pretrain INPUT.JOINT_AUGMENTATION True \
-	SOLVER.BASE_LR 0.002 SOLVER.EVAL_PERIOD 100 OUTPUT_DIR runs/pretrain
+PRETRAIN := --config_file configs/Synthetic/Baseline.yml INPUT.JOINT_AUGMENTATION True SOLVER.BASE_LR 0.002 SOLVER.EVAL_PERIOD 100
 SEPS := --config_file configs/SEPS/shapes.yml OUTPUT_DIR runs/demo-seps
 
 RATES := $(wildcard studies/rates*.yml)
@@ -62,8 +61,12 @@ study: setup
 	$(PY) tools/make_synthetic.py --root data/vehicles --vehicles --seed 2026 --overwrite
 	$(PY) tools/make_synthetic.py --root data/vehicles_tune --vehicles --seed 7 --overwrite
 	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
-	$(PY) train_net.py $(PRETRAIN) RESUME auto
-	$(PY) tools/convert_checkpoint.py runs/pretrain/last.pth runs/pretrain/backbone.pth --to backbone --overwrite
+	$(PY) tools/make_synthetic.py --root data/vehicles_pretrain --vehicles --identities 300 --test_identities 20 --overwrite
+	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/pretrain OUTPUT_DIR runs/pretrain RESUME auto
+	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/vehicles_pretrain INPUT.SIZE_TRAIN "[64,128]" INPUT.SIZE_TEST "[64,128]" \
+		OUTPUT_DIR runs/pretrain_vehicles RESUME auto
+	for run in pretrain pretrain_vehicles; do \
+		$(PY) tools/convert_checkpoint.py runs/$$run/last.pth runs/$$run/backbone.pth --to backbone --overwrite || exit; done
 	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m tools.study --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 
