@@ -166,7 +166,7 @@ def draw_training(result: dict[str, Any], path: Path) -> None:
 def draw_public_logs(content: dict[str, Any], path: Path) -> None:
     """A panel for the best and the last epoch: what SDTPS beside no other module gains, against the mAP without it.
 
-    `content` is that of docs/public_logs.json. Last epochs are compared in runs of equal length.
+    `content` is that of docs/public_logs.json.
     """
     families: dict[str, list[dict[str, Any]]] = {}
     for row in public_logs.alone(content):
@@ -174,14 +174,9 @@ def draw_public_logs(content: dict[str, Any], path: Path) -> None:
     figure, axes = _panels(2, 11, 4, sharex=True)
     for axis, epoch in zip(axes, ("best", "last"), strict=True):
         for place, (family, rows) in enumerate(families.items()):
-            points = [
-                (row["off"][epoch][1], row["on"][epoch][1] - row["off"][epoch][1])
-                for row in rows
-                if epoch == "best" or row["off"]["last"][0] == row["on"]["last"][0]
-            ]
-            if points:
-                dots = {"s": 30, "alpha": 0.8, "label": family, **kind(place)}
-                axis.scatter(*zip(*points, strict=True), **dots)
+            off = [row["off"][epoch][1] for row in rows]
+            gains = [row["on"][epoch][1] - without for row, without in zip(rows, off, strict=True)]
+            axis.scatter(off, gains, s=30, alpha=0.8, label=family, **kind(place))
         axis.axhline(0, color=NEUTRAL, linestyle=":", linewidth=1)
         axis.set(title=f"{epoch} epoch", xlabel="mAP (%) without SDTPS")
     axes[0].set_ylabel("mAP with SDTPS − without")

@@ -1,9 +1,9 @@
 """Comparisons in the training logs of code bases like DeMo: python -m studies.public_logs FOLDER --source NAME --json FILE
 
-A comparison is of two runs of an experiment (FOLDER/KIND/EXPERIMENT) whose printed configurations differ in one switch of
-a module (MODEL.USE_…), off and on, or in one setting of SDTPS. Its figures are mAP and Rank-1 of the last evaluated features,
-best epoch and last, as the logs have them. MODEL.USE_SDTPS names two modules, which the printed models tell apart: SDTPS, which
-scores patches by a small MLP, and one that scores by cross-attention and does not aggregate.
+A comparison is of two runs of an experiment (FOLDER/KIND/EXPERIMENT) that differ in one switch of a module (MODEL.USE_X),
+off and on, or in one number of the model; settings of a module (MODEL.X_…) count where it is on in both. Its figures are mAP
+and Rank-1 of the last evaluated features, at the last epoch that both runs reach and at the best until then. MODEL.USE_SDTPS
+names several modules, which the printed models tell apart (`FORMS`).
 """
 
 import argparse
@@ -11,7 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,7 +21,7 @@ from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "docs" / "public_logs.json"
-SWITCH, SETTING = "MODEL.USE_", "MODEL.SDTPS_"
+MODEL, SWITCH, SDTPS = "MODEL.", "MODEL.USE_", "MODEL.SDTPS_"
 SETTINGS = {
     "epochs": "SOLVER.MAX_EPOCHS",
     "rate": "SOLVER.BASE_LR",
@@ -33,8 +33,14 @@ SETTINGS = {
 WITHOUT_EFFECT = ("OUTPUT_DIR", "MODEL.DEVICE_ID", "DATALOADER.NUM_WORKERS")
 NUMBER, KEY = re.compile(r"\d*\.?\d+"), re.compile(r"( *)([A-Za-z_0-9]+): ?(.*)")
 FEATURES = re.compile(r"Current is the (.+?) (?:feature )?testing")
-CROSS_ATTENTION = "CrossModalAttention("
-"""Printed of a model whose SDTPS is the other one."""
+FORMS = {
+    (True, False): "",
+    (True, True): ", MLP and cross-attention",
+    (False, True): ", cross-attention",
+    (False, False): ", no model printed",
+}
+"""What follows SDTPS in its name, by whether the printed model aggregates tokens and whether it has cross-attention."""
+RATE = re.compile(r"Base Lr: ([\d.]+e[-+]\d+)")
 EPOCH = re.compile(r"Validation Results - Epoch: (\d+)")
 MAP, RANK = re.compile(r"INFO: mAP: ([\d.]+)%"), re.compile(r"INFO: CMC curve, Rank-1\s*:([\d.]+)%")
 
@@ -58,8 +64,8 @@ def main() -> None:
 
 
 def read_log(path: Path) -> dict[str, Any]:
-    """The configuration that a log prints, by key, its evaluations (epoch, mAP, Rank-1) of the last features, and whether its
-    SDTPS scores by cross-attention."""
+    """The configuration that a log prints, by key; its evaluations (epoch, mAP, Rank-1) of the last features, its learning
+    rates in order, and the form of its SDTPS."""
     settings: dict[str, str] = {}
     evaluations: dict[str, list[list[float]]] = defaultdict(list)
     section, is_config, features, epoch = "", False, "", 0
@@ -79,79 +85,101 @@ def read_log(path: Path) -> dict[str, Any]:
             evaluations[features].append([epoch, float(match[1])])
         elif match := RANK.search(line):
             evaluations[features][-1].append(float(match[1]))
-    return {
-        "settings": settings,
-        "evaluations": evaluations.get(features, []),
-        "cross_attention": CROSS_ATTENTION in text,
-    }
+    form = FORMS["TokenAggregation(" in text, "CrossModalAttention(" in text]
+    rates = [float(rate) for rate in dict.fromkeys(RATE.findall(text))]
+    found = {"settings": settings, "evaluations": evaluations.get(features, [])}
+    return found | {"rates": rates, "form": form}
+
+
+def _schedule(rates: list[float]) -> str:
+    """How learning rates fall, for which configurations have no key: to at most two others, by equal amounts, or otherwise."""
+    falling = sorted(set(rates[rates.index(max(rates)) :]))
+    if len(falling) <= 3:
+        return "steps"
+    amounts = [after - before for before, after in pairwise(falling)]
+    return "linear" if max(amounts) < 1.5 * min(amounts) else "cosine"
 
 
 def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Those of runs by path, in order; two of the same numbers, of a run that was copied, count once."""
+    """Those of runs by path, in order; two of the same numbers, of runs repeated with the same result, count once."""
     seen = set()
     for one, other in permutations(runs, 2):
         off, on = runs[one], runs[other]
-        keys = {*off["settings"], *on["settings"]}.difference(WITHOUT_EFFECT)
-        differing = [key for key in keys if off["settings"].get(key) != on["settings"].get(key)]
-        if len(differing) != 1 or not (off["evaluations"] and on["evaluations"]):
+        if Path(one).parts[:2] != Path(other).parts[:2]:
             continue
-        values = [run["settings"].get(differing[0], "") for run in (off, on)]
-        is_switch = differing[0].startswith(SWITCH) and values[0] == "False"
-        is_setting = differing[0].startswith(SETTING) and all(map(NUMBER.fullmatch, values))
+        if not (off["evaluations"] and on["evaluations"]):
+            continue
+        differing = _differing(off["settings"], on["settings"])
+        rates = zip(off["rates"], on["rates"], strict=False)  # one can be shorter
+        if len(differing) != 1 or any(rate != other_rate for rate, other_rate in rates):
+            continue
+        (key,) = differing
+        values = [run["settings"].get(key, "") for run in (off, on)]
+        is_switch = key.startswith(SWITCH) and values[0] == "False"
+        is_setting = key.startswith(MODEL) and all(map(NUMBER.fullmatch, values))
         is_setting = is_setting and float(values[0]) < float(values[1])
-        if Path(one).parts[:2] != Path(other).parts[:2] or not (is_switch or is_setting):
-            continue
-        numbers = str((differing, off["evaluations"], on["evaluations"]))
-        if numbers in seen:
+        numbers = str((key, off["evaluations"], on["evaluations"]))
+        if numbers in seen or not (is_switch or is_setting):
             continue
         seen.add(numbers)
         settings = on["settings"]
-        switches = sorted(key for key, value in off["settings"].items() if value == "True")
+        switches = sorted(name for name, value in off["settings"].items() if value == "True")
+        is_of_sdtps = key == f"{SWITCH}SDTPS" or key.startswith(SDTPS)
+        last = min(run["evaluations"][-1][0] for run in (off, on))
         yield {
             "data": settings["DATASETS.NAMES"],
-            "module": differing[0].removeprefix(SWITCH).removeprefix(SETTING),
+            "module": key.removeprefix(SWITCH).removeprefix(MODEL),
+            "form": on["form"] if is_of_sdtps else "",
             "values": values,
-            "cross_attention": on["cross_attention"],
-            "beside": [key.removeprefix(SWITCH) for key in switches if key.startswith(SWITCH)],
+            "beside": [name.removeprefix(SWITCH) for name in switches if name.startswith(SWITCH)],
             "settings": {name: settings.get(key, "") for name, key in SETTINGS.items()},
+            "schedule": _schedule(max(off["rates"], on["rates"], key=len)),
             "logs": [one, other],
-            "off": _figures(off["evaluations"]),
-            "on": _figures(on["evaluations"]),
+            "off": _figures(off["evaluations"], last),
+            "on": _figures(on["evaluations"], last),
         }
 
 
-def _figures(evaluations: list[list[float]]) -> dict[str, list[float]]:
-    """Epoch, mAP and Rank-1 of the epoch with the best mAP, and of the last."""
-    return {"best": max(evaluations, key=lambda row: row[1]), "last": evaluations[-1]}
+def _differing(off: dict[str, str], on: dict[str, str]) -> set[str]:
+    """The keys that differ, without those of a module that is off in one of the runs."""
+    keys = {key for key in {*off, *on} if off.get(key) != on.get(key)}.difference(WITHOUT_EFFECT)
+    switches = [key for key in {*off, *on} if key.startswith(SWITCH)]
+    unused = [key for key in switches if "False" in (off.get(key), on.get(key))]
+    prefixes = tuple(f"{MODEL}{key.removeprefix(SWITCH)}_" for key in unused)
+    return {key for key in keys if not key.startswith(prefixes)}
+
+
+def _figures(evaluations: list[list[float]], last: float) -> dict[str, list[float]]:
+    """Epoch, mAP and Rank-1 of the epoch with the best mAP until `last`, and of `last`."""
+    until = [row for row in evaluations if row[0] <= last]
+    return {"best": max(until, key=lambda row: row[1]), "last": until[-1]}
 
 
 def alone(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The comparisons of SDTPS beside no other module: first those that score by the MLP."""
+    """The comparisons of SDTPS beside no other module, by its form."""
     rows = [row for row in content["comparisons"] if row["module"] == "SDTPS" and not row["beside"]]
-    return sorted(rows, key=lambda row: row["cross_attention"])
+    return sorted(rows, key=lambda row: list(FORMS.values()).index(row["form"]))
 
 
 def name(row: dict[str, Any]) -> str:
     """What a comparison is of."""
-    if row["values"][0] != "False":
-        return f"`{SETTING}{row['module']}`, higher"
-    is_other = row["module"] == "SDTPS" and row["cross_attention"]
-    return f"{row['module']}{', by cross-attention' * is_other}"
+    is_switch = row["values"][0] == "False"
+    module = row["module"] if is_switch else f"`{MODEL}{row['module']}`, higher"
+    return f"{module}{row['form']}"
 
 
 def alone_table(content: dict[str, Any]) -> str:
     """A row for each comparison of `alone`: mAP off → on."""
     rows = []
     for row in alone(content):
-        epochs = [f"{row[side]['last'][0]}" for side in ("off", "on")]
         rows.append(
             [
                 row["data"],
                 name(row),
                 f"`{row['logs'][1]}`",
-                row["settings"]["rate"],
+                f"{row['settings']['rate']}, {row['schedule']}",
                 row["settings"]["seed"],
-                " and ".join(dict.fromkeys(epochs)),
+                f"{row['on']['last'][0]}",
                 *(f"{row['off'][at][1]:.1f} → {row['on'][at][1]:.1f}" for at in ("best", "last")),
             ]
         )
@@ -160,13 +188,12 @@ def alone_table(content: dict[str, Any]) -> str:
 
 
 def module_table(content: dict[str, Any]) -> str:
-    """A row for each data set and module, or setting of SDTPS: the differences at the last epoch of runs of equal length."""
+    """A row for each data set and module, or setting: the differences at the last epoch."""
     differences: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row in content["comparisons"]:
-        off, on = row["off"]["last"], row["on"]["last"]
-        if off[0] == on[0]:
-            beside = "others" if row["beside"] else "none"
-            differences[row["data"], name(row), beside].append(on[1] - off[1])
+        beside = "others" if row["beside"] else "none"
+        difference = row["on"]["last"][1] - row["off"]["last"][1]
+        differences[row["data"], name(row), beside].append(difference)
     rows = []
     for key, values in sorted(differences.items()):
         gains, span = sum(one > 0 for one in values), f"{min(values):+.1f} to {max(values):+.1f}"
@@ -178,7 +205,8 @@ def module_table(content: dict[str, Any]) -> str:
 def tables() -> str:
     content = json.loads(RESULT.read_text(encoding="utf-8"))
     about = (
-        f"{content['logs']} logs of {content['source']}, read by `python -m studies.public_logs`."
+        f"{len(content['comparisons'])} comparisons in {content['logs']} logs of {content['source']}, all in "
+        "[public_logs.json](public_logs.json), by `python -m studies.public_logs`."
     )
     return "\n\n".join([alone_table(content), module_table(content), about])
 

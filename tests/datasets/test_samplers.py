@@ -38,9 +38,7 @@ def test_sampler_batches(batch_size, instances):
         for label, count in COUNTS.items():
             # One full group for a short identity; the remainder of the others is dropped.
             assert groups[label] <= max(1, count // instances)
-        assert all(
-            times == 1 for index, times in used.items() if COUNTS[LABELS[index]] >= instances
-        )
+        assert all(n == 1 for index, n in used.items() if COUNTS[LABELS[index]] >= instances)
         # It stops only where fewer identities with a group left remain than a batch needs.
         left = sum(groups[label] < max(1, count // instances) for label, count in COUNTS.items())
         assert left < batch_size // instances

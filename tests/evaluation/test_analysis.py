@@ -38,9 +38,7 @@ class Case:
         return self.distance[queries]
 
 
-@pytest.fixture(
-    params=[(by, parts) for by in ("camera", "scene") for parts in PARTS], ids=", ".join
-)
+@pytest.fixture(params=[(by, part) for by in ("camera", "scene") for part in PARTS], ids=", ".join)
 def case(request, monkeypatch):
     by, parts = request.param
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", PARTS[parts])

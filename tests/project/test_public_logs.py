@@ -1,7 +1,6 @@
 """studies/public_logs.py: what the logs of code bases like DeMo say, on logs in their form."""
 
 import json
-import shlex
 
 from studies import public_logs
 
@@ -18,7 +17,8 @@ SOLVER:
 => RGBNT201 loaded
   train    |   171 |     3951 |         4
 """
-EVALUATION = """2025-12-06 DeMo.train INFO: Current is the {features} feature testing!
+EVALUATION = """2025-12-06 DeMo.train INFO: Epoch[{epoch}] Loss: 2.5, Acc: 0.9, Base Lr: {rate:.2e}
+2025-12-06 DeMo.train INFO: Current is the {features} feature testing!
 2025-12-06 DeMo.train INFO: Validation Results - Epoch: {epoch}
 2025-12-06 DeMo.train INFO: mAP: {mAP}%
 2025-12-06 DeMo.train INFO: CMC curve, Rank-1  :{rank}%
@@ -27,37 +27,46 @@ EVALUATION = """2025-12-06 DeMo.train INFO: Current is the {features} feature te
 """
 
 
-def write_log(path, maps, sdtps=True, beta=0.25, device=0, model=""):
-    """A log of `maps` after epochs 1, 2, … of the last features; those of the first are others."""
+def write_log(
+    path, maps, sdtps=True, beta=0.25, device=0, model="(a): TokenAggregation(\n", fall=0.1
+):
+    """A log of `maps` after epochs 1, 2, … of the last features; those of the first are others. The rate falls by `fall`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = CONFIG.format(sdtps=sdtps, beta=beta, device=device) + model
     for epoch, value in enumerate(maps, start=1):
         for features, shift in (("ori", 9), ("[moe,ori]", 0)):
-            numbers = {"mAP": value - shift, "rank": value - shift + 2}
+            numbers = {"mAP": value - shift, "rank": value - shift + 2, "rate": 1 - fall * epoch}
             text += EVALUATION.format(features=features, epoch=epoch, **numbers)
     path.write_text(text)
 
 
 def test_runs_that_differ_in_one_thing_are_compared(tmp_path, command):
     logs = tmp_path / "logs"
-    write_log(logs / "one" / "base.log", [50.0, 60.0, 55.0], sdtps=False)
-    write_log(logs / "one" / "sdtps.log", [51.0, 58.0, 57.5], device=1)
+    write_log(logs / "one" / "base.log", [50.0, 60.0, 55.0, 99.0], sdtps=False, beta=0.3)
+    write_log(logs / "one" / "sdtps.log", [51.0, 58.0, 57.5, 57.0], device=1)
     write_log(logs / "one" / "more.log", [40.0, 41.0], beta=0.35)
     write_log(logs / "two" / "base.log", [80.0], sdtps=False)
-    write_log(logs / "two" / "sdtps.log", [90.0], model="    (cross): CrossModalAttention(\n")
-    write_log(logs / "one" / "copy.log", [50.0, 60.0, 55.0], sdtps=False)
+    write_log(logs / "two" / "sdtps.log", [90.0], model="(cross): CrossModalAttention(\n")
+    write_log(logs / "one" / "again.log", [50.0, 60.0, 55.0, 99.0], sdtps=False)
+    write_log(logs / "three" / "base.log", [50.0] * 5, sdtps=False)
+    write_log(logs / "three" / "steps.log", [60.0] * 5, fall=0)
     (logs / "one" / "begun.log").write_text(CONFIG.format(sdtps=False, beta=0.3, device=0))
-    words = shlex.split("--source somewhere --json x.json")[:-1]
-    code, stdout, stderr = command(public_logs.main, tmp_path, *words, tmp_path / "x.json")
-    assert code == 0 and stdout.startswith("Wrote 3 comparisons in 7 logs"), stderr
+    words = "--source", "somewhere", "--json", tmp_path / "x.json"
+    code, stdout, stderr = command(public_logs.main, tmp_path, *words)
+    assert code == 0 and stdout.startswith("Wrote 4 comparisons in 9 logs"), stderr
     content = json.loads((tmp_path / "x.json").read_text())
-    switched, changed, other = content["comparisons"]
+    shorter, switched, changed, other = content["comparisons"]
     assert switched["module"] == "SDTPS" and switched["beside"] == []
-    assert switched["off"] == {"best": [2, 60.0, 62.0], "last": [3, 55.0, 57.0]}
-    assert switched["on"] == {"best": [2, 58.0, 60.0], "last": [3, 57.5, 59.5]}
-    assert changed["values"] == ["0.25", "0.35"] and changed["on"]["last"] == [2, 41.0, 43.0]
-    row, last = public_logs.alone_table(content).splitlines()[-2:]
-    assert row.endswith("| 3 | 60.0 → 58.0 | 55.0 → 57.5 |") and other["cross_attention"]
-    assert last.startswith("| RGBNT201 | SDTPS, by cross-attention |")
-    line, _ = public_logs.module_table(content).splitlines()[2:]  # without that of unequal length
-    assert line == "| RGBNT201 | SDTPS | none | 1 | 1 | +2.5 | +2.5 to +2.5 |"
+    assert switched["off"] == {"best": [4, 99.0, 101.0], "last": [4, 99.0, 101.0]}
+    assert switched["on"] == {"best": [2, 58.0, 60.0], "last": [4, 57.0, 59.0]}
+    assert [row["schedule"] for row in content["comparisons"]] == ["linear"] * 3 + ["steps"]
+    assert shorter["off"] == {
+        "best": [2, 60.0, 62.0],
+        "last": [2, 60.0, 62.0],
+    }  # as long as the other
+    assert changed["values"] == ["0.25", "0.35"] and changed["off"]["last"] == [2, 58.0, 60.0]
+    *_, row, last = public_logs.alone_table(content).splitlines()
+    assert row.endswith("| 0.001, linear |  | 4 | 99.0 → 58.0 | 99.0 → 57.0 |")
+    assert last.startswith("| RGBNT201 | SDTPS, cross-attention |") and other["module"] == "SDTPS"
+    line, *_ = public_logs.module_table(content).splitlines()[2:]
+    assert line == "| RGBNT201 | SDTPS | none | 2 | 0 | -30.5 | -42.0 to -19.0 |"

@@ -79,9 +79,7 @@ class ClipBackbone(nn.Module):
         stride=(PATCH, PATCH),
     ):
         super().__init__()
-        rows, columns = (
-            (side - PATCH) // step + 1 for side, step in zip(size, stride, strict=True)
-        )
+        rows, columns = ((one - PATCH) // step + 1 for one, step in zip(size, stride, strict=True))
         self.conv1 = nn.Conv2d(3, width, PATCH, stride, bias=False)
         self.class_embedding = nn.Parameter(torch.randn(width) / width**0.5)
         self.positional_embedding = nn.Parameter(
