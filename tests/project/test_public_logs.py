@@ -59,6 +59,7 @@ def test_runs_that_differ_in_one_thing_are_compared(tmp_path, command):
     assert switched["module"] == "SDTPS" and switched["beside"] == []
     assert switched["off"] == {"best": [4, 99.0, 101.0], "last": [4, 99.0, 101.0]}
     assert switched["on"] == {"best": [2, 58.0, 60.0], "last": [4, 57.0, 59.0]}
+    assert switched["on_by_features"] == {"ori": [4, 48.0, 50.0], "[moe,ori]": [4, 57.0, 59.0]}
     assert [row["schedule"] for row in content["comparisons"]] == ["linear"] * 3 + ["steps"]
     assert shorter["off"] == {
         "best": [2, 60.0, 62.0],
