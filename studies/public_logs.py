@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def read_log(path: Path) -> dict[str, Any]:
-    """The configuration that a log prints, by key; its evaluations (epoch, mAP, Rank-1) of the last features, the last one
-    of each features, its learning rates in order, and the form of its SDTPS."""
+    """The configuration that a log prints, by key; its evaluations (epoch, mAP, Rank-1) of the last features and of each, its
+    learning rates in order, and the form of its SDTPS."""
     settings: dict[str, str] = {}
     evaluations: dict[str, list[list[float]]] = defaultdict(list)
     section, is_config, features, epoch = "", False, "", 0
@@ -87,9 +87,8 @@ def read_log(path: Path) -> dict[str, Any]:
             evaluations[features][-1].append(float(match[1]))
     form = FORMS["TokenAggregation(" in text, "CrossModalAttention(" in text]
     rates = [float(rate) for rate in dict.fromkeys(RATE.findall(text))]
-    by_features = {name: rows[-1] for name, rows in evaluations.items()}
     found = {"settings": settings, "evaluations": evaluations.get(features, [])}
-    return found | {"by_features": by_features, "rates": rates, "form": form}
+    return found | {"by_features": evaluations, "rates": rates, "form": form}
 
 
 def _schedule(rates: list[float]) -> str:
@@ -138,7 +137,9 @@ def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "logs": [one, other],
             "off": _figures(off["evaluations"], last),
             "on": _figures(on["evaluations"], last),
-            "on_by_features": on["by_features"],
+            "on_by_features": {
+                name: _figures(rows, last)["last"] for name, rows in on["by_features"].items()
+            },
         }
 
 

@@ -106,7 +106,7 @@ def study_table(result: dict[str, Any]) -> str:
         if is_common or how != "shared":  # which then is undefined
             values = [map_of_cells(variant, how, is_common) for variant in variants]
             add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}", values)
-    add("recall of the person", [values_by_seed(one, "recall", float) for one in variants])
+    add("recall of the object", [values_by_seed(one, "recall", float) for one in variants])
     for what, name in SIMILARITIES.items():
         add(name, [values_by_seed(one, "similarity", itemgetter(what)) for one in variants])
     for name, key in COSTS.items():

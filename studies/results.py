@@ -19,7 +19,7 @@ INCOMPLETE = [case for case in CASES if case != COMPLETE]
 
 def measurement(name: str, content: Any) -> dict[str, Any]:
     """What the tables read of a JSON file of `steps` (runs.py): metrics by return pattern, mAP by case and return pattern, mAP
-    by the modalities of query and gallery, or the recall of the person's patches."""
+    by the modalities of query and gallery, or the recall of the object's patches."""
     if name.startswith(EVALUATION):
         return {"patterns": next(iter(content["cases"].values()))}
     if name == "missing":
