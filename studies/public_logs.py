@@ -93,6 +93,8 @@ def read_log(path: Path) -> dict[str, Any]:
 
 def _schedule(rates: list[float]) -> str:
     """How learning rates fall, for which configurations have no key: to at most two others, by equal amounts, or otherwise."""
+    if not rates:  # a log without them
+        return ""
     falling = sorted(set(rates[rates.index(max(rates)) :]))
     if len(falling) <= 3:
         return "steps"

@@ -62,7 +62,7 @@ def test_runs_that_differ_in_one_thing_are_compared(tmp_path, command):
     assert switched["on_by_features"] == {"ori": [4, 48.0, 50.0], "[moe,ori]": [4, 57.0, 59.0]}
     assert [row["schedule"] for row in content["comparisons"]] == ["linear"] * 3 + ["steps"]
     # until the last epoch of the shorter run
-    assert shorter["off"] == dict.fromkeys(("best", "last"), [2, 60.0, 62.0])
+    assert shorter["off"] == {epoch: [2, 60.0, 62.0] for epoch in ("best", "last")}
     assert changed["values"] == ["0.25", "0.35"] and changed["off"]["last"] == [2, 58.0, 60.0]
     *_, row, last = public_logs.alone_table(content).splitlines()
     assert row.endswith("| 0.001, linear |  | 4 | 99.0 → 58.0 | 99.0 → 57.0 |")
