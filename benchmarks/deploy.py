@@ -20,7 +20,7 @@ from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.retrieval.extractor import Extractor
-from demo_sdtps.retrieval.onnx_export.convert import convert_onnx, write_openvino
+from demo_sdtps.retrieval.onnx_export.convert import Feed, convert_onnx, write_openvino
 from demo_sdtps.retrieval.onnx_export.graph import metadata, write_onnx
 
 STAGES = {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}
@@ -45,11 +45,8 @@ def deploy_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         for kind, slimming in KINDS.items():
             torch.manual_seed(0)
             reids[kind] = Extractor(with_values(cfg, slimming).dump(), 1, 1)
-            write_files(
-                reids[kind],
-                Path(folder, kind),
-                [draw.integers(0, 256, CROP, np.uint8) for _ in range(FEEDS)],
-            )
+            crops = [draw.integers(0, 256, CROP, np.uint8) for _ in range(FEEDS)]
+            write_files(reids[kind], Path(folder, kind), partial(inputs_of, crops))
         for threads in THREADS[: 1 if quick else None]:
             torch.set_num_threads(threads)
             works = {
@@ -68,13 +65,19 @@ def deploy_rows(quick: bool, device: torch.device) -> Iterator[Row]:
     torch.set_num_threads(before)
 
 
-def write_files(reid: Extractor, folder: Path, crops: list[np.ndarray]) -> None:
-    """The model in every precision of each runtime that is installed."""
+def inputs_of(crops: list[np.ndarray], model: ExportedModel) -> list[Feed]:
+    """Of images (3, h, w), one at a time."""
+    return [model.inputs([[crop]], [0]) for crop in crops]
+
+
+def write_files(
+    reid: Extractor, folder: Path, feeds_of: Callable[[ExportedModel], list[Feed]]
+) -> None:
+    """The model in every precision of each runtime that is installed, int8 calibrated on inputs of the float32 file."""
     folder.mkdir()
     plain, about = folder / "float32.onnx", metadata(reid, "uint8")
     write_onnx(reid, plain, "uint8")
-    model = ExportedModel(plain)
-    feeds = [model.inputs([[crop]], [0]) for crop in crops]
+    feeds = feeds_of(ExportedModel(plain))
     for precision in ("int8", "int8_static"):
         convert_onnx(Path(copy(plain, plain.with_stem(precision))), precision, feeds)
     if find_spec("openvino") and find_spec("nncf"):
@@ -89,13 +92,17 @@ def works_of(reid: Extractor, folder: Path, threads: int) -> dict[str, Work]:
     works: dict[str, Work] = {}
     for name, model in (("float32", reid.model), ("bfloat16", half)):
         works[f"torch {name}"] = partial(by_torch, model, test_transform(reid.cfg))
+    return works | {name: partial(by_file, file) for name, file in files_of(folder, threads)}
+
+
+def files_of(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]]:
+    """The files of `write_files` by runtime and precision, and that of OpenVINO in float32 also in bfloat16."""
     for path in sorted(folder.glob("*.onnx")):
-        works[f"ONNX Runtime {path.stem}"] = partial(by_file, ExportedModel(path, "off", threads))
+        yield f"ONNX Runtime {path.stem}", ExportedModel(path, "off", threads)
     for path in sorted(folder.glob("*.xml")):
-        works[f"OpenVINO {path.stem}"] = partial(by_file, ExportedModel(path, "off", threads))
+        yield f"OpenVINO {path.stem}", ExportedModel(path, "off", threads)
         if path.stem == "float32":
-            works["OpenVINO bfloat16"] = partial(by_file, ExportedModel(path, "bf16", threads))
-    return works
+            yield "OpenVINO bfloat16", ExportedModel(path, "bf16", threads)
 
 
 def by_torch(model: DeMo, transform: Transform, images: np.ndarray) -> torch.Tensor:

@@ -1,0 +1,87 @@
+"""mAP of models as files: python -m studies.deployed demo=runs/demo/last.pth --json docs/deployed.json
+
+Every checkpoint is evaluated on its own test split by torch, and as a file of ONNX Runtime and, if it is installed, OpenVINO,
+in each precision. int8 is calibrated on the training split.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from demo_sdtps.config import UserError, cli, load_cfg, with_values
+from demo_sdtps.reports.rows import headline, markdown_table
+from demo_sdtps.runtime.files import write_json
+from demo_sdtps.runtime.progress import progress
+
+TORCH = {"float32": "off", "bfloat16": "bf16"}
+"""Its precisions, and TEST.AMP for them."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
+    parser.add_argument("models", nargs="+", metavar="NAME=CHECKPOINT")
+    cli.add_output(parser, "--json", ".json", help="write it to this file")
+    arguments = cli.read_arguments(parser)
+    for word in arguments.models:
+        if not all(word.partition("=")):
+            raise UserError(
+                f"{word} is not NAME=CHECKPOINT; write for example demo={cli.WEIGHT_EXAMPLE}."
+            )
+
+    import torch
+
+    from benchmarks.deploy import files_of, write_files
+    from benchmarks.rows import conditions
+    from demo_sdtps.datasets import read_splits
+    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.protocol import make_test_data, rank_features
+    from demo_sdtps.modeling.checkpoints.loading import stored_config
+    from demo_sdtps.retrieval.extractor import make_extractor
+    from demo_sdtps.retrieval.onnx_export import calibration_feeds
+    from demo_sdtps.runtime.threads import cpu_cores
+
+    rows = []
+    for word in progress(arguments.models, "models"):
+        name, _, weight = word.partition("=")
+        stored = stored_config(Path(weight), cli.WEIGHT_EXAMPLE)
+        cfg = load_cfg(stored, ["TEST.WEIGHT", weight, "MODEL.DEVICE", "cpu"])
+        reid, splits = make_extractor(cfg), read_splits(cfg, ("train", "query", "gallery"))
+        train = splits.pop("train")
+        data = make_test_data(cfg, **splits)
+        with TemporaryDirectory() as folder:
+            files = Path(folder, "files")
+            write_files(reid, files, partial(calibration_feeds, cfg, samples=train))
+            models = [(f"torch {precision}", reid.model) for precision in TORCH]
+            models += files_of(files, cpu_cores())
+            for precision, model in progress(models, name):
+                amp = TORCH.get(precision.removeprefix("torch "), "off")
+                (patterns,) = extract_features(
+                    with_values(cfg, {"TEST.AMP": amp}), model, data.loader
+                )
+                ranking = rank_features(cfg, patterns[cfg.TEST.RETURN_PATTERN], data)
+                row = {"model": name, "precision": precision, "mAP": float(ranking.mAP)}
+                rows.append(row | {"Rank-1": float(ranking.rank(1))})
+    content = conditions(torch.device("cpu"), quick=False) | {"rows": rows}
+    if arguments.json:
+        write_json(arguments.json, content)
+    cli.print_lines(*table(content).splitlines())
+
+
+def table(content: dict[str, Any]) -> str:
+    """Percent, a line for each model and precision, with the change by the precision."""
+    first: dict[str, float] = {}
+    lines = []
+    for row in content["rows"]:
+        change = row["mAP"] - first.setdefault(row["model"], row["mAP"])
+        figures = (100 * row["mAP"], 100 * row["Rank-1"])
+        lines.append(
+            [row["model"], row["precision"], *(f"{x:.1f}" for x in figures), f"{100 * change:+.2f}"]
+        )
+    headers = ("model", "runtime and precision", "mAP", "Rank-1", "change of mAP")
+    return f"{markdown_table(headers, lines)}\n\n{headline(content)}"
+
+
+if __name__ == "__main__":
+    cli.run(main)
