@@ -16,7 +16,7 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.cross_modal import draw_cross_modal
 from demo_sdtps.reports.rows import as_report, headline, markdown_table
-from studies import mixed_gallery, public_logs
+from studies import deployed, mixed_gallery, public_logs
 from studies.figures import draw_costs, draw_public_logs, draw_rates, draw_results
 from studies.report import difference_text, interval, np, study_markdown
 from studies.results import final_metric, read_result
@@ -220,6 +220,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "keys": configuration_keys,
     "public logs": public_logs.tables,
     "mixed gallery": lambda: mixed_gallery.table(data("mixed_gallery")),
+    "deployed": lambda: deployed.table(data("deployed")),
     **{name: partial(benchmark, name) for name in BENCHMARKS},
     **{f"study {name}": partial(study, name) for name in RESULTS},
 }
