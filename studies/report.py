@@ -17,13 +17,10 @@ from studies.results import final_metric, map_of_cases, map_of_cells, values_by_
 TIMES = ("inference", "training step")  # of `benchmarks.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
-CHOICE = (
-    "mAP in percent, {pattern}, by learning rate: those tried with one seed, the best three of each variant also with the "
-    "others, then the mean; bold: the best of these means, whose rate is chosen."
-)
+CHOICE = "mAP in percent, {pattern}, of one seed or the mean of several; bold: the chosen rate."
 LEGEND = (
     "Percent over {seeds}, mean ± standard deviation. Δ: to {first}, with Student's 95 % interval, bold where it excludes 0. "
-    "Operations and times: relative to {first}."
+    "Operations and times: relative to it."
 )
 CALIBRATED = (
     "Percent over {seeds} of ten splits of identities. Error: expected calibration error; false and true: accepted pairs of "
