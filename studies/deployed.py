@@ -1,22 +1,27 @@
 """mAP of models as files: python -m studies.deployed demo=runs/demo/last.pth --json docs/deployed.json
 
-Every checkpoint is evaluated on its own test split by torch, and as a file of ONNX Runtime and, if it is installed, OpenVINO,
-in each precision. int8 is calibrated on the training split.
+Every checkpoint is evaluated on its own test split by torch, and as files of ONNX Runtime and, if it and NNCF are installed,
+OpenVINO, in float32, bfloat16 and int8. int8 is calibrated on the training split.
 """
 
 import argparse
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from demo_sdtps.commands.export_onnx import PACKAGES
 from demo_sdtps.config import UserError, cli, load_cfg, with_values
 from demo_sdtps.reports.rows import headline, markdown_table
+from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
 TORCH = {"float32": "off", "bfloat16": "bf16"}
 """Its precisions, and TEST.AMP for them."""
+RUNTIMES = ("onnxruntime", "openvino", "nncf")
 
 
 def main() -> None:
@@ -24,6 +29,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="NAME=CHECKPOINT")
     cli.add_output(parser, "--json", ".json", help="write it to this file")
     arguments = cli.read_arguments(parser)
+    check_extra(parser.prog, "onnx", PACKAGES)
     for word in arguments.models:
         if not all(word.partition("=")):
             raise UserError(
@@ -48,7 +54,7 @@ def main() -> None:
         stored = stored_config(Path(weight), cli.WEIGHT_EXAMPLE)
         cfg = load_cfg(stored, ["TEST.WEIGHT", weight, "MODEL.DEVICE", "cpu"])
         reid, splits = make_extractor(cfg), read_splits(cfg, ("train", "query", "gallery"))
-        train = splits.pop("train")
+        train, commit = splits.pop("train"), reid.origin["commit"]
         data = make_test_data(cfg, **splits)
         with TemporaryDirectory() as folder:
             files = Path(folder, "files")
@@ -61,9 +67,15 @@ def main() -> None:
                     with_values(cfg, {"TEST.AMP": amp}), model, data.loader
                 )
                 ranking = rank_features(cfg, patterns[cfg.TEST.RETURN_PATTERN], data)
-                row = {"model": name, "precision": precision, "mAP": float(ranking.mAP)}
+                row = {
+                    "model": name,
+                    "commit": commit,
+                    "precision": precision,
+                    "mAP": float(ranking.mAP),
+                }
                 rows.append(row | {"Rank-1": float(ranking.rank(1))})
     content = conditions(torch.device("cpu"), quick=False) | {"rows": rows}
+    content["versions"] |= {name: version(name) for name in RUNTIMES if find_spec(name)}
     if arguments.json:
         write_json(arguments.json, content)
     cli.print_lines(*table(content).splitlines())
