@@ -73,7 +73,7 @@ def inputs_of(crops: list[np.ndarray], model: ExportedModel) -> list[Feed]:
 def write_files(
     reid: Extractor, folder: Path, feeds_of: Callable[[ExportedModel], list[Feed]]
 ) -> None:
-    """The model in float32 and int8, of OpenVINO if it and NNCF are installed; int8 is calibrated on inputs of the first file."""
+    """The model in float32 and int8, of OpenVINO if it and NNCF are installed; `feeds_of` of the first file calibrates int8."""
     folder.mkdir()
     plain, about = folder / "float32.onnx", metadata(reid, "uint8")
     write_onnx(reid, plain, "uint8")
