@@ -17,7 +17,13 @@ from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.cross_modal import draw_cross_modal
 from demo_sdtps.reports.rows import as_report, headline, markdown_table
 from studies import deployed, mixed_gallery, public_logs
-from studies.figures import draw_costs, draw_public_logs, draw_rates, draw_results
+from studies.figures import (
+    draw_costs,
+    draw_public_logs,
+    draw_rates,
+    draw_results,
+    draw_training,
+)
 from studies.report import difference_text, interval, np, study_markdown
 from studies.results import final_metric, read_result
 
@@ -209,6 +215,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "study_rates": partial(draw_study, "rates", draw_rates),
     "study_modules": partial(draw_study, "modules", draw_results),
     "study_slimming": partial(draw_study, "slimming", draw_costs),
+    "study_training": partial(draw_study, "epochs", draw_training),
     "public_logs": lambda path: draw_public_logs(data("public_logs"), path),
     "demo_cross_modal": lambda path: draw_cross_modal(data("cross_modal"), path),
 }
