@@ -59,10 +59,9 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             files = Path(folder, "files")
             write_files(reid, files, partial(calibration_feeds, cfg, samples=train))
-            models = [(f"torch {precision}", reid.model) for precision in TORCH]
-            models += files_of(files, cpu_cores())
-            for precision, model in progress(models, name):
-                amp = TORCH.get(precision.removeprefix("torch "), "off")
+            models = [(f"torch {precision}", amp, reid.model) for precision, amp in TORCH.items()]
+            models += [(each, "off", file) for each, file in files_of(files, cpu_cores())]
+            for precision, amp, model in progress(models, name):
                 (patterns,) = extract_features(
                     with_values(cfg, {"TEST.AMP": amp}), model, data.loader
                 )
