@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copy
@@ -30,6 +31,8 @@ CROP = (3, 300, 140)  # a decoded image, larger than the model's
 TARGET = 8  # the fastest slimmed over the dense float32 in the same runtime
 THREADS, BATCHES, FEEDS = (1, 2), (1, 8), 16
 
+RUNTIMES = ("onnxruntime", "openvino", "nncf")
+"""The packages that run and convert files."""
 Work = Callable[[np.ndarray], object]
 
 
@@ -59,7 +62,7 @@ def deploy_rows(quick: bool, device: torch.device) -> Iterator[Row]:
                     for kind, each in works.items()
                     for name, work in each.items()
                 }
-                what = f"{threads} threads, batch {batch}"
+                what = f"threads {threads}, batch {batch}"
                 seconds = in_turns(what, cases, 1 if quick else 6)
                 yield from rows_of(what, {case: each / batch for case, each in seconds.items()})
     torch.set_num_threads(before)
@@ -105,6 +108,11 @@ def files_of(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]]:
             yield "OpenVINO bfloat16", ExportedModel(path, "bf16", threads)
 
 
+def runtime_versions() -> dict[str, str]:
+    """Of the RUNTIMES that are installed."""
+    return {name: version(name) for name in RUNTIMES if find_spec(name)}
+
+
 def by_torch(model: DeMo, transform: Transform, images: np.ndarray) -> torch.Tensor:
     inputs = torch.stack([transform(image) for image in torch.from_numpy(images)])
     with evaluating(model):
@@ -124,4 +132,4 @@ def rows_of(what: str, seconds: dict[tuple[str, str], float]) -> Iterator[Row]:
     for runtime in dict.fromkeys(name.rpartition(" ")[0] for name in names):
         ours = min(seconds["slimmed", name] for name in names if name.startswith(runtime))
         times = {"reference": seconds["dense", f"{runtime} float32"], "ours": ours}
-        yield speed_row(f"… dense float32 beside the fastest slimmed, {runtime}", times, TARGET)
+        yield speed_row(f"{what}: {runtime}, fastest slimmed beside dense float32", times, TARGET)

@@ -59,6 +59,7 @@ def main() -> None:
                 f"There is no part {topic!r} to measure; choose from {', '.join(TOPICS)}."
             )
 
+    from benchmarks.deploy import runtime_versions
     from benchmarks.rows import conditions
     from demo_sdtps.reports.rows import as_report
     from demo_sdtps.runtime.device import choose_device
@@ -73,6 +74,8 @@ def main() -> None:
     for topic in progress(topics, "measuring", unit="part"):
         parts[topic] = [row._asdict() for row in rows_of[topic](arguments.quick, device)]
     record = conditions(device, arguments.quick) | {"parts": parts}
+    if "deploy" in topics:
+        record["versions"] |= runtime_versions()
     if arguments.json:
         write_json(arguments.json, record)
     print_lines(as_report(record))

@@ -6,8 +6,6 @@ OpenVINO, in float32, bfloat16 and int8. int8 is calibrated on the training spli
 
 import argparse
 from functools import partial
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +19,6 @@ from demo_sdtps.runtime.progress import progress
 
 TORCH = {"float32": "off", "bfloat16": "bf16"}
 """Its precisions, and TEST.AMP for them."""
-RUNTIMES = ("onnxruntime", "openvino", "nncf")
 
 
 def main() -> None:
@@ -38,7 +35,7 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.deploy import files_of, write_files
+    from benchmarks.deploy import files_of, runtime_versions, write_files
     from benchmarks.rows import conditions
     from demo_sdtps.datasets import read_splits
     from demo_sdtps.evaluation.extraction import extract_features
@@ -74,7 +71,7 @@ def main() -> None:
                 }
                 rows.append(row | {"Rank-1": float(ranking.rank(1))})
     content = conditions(torch.device("cpu"), quick=False) | {"rows": rows}
-    content["versions"] |= {name: version(name) for name in RUNTIMES if find_spec(name)}
+    content["versions"] |= runtime_versions()
     if arguments.json:
         write_json(arguments.json, content)
     cli.print_lines(*table(content).splitlines())

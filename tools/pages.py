@@ -185,6 +185,20 @@ def benchmark(name: str) -> str:
     return as_report(data(name))
 
 
+def deploy() -> str:
+    """Milliseconds an image by runtime and precision, and by threads and batch."""
+    record = data("deploy")
+    cells: dict[str, dict[str, str]] = {}
+    for row in record["parts"]["deploy"]:
+        case, _, what = row["what"].partition(": ")
+        times = f"{1000 * row['reference']:.1f} → {1000 * row['ours']:.1f} ({row['ratio']:.1f}×)"
+        cells.setdefault(what, {})[case] = times
+    cases = list(dict.fromkeys(case for row in cells.values() for case in row))
+    rows = [[what, *(row[case] for case in cases)] for what, row in cells.items()]
+    headers = ["dense → slimmed", *cases]
+    return f"{markdown_table(headers, rows)}\n\n{headline(record)}"
+
+
 def study(name: str) -> str:
     return study_markdown(read_result(DOCS / "results" / f"{name}.json")).strip()
 
@@ -223,7 +237,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
 BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models", "gpu")
 RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
 TABLES: dict[str, Callable[[], str]] = {
-    **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, summary)},
+    **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, deploy, summary)},
     "keys": configuration_keys,
     "public logs": public_logs.tables,
     "mixed gallery": lambda: mixed_gallery.table(data("mixed_gallery")),
