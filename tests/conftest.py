@@ -13,6 +13,7 @@ import pytest
 # Threads that wait give their core away: the tests run beside processes of their own. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import golden_cases
+import numpy as np
 import torch
 
 # The processes that tests start import demo_sdtps from this checkout, installed or not; the tests' own
@@ -183,6 +184,18 @@ def host():
             del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def fused_words(shallow, tiny_root, tmp_path_factory):
+    """The command line of an untrained model with SDTPS, HDM and ATMoE, but for TEST.MISS."""
+    from commands import CONFIG, FUSION, cli_args_for, weights_file
+
+    from demo_sdtps.config import load_cfg
+
+    words = cli_args_for(tiny_root, *FUSION)
+    path = tmp_path_factory.mktemp("weights") / "weights.pth"
+    return [*words, "TEST.WEIGHT", str(weights_file(path, load_cfg(CONFIG, words[2:])))]
+
+
 @pytest.fixture
 def own_root(tiny_root, tmp_path):
     """A copy of `tiny_root` that a test may damage."""
@@ -203,6 +216,34 @@ def command(monkeypatch, capsys):
         except SystemExit as ended:
             code = ended.code
         return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def success(command):
+    """Call a command, which must succeed: → what it prints."""
+
+    def call(main, *words):
+        code, stdout, stderr = command(main, *words)
+        assert code == 0, stderr
+        return stdout
+
+    return call
+
+
+@pytest.fixture
+def exported(success, tmp_path):
+    """Call export_features.py: → the arrays that it writes, by their names."""
+    from demo_sdtps.commands import export_features
+
+    path = tmp_path / "x.npz"
+
+    def call(*words):
+        stdout = success(export_features.main, "--overwrite", "--output", path, *words)
+        assert str(path) in stdout
+        with np.load(path) as arrays:
+            return dict(arrays)
 
     return call
 

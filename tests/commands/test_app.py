@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import pytest
 from browser import Page, headless, until
-from commands import CONFIG, checkpoint_file, cli_args_for
+from commands import CONFIG, checkpoint_file, cli_args_for, copy
 from launch import free_port
 
 from demo_sdtps.commands import app, search
@@ -55,9 +55,8 @@ def place(tiny_root, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint_file(tmp_path / "last.pth", load_cfg(CONFIG, cli_args_for(tiny_root)[2:]))
     for name, paths in files.items():
-        (tmp_path / "gallery" / name.upper()).mkdir(parents=True)
         for path in paths:
-            shutil.copy(path, tmp_path / "gallery" / name.upper())
+            copy(path, tmp_path / "gallery" / name.upper() / path.name)
     return tmp_path
 
 

@@ -1,13 +1,12 @@
 """convert_checkpoint.py as the shell would call it: both ways, the features that the results give, and what it refuses."""
 
-import numpy as np
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, CONFIG, cli_args_for
+from commands import BACKBONE_WIDTH, CONFIG, FUSION, cli_args_for
 from golden_cases import relative_error
 from numeric import seed_of
 
-from demo_sdtps.commands import convert_checkpoint, export_features
+from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
@@ -15,7 +14,6 @@ from demo_sdtps.modeling.checkpoints.names import to_demo
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 
 pytestmark = pytest.mark.usefixtures("shallow")
-FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +93,9 @@ def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_pa
         assert_same(model.backbone.vit.state_dict(), expected)
 
 
-def test_every_form_gives_the_same_features(command, convert, words, ours, demo, tmp_path):
+def test_every_form_gives_the_same_features(exported, convert, words, ours, demo, tmp_path):
     def features_of(path):
-        outputs = ("--output", tmp_path / "x.npz", "--overwrite")
-        code, _, stderr = command(export_features.main, *words, "--weight", path, *outputs)
-        assert code == 0, stderr
-        with np.load(tmp_path / "x.npz") as actual:
-            return torch.from_numpy(actual["features"])
+        return torch.from_numpy(exported(*words, "--weight", path)["features"])
 
     weights = torch.load(demo, weights_only=True)
     prefixed = {f"module.{name}": tensor for name, tensor in weights.items()}

@@ -18,19 +18,18 @@ from commands import (
     checkpoint_file,
     cli_args_for,
     contents,
+    copy,
     rows_of,
 )
 from PIL import Image
 
 import demo_sdtps
 from demo_sdtps.commands import search
-from demo_sdtps.config import load_cfg
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.reports import search_page
 from demo_sdtps.retrieval.store import LOCK
 from demo_sdtps.runtime.files import lock_file
 from tests.reference import cross_modal
-
-MODALITIES = ("RGB", "NI", "TI")
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +49,6 @@ def place(files, tmp_path, monkeypatch):
                 copy(path, tmp_path / "query" / modality / f"<i>&{number}.jpg")
     (tmp_path / "gallery" / "NI" / "photo 1.jpg").unlink()
     return tmp_path
-
-
-def copy(path, to):
-    to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, to)
 
 
 @pytest.fixture

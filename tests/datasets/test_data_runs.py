@@ -18,7 +18,6 @@ from commands import (
 )
 from layouts import WRITERS
 
-from demo_sdtps.commands import export_features
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from tests.reference import ranking
@@ -37,13 +36,12 @@ MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Syntheti
         for name in WRITERS
     ],
 )
-def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
+def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, success, exported, name):
     expected = WRITERS[name](tmp_path)
     words = cli_args_for(
         tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1"
     )
-    code, _, stderr = command(train_net.main, *words, "OUTPUT_DIR", tmp_path / "run")
-    assert code == 0, stderr
+    success(train_net.main, *words, "OUTPUT_DIR", tmp_path / "run")
     counts = ", ".join(f"{len(samples)} {split}" for split, samples in expected.items())
     assert f"{name}: {counts}" in (tmp_path / "run" / "log.txt").read_text()
     (record,) = records_of(tmp_path / "run")
@@ -52,32 +50,20 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
     assert (content["dataset"], content["num_class"], content["camera_num"]) == (name, 5, 8)
 
     words += ["--weight", tmp_path / "run" / "last.pth"]
-    code, stdout, stderr = command(test_net.main, *words, "--json", tmp_path / "x.json")
-    assert code == 0, stderr
+    stdout = success(test_net.main, *words, "--json", tmp_path / "x.json")
     scores, sides = scores_of(tmp_path / "x.json"), (len(expected["query"]), MATCHES[name])
     assert near(scores, *sides) == record["patterns"] and table_of(stdout) == table_rows(scores)
 
     features = {}
     for split in SPLITS:
-        code, _, stderr = command(
-            export_features.main,
-            *words,
-            "--split",
-            split,
-            "--normalise",
-            "--overwrite",
-            "--output",
-            tmp_path / "x.npz",
-        )
-        assert code == 0, stderr
-        with np.load(tmp_path / "x.npz") as actual:
-            assert actual["ids"].tolist() == [sample.identity for sample in expected[split]]
-            assert actual["cams"].tolist() == [sample.camera for sample in expected[split]]
-            assert actual["scenes"].tolist() == [sample.scene for sample in expected[split]]
-            assert actual["paths"].tolist() == [list(sample.paths) for sample in expected[split]]
-            assert actual["paths"].shape[1] == (1 if name == "RGBNT100" else 3)
-            features[split] = actual["features"].astype(np.float64)
-            assert features[split].shape == (len(expected[split]), 6 * BACKBONE_WIDTH)
+        actual = exported(*words, "--split", split, "--normalise")
+        assert actual["ids"].tolist() == [sample.identity for sample in expected[split]]
+        assert actual["cams"].tolist() == [sample.camera for sample in expected[split]]
+        assert actual["scenes"].tolist() == [sample.scene for sample in expected[split]]
+        assert actual["paths"].tolist() == [list(sample.paths) for sample in expected[split]]
+        assert actual["paths"].shape[1] == (1 if name == "RGBNT100" else 3)
+        features[split] = actual["features"].astype(np.float64)
+        assert features[split].shape == (len(expected[split]), 6 * BACKBONE_WIDTH)
 
     def slow_score(place):
         sides = [
@@ -102,7 +88,7 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, command, name):
         assert slow_score("camera")[1] != expected_row["mAP"], "the other protocol would show"
 
 
-def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path, command):
+def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path, success):
     """A person of training in the test, seen by one camera alone: no unseen identity, and a query without a match."""
 
     def warnings_of_a_run():
@@ -110,8 +96,7 @@ def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path,
             "SOLVER.EVAL_UNTRAINED False SOLVER.MAX_EPOCHS 1 MODEL.PRETRAIN_PATH_T '' --overwrite"
         )
         words = cli_args_for(own_root, *shlex.split(opts), "OUTPUT_DIR", tmp_path / "run")
-        code, _, stderr = command(train_net.main, *words)
-        assert code == 0, stderr
+        success(train_net.main, *words)
         log = (tmp_path / "run" / "log.txt").read_text()
         return [line for line in log.splitlines() if " WARNING " in line]
 

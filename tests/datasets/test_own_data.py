@@ -265,19 +265,17 @@ def test_images_without_labels_are_refused_where_labels_are_needed(refusal, tmp_
         assert "docs/own_data.md" in message
 
 
-def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp_path, command):
+def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp_path, success):
     """Queries in RGB, a gallery in TI: no distance by the columns of both, but one by pairs."""
     test = tiny_root / "RGBNT201" / "test"
     for split, modality in (("query", "RGB"), ("gallery", "TI")):
         shutil.copytree(test / modality, tmp_path / split / modality)
     cfg = configuration(tmp_path, "Folder", "MODEL.MODALITIES", "[RGB,TI]")
     weights = checkpoint_file(tmp_path / "last.pth", cfg)
-    code, stdout, stderr = command(test_net.main, "--weight", weights)
-    assert code == 0, stderr
+    stdout = success(test_net.main, "--weight", weights)
     assert "any of the gallery: 32 of 32 (RGB); TEST.CROSS_MODAL_DISTANCE pairs" in stdout
     words = ("--weight", weights, "TEST.CROSS_MODAL_DISTANCE", "pairs")
-    code, stdout, stderr = command(test_net.main, *words)
-    assert code == 0 and "WARNING" not in stdout, stderr
+    assert "WARNING" not in success(test_net.main, *words)
 
 
 # From zero
@@ -330,7 +328,7 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
 
 
 @pytest.mark.parametrize("name", ["folders", pytest.param("a table", marks=pytest.mark.slow)])
-def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name):
+def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, success, name):
     """As docs/own_data.md has them, on triplets that lack images, with a small model."""
     monkeypatch.chdir(tmp_path)
     rows = write_incomplete(tmp_path / "my_data", junk=False)
@@ -349,8 +347,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, command, name
         more += ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", "my_data/persons.csv"]
     for script, *words in commands:
         opts = more if script == "train_net.py" else []
-        code, _, stderr = command(tools[script], *words, *opts)
-        assert code == 0, stderr
+        success(tools[script], *words, *opts)
     assert (tmp_path / "hits.html").stat().st_size > 10_000
     (record,) = json.loads(Path("runs/Own/DeMo_Slim/metrics.json").read_text())[-1:]
     assert record["patterns"]["3"]["mAP"] > 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import CONFIG, cases_of, cli_args_for, weights_file
+from commands import CONFIG, FUSION, cases_of
 from modality_sets import (
     ALL_SOURCES,
     OWN,
@@ -45,8 +45,6 @@ from tests.reference import reranking as plain_reranking
 
 pytestmark = pytest.mark.usefixtures("shallow")
 SETS = sets_of(MODALITIES)
-
-FUSION = "MODEL.HDM True MODEL.ATM True MODEL.HEAD 4"
 
 
 def test_the_sets_are_named_by_what_is_present():
@@ -133,7 +131,7 @@ def test_re_ranking_is_by_these_distances():
     "opts",
     [
         "MODEL.USE_SDTPS False",
-        f"MODEL.USE_SDTPS False MODEL.DIRECT 0 {FUSION}",
+        f"MODEL.USE_SDTPS False MODEL.DIRECT 0 {' '.join(FUSION)}",
         "MODEL.SDTPS_BETA 0.0",
         "MODEL.SDTPS_BETA 0.0 MODEL.HDM True",
     ],
@@ -163,33 +161,22 @@ def test_the_columns_of_a_modality(changed, opts):
             assert is_same == (changed not in names), (pattern, names)
 
 
-@pytest.fixture(scope="module")
-def words(tiny_root, tmp_path_factory):
-    """The command line of an untrained model with SDTPS, HDM and ATMoE."""
-    words = cli_args_for(tiny_root, *FUSION.split())
-    path = weights_file(
-        tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:])
-    )
-    return [*words, "TEST.WEIGHT", str(path)]
-
-
 @pytest.mark.parametrize(
     "how, pattern",
     [("shared", 2), *(pytest.param(how, 3, marks=pytest.mark.slow) for how in ("all", "pairs"))],
 )
-def test_matrices_of_all_sets(how, pattern, loaded, words, command, tmp_path):
+def test_matrices_of_all_sets(how, pattern, loaded, fused_words, success, tmp_path):
     """By all columns, and of complete triplets, as TEST.MISS all has them, to the last bit; others by the slow versions."""
-    words = [*words, "TEST.RETURN_PATTERN", pattern, "TEST.CROSS_MODAL_DISTANCE", how]
+    words = [*fused_words, "TEST.RETURN_PATTERN", pattern, "TEST.CROSS_MODAL_DISTANCE", how]
     outputs = ("--json", tmp_path / "x.json", "--output", tmp_path / "x.png")
-    code, stdout, stderr = command(test_net.main, *words, "--cross_modal", *outputs)
-    assert code == 0, stderr
+    stdout = success(test_net.main, *words, "--cross_modal", *outputs)
     content = json.loads((tmp_path / "x.json").read_text())
     assert (content["distance"], content["return_pattern"]) == (how, pattern)
     actual = content["cross_modal"]
     assert (tmp_path / "x.png").stat().st_size > 10_000 and "x.png" in stdout
 
     more = ("TEST.MISS", "all", "--json", tmp_path / "all.json")
-    assert command(test_net.main, *words, *more)[0] == 0
+    success(test_net.main, *words, *more)
     table = cases_of(tmp_path / "all.json")
     for measure, rows in actual.items():
         for name, case in SETS.items():
@@ -233,9 +220,9 @@ def test_matrices_of_all_sets(how, pattern, loaded, words, command, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def loaded(words):
+def loaded(fused_words):
     """Configuration, model, and query and gallery of the test data."""
-    cfg = load_cfg(CONFIG, words[2:])
+    cfg = load_cfg(CONFIG, fused_words[2:])
     model, _ = load_model_and_data(cfg)
     return cfg, model, make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
 
@@ -295,6 +282,6 @@ def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(how, loade
     ],
     ids=" ".join,
 )
-def test_what_does_not_go_together(more, message, words, command):
-    code, _, stderr = command(test_net.main, *words, *more)
+def test_what_does_not_go_together(more, message, fused_words, command):
+    code, _, stderr = command(test_net.main, *fused_words, *more)
     assert code == 2 and message in stderr and stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 import csv
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ SMALL = shlex.split(
 )
 COLUMNS = ["mAP", "Rank-1", "Rank-5", "Rank-10", "mINP", "TPR-1e-3", "TPR-1e-2"]
 BACKBONE_WIDTH = 64
+FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 KEEP_ALL = ("MODEL.SDTPS_SPARSE_RATIO", "1.0")
 """SDTPS without a choice of patches, which differs where two scores are equal but for rounding (tests/helpers/choices.py): for
 tests that compare features in batches of different sizes."""
@@ -75,6 +77,12 @@ def processes(folder, *commands):
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(one, commands))
+
+
+def copy(path, to):
+    """A file's copy at `to`, in folders that need not be there yet."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, to)
 
 
 def contents(folder):

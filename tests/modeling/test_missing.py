@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from commands import CONFIG, cases_of, cli_args_for, near, table_of, table_rows, weights_file
+from commands import CONFIG, FUSION, cases_of, cli_args_for, near, table_of, table_rows
 from golden_cases import relative_error
 from numeric import assert_close, seed_of
 from return_patterns import expected_patterns
@@ -15,19 +15,13 @@ from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from tests.reference import sdtps as reference
+from tests.reference.fusion import MODALITIES_OF
 
 pytestmark = pytest.mark.usefixtures("shallow")
-MISSING = {
-    "nothing": [],
-    "r": ["RGB"],
-    "n": ["NI"],
-    "t": ["TI"],
-    "rn": ["RGB", "NI"],
-    "rt": ["RGB", "TI"],
-    "nt": ["NI", "TI"],
+MISSING = {"nothing": []} | {
+    case: modalities for case, modalities in MODALITIES_OF.items() if len(modalities) < 3
 }
 CASES = [frozenset(modalities) for modalities in MISSING.values()]
-FUSION = ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")
 MODELS = {
     "SDTPS, guided by missing": ((), True),
     "SDTPS, not guided by missing": ((), False),
@@ -185,32 +179,18 @@ def test_the_options_of_an_evaluation(options, tiny_root):
     assert torch.equal(complete[3], expected[3]) == (options[1] == "nothing")
 
 
-@pytest.fixture(scope="module")
-def words(tiny_root, tmp_path_factory):
-    """The command line of an untrained model with SDTPS, HDM and ATMoE, but for TEST.MISS."""
-    words = cli_args_for(tiny_root, *FUSION)
-    path = weights_file(
-        tmp_path_factory.mktemp("weights") / "weights.pth", load_cfg(CONFIG, words[2:])
-    )
-    return [*words, "TEST.WEIGHT", str(path)]
-
-
-def test_one_table_of_all_cases(words, command, tmp_path):
+def test_one_table_of_all_cases(fused_words, success, tmp_path):
     """As each case alone gives, which is computed in other batches."""
-    code, stdout, stderr = command(
-        test_net.main, *words, "TEST.MISS", "all", "--json", tmp_path / "all.json"
-    )
-    assert code == 0, stderr
+    words = (test_net.main, *fused_words, "TEST.MISS")
+    stdout = success(*words, "all", "--json", tmp_path / "all.json")
     actual = cases_of(tmp_path / "all.json")
     assert list(actual) == ["nothing", *MISSING_CASES]
     assert len({str(record) for record in actual.values()}) == len(actual), (
         "every case has numbers of its own"
     )
     for miss, record in actual.items():
-        code, *_ = command(
-            test_net.main, *words, "TEST.MISS", miss, "--overwrite", "--json", tmp_path / "one.json"
-        )
-        assert code == 0 and cases_of(tmp_path / "one.json") == {miss: near(record)}
+        success(*words, miss, "--overwrite", "--json", tmp_path / "one.json")
+        assert cases_of(tmp_path / "one.json") == {miss: near(record)}
 
     _, header, *lines = stdout.splitlines()
     label = len(header) - len(header.removeprefix("missing").lstrip())

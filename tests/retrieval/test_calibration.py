@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, rows_of
+from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, copy, rows_of
 from interrupted import call
 from numeric import generator
 
@@ -159,7 +159,7 @@ def test_a_calibration_is_of_the_distances_of_the_search(calibrated, other_root)
     assert record["test"]["3"].keys() == record["patterns"]["3"].keys()
 
 
-def test_searches_show_what_the_calibration_says(calibrated, files, command, tmp_path):
+def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp_path):
     path, record = calibrated
     reid = demo_sdtps.load(path)
     features = reid.features(**files)
@@ -170,14 +170,11 @@ def test_searches_show_what_the_calibration_says(calibrated, files, command, tmp
     np.testing.assert_array_equal(hits.is_unknown, distances > fitted["limits"]["0.05"])
     for modality, paths in files.items():
         for number, file in enumerate(paths):
-            place = tmp_path / "gallery" / modality.upper() / f"{number}.jpg"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+            copy(file, tmp_path / "gallery" / modality.upper() / f"{number}.jpg")
     words = ["--weight", path, "--gallery", tmp_path / "gallery", "--index", tmp_path / "index"]
     words += ["--query", tmp_path / "gallery", "--keep_self", "--top", 3]
     outputs = ["--csv", tmp_path / "hits.csv", "--output", tmp_path / "hits.html"]
-    code, _, stderr = command(search.main, *words, "--false_accept", "0.05", *outputs)
-    assert code == 0, stderr
+    success(search.main, *words, "--false_accept", "0.05", *outputs)
     header, *lines = rows_of(tmp_path / "hits.csv")
     assert header == ["query", "rank", "gallery", "distance", "probability", "unknown"]
     for line, probability, unknown in zip(
@@ -187,15 +184,14 @@ def test_searches_show_what_the_calibration_says(calibrated, files, command, tmp
         assert line[5] == str(int(unknown))
     page = (tmp_path / "hits.html").read_text()
     assert page.count("P = ") + page.count('"unknown"]') == 3 * len(files["rgb"])
-    code, stdout, _ = command(search.main, *words)
-    assert code == 0 and stdout.count("P = ") + stdout.count("unknown") == 3 * len(files["rgb"])
-    code, stdout, _ = command(search.main, *words, "--re_rank", 3)
-    assert code == 0 and "P = " not in stdout
+    stdout = success(search.main, *words)
+    assert stdout.count("P = ") + stdout.count("unknown") == 3 * len(files["rgb"])
+    assert "P = " not in success(search.main, *words, "--re_rank", 3)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
-    calibrated, files, command, tmp_path, first
+    calibrated, files, success, tmp_path, first
 ):
     """In Python and by the command: those of the likelier set, every second one, come first, and then the nearest; also where
     RGB alone is compared in both."""
@@ -211,9 +207,7 @@ def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
     for modality, paths in ({"rgb": files["rgb"]} | others).items():
         for number, file in enumerate(paths):
             if file:
-                place = tmp_path / "gallery" / modality.upper() / f"{number}.jpg"
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, place)
+                copy(file, tmp_path / "gallery" / modality.upper() / f"{number}.jpg")
     gallery = reid.features(rgb=files["rgb"], **others)
     for shown, likelier in (({"rgb": files["rgb"]}, 1 - first), (files, first)):
         query = reid.features(**shown)
@@ -224,8 +218,7 @@ def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
         assert reid.search(query, gallery, top=count).rows.tolist() == expected
     words = ["--weight", path, "--gallery", tmp_path / "gallery", "--top", count]
     words += ["--query", files["rgb"][0], "--index", tmp_path / "index", "--keep_self"]
-    code, _, stderr = command(search.main, *words, "--csv", tmp_path / "hits.csv")
-    assert code == 0, stderr
+    success(search.main, *words, "--csv", tmp_path / "hits.csv")
     hits = [line[2] for line in rows_of(tmp_path / "hits.csv")[1:]]
     assert hits == [str(tmp_path / "gallery" / "RGB" / f"{row}.jpg") for row in expected[0]]
 

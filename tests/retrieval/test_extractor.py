@@ -2,19 +2,19 @@
 
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from commands import BASELINE, KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from commands import BASELINE, FUSION, KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
 from modality_sets import OWN
 from numeric import assert_close, assert_order, seed_of, tolerance
 from PIL import Image
 from tiny import SHALLOW
 
 import demo_sdtps
-from demo_sdtps.commands import export_features
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.retrieval import extractor
@@ -34,9 +34,7 @@ def reid(run_folder):
 def run_folder(tiny_root, tmp_path_factory):
     """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
     folder = tmp_path_factory.mktemp("trained")
-    words = cli_args_for(
-        tiny_root, *KEEP_ALL, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", 4
-    )
+    words = cli_args_for(tiny_root, *KEEP_ALL, *FUSION)
     checkpoint_file(folder / "last.pth", load_cfg(words[1], words[2:]))
     return folder
 
@@ -46,38 +44,30 @@ def assert_same(actual, expected):
     assert_close(actual, expected, *SHALLOW, *SHALLOW)
 
 
-def export(command, weights, tmp_path, pattern, *opts):
-    """What export_features.py writes, by the names of its arrays."""
-    words = ("--weight", weights / "last.pth", "--return_pattern", pattern, "--normalise")
-    output = tmp_path / "x.npz"
-    code, _, stderr = command(
-        export_features.main, *words, "--output", output, "--overwrite", *opts
-    )
-    assert code == 0, stderr
-    return np.load(output)
+@pytest.fixture
+def export(exported, run_folder):
+    """Call export_features.py: → the arrays that it writes of this pattern."""
+    weight = run_folder / "last.pth"
+    return partial(exported, "--weight", weight, "--normalise", "--return_pattern")
 
 
 @pytest.mark.parametrize("pattern", [1, 3])
-def test_features_with_the_camera_are_those_of_export_features(
-    reid, run_folder, files, command, tmp_path, pattern
-):
+def test_features_with_the_camera_are_those_of_export_features(reid, files, export, pattern):
     actual = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
     assert actual.dtype == np.float32 and actual.shape == (SHOWN, reid.widths[pattern])
-    assert_same(actual, export(command, run_folder, tmp_path, pattern)["features"][:SHOWN])
+    assert_same(actual, export(pattern)["features"][:SHOWN])
     assert_close(
         np.linalg.norm(actual.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1
     )
 
 
 @pytest.mark.parametrize("missing", [("ni",), ("rgb", "ti")], ids=str)
-def test_a_missing_modality_is_that_of_the_evaluation(
-    reid, run_folder, files, command, tmp_path, missing
-):
+def test_a_missing_modality_is_that_of_the_evaluation(reid, files, export, missing):
     """For all triplets by None in place of the images, and for some of them by None among the images."""
     cameras, rest = cameras_of(files), {name: files[name] for name in files if name not in missing}
     actual = reid.features(**rest, camera=cameras)
     letters = "".join(name[0] for name in missing)
-    expected = export(command, run_folder, tmp_path, 3, "TEST.MISS", letters)["features"]
+    expected = export(3, "TEST.MISS", letters)["features"]
     assert_same(actual, expected[:SHOWN])
     mixed = {
         name: [
@@ -90,7 +80,7 @@ def test_a_missing_modality_is_that_of_the_evaluation(
     assert_same(reid.features(**mixed, camera=cameras), expected)
 
 
-def test_an_export_of_own_images_has_their_features(reid, run_folder, files, command, tmp_path):
+def test_an_export_of_own_images_has_their_features(reid, files, export, tmp_path):
     """A folder without labels, where images are absent; cameras are unknown."""
     images = {
         name: [None if (number + place) % 3 == 0 else path for number, path in enumerate(paths)]
@@ -105,7 +95,7 @@ def test_an_export_of_own_images_has_their_features(reid, run_folder, files, com
         ((), "photos", images),
         (("--modality", "ti"), "photos/TI", {"ti": images["ti"]}),
     ):
-        actual = export(command, run_folder, tmp_path, 3, "--images", tmp_path / folder, *words)
+        actual = export(3, "--images", tmp_path / folder, *words)
         triplets = [row for row in zip(*expected.values(), strict=True) if any(row)]
         assert len(triplets) >= 3 and set(actual["ids"]) == set(actual["cams"]) == {-1}
         by_name = dict(zip(expected, zip(*triplets, strict=True), strict=True))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from numeric import assert_close
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from demo_sdtps.commands import export_features, report
+from demo_sdtps.commands import report
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
@@ -120,34 +121,20 @@ def test_log_and_tensorboard_tell_what_metrics_tell(run_folder):
     ids=["as in training", "otherwise"],
 )
 def test_the_test_command_gives_the_last_record_however_images_are_loaded(
-    run_folder, tmp_path, command, opts
+    run_folder, tmp_path, success, opts
 ):
-    code, stdout, stderr = command(
-        test_net.main, "--weight", run_folder / "last.pth", "--json", tmp_path / "x.json", *opts
-    )
-    assert code == 0, stderr
+    words = ("--weight", run_folder / "last.pth", "--json", tmp_path / "x.json", *opts)
+    stdout = success(test_net.main, *words)
     actual = scores_of(tmp_path / "x.json")
     assert actual == near(records_of(run_folder)[-1]["patterns"])
     assert table_of(stdout) == table_rows(actual)
     assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
-def test_exported_features(run_folder, tmp_path, command):
+def test_exported_features(run_folder, exported):
     """Pattern 3 is 1 beside 2; loading in two processes changes nothing."""
-    cfg, weight, path = (
-        load_cfg(run_folder / "config.yml"),
-        run_folder / "last.pth",
-        tmp_path / "x.npz",
-    )
-
-    def export(*words):
-        code, stdout, stderr = command(
-            export_features.main, "--weight", weight, "--overwrite", "--output", path, *words
-        )
-        assert code == 0 and str(path) in stdout, stderr
-        with np.load(path) as actual:
-            return dict(actual)
-
+    cfg, weight = load_cfg(run_folder / "config.yml"), run_folder / "last.pth"
+    export = partial(exported, "--weight", weight)
     first, second, actual = (
         export("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS
     )
