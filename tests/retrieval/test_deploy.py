@@ -34,6 +34,7 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.exported import resized
 from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
+from studies import deployed
 
 needs_openvino = pytest.mark.skipif(
     not (find_spec("openvino") and find_spec("nncf")), reason="openvino and nncf are not installed"
@@ -137,6 +138,23 @@ def test_commands_take_a_file_as_a_checkpoint(exported, tiny_root, command, tmp_
         {entry.key: entry.value for entry in onnx.load(file).metadata_props}["demo_sdtps"]
     )
     assert record["origin"]["dataset"] == "Synthetic" and record["modalities"] == ["RGB", "TI"]
+
+
+def test_a_checkpoint_is_evaluated_as_each_file(exported, tiny_root, success, tmp_path):
+    """By torch and each runtime, in float32 with the mAP of `test`, in int8 with one near it."""
+    scores, output = tmp_path / "scores.json", tmp_path / "deployed.json"
+    success(
+        test_net.main, "--weight", exported[0], "--json", scores, "DATASETS.ROOT_DIR", tiny_root
+    )
+    stdout = success(deployed.main, f"tiny={exported[0]}", "--json", output)
+    content = json.loads(output.read_text())
+    maps = {row["precision"]: row["mAP"] for row in content["rows"]}
+    expected = scores_of(scores)["3"]["mAP"]
+    for precision, each in maps.items():
+        bound = 1e-3 if "float32" in precision else 0.02
+        assert each == pytest.approx(expected, abs=bound), precision
+    assert {"torch float32", "ONNX Runtime float32", "ONNX Runtime int8"} <= maps.keys()
+    assert stdout.strip().endswith(deployed.table(content))
 
 
 def test_files_that_cannot_be_used_are_named(exported, tmp_path):
