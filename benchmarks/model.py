@@ -44,10 +44,11 @@ FUSION_TARGET = 30  # speed-up of HDM and ATMoE over the reference formulation
 
 
 def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Size of the models of RGBNT201, beside HDM's reference formulation."""
+    """Size of the models of RGBNT201 and of the slimmed one of vehicles, beside HDM's reference formulation."""
     names = ("Baseline", "DeMo_SDTPS", "DeMo", "DeMo_with_SDTPS", "DeMo_Slim")
-    for name in names[: 1 if quick else None]:
-        cfg = load_cfg(f"RGBNT201/{name}.yml", ["MODEL.PRETRAIN_PATH_T", "none"])
+    models = [*(f"RGBNT201/{name}" for name in names), "RGBNT100/DeMo_Slim"]
+    for name in models[: 1 if quick else None]:
+        cfg = load_cfg(f"{name}.yml", ["MODEL.PRETRAIN_PATH_T", "none"])
         model = make_model(cfg, CLASSES, CAMERAS).eval()
         parameters = sum(count_parameters(model).values()) / 1e6
         yield Row(f"{name}: trainable parameters", None, parameters, "M", None)

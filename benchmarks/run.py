@@ -10,7 +10,10 @@ from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 
 TOPICS = {  # description; function from `quick` and device to rows
-    "models": ("parameters and operations of the models of RGBNT201", "model:models_rows"),
+    "models": (
+        "parameters and operations of the models of RGBNT201 and RGBNT100",
+        "model:models_rows",
+    ),
     "model": (
         "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
         "model:model_rows",
