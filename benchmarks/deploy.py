@@ -33,6 +33,7 @@ THREADS, BATCHES, FEEDS = (1, 2), (1, 8), 16
 
 RUNTIMES = ("onnxruntime", "openvino", "nncf")
 """The packages that run and convert files."""
+
 Work = Callable[[np.ndarray], object]
 
 
@@ -109,7 +110,7 @@ def files_of(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]]:
 
 
 def runtime_versions() -> dict[str, str]:
-    """Of the RUNTIMES that are installed."""
+    """Versions of those of RUNTIMES that are installed."""
     return {name: version(name) for name in RUNTIMES if find_spec(name)}
 
 

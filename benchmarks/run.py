@@ -62,7 +62,6 @@ def main() -> None:
                 f"There is no part {topic!r} to measure; choose from {', '.join(TOPICS)}."
             )
 
-    from benchmarks.deploy import runtime_versions
     from benchmarks.rows import conditions
     from demo_sdtps.reports.rows import as_report
     from demo_sdtps.runtime.device import choose_device
@@ -73,12 +72,13 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     topics = [topic for topic in TOPICS if topic in arguments.parts or not arguments.parts]
     rows_of = {topic: resolve_name(f"benchmarks.{TOPICS[topic][1]}") for topic in topics}
+    record = conditions(device, arguments.quick)
+    if "deploy" in topics:
+        record["versions"] |= resolve_name("benchmarks.deploy.runtime_versions")()
     parts = {}
     for topic in progress(topics, "measuring", unit="part"):
         parts[topic] = [row._asdict() for row in rows_of[topic](arguments.quick, device)]
-    record = conditions(device, arguments.quick) | {"parts": parts}
-    if "deploy" in topics:
-        record["versions"] |= runtime_versions()
+    record["parts"] = parts
     if arguments.json:
         write_json(arguments.json, record)
     print_lines(as_report(record))

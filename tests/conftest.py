@@ -186,7 +186,7 @@ def host():
 
 @pytest.fixture(scope="module")
 def fused_words(shallow, tiny_root, tmp_path_factory):
-    """The command line of an untrained model with SDTPS, HDM and ATMoE, but for TEST.MISS."""
+    """The command line of an untrained model with SDTPS, HDM and ATMoE, to which a test adds TEST.MISS."""
     from commands import CONFIG, FUSION, cli_args_for, weights_file
 
     from demo_sdtps.config import load_cfg
@@ -233,7 +233,7 @@ def success(command):
 
 
 @pytest.fixture
-def exported(success, tmp_path):
+def exported_arrays(success, tmp_path):
     """Call export_features.py: → the arrays that it writes, by their names."""
     from demo_sdtps.commands import export_features
 

@@ -186,7 +186,7 @@ def benchmark(name: str) -> str:
 
 
 def deploy() -> str:
-    """Milliseconds an image by runtime and precision, and by threads and batch."""
+    """Milliseconds an image by runtime and precision, and by threads and batch; the rows with a target are the last."""
     record = data("deploy")
     cells: dict[str, dict[str, str]] = {}
     for row in record["parts"]["deploy"]:

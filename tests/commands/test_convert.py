@@ -93,9 +93,9 @@ def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_pa
         assert_same(model.backbone.vit.state_dict(), expected)
 
 
-def test_every_form_gives_the_same_features(exported, convert, words, ours, demo, tmp_path):
+def test_every_form_gives_the_same_features(exported_arrays, convert, words, ours, demo, tmp_path):
     def features_of(path):
-        return torch.from_numpy(exported(*words, "--weight", path)["features"])
+        return torch.from_numpy(exported_arrays(*words, "--weight", path)["features"])
 
     weights = torch.load(demo, weights_only=True)
     prefixed = {f"module.{name}": tensor for name, tensor in weights.items()}

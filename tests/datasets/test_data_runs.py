@@ -36,7 +36,7 @@ MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Syntheti
         for name in WRITERS
     ],
 )
-def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, success, exported, name):
+def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, success, exported_arrays, name):
     expected = WRITERS[name](tmp_path)
     words = cli_args_for(
         tmp_path, "DATASETS.NAMES", name, "SOLVER.EVAL_UNTRAINED", "False", "SOLVER.MAX_EPOCHS", "1"
@@ -56,7 +56,7 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, success, exporte
 
     features = {}
     for split in SPLITS:
-        actual = exported(*words, "--split", split, "--normalise")
+        actual = exported_arrays(*words, "--split", split, "--normalise")
         assert actual["ids"].tolist() == [sample.identity for sample in expected[split]]
         assert actual["cams"].tolist() == [sample.camera for sample in expected[split]]
         assert actual["scenes"].tolist() == [sample.scene for sample in expected[split]]

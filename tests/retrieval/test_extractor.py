@@ -45,10 +45,10 @@ def assert_same(actual, expected):
 
 
 @pytest.fixture
-def export(exported, run_folder):
+def export(exported_arrays, run_folder):
     """Call export_features.py: → the arrays that it writes of this pattern."""
     weight = run_folder / "last.pth"
-    return partial(exported, "--weight", weight, "--normalise", "--return_pattern")
+    return partial(exported_arrays, "--weight", weight, "--normalise", "--return_pattern")
 
 
 @pytest.mark.parametrize("pattern", [1, 3])

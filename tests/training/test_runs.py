@@ -131,10 +131,10 @@ def test_the_test_command_gives_the_last_record_however_images_are_loaded(
     assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
-def test_exported_features(run_folder, exported):
+def test_exported_features(run_folder, exported_arrays):
     """Pattern 3 is 1 beside 2; loading in two processes changes nothing."""
     cfg, weight = load_cfg(run_folder / "config.yml"), run_folder / "last.pth"
-    export = partial(exported, "--weight", weight)
+    export = partial(exported_arrays, "--weight", weight)
     first, second, actual = (
         export("--return_pattern", pattern, "--split", "gallery") for pattern in RETURN_PATTERNS
     )
