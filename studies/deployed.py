@@ -82,10 +82,11 @@ def table(content: dict[str, Any]) -> str:
     first: dict[str, float] = {}
     lines = []
     for row in content["rows"]:
-        change = round(100 * (row["mAP"] - first.setdefault(row["model"], row["mAP"])), 2)
+        # + 0.0: no -0.00
+        change = round(100 * (row["mAP"] - first.setdefault(row["model"], row["mAP"])), 2) + 0.0
         figures = (100 * row["mAP"], 100 * row["Rank-1"])
         lines.append(
-            [row["model"], row["precision"], *(f"{x:.1f}" for x in figures), f"{change + 0.0:+.2f}"]
+            [row["model"], row["precision"], *(f"{x:.1f}" for x in figures), f"{change:+.2f}"]
         )
     headers = ("model", "runtime and precision", "mAP", "Rank-1", "change of mAP")
     return f"{markdown_table(headers, lines)}\n\n{headline(content)}"

@@ -19,8 +19,7 @@ COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CHOICE = "mAP in percent, {pattern}, of one seed or the mean of several; bold: the chosen rate."
 LEGEND = (
-    "Percent over {seeds}, mean ± standard deviation. Δ, operations and times: relative to {first}; Δ with Student's 95 % "
-    "interval, bold where that excludes 0."
+    "Percent over {seeds}; Δ with its 95 % interval, operations and times: relative to {first}."
 )
 CALIBRATED = (
     "Percent over {seeds} of ten splits of identities. Error: expected calibration error; false and true: accepted pairs of "
