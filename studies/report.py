@@ -17,7 +17,7 @@ from studies.results import final_metric, map_of_cases, map_of_cells, values_by_
 TIMES = ("inference", "training step")  # of `benchmarks.timing.seconds_of`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
-CHOICE = "mAP in percent, {pattern}, of one seed or the mean of several; bold: the chosen rate."
+CHOICE = "mAP in percent, {pattern}; bold: the chosen rate."
 LEGEND = (
     "Percent over {seeds}; Δ with its 95 % interval, operations and times: relative to {first}."
 )
