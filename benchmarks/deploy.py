@@ -64,7 +64,7 @@ def deploy_rows(quick: bool, device: torch.device) -> Iterator[Row]:
                     for name, work in each.items()
                 }
                 what = f"threads {threads}, batch {batch}"
-                seconds = in_turns(what, cases, 1 if quick else 6)
+                seconds = in_turns(what, cases, 1 if quick else 6, summary=min, calls=2)
                 yield from rows_of(what, {case: each / batch for case, each in seconds.items()})
     torch.set_num_threads(before)
 

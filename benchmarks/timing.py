@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,8 +30,11 @@ def in_turns(
     cases: Mapping[Case, Callable[[], object]],
     rounds: int,
     device: str | torch.device = "cpu",
+    summary: Callable[[Sequence[float]], float] = statistics.median,
+    calls: int = 1,
 ) -> dict[Case, float]:
-    """Median seconds of each case; the first round is a warm-up.
+    """Seconds of each case by `summary` of the rounds, of which the first is a warm-up; the last of `calls` in a row is timed,
+    so that more than one find caches and threads as a process does that runs nothing else.
 
     Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
     """
@@ -39,12 +42,14 @@ def in_turns(
     seconds: dict[Case, list[float]] = {name: [] for name in cases}
     for _ in progress(range(rounds + 1), what, unit="round"):
         for name, work in cases.items():
+            for _ in range(calls - 1):
+                work()
             started = time.perf_counter()
             work()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    return {name: summary(times[1:]) for name, times in seconds.items()}
 
 
 def random_batch(

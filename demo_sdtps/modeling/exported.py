@@ -94,7 +94,7 @@ class ExportedModel:
         """The file's inputs from images uint8 (3, H, W) by modality, None for a missing one, and cameras from 0, of which those
         that the model does not know are any other one.
 
-        Images of unequal sizes are resized here, as the file resizes those of equal ones, but for one level of 255.
+        Images of unequal sizes are resized here, as the file resizes those of equal ones, but for two levels of 255.
         """
         images = dict(zip(self.modalities, zip(*triplets, strict=True), strict=True))
         inputs = {name.lower(): self._batch(each) for name, each in images.items()}

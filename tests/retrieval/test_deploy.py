@@ -92,7 +92,7 @@ def test_a_file_gives_the_features_of_its_checkpoint(exported, files):
 
 
 def test_images_of_any_size_are_resized_inside(exported, files, tmp_path):
-    """But for a level of 255, by the file where all sizes are equal and before it where not; from every kind of item."""
+    """But for two levels of 255, by the file where all sizes are equal and before it where not; from every kind of item."""
     reids = [demo_sdtps.load(path) for path in exported]
     pictures = [Image.open(path).convert("RGB") for path in files["rgb"]]
     large = [picture.resize((41, 77), Image.Resampling.BICUBIC) for picture in pictures]

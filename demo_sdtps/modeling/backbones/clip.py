@@ -18,23 +18,16 @@ QUICK_GELU = 1.702
 class QuickGELUMlp(Mlp):
     """timm's MLP of a block with quick GELU, with fewer passes over the hidden activations.
 
-    x·sigmoid(s·x) = silu(s·x) / s with s = 1.702. Both factors multiply the weights, which are smaller than the activations,
-    so that one elementwise operation is left that stores one tensor for the backward pass, in place of three that store two.
+    x·sigmoid(s·x) = silu(s·x) / s with s = 1.702. The matrix products apply both factors, so that one elementwise operation is
+    left that stores one tensor for the backward pass, in place of three that store two.
     """
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(B, N, C) → (B, N, C)."""
-        weight, bias = (QUICK_GELU * parameter for parameter in self.fc1.parameters())
-        hidden = F.silu(F.linear(tokens, weight, bias))
-        return F.linear(hidden, self.fc2.weight / QUICK_GELU, self.fc2.bias)
-
-    @torch.no_grad()
-    def fold(self) -> nn.Sequential:
-        """The same function for inference; multiplies this module's own weights by the factors, in place."""
-        for parameter in self.fc1.parameters():
-            parameter.mul_(QUICK_GELU)
-        self.fc2.weight /= QUICK_GELU
-        return nn.Sequential(self.fc1, nn.SiLU(inplace=True), self.fc2)
+        (first, bias), (last, last_bias) = self.fc1.parameters(), self.fc2.parameters()
+        scaled = torch.addmm(QUICK_GELU * bias, tokens.flatten(0, 1), first.T, alpha=QUICK_GELU)
+        hidden = F.silu(scaled, inplace=not torch.is_grad_enabled())
+        return torch.addmm(last_bias, hidden, last.T, alpha=1 / QUICK_GELU).view_as(tokens)
 
 
 class CLIP(ViT):
@@ -51,8 +44,3 @@ class CLIP(ViT):
         vit = self._create(cfg, NAME_IN_TIMM, mlp_layer=QuickGELUMlp)
         vit.head = nn.Linear(vit.embed_dim, CLIP_WIDTH, bias=False)
         return vit
-
-    def _fold(self) -> None:
-        for block in self.vit.blocks:
-            if isinstance(block.mlp, QuickGELUMlp):
-                block.mlp = block.mlp.fold()

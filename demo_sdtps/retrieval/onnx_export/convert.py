@@ -12,7 +12,8 @@ from demo_sdtps.modeling.exported import ABOUT
 
 Feed = Mapping[str, np.ndarray]
 """The inputs of a model by their names."""
-QUANTISED = ["MatMul", "Gemm"]  # what is worth it; the score of the patches stays as it is
+# What is worth it, where one side is weights. The score of the patches, attention and the resizing of images stay as they are.
+QUANTISED = ["MatMul", "Gemm"]
 PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
 
 
@@ -35,18 +36,19 @@ def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None
     model.graph.ClearField("value_info")  # of some models it has shapes that are no longer true
     onnx.save(model, path)
     if precision == "int8":
-        quantize_dynamic(path, path)
+        quantize_dynamic(path, path, op_types_to_quantize=QUANTISED)
     else:
-        settings = {"MatMulConstBOnly": True}
+        # it asks no more of a reader
+        reader = SimpleNamespace(get_next=partial(next, iter(feeds), None))
+        weights, nodes = {each.name for each in model.graph.initializer}, model.graph.node
+        exact = [node.name for node in nodes if not weights.intersection(node.input)]
         quantize_static(
             path,
             path,
-            SimpleNamespace(
-                get_next=partial(next, iter(feeds), None)
-            ),  # all that it asks of a reader
+            reader,
             op_types_to_quantize=QUANTISED,
+            nodes_to_exclude=exact,
             per_channel=True,
-            extra_options=settings,
         )
 
 
@@ -55,28 +57,24 @@ def write_openvino(
 ) -> None:
     """An ONNX file in float32 as a file of OpenVINO, with `feeds` in int8 as NNCF quantises it after training."""
     import openvino
-    from openvino import opset11
 
     model = openvino.convert_model(onnx)
-    for node in model.get_ops():
-        if node.get_type_name() == "Interpolate":
-            # OpenVINO's own antialiasing differs from torchvision's by up to five levels of 255, this by one.
-            sides, axes = node.output(0).get_partial_shape(), np.array([2, 3])
-            size = np.array([sides[axis].get_length() for axis in axes])
-            pillow = opset11.interpolate(
-                node.input_value(0), size, "bilinear_pillow", "sizes", axes=axes
-            )
-            node.output(0).replace(pillow.output(0))
     if feeds:
         import nncf
 
         nncf.set_log_level(logging.ERROR)  # it tells every operator that it leaves as it is
-        kinds = {node.get_type_name() for node in model.get_ops()} - PRODUCTS
-        ignored = nncf.IgnoredScope(types=sorted(kinds), validate=False)
-        transformer = nncf.ModelType.TRANSFORMER
-        data = nncf.Dataset(feeds)
+        nodes = model.get_ops()
+        kinds = {node.get_type_name() for node in nodes} - PRODUCTS
+        products = [node for node in nodes if node.get_type_name() == "MatMul"]
+        exact = [
+            node.get_friendly_name()
+            for node in products
+            if node.input_value(1).get_node().get_type_name() != "Constant"
+        ]
+        scope = nncf.IgnoredScope(names=exact, types=sorted(kinds), validate=False)
+        kind, data = nncf.ModelType.TRANSFORMER, nncf.Dataset(feeds)
         model = nncf.quantize(
-            model, data, model_type=transformer, ignored_scope=ignored, subset_size=len(feeds)
+            model, data, model_type=kind, ignored_scope=scope, subset_size=len(feeds)
         )
     model.set_rt_info(about[ABOUT], [ABOUT])
     openvino.save_model(model, path, compress_to_fp16=False)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
@@ -31,19 +33,23 @@ def cdist(first, second, p, compute_mode):
 
 def cummin(values, dim):
     """Minimum of the values up to each along `dim`, and that again in the place of the indices, which nothing reads."""
-    minima, length, step, axes = values, values.shape[dim], 1, op.Constant(value_ints=[dim])
-    while step < length:
-        # The minimum over twice as many: with that of `step` positions before; the first `step` stay.
-        first = op.Slice(minima, op.Constant(value_ints=[0]), op.Constant(value_ints=[step]), axes)
-        early = op.Slice(
-            minima, op.Constant(value_ints=[0]), op.Constant(value_ints=[length - step]), axes
-        )
-        late = op.Slice(
-            minima, op.Constant(value_ints=[step]), op.Constant(value_ints=[length]), axes
-        )
-        minima = op.Concat(first, op.Min(early, late), axis=dim)
-        step *= 2
+    rank, length = len(values.shape), values.shape[dim]
+    dim %= rank
+    later = np.triu(np.full((length, length), np.inf, np.float32), 1)
+    later = later.reshape(length, length, *[1] * (rank - 1 - dim))
+    pairs = op.Add(op.Unsqueeze(values, op.Constant(value_ints=[dim])), ir.tensor(later))
+    minima = op.ReduceMin(pairs, op.Constant(value_ints=[dim + 1]), keepdims=0)
     return minima, minima
+
+
+def addmm(bias, first, second, *, beta=1, alpha=1):
+    """With the factors in the constants, and the rows as a batch of one: quantisation knows neither factors nor Gemm."""
+    bias, second = (
+        op.Mul(tensor, op.CastLike(op.Constant(value_float=float(factor)), tensor))
+        for tensor, factor in ((bias, beta), (second, alpha))
+    )
+    batch = op.Constant(value_ints=[0])
+    return op.Squeeze(op.Add(op.MatMul(op.Unsqueeze(first, batch), second), bias), batch)
 
 
 def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):
@@ -60,6 +66,7 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.kthvalue.default: kthvalue,
     aten._cdist_forward.default: cdist,
     aten.cummin.default: cummin,
+    aten.addmm.default: addmm,
     aten.searchsorted.Tensor: searchsorted,
 }
 """For `custom_translation_table` of torch.onnx.export."""
