@@ -25,6 +25,9 @@ class QuickGELUMlp(Mlp):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(B, N, C) → (B, N, C)."""
         (first, bias), (last, last_bias) = self.fc1.parameters(), self.fc2.parameters()
+        if torch.compiler.is_exporting():  # runtimes fuse and quantise plain products
+            hidden = F.silu(F.linear(tokens, QUICK_GELU * first, QUICK_GELU * bias))
+            return F.linear(hidden, last / QUICK_GELU, last_bias)
         scaled = torch.addmm(QUICK_GELU * bias, tokens.flatten(0, 1), first.T, alpha=QUICK_GELU)
         hidden = F.silu(scaled, inplace=not torch.is_grad_enabled())
         return torch.addmm(last_bias, hidden, last.T, alpha=1 / QUICK_GELU).view_as(tokens)

@@ -42,16 +42,6 @@ def cummin(values, dim):
     return minima, minima
 
 
-def addmm(bias, first, second, *, beta=1, alpha=1):
-    """With the factors in the constants, and the rows as a batch of one: quantisation knows neither factors nor Gemm."""
-    bias, second = (
-        op.Mul(tensor, op.CastLike(op.Constant(value_float=float(factor)), tensor))
-        for tensor, factor in ((bias, beta), (second, alpha))
-    )
-    batch = op.Constant(value_ints=[0])
-    return op.Squeeze(op.Add(op.MatMul(op.Unsqueeze(first, batch), second), bias), batch)
-
-
 def searchsorted(boundaries, values, *, out_int32=False, right=False, side=None, sorter=None):
     """The number of boundaries (…, n) below each of the values (…, m), int64."""
     below = op.Less(
@@ -66,7 +56,6 @@ OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.kthvalue.default: kthvalue,
     aten._cdist_forward.default: cdist,
     aten.cummin.default: cummin,
-    aten.addmm.default: addmm,
     aten.searchsorted.Tensor: searchsorted,
 }
 """For `custom_translation_table` of torch.onnx.export."""
