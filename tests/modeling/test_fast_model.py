@@ -173,7 +173,8 @@ def test_quick_gelu_between_scaled_products(seed):
         # weights sum over the tokens
         assert_close(ours, theirs, *2 * forward, 10, 10, dtype=torch.double)
     with torch.no_grad():
-        assert_close(fast(tokens), expected, *forward, dtype=torch.double)
+        for run in (fast, torch.export.export(fast, (tokens,)).module()):
+            assert_close(run(tokens), expected, *forward, dtype=torch.double)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])

@@ -22,7 +22,6 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import RETURN_PATTERNS, load_cfg
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.retrieval import onnx_export
-from demo_sdtps.retrieval.onnx_export.graph import resized
 
 pytestmark = pytest.mark.usefixtures("shallow")
 SLIM = shlex.split(
@@ -108,14 +107,6 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
         expected = graph(*inputs, cameras)
     is_undecided = onnx_export.undecided_triplets(graph, (*inputs, cameras), expected)
     assert is_undecided.tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize("size", [(32, 16), (31, 90), (200, 13), (1, 400)], ids=str)
-def test_the_graph_resizes_as_torchvision_but_for_two_levels(size):
-    images = torch.randint(0, 256, (2, 3, *size), dtype=torch.uint8)
-    expected = v2.functional.resize(images, [64, 32], antialias=True).float()
-    difference = (resized(images.float(), 64, 32) - expected).abs()
-    assert difference.max() <= 2 and difference.mean() < 0.02
 
 
 @pytest.mark.slow

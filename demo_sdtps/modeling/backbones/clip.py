@@ -18,19 +18,20 @@ QUICK_GELU = 1.702
 class QuickGELUMlp(Mlp):
     """timm's MLP of a block with quick GELU, with fewer passes over the hidden activations.
 
-    x·sigmoid(s·x) = silu(s·x) / s with s = 1.702. The matrix products apply both factors, so that one elementwise operation is
-    left that stores one tensor for the backward pass, in place of three that store two.
+    x·sigmoid(s·x) = silu(s·x) / s with s = 1.702. Both factors multiply the weights, or what a matrix product sums, so that one
+    elementwise operation is left that stores one tensor for the backward pass, in place of three that store two.
     """
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(B, N, C) → (B, N, C)."""
         (first, bias), (last, last_bias) = self.fc1.parameters(), self.fc2.parameters()
-        if torch.compiler.is_exporting():  # runtimes fuse and quantise plain products
+        if torch.is_grad_enabled() or torch.compiler.is_exporting():
+            # Weights are smaller than the gradients that a product with a factor multiplies, and constant in a file.
             hidden = F.silu(F.linear(tokens, QUICK_GELU * first, QUICK_GELU * bias))
             return F.linear(hidden, last / QUICK_GELU, last_bias)
-        scaled = torch.addmm(QUICK_GELU * bias, tokens.flatten(0, 1), first.T, alpha=QUICK_GELU)
-        hidden = F.silu(scaled, inplace=not torch.is_grad_enabled())
-        return torch.addmm(last_bias, hidden, last.T, alpha=1 / QUICK_GELU).view_as(tokens)
+        hidden = torch.addmm(QUICK_GELU * bias, tokens.flatten(0, 1), first.t(), alpha=QUICK_GELU)
+        F.silu(hidden, inplace=True)
+        return torch.addmm(last_bias, hidden, last.t(), alpha=1 / QUICK_GELU).view_as(tokens)
 
 
 class CLIP(ViT):

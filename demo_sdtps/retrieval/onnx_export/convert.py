@@ -12,8 +12,7 @@ from demo_sdtps.modeling.exported import ABOUT
 
 Feed = Mapping[str, np.ndarray]
 """The inputs of a model by their names."""
-# What is worth it, where one side is weights. The score of the patches, attention and the resizing of images stay as they are.
-QUANTISED = ["MatMul", "Gemm"]
+QUANTISED = ["MatMul", "Gemm"]  # what is worth it; the score of the patches stays as it is
 PRODUCTS = {"MatMul", "Convolution"}  # OpenVINO's names
 
 
@@ -38,8 +37,9 @@ def convert_onnx(path: Path, precision: str, feeds: Sequence[Feed] = ()) -> None
     if precision == "int8":
         quantize_dynamic(path, path, op_types_to_quantize=QUANTISED)
     else:
-        # it asks no more of a reader
+        # quantize_static calls no other method of a reader
         reader = SimpleNamespace(get_next=partial(next, iter(feeds), None))
+        # the products of attention, in which int8 is slower
         weights, nodes = {each.name for each in model.graph.initializer}, model.graph.node
         exact = [node.name for node in nodes if not weights.intersection(node.input)]
         quantize_static(
@@ -57,21 +57,24 @@ def write_openvino(
 ) -> None:
     """An ONNX file in float32 as a file of OpenVINO, with `feeds` in int8 as NNCF quantises it after training."""
     import openvino
+    from openvino import opset11
 
     model = openvino.convert_model(onnx)
+    for node in model.get_ops():
+        if node.get_type_name() == "Interpolate":
+            # OpenVINO's own antialiasing differs from torchvision's by up to five levels of 255, this by one.
+            sides, axes = node.output(0).get_partial_shape(), np.array([2, 3])
+            size = np.array([sides[axis].get_length() for axis in axes])
+            pillow = opset11.interpolate(
+                node.input_value(0), size, "bilinear_pillow", "sizes", axes=axes
+            )
+            node.output(0).replace(pillow.output(0))
     if feeds:
         import nncf
 
         nncf.set_log_level(logging.ERROR)  # it tells every operator that it leaves as it is
-        nodes = model.get_ops()
-        kinds = {node.get_type_name() for node in nodes} - PRODUCTS
-        products = [node for node in nodes if node.get_type_name() == "MatMul"]
-        exact = [
-            node.get_friendly_name()
-            for node in products
-            if node.input_value(1).get_node().get_type_name() != "Constant"
-        ]
-        scope = nncf.IgnoredScope(names=exact, types=sorted(kinds), validate=False)
+        kinds = {node.get_type_name() for node in model.get_ops()} - PRODUCTS
+        scope = nncf.IgnoredScope(types=sorted(kinds), validate=False)
         kind, data = nncf.ModelType.TRANSFORMER, nncf.Dataset(feeds)
         model = nncf.quantize(
             model, data, model_type=kind, ignored_scope=scope, subset_size=len(feeds)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
@@ -60,26 +61,12 @@ class Patterns(nn.Module):
         if self.inputs == NORMALISED:
             return image
         if self.inputs == IMAGENET:
-            pixels = image * self.imagenet_std + self.imagenet_mean
-            return (pixels - self.pixel_mean) / self.pixel_std
-        pixels = resized(image.float(), *self.size)
+            return (
+                image * self.imagenet_std + self.imagenet_mean - self.pixel_mean
+            ) / self.pixel_std
+        pixels = F.interpolate(image, self.size, mode="bilinear", antialias=True)
         is_present = pixels.amax(dim=(1, 2, 3), keepdim=True) > 0
-        return (pixels / 255 - self.pixel_mean) / self.pixel_std * is_present
-
-
-def resized(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """(B, 3, h, w) → (B, 3, height, width), bilinear with antialias, as torchvision resizes uint8 but for two levels; by
-    matrix products, as OpenVINO's own operators are several times slower or differ by up to 60 levels."""
-    rows = (pixels @ shares(pixels.shape[3], width).T + 0.5).floor()
-    return (shares(pixels.shape[2], height) @ rows + 0.5).floor()
-
-
-def shares(length: int, size: int) -> torch.Tensor:
-    """(size, length): what each of `length` pixels of a side gives each of `size`, with sums of 1."""
-    step = torch.full((1,), 1 / size) * length
-    offsets = torch.arange(length) + 0.5 - (torch.arange(size)[:, None] + 0.5) * step
-    weights = (1 - offsets.abs() / step.clamp(min=1)).clamp(min=0)
-    return weights / weights.sum(dim=1, keepdim=True)
+        return (pixels.float() / 255 - self.pixel_mean) / self.pixel_std * is_present
 
 
 def export_program(
