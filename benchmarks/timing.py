@@ -33,8 +33,10 @@ def in_turns(
     summary: Callable[[Sequence[float]], float] = statistics.median,
     calls: int = 1,
 ) -> dict[Case, float]:
-    """Seconds of each case by `summary` of the rounds, of which the first is a warm-up; the last of `calls` in a row is timed,
-    so that more than one find caches and threads as a process does that runs nothing else.
+    """Seconds of each case, over the rounds by `summary`; the first round is a warm-up.
+
+    A round calls a case `calls` times and times the last call. With two, the timed call finds its weights in the caches and no
+    threads of other cases, as in a process that runs one model.
 
     Every round runs all cases, so that other load affects all of them; torch.utils.benchmark times one case after the other.
     """

@@ -124,8 +124,8 @@ def resized(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     if image.shape[1:] == size:
         return image
     bands = map(Image.fromarray, image)  # with the channels last, Pillow takes twice as long
-    resized = (band.resize(size[::-1], Image.Resampling.BILINEAR) for band in bands)
-    return np.stack([np.asarray(band) for band in resized])
+    small = (band.resize(size[::-1], Image.Resampling.BILINEAR) for band in bands)
+    return np.stack([np.asarray(band) for band in small])
 
 
 def _open(path: Path, amp: str, threads: int) -> tuple[str, Run]:

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
@@ -35,9 +33,10 @@ def cummin(values, dim):
     """Minimum of the values up to each along `dim`, and that again in the place of the indices, which nothing reads."""
     rank, length = len(values.shape), values.shape[dim]
     dim %= rank
-    later = np.triu(np.full((length, length), np.inf, np.float32), 1)
-    later = later.reshape(length, length, *[1] * (rank - 1 - dim))
-    pairs = op.Add(op.Unsqueeze(values, op.Constant(value_ints=[dim])), ir.tensor(later))
+    later = [torch.inf if j > i else 0.0 for i in range(length) for j in range(length)]
+    shape = op.Constant(value_ints=[length, length, *[1] * (rank - 1 - dim)])
+    mask = op.Reshape(op.Constant(value_floats=later), shape)
+    pairs = op.Add(op.Unsqueeze(values, op.Constant(value_ints=[dim])), mask)
     minima = op.ReduceMin(pairs, op.Constant(value_ints=[dim + 1]), keepdims=0)
     return minima, minima
 
