@@ -48,7 +48,7 @@ def count_macs(cfg: CfgNode, model: DeMo) -> Counter[str]:
     result. Operators without a rule count as 0, with a warning in the log.
     """
     images = {modality: torch.zeros(1, 3, *cfg.INPUT.SIZE_TEST) for modality in model.modalities}
-    # a copy of the backbone, whose setting of attention is its own
+    # As in inference, where quick GELU's factors are folded into the weights.
     with inference(model, torch.float32):
         if model.backbone.fused_attention is None:
             model.backbone.fused_attention = False  # the unfused form contains its softmax

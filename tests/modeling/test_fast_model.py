@@ -153,7 +153,7 @@ def test_a_step_of_the_reference_models_optimiser_is_ours(both):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_quick_gelu_between_scaled_products(seed):
+def test_quick_gelu_between_scaled_weights(seed):
     """Values and gradients in float64 beside fc2(h·sigmoid(1.702 h)), h = fc1."""
     torch.manual_seed(seed_of(seed))
     fast = QuickGELUMlp(6, 24).double()
@@ -173,7 +173,7 @@ def test_quick_gelu_between_scaled_products(seed):
         # weights sum over the tokens
         assert_close(ours, theirs, *2 * forward, 10, 10, dtype=torch.double)
     with torch.no_grad():
-        for run in (fast, torch.export.export(fast, (tokens,)).module()):
+        for run in (fast, torch.export.export(fast, (tokens,)).module(), fast.fold()):
             assert_close(run(tokens), expected, *forward, dtype=torch.double)
 
 
@@ -185,7 +185,7 @@ def test_half_precision_hardly_turns_a_feature(both, precision):
     with torch.no_grad():
         exact = extract_patterns(ours.eval(), images, cameras)[0]
     with inference(ours, precision):
-        assert ours.backbone.vit.blocks[-1].mlp.fc1.weight.dtype == precision
+        assert ours.backbone.vit.blocks[-1].mlp[0].weight.dtype == precision
         half = extract_patterns(ours, images, cameras)[0]
     for pattern in RETURN_PATTERNS:
         assert half[pattern].dtype == torch.float32

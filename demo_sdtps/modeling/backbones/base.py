@@ -187,9 +187,13 @@ class Backbone(nn.Module, ABC):
         """
         backbone = copy.deepcopy(self).requires_grad_(False)
         backbone.precision = None if precision is torch.float32 else precision  # autocast has none
+        backbone._fold()
         for module in backbone.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 module.to(precision)
         if self.is_compiled:  # the copy's blocks are not
             backbone.compile_blocks()
         return backbone
+
+    def _fold(self) -> None:
+        """Fold what is constant without training into the weights, in place."""
