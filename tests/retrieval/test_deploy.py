@@ -105,7 +105,12 @@ def test_images_of_any_size_are_resized_inside(exported, files, tmp_path):
         assert (near_by < 0.01 * between.min(axis=1)).all()
         rows, _ = reids[1].search(other, one, top=1)
         assert rows[:, 0].tolist() == list(range(len(one)))
-    pixels = np.asarray(large[0]).transpose(2, 0, 1)
+    # by the file itself, for other code than ours
+    model, arrays = reids[1].model, [np.asarray(each).transpose(2, 0, 1) for each in large]
+    resized_before = model.inputs([[each, None] for each in arrays], [0] * len(arrays))
+    before, inside = map(model.run, (resized_before, resized_before | {"rgb": np.stack(arrays)}))
+    assert np.abs(inside - before).max() < 0.1 * np.abs(before[1:] - before[0]).max()
+    pixels = arrays[0]
     by_torch = v2.functional.resize(torch.tensor(pixels), [32, 16]).numpy()
     assert np.abs(resized(pixels, (32, 16)) - by_torch.astype(int)).max() <= 1
 
