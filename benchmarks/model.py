@@ -27,7 +27,7 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.plug_in.fast import make_modules
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision

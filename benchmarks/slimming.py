@@ -28,8 +28,8 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
+from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.slimming.stage import Slimming, make_slimming
-from demo_sdtps.modeling.slimming.tokens import ByModality
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.graphs import WARM_UPS

@@ -13,8 +13,9 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention
 from demo_sdtps.modeling.inference import check_finite
+from demo_sdtps.modeling.modalities import ByModality, split_rows
 from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens, split_rows
+from demo_sdtps.modeling.slimming.tokens import Tokens
 
 
 class Maps(NamedTuple):

@@ -8,8 +8,8 @@ import torch
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.demo import DeMo, EncodedTriplets, images_of
+from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.tokens import ByModality
 
 ENCODED = ("tokens", "class_tokens", "global_feats", "missing")
 """Fields of a `Context` without slimming that have a row for each triplet."""

@@ -25,7 +25,7 @@ from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.demo import EncodedTriplets
 from demo_sdtps.modeling.inference import check_features, check_finite
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.runtime.progress import progress
 
 SHARES = ("base_rate", "kept", "recall")

@@ -15,10 +15,10 @@ from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE, subsets_of
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.layout import make_layout
+from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord
 from demo_sdtps.modeling.slimming.scores.sdtps import SDTPS
 from demo_sdtps.modeling.slimming.stage import make_slimming, patch_shares, slim_backbone
-from demo_sdtps.modeling.slimming.tokens import ByModality, is_missing, split_rows
 
 
 class PIFE(nn.Module):

@@ -15,7 +15,7 @@ from timm.layers import QuickGELU
 from torch import nn
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.modalities import ByModality
 
 ByPair = dict[tuple[str, str], torch.Tensor]  # by (subset, modality)
 Projection = tuple[Sequence[torch.Tensor], torch.Tensor]  # weights and bias

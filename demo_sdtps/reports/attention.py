@@ -26,7 +26,7 @@ from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.slimming.tokens import ByModality
+from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.reports import figures
 from demo_sdtps.reports.figures import np, plt
 from demo_sdtps.reports.palette import MODALITY, NEUTRAL

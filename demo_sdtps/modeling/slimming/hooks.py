@@ -20,6 +20,7 @@ import torch
 import torch._dynamo
 from torch import nn
 
+from demo_sdtps.modeling.modalities import split_rows
 from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.modeling.slimming.budget import make_budget
 from demo_sdtps.modeling.slimming.records import State, is_backward
@@ -37,7 +38,6 @@ from demo_sdtps.modeling.slimming.tokens import (
     rope_of,
     rotary,
     scatter_tokens,
-    split_rows,
 )
 from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError

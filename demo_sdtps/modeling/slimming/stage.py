@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from demo_sdtps.modeling import class_attention
+from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, StageRecord
-from demo_sdtps.modeling.slimming.tokens import ByModality, Tokens, is_missing, split_rows
+from demo_sdtps.modeling.slimming.tokens import Tokens
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from math import prod
 
 import torch
 
+from demo_sdtps.modeling.modalities import split_rows
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
 from demo_sdtps.modeling.slimming.stage import BlockInput, Slimming
-from demo_sdtps.modeling.slimming.tokens import Tokens, scatter_tokens, split_rows
+from demo_sdtps.modeling.slimming.tokens import Tokens, scatter_tokens
 
 UNNAMED = ("image",)
 """The modality of a model that has no names for them."""

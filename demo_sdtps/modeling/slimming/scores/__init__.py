@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.config.scores import SCORES, check_score
+from demo_sdtps.modeling.modalities import Grid
 from demo_sdtps.modeling.slimming.scores.base import Score
-from demo_sdtps.modeling.slimming.tokens import Grid
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode

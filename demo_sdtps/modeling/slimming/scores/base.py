@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN
+from demo_sdtps.modeling.modalities import ByModality, Grid
 from demo_sdtps.modeling.sdtps import softmax_mean
-from demo_sdtps.modeling.slimming.tokens import ByModality, Grid, Tokens
+from demo_sdtps.modeling.slimming.tokens import Tokens
 from demo_sdtps.runtime.errors import UserError
 
 

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.tokens import ByModality, Grid, split_rows
 
 NEAREST = 3  # a patch at the border is itself its nearest
 ROUNDS = 6

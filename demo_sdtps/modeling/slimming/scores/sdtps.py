@@ -8,9 +8,9 @@ from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling import sdtps
+from demo_sdtps.modeling.modalities import ByModality, Grid
 from demo_sdtps.modeling.sdtps import STATE_NAMES, MultiModalSDTPS
 from demo_sdtps.modeling.slimming.scores.base import Context, Score, Selection
-from demo_sdtps.modeling.slimming.tokens import ByModality, Grid
 
 
 class GuidedScore(Score):

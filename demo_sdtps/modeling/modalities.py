@@ -1,0 +1,19 @@
+"""Tensors by modality."""
+
+from collections.abc import Collection
+
+import torch
+
+Grid = tuple[int, int]  # rows and columns of patches
+ByModality = dict[str, torch.Tensor]  # tensors by modality, in the order of MODALITIES
+
+
+def split_rows(rows: torch.Tensor, names: Collection[str]) -> ByModality:
+    """(M·B, …) → (B, …) by modality, as views."""
+    # Not by `chunk`, with which an exported graph (torch.export) would know the batch.
+    return dict(zip(names, rows.unflatten(0, (len(names), -1)).unbind(), strict=True))
+
+
+def is_missing(images: ByModality) -> ByModality:
+    """Whether an image (B, 3, H, W) is missing, that is, zeros: (B, 1) bool by modality."""
+    return {name: ~image.flatten(1).any(dim=1, keepdim=True) for name, image in images.items()}
