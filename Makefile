@@ -42,31 +42,31 @@ $(INSTALLED): setup.py constraints.txt
 	@touch $@
 
 demo: setup
-	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/synthetic --overwrite
 	$(PY) train_net.py --overwrite $(DEMO)
-	$(PY) tools/report.py --overwrite --run runs/demo
-	$(PY) tools/report.py --overwrite --run runs/demo --html runs/demo/report.html
+	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo
+	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo --html runs/demo/report.html
 	$(PY) -m tools.demo_figures --run runs/demo
 
 demo-seps: setup
-	$(PY) tools/make_synthetic_captions.py --root data --overwrite
-	$(PY) train_seps.py --overwrite $(SEPS)
-	$(PY) test_seps.py --weight runs/demo-seps/last.pth
+	$(PY) -m demo_sdtps.commands synthetic captions --root data --overwrite
+	$(PY) -m demo_sdtps.commands seps train --overwrite $(SEPS)
+	$(PY) -m demo_sdtps.commands seps test --weight runs/demo-seps/last.pth
 
 study: setup
-	$(PY) tools/make_synthetic.py --root data/synthetic --overwrite
-	$(PY) tools/make_synthetic.py --root data/fresh --seed 2026 --overwrite
-	$(PY) tools/make_synthetic.py --root data/tune --seed 7 --overwrite
-	$(PY) tools/make_synthetic.py --root data/loose --loose --overwrite
-	$(PY) tools/make_synthetic.py --root data/vehicles --vehicles --seed 2026 --overwrite
-	$(PY) tools/make_synthetic.py --root data/vehicles_tune --vehicles --seed 7 --overwrite
-	$(PY) tools/make_synthetic.py --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
-	$(PY) tools/make_synthetic.py --root data/vehicles_pretrain --vehicles --identities 300 --test_identities 20 --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/synthetic --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/fresh --seed 2026 --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/tune --seed 7 --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/loose --loose --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/vehicles --vehicles --seed 2026 --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/vehicles_tune --vehicles --seed 7 --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/pretrain --skip_identities 140 --identities 300 --test_identities 20 --overwrite
+	$(PY) -m demo_sdtps.commands synthetic --root data/vehicles_pretrain --vehicles --identities 300 --test_identities 20 --overwrite
 	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/pretrain OUTPUT_DIR runs/pretrain RESUME auto
 	$(PY) train_net.py $(PRETRAIN) DATASETS.ROOT_DIR ./data/vehicles_pretrain INPUT.SIZE_TRAIN "[64,128]" INPUT.SIZE_TEST "[64,128]" \
 		OUTPUT_DIR runs/pretrain_vehicles RESUME auto
 	for run in pretrain pretrain_vehicles; do \
-		$(PY) tools/convert_checkpoint.py runs/$$run/last.pth runs/$$run/backbone.pth --to backbone --overwrite || exit; done
+		$(PY) -m demo_sdtps.commands convert runs/$$run/last.pth runs/$$run/backbone.pth --to backbone --overwrite || exit; done
 	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m tools.study --overwrite $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 

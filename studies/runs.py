@@ -232,23 +232,24 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
     commands = [([script("train_net.py"), "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
 
-    def measure(name: str, file: str, *options: str) -> None:
+    def measure(name: str, program: Sequence[str], *options: str) -> None:
         output = folder / f"{name}.json"
-        words = [script(file), *arguments, *options, "--overwrite", "--json", str(output)]
+        words = [*program, *arguments, *options, "--overwrite", "--json", str(output)]
         commands.append((words, output))
 
+    test = [script("test_net.py")]
     if variant.evaluation:
-        measure(f"{EVALUATION}_{variant.configuration}", "test_net.py", *variant.evaluation)
+        measure(f"{EVALUATION}_{variant.configuration}", test, *variant.evaluation)
     if study["missing"]:
-        measure("missing", "test_net.py", "TEST.MISS", "all")
+        measure("missing", test, "TEST.MISS", "all")
     if study["selection"] and selects_patches(variant.cfg):
-        measure("selection", "tools/selection_quality.py")
+        measure("selection", ("-m", "demo_sdtps.commands", "selection"))
     for name in ("similarity", "calibration"):
         if study[name]:
-            measure(name, f"studies/{name}.py")
+            measure(name, [script(f"studies/{name}.py")])
     for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
         options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
-        measure(f"cross_modal_{how}", "test_net.py", *options)
+        measure(f"cross_modal_{how}", test, *options)
     return commands
 
 

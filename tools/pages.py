@@ -109,16 +109,8 @@ def interface() -> str:
 
 
 def commands() -> str:
-    return markdown_table(
-        ("`demo-sdtps …`", "in a checkout", "what it does"),
-        [(f"`{name}`", f"`{script(module)}`", what) for name, (module, what) in COMMANDS.items()],
-    )
-
-
-def script(module: str) -> str:
-    """The script of a checkout that runs a module of demo_sdtps/commands/."""
-    paths = (f"{module}_net.py", f"{module}.py", f"tools/{module}.py")
-    return next(path for path in paths if (ROOT / path).exists())
+    rows = [(f"`{name}`", what) for name, (_, what) in COMMANDS.items()]
+    return markdown_table(("`demo-sdtps …`", "what it does"), rows)
 
 
 def hosts() -> str:

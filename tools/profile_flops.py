@@ -1,4 +1,4 @@
 from demo_sdtps.commands import run_command
 
 if __name__ == "__main__":
-    run_command("profile_flops")
+    run_command("flops")

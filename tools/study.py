@@ -16,7 +16,7 @@ those of the best so far, with the first seed; the best three also with the othe
 rate that docs/results/rates*.json chose for its name or `rate_of`), `seeds` of a variant, `evaluate: {KEY: VALUE}` of a
 variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all three), `curve: True` (mAP of
 every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal: True` (any set of modalities
-against any, by each distance), `selection: True` (run tools/selection_quality.py), `similarity: True` and
+against any, by each distance), `selection: True` (run demo-sdtps selection), `similarity: True` and
 `calibration: True` (run studies/similarity.py, studies/calibration.py), `times: True` (time the variants in turns). mAP is
 drawn against operations and times, a curve for the variants whose names agree up to the first comma.
 

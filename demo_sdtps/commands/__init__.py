@@ -38,18 +38,25 @@ COMMANDS = {
     ),
     "synthetic": ("make_synthetic", "write synthetic triplets"),
     "synthetic captions": ("make_synthetic_captions", "write synthetic images with captions"),
-    "seps train": ("train_seps", "train SEPS, image-text matching"),
-    "seps test": ("test_seps", "evaluate a checkpoint of SEPS"),
+    "seps train": ("seps:train", "train SEPS, image-text matching"),
+    "seps test": ("seps:test", "evaluate a checkpoint of SEPS"),
 }
-"""The module with the command's `main`, and what it does, by name; the first of two words names a group."""
+"""By name: the module here, with the function that is not its `main`, and what the command does; the first of two words names a
+group."""
 
 
-def run_command(module: str) -> None:
-    """Run a command by the name of its module, as its script does."""
-    run(lambda: import_module(f"{__name__}.{module}").main())
+def call(name: str) -> None:
+    """Call a command with the words of `sys.argv`."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    getattr(import_module(f"{__name__}.{module}"), function or "main")()
 
 
-def command_of(words: list[str]) -> str:
+def run_command(name: str) -> None:
+    """Run a command, as its script does."""
+    run(lambda: call(name))
+
+
+def match_command(words: list[str]) -> str:
     """The command that the first words name, '' for none."""
     names = (" ".join(words[:count]) for count in (2, 1))
     return next((name for name in names if name in COMMANDS), "")
@@ -69,16 +76,16 @@ def complete() -> list[str]:
         parser = ArgumentParser(add_help=False)
         parser.add_argument("command", choices=following)
         read_arguments(parser)
-    os.environ[COMPLETING] = str(1 + len(command_of(words).split()))
+    os.environ[COMPLETING] = str(1 + len(match_command(words).split()))
     return words
 
 
 def dispatch() -> None:
     """Call the command that the first words name, as if it were started so."""
     words = complete() if COMPLETING in os.environ else sys.argv[1:]
-    if name := command_of(words):
+    if name := match_command(words):
         sys.argv = [f"{COMMAND} {name}", *words[len(name.split()) :]]
-        import_module(f"{__name__}.{COMMANDS[name][0]}").main()
+        call(name)
         return
     if words == ["--version"]:
         print_lines(__version__)

@@ -1,4 +1,4 @@
-"""The numbers behind an evaluation: python tools/analyse.py --weight W --json X.json"""
+"""The numbers behind an evaluation: demo-sdtps analyse --weight W --json X.json"""
 
 import argparse
 
@@ -18,7 +18,7 @@ def main() -> None:
     cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")
     add_limits(parser, "the file")
     arguments, cfg = cli.parse(parser)
-    check_extra("tools/analyse.py", "report", {"sklearn": "scikit-learn"})
+    check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
     from demo_sdtps.evaluation.command import load_any_model_and_data
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data

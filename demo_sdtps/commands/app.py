@@ -1,4 +1,4 @@
-"""Search in a browser: python tools/app.py --weight W --gallery FOLDER"""
+"""Search in a browser: demo-sdtps app --weight W --gallery FOLDER"""
 
 from demo_sdtps.commands.search import search_parser
 from demo_sdtps.config import cli

@@ -1,4 +1,4 @@
-"""Counts of a data set beside the expected ones, and how to fix them: python tools/check_data.py --config_file F"""
+"""Counts of a data set beside the expected ones, and how to fix them: demo-sdtps check --config_file F"""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 """Convert a checkpoint between DeMo's names and ours, or take out its backbone for other runs to start from:
-python tools/convert_checkpoint.py DeMo.pth ours.pth --to ours
+demo-sdtps convert DeMo.pth ours.pth --to ours
 """
 
 import argparse

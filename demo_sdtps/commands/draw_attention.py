@@ -1,4 +1,4 @@
-"""Draw what the model looks at: python tools/draw_attention.py --weight W --method rollout --output attention.png"""
+"""Draw what the model looks at: demo-sdtps draw attention --weight W --method rollout --output attention.png"""
 
 from demo_sdtps.config import cli, with_values
 from demo_sdtps.config.common import ATTENTION_METHODS

@@ -1,4 +1,4 @@
-"""Draw the training curves of a run: python tools/draw_curves.py --run runs/demo"""
+"""Draw the training curves of a run: demo-sdtps draw curves --run runs/demo"""
 
 import argparse
 

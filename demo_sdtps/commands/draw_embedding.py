@@ -1,4 +1,4 @@
-"""Draw the features as points: python tools/draw_embedding.py --weight W --method tsne --output embedding.png"""
+"""Draw the features as points: demo-sdtps draw embedding --weight W --method tsne --output embedding.png"""
 
 from demo_sdtps.config import cli
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed

@@ -1,4 +1,4 @@
-"""Draw rank lists: python tools/draw_ranks.py --weight W --output ranks.png"""
+"""Draw rank lists: demo-sdtps draw ranks --weight W --output ranks.png"""
 
 from demo_sdtps.config import cli
 
@@ -6,7 +6,7 @@ from demo_sdtps.config import cli
 def main() -> None:
     parser = cli.config_parser(
         "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits have a ✓ and a green "
-        "frame, misses a ✗ and an orange one. Needs labels of identities: for images without, tools/search.py writes a page.",
+        "frame, misses a ✗ and an orange one. Needs labels of identities: for images without, demo-sdtps search writes a page.",
         checkpoint=cli.WEIGHT,
     )
     cli.add_return_pattern(parser, "features that are ranked")

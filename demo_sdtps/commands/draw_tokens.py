@@ -1,4 +1,4 @@
-"""Draw which patches slimming and SDTPS keep: python tools/draw_tokens.py --weight W --output tokens.png"""
+"""Draw which patches slimming and SDTPS keep: demo-sdtps draw tokens --weight W --output tokens.png"""
 
 from demo_sdtps.config import cli, load_cfg, with_values
 

@@ -1,4 +1,4 @@
-"""Write the features of a split: python tools/export_features.py --weight W --output X.npz"""
+"""Write the features of a split: demo-sdtps export --weight W --output X.npz"""
 
 from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.datasets import SPLITS

@@ -1,4 +1,4 @@
-"""Write a trained model as ONNX: python tools/export_onnx.py --weight W --output model.onnx"""
+"""Write a trained model as ONNX: demo-sdtps export onnx --weight W --output model.onnx"""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ PACKAGES = {name: name for name in ("onnx", "onnxscript", "onnxruntime")}
 TENSORS = (
     "Inputs: of rgb, ni, ti those that the model reads, as --input says, and camera (batch,) int64 from 0, of which the last "
     "is any other camera (the mean of the embeddings). Outputs: pattern_1 (original), pattern_2 (enhanced) and pattern_3 "
-    "(both) (batch, D) float32, not normalised, as tools/export_features.py writes them. A missing modality is an image of "
+    "(both) (batch, D) float32, not normalised, as demo-sdtps export writes them. A missing modality is an image of "
     "zeros. The float32 model is compared with torch by the runtime first, and another --precision with it, by mAP, Rank-1 "
     "and speed on the test split, which are printed for you to decide by; with --images, which have no labels, they are not. "
     "The model card is written beside the file. demo_sdtps.load and other commands take the file as --weight "

@@ -1,4 +1,4 @@
-"""Write a trained model for OpenVINO: python tools/export_openvino.py --weight W --output model.xml"""
+"""Write a trained model for OpenVINO: demo-sdtps export openvino --weight W --output model.xml"""
 
 from demo_sdtps.commands.export_onnx import PACKAGES, export
 

@@ -1,4 +1,4 @@
-"""Write foreground masks beside the images of a data set: python tools/make_masks.py --config_file F --weight hub"""
+"""Write foreground masks beside the images of a data set: demo-sdtps masks --config_file F --weight hub"""
 
 from demo_sdtps.config import MODALITIES, cli, with_values
 from demo_sdtps.config.common import FOREGROUND

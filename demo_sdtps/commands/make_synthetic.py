@@ -1,4 +1,4 @@
-"""Write synthetic triplets in the layout of RGBNT201, with masks: python tools/make_synthetic.py --root data/synthetic"""
+"""Write synthetic triplets in the layout of RGBNT201, with masks: demo-sdtps synthetic --root data/synthetic"""
 
 import os
 from pathlib import Path

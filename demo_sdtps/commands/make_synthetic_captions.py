@@ -1,4 +1,4 @@
-"""Write synthetic images with captions and a tiny text tower: python tools/make_synthetic_captions.py --root data"""
+"""Write synthetic images with captions and a tiny text tower: demo-sdtps synthetic captions --root data"""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Parameters and multiply-accumulates of a model: python tools/profile_flops.py --config_file F, or --weight W
+"""Parameters and multiply-accumulates of a model: demo-sdtps flops --config_file F, or --weight W
 
 The cost of HDM's reference formulation, in which published figures count, is printed beside that of the shortcut in use.
 """

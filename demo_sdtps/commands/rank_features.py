@@ -1,4 +1,4 @@
-"""mAP and CMC of exported features, larger than the memory: python tools/rank_features.py --query Q --gallery G"""
+"""mAP and CMC of exported features, larger than the memory: demo-sdtps rank --query Q --gallery G"""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Images and a table of a finished run: python tools/report.py --run runs/demo [KEY VALUE …]"""
+"""Images and a table of a finished run: demo-sdtps report --run runs/demo [KEY VALUE …]"""
 
 from demo_sdtps.commands.analyse import add_limits
 from demo_sdtps.config import cli

@@ -1,4 +1,4 @@
-"""Search own images: python tools/search.py --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html"""
+"""Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html"""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Segmentation of the foreground for tools/make_masks.py: torchvision's Mask R-CNN, or a callable of the user's."""
+"""Segmentation of the foreground for demo-sdtps masks: torchvision's Mask R-CNN, or a callable of the user's."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

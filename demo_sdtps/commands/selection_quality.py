@@ -1,4 +1,4 @@
-"""Share of the kept patches that lie on the person: python tools/selection_quality.py --weight W"""
+"""Share of the kept patches that lie on the person: demo-sdtps selection --weight W"""
 
 from dataclasses import asdict
 

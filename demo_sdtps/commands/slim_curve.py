@@ -1,4 +1,4 @@
-"""mAP against operations of a checkpoint slimmed without training: python tools/slim_curve.py --weight W --output curve.png"""
+"""mAP against operations of a checkpoint slimmed without training: demo-sdtps slim-curve --weight W --output curve.png"""
 
 import argparse
 

@@ -207,7 +207,7 @@ def config_parser(
             action=_SetKeys,
             const={NAMES: "Images", ROOT: "{}"},
             metavar="FOLDER",
-            help="own images without labels, in folders as for tools/search.py, in place of the data set (equivalent to "
+            help="own images without labels, in folders as for demo-sdtps search, in place of the data set (equivalent to "
             f"{NAMES} Images, {ROOT})",
         )
         add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})

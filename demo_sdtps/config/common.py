@@ -32,17 +32,17 @@ ATTENTION_METHODS = {
     "rollout": "attention rollout of the class token",
     "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples",
 }
-"""Of tools/draw_attention.py."""
+"""Of demo-sdtps draw attention."""
 
 FOREGROUND = {"person": ("person",), "vehicle": ("car", "bus", "truck")}
-"""Foregrounds of tools/make_masks.py: names of the classes in COCO."""
+"""Foregrounds of demo-sdtps masks: names of the classes in COCO."""
 
 TOP = 10
 """Hits of a query by default."""
 
 SQUARED = "squared Euclidean distance of L2-normalised features (0 to 4), by TEST.CROSS_MODAL_DISTANCE as in the evaluation"
 RERANKED = "k-reciprocal distance of re-ranking (0 to 1)"
-"""Distances of tools/search.py."""
+"""Distances of demo-sdtps search."""
 
 FALSE_ACCEPT_RATES = (0.0001, 0.001, 0.01, 0.05)
 """Shares of the pairs of different identities that a threshold of demo-sdtps calibrate accepts."""
@@ -50,7 +50,7 @@ FALSE_ACCEPT = 0.01
 """The one of them that a search marks hits by, by default."""
 
 FLAT, APPROXIMATE = "flat", ("ivfpq", "hnsw")
-"""Indices of tools/search.py: exact, and approximate."""
+"""Indices of demo-sdtps search: exact, and approximate."""
 
 CLIP_BACKBONE = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (config/backbones.py)."""

@@ -52,7 +52,7 @@ def data_name(cfg: CfgNode, identities: int) -> str:
     """What the images of a training on so many identities are, for the model card, whatever data set they are read as."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
     if (reader.folder_in(root) / MARKER).is_file():
-        return "synthetic pedestrians of tools/make_synthetic.py"
+        return "synthetic pedestrians of demo-sdtps synthetic"
     if name in OWN:
         return f"own images, {root.resolve().stem}"
     published = reader.published.get("train", {}).get("identities", identities)

@@ -17,7 +17,7 @@ from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
 MASK_ADVICE = (
-    "; MODEL.SLIM_SCORE needs it as a foreground mask: write it anew with tools/make_masks.py, or choose a score without "
+    "; MODEL.SLIM_SCORE needs it as a foreground mask: write it anew with demo-sdtps masks, or choose a score without "
     "masks."
 )
 
@@ -49,7 +49,7 @@ def existing_masks(cfg: CfgNode, samples: Sequence[Sample]) -> list[str]:
         what = f"mask {absent}" if absent.parent.is_dir() else f"folder {absent.parent}"
         raise UserError(
             f"MODEL.SLIM_SCORE {cfg.MODEL.SLIM_SCORE!r} needs foreground masks, but the {what} is missing; write "
-            "the masks with tools/make_masks.py, or choose a score without masks."
+            "the masks with demo-sdtps masks, or choose a score without masks."
         )
     return list(map(str, paths))
 

@@ -1,4 +1,4 @@
-"""Synthetic pedestrians of tools/make_synthetic.py, in the layout of RGBNT201 but a folder of their own."""
+"""Synthetic pedestrians of demo-sdtps synthetic, in the layout of RGBNT201 but a folder of their own."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from demo_sdtps.datasets.base import Reader, Sample
 from demo_sdtps.runtime.files import read_json
 
 FOLDER = "synthetic"
-MARKER = "synthetic.json"  # file that tools/make_synthetic.py writes into its data sets
+MARKER = "synthetic.json"  # file that demo-sdtps synthetic writes into its data sets
 
 
 def locate(root: Path) -> Path:
@@ -20,7 +20,7 @@ def locate(root: Path) -> Path:
 
 
 def synthetic_counts(folder: Path) -> dict[str, dict[str, int]] | None:
-    """The counts of the data set in a folder by split, as tools/make_synthetic.py has noted them; None for any other data."""
+    """The counts of the data set in a folder by split, as demo-sdtps synthetic has noted them; None for any other data."""
     marker = read_json(folder / MARKER)
     try:
         triplets, arguments = marker["triplets"], marker["arguments"]
@@ -34,7 +34,7 @@ def synthetic_counts(folder: Path) -> dict[str, dict[str, int]] | None:
 
 
 def illumination(sample: Sample) -> str:
-    """ "day" or "night", which the file names of tools/make_synthetic.py tell; "" for an image of another data set."""
+    """ "day" or "night", which the file names of demo-sdtps synthetic tell; "" for an image of another data set."""
     path = Path(sample.files[0])
     match = re.fullmatch(r"\d+_cam\d_([01])_\d+", path.stem)
     return ("day", "night")[int(match[1])] if match and (path.parents[2] / MARKER).is_file() else ""

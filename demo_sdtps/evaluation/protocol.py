@@ -80,7 +80,7 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
         if not reader_of(cfg).labelled:
             advice = (
                 "these images have no labels: give DATASETS.NAMES Folder or CSV in its place, which read them "
-                "(docs/own_data.md), or search by tools/search.py, which needs none"
+                "(docs/own_data.md), or search by demo-sdtps search, which needs none"
             )
         raise UserError(
             f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "

@@ -219,7 +219,7 @@ def foreground(cfg: CfgNode, backbone: Backbone, samples: list[Sample]) -> torch
     if absent := next((path for path in paths if not path.exists()), None):
         raise UserError(
             f"The foreground mask {absent} is missing, so it is not known where the person is; write the masks "
-            "with tools/make_masks.py, or set DATASETS.ROOT_DIR to data of tools/make_synthetic.py."
+            "with demo-sdtps masks, or set DATASETS.ROOT_DIR to data of demo-sdtps synthetic."
         )
     patch, stride = backbone.vit.patch_embed.patch_size, cfg.MODEL.STRIDE_SIZE
 

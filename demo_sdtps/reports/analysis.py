@@ -1,4 +1,4 @@
-"""What tools/analyse.py and the page of tools/report.py have in common: an evaluation analysed, within the bounds of a file."""
+"""What demo-sdtps analyse and the report's page have in common: an evaluation analysed, within the bounds of a file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A web application for search in own images, which reaches for nothing elsewhere: tools/app.py (docs/retrieval.md)."""
+"""A web application for search in own images, which reaches for nothing elsewhere: demo-sdtps app (docs/retrieval.md)."""
 
 import argparse
 import base64
@@ -50,7 +50,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index of --gallery up to date, and serve until Ctrl-C."""
     prepare_evaluation(cfg, WEIGHT_EXAMPLE)
     packages = {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}
-    check_extra("tools/app.py", "app", packages)
+    check_extra("demo-sdtps app", "app", packages)
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,7 +184,7 @@ def check_image(path: str) -> None:
 
 
 def kept_picture(reid: Reid, query: Triplet) -> str:
-    """The picture of tools/draw_tokens.py of a triplet, light or dark like the page; nothing for a model that keeps all
+    """The picture of demo-sdtps draw tokens of a triplet, light or dark like the page; nothing for a model that keeps all
     patches."""
     if not isinstance(reid, Extractor) or not (reid.model.slimming or reid.model.sdtps):
         return ""

@@ -1,4 +1,4 @@
-"""What tools/check_data.py finds in a data set, re-identification or image-text: counts by split, beside the published ones.
+"""What demo-sdtps check finds in a data set, re-identification or image-text: counts by split, beside the published ones.
 
 The counts of a split are "triplets", "identities", "cameras", with scenes in the protocol "scenes", and "masks", the foreground
 masks beside the triplets; those of "all" are of the distinct ones of all splits.
@@ -110,7 +110,7 @@ def _count(samples: Collection[Sample], by_scene: bool) -> Counts:
 
 
 def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
-    """What is known of the counts of DATASETS.NAMES, by split: published, or noted by tools/make_synthetic.py."""
+    """What is known of the counts of DATASETS.NAMES, by split: published, or noted by demo-sdtps synthetic."""
     reader = reader_of(cfg)
     record = synthetic.synthetic_counts(reader.folder_in(Path(cfg.DATASETS.ROOT_DIR)))
     return reader.published if record is None else record

@@ -1,4 +1,4 @@
-"""What tools/report.py does: a finished run's images and table, or its page."""
+"""What demo-sdtps report does: a finished run's images and table, or its page."""
 
 import argparse
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     if len({Path(run).resolve() for run in folders}) < len(folders):
         raise UserError("--run names one run twice; give each run once.")
     if arguments.html:
-        check_extra("tools/report.py --html", "report", EXTRA_PACKAGES)
+        check_extra("demo-sdtps report --html", "report", EXTRA_PACKAGES)
     elif further:
         raise UserError(
             "Several --run are compared on a page; add --html X.html, or give one --run."

@@ -1,4 +1,4 @@
-"""The page of tools/report.py --html: one file with everything in it, which makes no request."""
+"""The page of demo-sdtps report --html: one file with everything in it, which makes no request."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The hits of tools/search.py: printed, as CSV, and as a page like the report's."""
+"""The hits of demo-sdtps search: printed, as CSV, and as a page like the report's."""
 
 import argparse
 import itertools

@@ -1,4 +1,4 @@
-"""What tools/slim_curve.py does: a checkpoint slimmed without training, mAP against operations."""
+"""What demo-sdtps slim-curve does: a checkpoint slimmed without training, mAP against operations."""
 
 import argparse
 import logging

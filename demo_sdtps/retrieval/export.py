@@ -1,4 +1,4 @@
-"""What tools/export_features.py does: the features of a split as one file, in shards or as Parquet (docs/retrieval.md)."""
+"""What demo-sdtps export does: the features of a split as one file, in shards or as Parquet (docs/retrieval.md)."""
 
 import argparse
 import json

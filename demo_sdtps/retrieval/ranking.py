@@ -1,4 +1,4 @@
-"""What tools/rank_features.py does: mAP and CMC of exported features, larger than the memory (docs/retrieval.md)."""
+"""What demo-sdtps rank does: mAP and CMC of exported features, larger than the memory (docs/retrieval.md)."""
 
 import argparse
 from contextlib import ExitStack
@@ -25,10 +25,10 @@ MAY_DIFFER = ("TEST.AMP", "TEST.MISS", "MODEL.DIST_TRAIN")
 
 def rank_stores(arguments: argparse.Namespace) -> None:
     """Rank by the words of the command, print the table and write the files."""
-    check_single("tools/rank_features.py")
+    check_single("demo-sdtps rank")
     is_normalised = arguments.feat_norm == "yes"
     if arguments.csv:
-        check_extra("tools/rank_features.py --csv", "search", {"faiss": "faiss-cpu"})
+        check_extra("demo-sdtps rank --csv", "search", {"faiss": "faiss-cpu"})
         if not is_normalised:
             raise UserError(
                 "--csv compares L2-normalised features, but --feat_norm is no; leave one of them out."

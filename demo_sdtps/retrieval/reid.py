@@ -59,7 +59,7 @@ class Reid(ABC):
         a modality or for an image of it, is a missing one.
         `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
         from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
-        given, features are those of tools/export_features.py.
+        given, features are those of demo-sdtps export.
 
         Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
         that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.

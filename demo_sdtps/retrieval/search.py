@@ -1,4 +1,4 @@
-"""What tools/search.py does: the index of a gallery brought up to date, and the hits of each query (docs/retrieval.md)."""
+"""What demo-sdtps search does: the index of a gallery brought up to date, and the hits of each query (docs/retrieval.md)."""
 
 import argparse
 import hashlib
@@ -82,7 +82,7 @@ def search(
     `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
     """
     prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
-    check_extra("tools/search.py", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
+    check_extra("demo-sdtps search", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     places = [arguments.gallery, *([arguments.query] if queries is None else [])]
     check_modality(arguments.modality, *places)
     gallery = read_folder(arguments.gallery, arguments.modality, cfg.MODEL.MODALITIES)

@@ -1,6 +1,6 @@
 """One store of features: a folder of shards (safetensors), and store.json, which names those that count (docs/retrieval.md).
 
-tools/export_features.py --shards writes a split to one, tools/search.py keeps a gallery in one. A shard is written once,
+demo-sdtps export --shards writes a split to one, demo-sdtps search keeps a gallery in one. A shard is written once,
 atomically; one that store.json does not name is left over from an interruption.
 """
 

@@ -1,7 +1,7 @@
 """SEPS (ICLR 2026): image-text matching with patches selected for each pair of image and caption.
 
 Model (paper version and published version), losses, towers, data, training, evaluation and configuration keys; the commands are
-train_seps.py and test_seps.py.
+demo-sdtps seps train and demo-sdtps seps test.
 """
 
 from typing import TYPE_CHECKING

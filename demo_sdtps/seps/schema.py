@@ -1,4 +1,4 @@
-"""Configuration keys of SEPS (docs/seps.md), for train_seps.py and test_seps.py.
+"""Configuration keys of SEPS (docs/seps.md), for demo-sdtps seps train and demo-sdtps seps test.
 
 A key that re-identification has too keeps its name, and its row where the meaning is the same.
 """
@@ -120,7 +120,9 @@ KEYS = (
     *map(_reid_key, ("SOLVER.CHECKPOINT_PERIOD", "SOLVER.CHECKPOINT_MINUTES")),
     Key("TEST.IMS_PER_BATCH", 128, "images or captions per evaluation batch", *POSITIVE),
     _reid_key("TEST.WEIGHT"),
-    Key("TEST.SPLIT", "test", "split that test_seps.py evaluates", ("train", "dev", "test")),
+    Key(
+        "TEST.SPLIT", "test", "split that demo-sdtps seps test evaluates", ("train", "dev", "test")
+    ),
     Key(
         "TEST.FOLDS",
         1,

@@ -97,7 +97,7 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     """Trainer of the data set, towers and weights of `cfg`, on `device`."""
     if cfg.TEST.WEIGHT:
         raise UserError(
-            f"TEST.WEIGHT is {cfg.TEST.WEIGHT}, but train_seps.py starts from MODEL.PRETRAIN_PATH_T alone; leave it out."
+            f"TEST.WEIGHT is {cfg.TEST.WEIGHT}, but seps train starts from MODEL.PRETRAIN_PATH_T alone; leave it out."
         )
     splits = evaluation.read_caption_splits(cfg)
     tokenizer = load_tokenizer(cfg)

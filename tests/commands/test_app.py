@@ -1,4 +1,4 @@
-"""tools/app.py in a real browser: images are dropped, hits and kept patches are seen, and nothing is asked for elsewhere."""
+"""demo-sdtps app in a real browser: images are dropped, hits and kept patches are seen, and nothing is asked for elsewhere."""
 
 import csv
 import json
@@ -168,4 +168,4 @@ def test_a_port_that_cannot_be_served_is_one_sentence(place, refusal, port):
 @pytest.mark.skipif(bool(find_spec("gradio")), reason="gradio is installed")
 def test_without_gradio_the_extra_is_named(place, refusal):
     message = refusal(app.main, *WORDS)
-    assert message == "tools/app.py needs gradio; install them by pip install -e '.[app]'."
+    assert message == "demo-sdtps app needs gradio; install them by pip install -e '.[app]'."

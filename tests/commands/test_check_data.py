@@ -1,4 +1,4 @@
-"""tools/check_data.py: the counts of what is on disk, what differs from the expected, and everything that cannot be read."""
+"""demo-sdtps check: the counts of what is on disk, what differs from the expected, and everything that cannot be read."""
 
 import json
 import shutil

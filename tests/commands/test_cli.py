@@ -5,7 +5,9 @@ import os
 import runpy
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from commands import ONE_LINE, ROOT, cli_args_for
@@ -19,21 +21,18 @@ EVERY = sorted(
     for path in (ROOT / folder).glob("*.py")
     if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
 )
-CHECKOUT = {"study", "tables", "demo_figures"}
-"""Scripts of tools/ that are run in a checkout alone."""
 
 
-@pytest.mark.parametrize("script", EVERY)
-def test_help(script, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [script, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / script), run_name="__main__")
-    shown = capsys.readouterr()
-    assert ended.value.code == 0 and not shown.err
+@pytest.mark.parametrize("program", [*EVERY, *COMMANDS])
+def test_help(command, program):
+    main = partial(runpy.run_path, str(ROOT / program), run_name="__main__")
+    words = () if program in EVERY else program.split()
+    code, stdout, stderr = command(main if program in EVERY else dispatch, *words, "--help")
+    assert code == 0 and not stderr and stdout.startswith("usage: ")
     # One flag, with one description in every command that writes a file; a run and masks are replaced in other ways.
-    if "--json" in shown.out or "--output" in shown.out:
+    if "--json" in stdout or "--output" in stdout:
         assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(
-            shown.out.split()
+            stdout.split()
         )
 
 
@@ -56,11 +55,12 @@ def test_help_comes_before_torch_and_before_other_processes(tmp_path):
 import contextlib, io, json, runpy, sys
 results = {{}}
 scripts = {[*EVERY, "demo_sdtps/__main__.py"]!r}
-for script, *words in [*([script, "--help"] for script in scripts), ["train_net.py", "--keys", "sdtps"]]:
-    sys.argv = [script, *words]
+starts = [*scripts, *(f"demo_sdtps/commands/__main__.py {{name}}" for name in {[*COMMANDS]!r})]
+for start in [*(f"{{start}} --help" for start in starts), "train_net.py --keys sdtps"]:
+    sys.argv = start.split()
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
-        runpy.run_path(script, run_name="__main__")
-    results[" ".join([script, *words])] = [len(said.getvalue()) > 100, "torch" in sys.modules]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    results[start] = [len(said.getvalue()) > 100, "torch" in sys.modules]
 print(json.dumps(results))
 """)
     done = subprocess.run(
@@ -73,7 +73,7 @@ print(json.dumps(results))
     )
     assert done.returncode == 0, done.stderr
     actual = json.loads(done.stdout)
-    assert len(actual) == len(EVERY) + 2 and all(
+    assert len(actual) == len(EVERY) + len(COMMANDS) + 2 and all(
         result == [True, False] for result in actual.values()
     ), actual
 
@@ -92,15 +92,7 @@ def test_flags_have_either_stroke(command, refusal):
     assert "no-such.pth do not exist" in message
 
 
-def test_the_command_of_an_installed_package_has_every_script(command):
-    modules = [module for module, _ in COMMANDS.values()]
-    assert all(callable(import_module(f"demo_sdtps.commands.{module}").main) for module in modules)
-    scripts = {
-        script.removesuffix(".py").removeprefix("tools/").removesuffix("_net")
-        for script in EVERY
-        if not script.startswith("benchmarks/")
-    }
-    assert scripts == {*modules} | CHECKOUT and len({*modules}) == len(modules)
+def test_help_lists_every_command(command):
     code, usage, _ = command(dispatch, "--help")
     assert code == 0 and command(dispatch)[1] == usage
     rows = [line for line in usage.splitlines() if line.startswith("  ")]
@@ -109,7 +101,26 @@ def test_the_command_of_an_installed_package_has_every_script(command):
     assert group.count("\n  draw ") == 5 and "search" not in group
 
 
-def test_a_command_is_its_script(command):
+@pytest.mark.parametrize(
+    "script",
+    {
+        "train_net.py": "train",
+        "test_net.py": "test",
+        "tools/export_features.py": "export",
+        "tools/make_synthetic.py": "synthetic",
+        "tools/profile_flops.py": "flops",
+    }.items(),
+    ids=" ".join,
+)
+def test_a_script_is_its_command(command, script):
+    path, name = script
+    main = partial(runpy.run_path, str(ROOT / path), run_name="__main__")
+    both = command(main, "--help"), command(dispatch, name, "--help")
+    usage, description = zip(*(text.split("\n\n")[:2] for _, text, _ in both), strict=True)
+    assert usage[0].startswith(f"usage: {Path(path).name} ") and description[0] == description[1]
+
+
+def test_a_command_is_called_by_its_name(command):
     words = ("--config_file", "Synthetic/Baseline.yml", "--num_class", "7")
     assert command(dispatch, "flops", *words) == command(profile_flops.main, *words)
     usage = command(dispatch, "draw", "tokens", "--help")[1]

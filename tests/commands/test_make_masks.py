@@ -1,4 +1,4 @@
-"""tools/make_masks.py: masks by Mask R-CNN (of random weights that know the answer) and by a function."""
+"""demo-sdtps masks: masks by Mask R-CNN (of random weights that know the answer) and by a function."""
 
 import shutil
 from pathlib import Path

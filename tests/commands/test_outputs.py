@@ -14,7 +14,7 @@ from demo_sdtps.commands import (
     rank_features,
     report,
     search,
-    test_seps,
+    seps,
 )
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
@@ -25,7 +25,7 @@ SEARCHED = ("--query", "q", "--gallery", "g", "--csv", "x.csv")
 EVALUATION = (*CONFIGURED, "--weight", "none.pth")
 OUTPUTS = {
     "evaluation": (test_net, "x.json", (*EVALUATION, "--json", "x.json")),
-    "evaluation of SEPS": (test_seps, "x.json", ("--weight", "none.pth", "--json", "x.json")),
+    "evaluation of SEPS": (seps.test, "x.json", ("--weight", "none.pth", "--json", "x.json")),
     "features": (export_features, "x.npz", (*EVALUATION, "--output", "x.npz")),
     "numbers": (analyse, "x.json", (*EVALUATION, "--json", "x.json")),
     "figure by default": (draw_embedding, "embedding.png", EVALUATION),
@@ -49,7 +49,7 @@ def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, nam
         yaml.safe_dump({"config": str(CONFIG), "variants": {"one": {}}})
     )
     (tmp_path / file).write_text("mine")
-    message = refusal(command.main, *words)
+    message = refusal(getattr(command, "main", command), *words)
     assert f"{file} already exists; choose another, or pass --overwrite to replace it." in message
 
 

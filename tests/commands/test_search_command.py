@@ -1,4 +1,4 @@
-"""tools/search.py: hits as CSV, page and table, the index it keeps, and what it refuses."""
+"""demo-sdtps search: hits as CSV, page and table, the index it keeps, and what it refuses."""
 
 import json
 import re

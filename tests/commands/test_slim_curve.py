@@ -1,4 +1,4 @@
-"""tools/slim_curve.py: its settings, its numbers and its files."""
+"""demo-sdtps slim-curve: its settings, its numbers and its files."""
 
 import json
 

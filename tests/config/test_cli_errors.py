@@ -14,7 +14,7 @@ import seps_tiny
 import torch
 from commands import BASELINE, CONFIG, ROOT, cli_args_for, weights_file
 
-from demo_sdtps.commands import draw_curves, export_features, report, test_seps, train_seps
+from demo_sdtps.commands import draw_curves, export_features, report, seps
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -107,15 +107,15 @@ def test_weights_of_another_configuration_are_told_by_their_tensors(refusal, own
 
 
 @pytest.mark.parametrize(
-    ("tool", "words", "message"),
+    ("main", "words", "message"),
     [
-        (train_seps, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
-        (test_seps, FILE, "do not fit the configuration"),
+        (seps.train, ["DATASETS.NAMES", "f30k"], "The data set f30k is not at"),
+        (seps.test, FILE, "do not fit the configuration"),
     ],
     ids=["data", "weights of train_net.py"],
 )
-def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, tool, words, message):
-    assert message in refusal(tool.main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
+def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, main, words, message):
+    assert message in refusal(main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
 
 
 @pytest.mark.parametrize("tool", [draw_curves, report], ids=["draw_curves", "report"])

@@ -5,7 +5,7 @@ import seps_tiny
 import torch
 from commands import CONFIG, cli_args_for, table_of
 
-from demo_sdtps.commands import convert_checkpoint, test_seps
+from demo_sdtps.commands import convert_checkpoint, seps
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.modeling import make_model
@@ -48,14 +48,14 @@ def test_the_same_numbers_as_with_the_file(command, checkpoint, tiny_root, words
 
 def test_seps_reads_it(command, seps_checkpoint, shapes_root):
     with_file = command(
-        test_seps.main, *seps_tiny.cli_args_for(shapes_root, "--weight", seps_checkpoint)
+        seps.test, *seps_tiny.cli_args_for(shapes_root, "--weight", seps_checkpoint)
     )
-    without = command(test_seps.main, "--weight", seps_checkpoint)
+    without = command(seps.test, "--weight", seps_checkpoint)
     assert without[:2] == with_file[:2] and without[0] == 0 and "rSum" in without[1]
 
 
 def test_checkpoints_of_the_other_kind_are_reported(refusal, checkpoint, seps_checkpoint):
-    for main, weights in ((test_net.main, seps_checkpoint), (test_seps.main, checkpoint)):
+    for main, weights in ((test_net.main, seps_checkpoint), (seps.test, checkpoint)):
         message = refusal(main, "--weight", weights)
         assert message.startswith("Unknown key ") and str(weights) in message
         assert "belongs to another command or version" in message

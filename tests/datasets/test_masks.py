@@ -118,4 +118,4 @@ def test_missing_masks_are_one_sentence(own_root):
     gone = mask_path(samples[5])
     gone.unlink()
     message = message_of(train_loader, cfg, samples)
-    assert f"the mask {gone} is missing" in message and "tools/make_masks.py" in message
+    assert f"the mask {gone} is missing" in message and "demo-sdtps masks" in message

@@ -338,7 +338,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, success, name
     tools = {
         "train_net.py": train_net.main,
         "test_net.py": test_net.main,
-        "tools/search.py": search.main,
+        "search": search.main,
     }
     assert [script for script, *_ in commands] == list(tools)
     more = [*TINY, *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] SOLVER.MAX_EPOCHS 1")]

@@ -1,4 +1,4 @@
-"""The numbers of the page and of tools/analyse.py, against plain loops, on random distances."""
+"""The numbers of the page and of demo-sdtps analyse, against plain loops, on random distances."""
 
 import numpy as np
 import pytest

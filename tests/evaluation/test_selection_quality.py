@@ -1,4 +1,4 @@
-"""Where the patches that SDTPS and slimming keep lie: tools/selection_quality.py against a slow version of it."""
+"""Where the patches that SDTPS and slimming keep lie: demo-sdtps selection against a slow version of it."""
 
 import json
 import shutil

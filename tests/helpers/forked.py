@@ -62,12 +62,11 @@ def run_script(script, *words, **settings):
 
 
 def run_two(script, *words):
-    """Run a script in two processes as torchrun starts them → the largest returncode, stdout and stderr of both."""
+    """Run a script or module in two processes as torchrun starts them → the largest returncode, stdout and stderr of both."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     shared |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
-    both = [
-        Script(ROOT / script, *words, RANK=rank, LOCAL_RANK=rank, **shared) for rank in ("0", "1")
-    ]
+    script = ROOT / script if str(script).endswith(".py") else script
+    both = [Script(script, *words, RANK=rank, LOCAL_RANK=rank, **shared) for rank in ("0", "1")]
     stdout, stderr = map("".join, zip(*(process.communicate() for process in both), strict=True))
     code = max(abs(process.returncode) for process in both)
     return SimpleNamespace(returncode=code, stdout=stdout, stderr=stderr)

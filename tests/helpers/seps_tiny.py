@@ -12,7 +12,7 @@ from commands import ROOT
 from numeric import seed_of, tolerance
 from tiny import ENCODER, WIDTH
 
-from demo_sdtps.commands import train_seps
+from demo_sdtps.commands import seps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.cli import run
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -76,11 +76,11 @@ def assert_similar(actual, expected, margins):
 
 
 def train(root, output, *more):
-    """Call train_seps.py: → the folder of the run."""
+    """Train SEPS: → the folder of the run."""
     with mock.patch.object(
-        sys, "argv", ["train_seps.py", *cli_args_for(root, "OUTPUT_DIR", output, *more)]
+        sys, "argv", ["demo-sdtps", *cli_args_for(root, "OUTPUT_DIR", output, *more)]
     ):
-        run(train_seps.main)
+        run(seps.train)
     return output
 
 

@@ -9,8 +9,8 @@ from commands import ONE_LINE
 from interrupted import EVERY_STEP, cli_args_for
 from seps_tiny import cli_args_for as seps_cli_args_for
 
+from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.commands import train_seps
 from demo_sdtps.config import UserError
 from demo_sdtps.seps.training import SEPSTrainer
 from demo_sdtps.training.monitor import LAG, LossMonitor
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("shallow")
 
 COMMANDS = {
     "train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"),
-    "train_seps": (train_seps.main, SEPSTrainer, seps_cli_args_for, "shapes_root"),
+    "seps train": (seps.train, SEPSTrainer, seps_cli_args_for, "shapes_root"),
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [("train_net", math.nan), ("train_seps", math.inf)])
+@pytest.mark.parametrize(("name", "value"), [("train_net", math.nan), ("seps train", math.inf)])
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(
     request, command, tmp_path, monkeypatch, name, value
 ):

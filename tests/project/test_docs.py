@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from commands import ROOT
 
-from demo_sdtps.commands import COMMANDS, command_of
+from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
@@ -19,6 +19,8 @@ from tools.pages import with_tables
 README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+PROGRAMS = (COMMAND, "demo_sdtps.commands")
+"""What starts a command by its name, after python -m or torchrun -m the second."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 
 
@@ -44,21 +46,15 @@ def test_links_lead_somewhere(page):
 
 
 def commands(page):
-    """The words of every command that runs a script; demo-sdtps is told by the script of its command."""
+    """The words of every line that starts a program."""
     blocks = [block for language, block in BLOCK.findall(text(page)) if language == "bash"]
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     starts = ("python ", "torchrun ", f"{COMMAND} ")
-    found = [shlex.split(line, comments=True) for line in lines if line.startswith(starts)]
-    return [script_words(words) if words[0] == COMMAND else words for words in found]
-
-
-def script_words(words):
-    name = command_of(words[1:])
-    return ["python", pages.script(COMMANDS[name][0]), *words[1 + len(name.split()) :]]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(starts)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_name_scripts_and_configurations_that_exist(page):
+def test_commands_and_what_they_name_exist(page):
     named = [
         word
         for words in commands(page)
@@ -66,20 +62,31 @@ def test_commands_name_scripts_and_configurations_that_exist(page):
         if re.fullmatch(r"(\w+/)*\w+\.py|(configs|studies)/.+\.yml", word)
     ]
     assert all((ROOT / word).is_file() for word in named), named
-    assert len(named) > 5 or page.name != "README.md"
+    started = [
+        words[words.index(name) + 1 :]
+        for words in commands(page)
+        for name in PROGRAMS
+        if name in words
+    ]
+    assert all(map(match_command, started)), started
+    assert len(named + started) > 5 or page.name != "README.md"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_flags_of_a_page_are_those_of_the_commands(command, page):
     for words in commands(page):
-        scripts = [word for word in words if word.endswith(".py") and (ROOT / word).is_file()]
-        for script in scripts[:1]:
-            flags = {word for word in words[words.index(script) :] if word.startswith("--")}
-            main = partial(runpy.run_path, str(ROOT / script), run_name="__main__")
-            _, usage, _ = command(main, "--help")
-            assert "usage: " in usage
-            assert not [flag for flag in flags if not re.search(rf"{flag}\b", usage)], script
+        while words and words[0] not in PROGRAMS and not words[0].endswith(".py"):
+            del words[0]
+        if not words:
+            continue
+        program, *words = words
+        main = partial(runpy.run_path, str(ROOT / program), run_name="__main__")
+        name = match_command(words) if program in PROGRAMS else ""
+        _, usage, _ = command(dispatch if name else main, *name.split(), "--help")
+        flags = {word for word in words if word.startswith("--")}
+        assert "usage: " in usage, words
+        assert not [flag for flag in flags if not re.search(rf"{flag}\b", usage)], words
 
 
 def test_the_tables_are_those_of_the_data(command):

@@ -1,4 +1,4 @@
-"""The page of tools/report.py --html: its numbers, and in a browser what it shows, and that it needs nothing else."""
+"""The page of demo-sdtps report --html: its numbers, and in a browser what it shows, and that it needs nothing else."""
 
 import html
 import json
@@ -49,7 +49,7 @@ def make_run(folder, root, *opts, config=CONFIG):
 
 @pytest.fixture(scope="module")
 def analysed_run(tiny_root, tmp_path_factory):
-    """A page of a model with slimming and SDTPS, bounded, and the numbers of tools/analyse.py: → (file, numbers, cfg).
+    """A page of a model with slimming and SDTPS, bounded, and the numbers of demo-sdtps analyse: → (file, numbers, cfg).
 
     The names of the run, of a folder on the way to the data and of an image are hostile.
     """
@@ -88,7 +88,7 @@ def page(driver, analysed_run):
 
 
 def lists_of(numbers, sign=0):
-    """What `Page.shown` gives of the numbers of tools/analyse.py: in the order of the split, or with `sign` 1 by AP."""
+    """What `Page.shown` gives of the numbers of demo-sdtps analyse: in the order of the split, or with `sign` 1 by AP."""
     queries = [numbers["queries"][rank_list["query"]] for rank_list in numbers["rank_lists"]]
     actual = []
     for query in sorted(queries, key=lambda query: sign * query["average_precision"]):

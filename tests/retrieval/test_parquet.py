@@ -158,7 +158,7 @@ def test_two_processes_write_what_one_does(export, words, tmp_path):
     assert export("alone.parquet", *PARQUET)[0] == 0
     program = (
         "from demo_sdtps.commands import run_command\nfrom demo_sdtps.retrieval import export\n"
-        "export.ROW_GROUP = 11\nrun_command('export_features')\n"
+        "export.ROW_GROUP = 11\nrun_command('export')\n"
     )
     Path("program.py").write_text(program)
     output = ("--output", tmp_path / "two.parquet")

@@ -14,8 +14,8 @@ import pytest
 import torch
 from commands import contents
 
+from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.commands import train_seps
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import save_whole
 from demo_sdtps.runtime.device import log_to
@@ -146,7 +146,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize(
-    ("main", "words"), [(train_net.main, ("--overwrite",)), (train_seps.main, ("RESUME", "auto"))]
+    ("main", "words"), [(train_net.main, ("--overwrite",)), (seps.train, ("RESUME", "auto"))]
 )
 def test_an_output_dir_in_use_is_refused_before_anything_is_read(tmp_path, refusal, main, words):
     config = "Synthetic/DeMo_SDTPS.yml" if main is train_net.main else "SEPS/shapes.yml"

@@ -86,7 +86,8 @@ RUN = ("SOLVER.MAX_EPOCHS", "4", "SOLVER.EVAL_PERIOD", "2", "SOLVER.CHECKPOINT_M
 @pytest.mark.soak
 def test_two_processes_train_and_test_like_one(shapes_root, tmp_path):
     train(shapes_root, tmp_path / "1", *RUN)
-    done = run_two("train_seps.py", *cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "2", *RUN))
+    words = cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "2", *RUN)
+    done = run_two("demo_sdtps.commands", "seps", "train", *words)
     assert done.returncode == 0, done.stderr
     alone, shared = (records_of(tmp_path / name) for name in "12")
     assert [record["epoch"] for record in shared] == [1, 2, 3, 4]
@@ -97,8 +98,7 @@ def test_two_processes_train_and_test_like_one(shapes_root, tmp_path):
         )
         for split in {"dev", "test"} & one.keys():
             assert two[split] == near(one[split], split)
-    done = run_two(
-        "test_seps.py", "--weight", tmp_path / "2" / "last.pth", "--json", tmp_path / "x.json"
-    )
+    words = ("--weight", tmp_path / "2" / "last.pth", "--json", tmp_path / "x.json")
+    done = run_two("demo_sdtps.commands", "seps", "test", *words)
     assert done.returncode == 0 and done.stdout.count("rSum") == 1, done.stderr
     assert json.loads((tmp_path / "x.json").read_text())["test"] == near(shared[-1]["test"], "test")

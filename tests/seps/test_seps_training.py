@@ -10,7 +10,7 @@ from commands import records_of
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, train
 
-from demo_sdtps.commands import make_synthetic_captions, test_seps
+from demo_sdtps.commands import make_synthetic_captions, seps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, similarities
 from demo_sdtps.seps.model import make_seps
@@ -142,7 +142,7 @@ def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opt
 def test_the_test_command_gives_the_recorded_table(run_folder, command, tmp_path, split, more):
     words = ("--config_file", run_folder / "config.yml", "--weight", run_folder / "last.pth")
     words = (*words, "--json", tmp_path / "x.json", "TEST.SPLIT", split, *more)
-    code, stdout, stderr = command(test_seps.main, *words)
+    code, stdout, stderr = command(seps.test, *words)
     assert code == 0, stderr
     content = json.loads((tmp_path / "x.json").read_text())
     assert content[split] == near(records_of(run_folder)[-1][split], split)

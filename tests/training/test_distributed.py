@@ -225,6 +225,6 @@ def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
     )
     code, _, stderr = command(search.main, *words, *one)
     assert code == 0, stderr
-    done = run_two("tools/search.py", *words, *two)
+    done = run_two("demo_sdtps.commands", "search", *words, *two)
     assert done.returncode == 0, done.stderr
     assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))

@@ -156,9 +156,10 @@ def test_a_run_that_fails_says_so(tiny_root, tmp_path, command):
 
 
 IMPORTED = """
-import json, runpy, sys
+import json, sys
+from demo_sdtps.commands import run_command
 for sys.argv in json.loads(sys.argv[1]):
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run_command(sys.argv[0])
 files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
 print("\\n".join(files), file=sys.stderr)
 """
@@ -170,8 +171,7 @@ def test_the_hash_covers_the_modules_that_a_run_imports(tiny_root, tmp_path):
     listed = git(ROOT, "ls-files", "--", *SOURCES).splitlines()
     words = cli_args_for(tiny_root, "SOLVER.MAX_EPOCHS", "1", "OUTPUT_DIR", tmp_path)
     tested = [*words, "TEST.WEIGHT", str(tmp_path / "last.pth")]
-    scripts = ["test_net.py", *tested], ["tools/selection_quality.py", *tested]
-    calls = json.dumps([["train_net.py", *words], *scripts])
+    calls = json.dumps([["train", *words], ["test", *tested], ["selection", *tested]])
     python = [sys.executable, "-c", IMPORTED, calls]
     done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [line for line in done.stderr.splitlines() if line[:1] == "/"]

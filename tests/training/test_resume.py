@@ -15,8 +15,8 @@ from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
+from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.commands import train_seps
 from demo_sdtps.training import reid
 from demo_sdtps.training.resume import digest_data, random_states, set_random_states
 from demo_sdtps.training.trainer import Trainer
@@ -116,10 +116,10 @@ def test_seps_goes_on_likewise(shapes_root, tmp_path):
     words = seps_cli_args_for(
         shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP
     )
-    assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], train_seps.main) == 0
+    assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], seps.train) == 0
     with at(Trainer, "_train_step", 5, kill):
-        assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 130
-    assert call([*words, "OUTPUT_DIR", tmp_path / "run"], train_seps.main) == 0
+        assert call([*words, "OUTPUT_DIR", tmp_path / "run"], seps.train) == 130
+    assert call([*words, "OUTPUT_DIR", tmp_path / "run"], seps.train) == 0
     assert_same(tmp_path / "reference", tmp_path / "run")
 
 

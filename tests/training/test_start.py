@@ -9,8 +9,8 @@ import torch
 from commands import CONFIG, checkpoint_file, cli_args_for, records_of
 
 import demo_sdtps
+from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.commands import train_seps
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
@@ -62,7 +62,7 @@ def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_p
     words = cli_args_for(tiny_root, "OUTPUT_DIR", "run", "MODEL.PRETRAIN_PATH_T", path)
     assert f"start from it by --weight {path}" in refusal(train_net.main, *words)
     words = seps_tiny.cli_args_for(shapes_root, "OUTPUT_DIR", "run", "TEST.WEIGHT", path)
-    assert "leave it out" in refusal(train_seps.main, *words)
+    assert "leave it out" in refusal(seps.train, *words)
 
 
 @pytest.mark.slow

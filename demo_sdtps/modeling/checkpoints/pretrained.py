@@ -52,7 +52,7 @@ def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> s
     if is_demo(weights) or any(name.startswith(OUR_BACKBONE) for name in weights):
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T {source} is a checkpoint of a whole model: start from it by --weight {source} instead, or "
-            "from its backbone by tools/convert_checkpoint.py --to backbone."
+            "from its backbone by demo-sdtps convert --to backbone."
         )
     example = next(iter(weights), "nothing at all")
     expected = backbone.vit.state_dict()

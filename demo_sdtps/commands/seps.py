@@ -1,11 +1,26 @@
-"""Evaluate a checkpoint of SEPS: python test_seps.py --weight runs/SEPS/flickr30k/best.pth"""
+"""SEPS, image-text matching: demo-sdtps seps train shapes --data data, and seps test --weight runs/SEPS/shapes/best.pth"""
 
 from demo_sdtps.config import cli
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
 
 
-def main() -> None:
+def train() -> None:
+    parser = cli.training_parser(
+        "Train SEPS on images with captions and evaluate it as it learns.",
+        "shapes --data data --epochs 10",
+        SEPS_SCHEMA,
+    )
+    with cli.parse_in_group(parser) as (arguments, cfg):
+        from demo_sdtps.runtime.distributed import check_divisible
+        from demo_sdtps.seps.training import make_seps_trainer
+        from demo_sdtps.training.command import train
+
+        check_divisible(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
+        train(cfg, arguments.overwrite, make_seps_trainer, SEPS_SCHEMA)
+
+
+def test() -> None:
     parser = cli.config_parser(
         "Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
         "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
