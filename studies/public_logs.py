@@ -1,9 +1,9 @@
-"""Comparisons in the training logs of code bases like DeMo: python -m studies.public_logs FOLDER --source NAME --json FILE
+"""SDTPS in the training logs of code bases like DeMo: python -m studies.public_logs FOLDER --source NAME --json FILE
 
-A comparison is of two runs of an experiment (FOLDER/KIND/EXPERIMENT) that differ in one switch of a module (MODEL.USE_X),
-off and on, or in one number of the model; settings of a module (MODEL.X_…) count where it is on in both. Its figures are mAP
-and Rank-1 of the last evaluated features, at the last epoch that both runs reach and at the best until then. MODEL.USE_SDTPS
-names several modules, which the printed models tell apart (`FORMS`).
+A comparison is of two runs of an experiment (FOLDER/KIND/EXPERIMENT) that differ in MODEL.USE_SDTPS alone, off and on, or in
+one number MODEL.SDTPS_…; settings of another module (MODEL.X_…) count where it is on in both. Its figures are mAP and Rank-1 of
+the last evaluated features, at the last epoch that both runs reach and at the best until then. MODEL.USE_SDTPS names several
+modules, which the printed models tell apart (`FORMS`).
 """
 
 import argparse
@@ -21,18 +21,10 @@ from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import write_json
 
 RESULT = Path(__file__).resolve().parents[1] / "docs" / "public_logs.json"
-MODEL, SWITCH, SDTPS = "MODEL.", "MODEL.USE_", "MODEL.SDTPS_"
-SETTINGS = {
-    "epochs": "SOLVER.MAX_EPOCHS",
-    "rate": "SOLVER.BASE_LR",
-    "seed": "SOLVER.SEED",
-    "kept": "MODEL.SDTPS_SPARSE_RATIO",
-    "aggregated": "MODEL.SDTPS_AGGR_RATIO",
-    "loss weight": "MODEL.SDTPS_LOSS_WEIGHT",
-}
+SWITCH, SETTING = "MODEL.USE_", "MODEL.SDTPS_"
+RATE, SEED = "SOLVER.BASE_LR", "SOLVER.SEED"
 WITHOUT_EFFECT = ("OUTPUT_DIR", "MODEL.DEVICE_ID", "DATALOADER.NUM_WORKERS")
 NUMBER, KEY = re.compile(r"\d*\.?\d+"), re.compile(r"( *)([A-Za-z_0-9]+): ?(.*)")
-FEATURES = re.compile(r"Current is the (.+?) (?:feature )?testing")
 FORMS = {
     (True, False): "",
     (True, True): ", MLP and cross-attention",
@@ -40,7 +32,8 @@ FORMS = {
     (False, False): ", no model printed",
 }
 """What follows SDTPS in its name, by whether the printed model aggregates tokens and whether it has cross-attention."""
-RATE = re.compile(r"Base Lr: ([\d.]+e[-+]\d+)")
+FEATURES = re.compile(r"Current is the (.+?) (?:feature )?testing")
+EPOCH_RATE = re.compile(r"Base Lr: ([\d.]+e[-+]\d+)")
 EPOCH = re.compile(r"Validation Results - Epoch: (\d+)")
 MAP, RANK = re.compile(r"INFO: mAP: ([\d.]+)%"), re.compile(r"INFO: CMC curve, Rank-1\s*:([\d.]+)%")
 
@@ -64,8 +57,8 @@ def main() -> None:
 
 
 def read_log(path: Path) -> dict[str, Any]:
-    """The configuration that a log prints, by key; its evaluations (epoch, mAP, Rank-1) of the last features and of each, its
-    learning rates in order, and the form of its SDTPS."""
+    """The configuration that a log prints, by key; its evaluations (epoch, mAP, Rank-1) of the last features; its learning
+    rates in order; and the form of its SDTPS."""
     settings: dict[str, str] = {}
     evaluations: dict[str, list[list[float]]] = defaultdict(list)
     section, is_config, features, epoch = "", False, "", 0
@@ -85,10 +78,12 @@ def read_log(path: Path) -> dict[str, Any]:
             evaluations[features].append([epoch, float(match[1])])
         elif match := RANK.search(line):
             evaluations[features][-1].append(float(match[1]))
-    form = FORMS["TokenAggregation(" in text, "CrossModalAttention(" in text]
-    rates = [float(rate) for rate in dict.fromkeys(RATE.findall(text))]
-    found = {"settings": settings, "evaluations": evaluations.get(features, [])}
-    return found | {"by_features": evaluations, "rates": rates, "form": form}
+    return {
+        "settings": settings,
+        "evaluations": evaluations.get(features, []),
+        "rates": [float(rate) for rate in dict.fromkeys(EPOCH_RATE.findall(text))],
+        "form": FORMS["TokenAggregation(" in text, "CrossModalAttention(" in text],
+    }
 
 
 def _schedule(rates: list[float]) -> str:
@@ -104,7 +99,7 @@ def _schedule(rates: list[float]) -> str:
 
 def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Those of runs by path, in order; two of the same numbers, of runs repeated with the same result, count once."""
-    seen = set()
+    counted = set()
     for one, other in permutations(runs, 2):
         off, on = runs[one], runs[other]
         if Path(one).parts[:2] != Path(other).parts[:2]:
@@ -117,31 +112,29 @@ def comparisons(runs: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
             continue
         (key,) = differing
         values = [run["settings"].get(key, "") for run in (off, on)]
-        is_switch = key.startswith(SWITCH) and values[0] == "False"
-        is_setting = key.startswith(MODEL) and all(map(NUMBER.fullmatch, values))
-        is_setting = is_setting and float(values[0]) < float(values[1])
+        if key.startswith(SETTING) and all(map(NUMBER.fullmatch, values)):
+            is_in_order = float(values[0]) < float(values[1])
+        else:
+            is_in_order = key == f"{SWITCH}SDTPS" and values[0] == "False"
         numbers = str((key, off["evaluations"], on["evaluations"]))
-        if numbers in seen or not (is_switch or is_setting):
+        if numbers in counted or not is_in_order:
             continue
-        seen.add(numbers)
+        counted.add(numbers)
         settings = on["settings"]
         switches = sorted(name for name, value in off["settings"].items() if value == "True")
-        is_of_sdtps = key == f"{SWITCH}SDTPS" or key.startswith(SDTPS)
         last = min(run["evaluations"][-1][0] for run in (off, on))
         yield {
             "data": settings["DATASETS.NAMES"],
-            "module": key.removeprefix(SWITCH).removeprefix(MODEL),
-            "form": on["form"] if is_of_sdtps else "",
+            "setting": key if key.startswith(SETTING) else "",
+            "form": on["form"],
             "values": values,
             "beside": [name.removeprefix(SWITCH) for name in switches if name.startswith(SWITCH)],
-            "settings": {name: settings.get(key, "") for name, key in SETTINGS.items()},
+            "rate": settings.get(RATE, ""),
             "schedule": _schedule(max(off["rates"], on["rates"], key=len)),
+            "seed": settings.get(SEED, ""),
             "logs": [one, other],
             "off": _figures(off["evaluations"], last),
             "on": _figures(on["evaluations"], last),
-            "on_by_features": {
-                name: _figures(rows, last)["last"] for name, rows in on["by_features"].items()
-            },
         }
 
 
@@ -150,7 +143,7 @@ def _differing(off: dict[str, str], on: dict[str, str]) -> set[str]:
     keys = {key for key in {*off, *on} if off.get(key) != on.get(key)}.difference(WITHOUT_EFFECT)
     switches = [key for key in {*off, *on} if key.startswith(SWITCH)]
     unused = [key for key in switches if "False" in (off.get(key), on.get(key))]
-    prefixes = tuple(f"{MODEL}{key.removeprefix(SWITCH)}_" for key in unused)
+    prefixes = tuple(f"MODEL.{key.removeprefix(SWITCH)}_" for key in unused)
     return {key for key in keys if not key.startswith(prefixes)}
 
 
@@ -162,38 +155,30 @@ def _figures(evaluations: list[list[float]], last: float) -> dict[str, list[floa
 
 def alone(content: dict[str, Any]) -> list[dict[str, Any]]:
     """The comparisons of SDTPS beside no other module, by its form."""
-    rows = [row for row in content["comparisons"] if row["module"] == "SDTPS" and not row["beside"]]
+    rows = [row for row in content["comparisons"] if not (row["setting"] or row["beside"])]
     return sorted(rows, key=lambda row: list(FORMS.values()).index(row["form"]))
 
 
 def name(row: dict[str, Any]) -> str:
     """What a comparison is of."""
-    is_switch = row["values"][0] == "False"
-    module = row["module"] if is_switch else f"`{MODEL}{row['module']}`, higher"
-    return f"{module}{row['form']}"
+    return (f"`{row['setting']}`, higher" if row["setting"] else "SDTPS") + row["form"]
 
 
 def alone_table(content: dict[str, Any]) -> str:
     """A row for each comparison of `alone`: mAP off → on."""
     rows = []
     for row in alone(content):
+        rate, epochs = f"{row['rate']}, {row['schedule']}", f"{row['on']['last'][0]}"
+        maps = (f"{row['off'][at][1]:.1f} → {row['on'][at][1]:.1f}" for at in ("best", "last"))
         rows.append(
-            [
-                row["data"],
-                name(row),
-                f"`{row['logs'][1]}`",
-                f"{row['settings']['rate']}, {row['schedule']}",
-                row["settings"]["seed"],
-                f"{row['on']['last'][0]}",
-                *(f"{row['off'][at][1]:.1f} → {row['on'][at][1]:.1f}" for at in ("best", "last")),
-            ]
+            [row["data"], name(row), f"`{row['logs'][1]}`", rate, row["seed"], epochs, *maps]
         )
     titles = ("data", "module", "log with it", "rate", "seed", "epochs", "best epoch", "last epoch")
     return markdown_table(titles, rows)
 
 
 def module_table(content: dict[str, Any]) -> str:
-    """A row for each data set and module, or setting: the differences at the last epoch."""
+    """A row for each data set and form of SDTPS, or setting: the differences at the last epoch."""
     differences: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row in content["comparisons"]:
         beside = "others" if row["beside"] else "none"

@@ -10,6 +10,7 @@ DATASETS:
 MODEL:
   DEVICE_ID: {device}
   SDTPS_BETA: {beta}
+  USE_LIF: {lif}
   USE_SDTPS: {sdtps}
 OUTPUT_DIR: {device}
 SOLVER:
@@ -28,11 +29,18 @@ EVALUATION = """2025-12-06 DeMo.train INFO: Epoch[{epoch}] Loss: 2.5, Acc: 0.9, 
 
 
 def write_log(
-    path, maps, sdtps=True, beta=0.25, device=0, model="(a): TokenAggregation(\n", fall=0.1
+    path,
+    maps,
+    sdtps=True,
+    beta=0.25,
+    device=0,
+    model="(a): TokenAggregation(\n",
+    fall=0.1,
+    lif=False,
 ):
     """A log of `maps` after epochs 1, 2, … of the last features; those of the first are others. The rate falls by `fall`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = CONFIG.format(sdtps=sdtps, beta=beta, device=device) + model
+    text = CONFIG.format(sdtps=sdtps, beta=beta, device=device, lif=lif) + model
     for epoch, value in enumerate(maps, start=1):
         for features, shift in (("ori", 9), ("[moe,ori]", 0)):
             numbers = {"mAP": value - shift, "rank": value - shift + 2, "rate": 1 - fall * epoch}
@@ -50,22 +58,25 @@ def test_runs_that_differ_in_one_thing_are_compared(tmp_path, command):
     write_log(logs / "one" / "again.log", [50.0, 60.0, 55.0, 99.0], sdtps=False)
     write_log(logs / "three" / "base.log", [50.0] * 5, sdtps=False)
     write_log(logs / "three" / "steps.log", [60.0] * 5, fall=0)
-    (logs / "one" / "begun.log").write_text(CONFIG.format(sdtps=False, beta=0.3, device=0))
+    write_log(logs / "one" / "other.log", [58.0], device=1, lif=True)  # another module's switch
+    (logs / "one" / "begun.log").write_text(
+        CONFIG.format(sdtps=False, beta=0.3, device=0, lif=False)
+    )
     words = "--source", "somewhere", "--json", tmp_path / "x.json"
     code, stdout, stderr = command(public_logs.main, tmp_path, *words)
-    assert code == 0 and stdout.startswith("Wrote 4 comparisons in 9 logs"), stderr
+    assert code == 0 and stdout.startswith("Wrote 4 comparisons in 10 logs"), stderr
     content = json.loads((tmp_path / "x.json").read_text())
     shorter, switched, changed, other = content["comparisons"]
-    assert switched["module"] == "SDTPS" and switched["beside"] == []
+    assert switched["setting"] == "" and switched["beside"] == []
     assert switched["off"] == {"best": [4, 99.0, 101.0], "last": [4, 99.0, 101.0]}
     assert switched["on"] == {"best": [2, 58.0, 60.0], "last": [4, 57.0, 59.0]}
-    assert switched["on_by_features"] == {"ori": [4, 48.0, 50.0], "[moe,ori]": [4, 57.0, 59.0]}
     assert [row["schedule"] for row in content["comparisons"]] == ["linear"] * 3 + ["steps"]
     # until the last epoch of the shorter run
     assert shorter["off"] == {epoch: [2, 60.0, 62.0] for epoch in ("best", "last")}
-    assert changed["values"] == ["0.25", "0.35"] and changed["off"]["last"] == [2, 58.0, 60.0]
+    assert changed["setting"] == "MODEL.SDTPS_BETA" and changed["values"] == ["0.25", "0.35"]
+    assert changed["off"]["last"] == [2, 58.0, 60.0]
     *_, row, last = public_logs.alone_table(content).splitlines()
     assert row.endswith("| 0.001, linear |  | 4 | 99.0 → 58.0 | 99.0 → 57.0 |")
-    assert last.startswith("| RGBNT201 | SDTPS, cross-attention |") and other["module"] == "SDTPS"
+    assert last.startswith("| RGBNT201 | SDTPS, cross-attention |") and other["setting"] == ""
     line, *_ = public_logs.module_table(content).splitlines()[2:]
     assert line == "| RGBNT201 | SDTPS | none | 2 | 0 | -30.5 | -42.0 to -19.0 |"
