@@ -20,7 +20,7 @@ def main() -> None:
         "With --format parquet, write one file for databases: a row for each triplet with name (its first path), identity, "
         "camera, scene, present (such as RGB,TI), split, return_pattern and feature, a list of D numbers; the other single "
         "values are metadata of the file. "
-        "Processes of torchrun share the work; those of several nodes need a shared file system for shards.",
+        "Processes of torchrun share the work.",
         checkpoint=cli.WEIGHT,
         images=True,
     )
@@ -52,6 +52,5 @@ def main() -> None:
         model, splits = load_any_model_and_data(cfg, (arguments.split,), several=True)
         if isinstance(model, ExportedModel):
             model.check_pattern(arguments.return_pattern)
-        as_file = export.export_parquet if arguments.format == "parquet" else export.export_file
-        write = export.export_shards if arguments.shards else as_file
+        write = export.export_shards if arguments.shards else export.export_file
         write(cfg, arguments, model, splits[arguments.split])

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.retrieval.gallery import Index
 from demo_sdtps.retrieval.nearest import Nearest, among, nearest
-from demo_sdtps.retrieval.store import Stack
+from demo_sdtps.retrieval.store import FeatureBlocks, Store
 from demo_sdtps.runtime.files import atomic_write
-from demo_sdtps.runtime.progress import progress
 
 CODES = 256  # values of a byte of a code of IVF-PQ, and the fewest samples that it is trained on
 MOST_BYTES = 128  # of a code
@@ -24,7 +22,12 @@ SAMPLE = 100  # queries by which recall is measured, at most
 
 
 def approximate(
-    index: Index, kind: str, queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int
+    index: Store,
+    kind: str,
+    queries: np.ndarray,
+    gallery: FeatureBlocks,
+    names: Sequence[str],
+    top: int,
 ) -> Nearest:
     """`nearest` among candidates of an approximate index, whose recall is printed.
 
@@ -38,7 +41,7 @@ def approximate(
     if kind == "ivfpq" and len(gallery) < CODES:
         print_lines(f"{key}: exact search, as there are {len(gallery)} triplets")
         return nearest(queries, gallery, names, top)
-    kept = index.store.record["approximate"]
+    kept = index.record["approximate"]
     stored = _read_index(index, kept.get(key))
     index_of = make(kind, gallery) if stored is None else stored
     places = search_index(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top)))
@@ -50,7 +53,7 @@ def approximate(
         )
         exact = nearest(queries[sample], gallery, names, top)
         share = recall(Nearest(*(column[sample] for column in hits)), exact)
-        shards = list(index.rows)
+        shards = list(index.shards)
         for outdated in [name for name, entry in kept.items() if entry["shards"] != shards]:
             del kept[outdated]
         kept[key] = {
@@ -58,7 +61,7 @@ def approximate(
             "shards": shards,
             "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})",
         }
-        with atomic_write(index.store.folder / kept[key]["file"]) as path:
+        with atomic_write(index.folder / kept[key]["file"]) as path:
             try:
                 faiss.write_index(index_of, str(path))
             except RuntimeError as error:  # a full disk
@@ -68,7 +71,7 @@ def approximate(
     return hits
 
 
-def make(kind: str, gallery: Stack) -> Any:
+def make(kind: str, gallery: FeatureBlocks) -> Any:
     """A faiss index of the gallery, IVF-PQ trained on a sample of it, `CODES` triplets or more."""
     import faiss
 
@@ -88,7 +91,7 @@ def make(kind: str, gallery: Stack) -> Any:
         count = min(len(gallery), PER_LIST * max(lists, CODES))
         sample = np.random.default_rng(0).choice(len(gallery), count, replace=False)
         index_of.train(gallery.take(gallery.rows[np.sort(sample)]))
-    for _, block in progress(gallery, "building the index", len(gallery.blocks), unit="block"):
+    for _, block in gallery.blocks("building the index"):
         index_of.add(block)
     return index_of
 
@@ -105,13 +108,13 @@ def recall(hits: Nearest, exact: Nearest) -> float:
     return float((hits.distances <= exact.distances[:, -1:]).mean())
 
 
-def _read_index(index: Index, kept: dict[str, Any] | None) -> Any:
+def _read_index(index: Store, kept: dict[str, Any] | None) -> Any:
     """The faiss index that was kept; None where it is missing, of other shards or damaged: it is made anew then."""
     import faiss
 
-    if not kept or kept["shards"] != list(index.rows):
+    if not kept or kept["shards"] != index.shards:
         return None
     try:
-        return faiss.read_index(str(index.store.folder / kept["file"]))
+        return faiss.read_index(str(index.folder / kept["file"]))
     except RuntimeError:
         return None

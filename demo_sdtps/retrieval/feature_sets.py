@@ -1,4 +1,4 @@
-"""Exported features, read block by block: an .npz file or a folder of shards of export_features.py (docs/retrieval.md)."""
+"""Exported features, read block by block: an .npz file or a folder of shards of demo-sdtps export (docs/retrieval.md)."""
 
 import hashlib
 import json
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.distances import present_in
-from demo_sdtps.retrieval.store import Gallery, Stack, Store, open_store
+from demo_sdtps.retrieval.store import FeatureBlocks, Gallery, open_store
 from demo_sdtps.runtime.progress import progress
 
 LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
@@ -35,39 +35,13 @@ class FeatureSet(Gallery):
     scenes: np.ndarray
 
 
-class Names(Sequence):
-    """The first path of each row of a store, read when it is asked for."""
-
-    def __init__(self, store: Store, starts: np.ndarray):
-        self.store, self.starts = store, starts
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def __getitem__(self, row):
-        number = int(np.searchsorted(self.starts, row, "right")) - 1
-        place = int(row - self.starts[number])
-        (paths,) = self.store.texts(self.store.shards[number], "paths", slice(place, place + 1))
-        return paths.strip("\0").split("\0")[0]
-
-
-def labels_of(
-    samples: Sequence[Sample], modalities: Collection[str] = MODALITIES
-) -> dict[str, np.ndarray]:
+def sample_labels(samples: Sequence[Sample], modalities: Collection[str]) -> dict[str, np.ndarray]:
     """Labels of samples, each int64 (n,), and which of the `modalities` are present, uint8 (n,)."""
     labels = {
         name: np.array([getattr(sample, label) for sample in samples], np.int64)
         for name, label in LABELS.items()
     }
     return {**labels, "present": present_in(samples, modalities)}
-
-
-def columns_of(
-    samples: Sequence[Sample], modalities: Collection[str] = MODALITIES
-) -> dict[str, np.ndarray | list[str]]:
-    """`labels_of` samples and their paths, separated by zeros, as columns of a store."""
-    paths = ["\0".join(path or "" for path in sample.paths) for sample in samples]
-    return {**labels_of(samples, modalities), "paths": paths}
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
@@ -80,9 +54,9 @@ def samples_digest(samples: Sequence[Sample]) -> str:
 
 
 def open_features(place: Path, normalise: bool = True) -> FeatureSet:
-    """The features that export_features.py wrote to a file or folder, L2-normalised with `normalise`.
+    """The features that demo-sdtps export wrote to a file or folder, L2-normalised with `normalise`.
 
-    Labels are read; features and paths of a folder stay on the disk.
+    Labels are read; features and names of a folder stay on the disk.
     """
 
     def prepare(features: np.ndarray) -> np.ndarray:
@@ -95,38 +69,32 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
         # in place; shorter ones are divided by 1e-12, as in F.normalize
         return (tensor.div_(lengths.clamp_min_(1e-12)) if normalise else tensor).numpy()
 
-    if place.is_dir():
+    if not place.is_dir():
+        array, labels, names, origin = _read_file(place)
+        array = prepare(array)
+        features = FeatureBlocks([len(array)], array.shape[1], lambda _, rows: array[rows])
+    else:
         store = open_store(place, "run the export again, with --overwrite if it refuses")
         if store is None:
             raise UserError(
-                f"The folder {place} holds no features; give one of export_features.py --shards."
+                f"The folder {place} holds no features; give one of demo-sdtps export --shards."
             )
-        features = store.features(prepare=prepare)
+        features, names = store.features(prepare), store.texts("paths")
         if len(features) != store.origin.get("rows"):
             raise UserError(f"The export in {place} is not complete; run its command again.")
         if "sources" not in store.origin["configuration"]:
             raise UserError(
                 f"The export in {place} does not say which modalities are present; run its command again with --overwrite."
             )
-        labels = {
-            name: np.concatenate([store.numbers(shard, name) for shard in store.shards])
-            for name in (*LABELS, "present")
-        }
+        labels = {name: store.numbers(name) for name in (*LABELS, "present")}
         origin = store.origin | store.record
-        names: Sequence[str] = Names(store, features.starts)
-    else:
-        array, labels, names, origin = _read_file(place)
-        array = prepare(array)
-        features = Stack(
-            [len(array)],
-            array.shape[1],
-            lambda _, slices: np.concatenate([array[rows] for rows in slices]),
-        )
     settings = {name: origin[name] for name in SETTINGS}
     return FeatureSet(features, place=place, settings=settings, **labels, names=names)
 
 
-def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str], dict[str, Any]]:
+def _read_file(
+    path: Path,
+) -> tuple[np.ndarray, dict[str, np.ndarray], Sequence[str], dict[str, Any]]:
     """Features (n, D), labels and `present`, first paths and recorded values of an .npz file."""
     if path.suffix == ".parquet":
         raise UserError(
@@ -141,12 +109,12 @@ def _read_file(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray], list[str]
             settings["configuration"] = json.loads(settings["configuration"])
     except FileNotFoundError:
         raise UserError(
-            f"The features {path} do not exist; give a file or folder that export_features.py wrote."
+            f"The features {path} do not exist; give a file or folder that demo-sdtps export wrote."
         ) from None
     except MemoryError:
         raise
     except Exception:  # a damaged archive raises many types
         raise UserError(
-            f"The file {path} is damaged, or not of this version's export_features.py; export it again."
+            f"The file {path} is damaged, or not of this version's demo-sdtps export; export it again."
         ) from None
     return features, labels, [next(filter(None, row)) for row in paths.tolist()], settings

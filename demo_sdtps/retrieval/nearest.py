@@ -22,7 +22,7 @@ from demo_sdtps.evaluation.distances import (
     scales_of,
 )
 from demo_sdtps.retrieval.features import Nearest
-from demo_sdtps.retrieval.store import Gallery, Stack
+from demo_sdtps.retrieval.store import FeatureBlocks, Gallery
 from demo_sdtps.runtime.progress import progress
 
 SPARE = 16  # candidates beyond those that are asked for, at least
@@ -30,7 +30,7 @@ ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
 NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 
-Search = Callable[[np.ndarray, Stack, Sequence[str], int], Nearest]
+Search = Callable[[np.ndarray, FeatureBlocks, Sequence[str], int], Nearest]
 """`nearest`, or one like it."""
 
 
@@ -78,7 +78,7 @@ def search_sets(
     return hits
 
 
-def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int) -> Nearest:
+def nearest(queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], top: int) -> Nearest:
     """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n, by comparison with all of it.
 
     faiss finds candidates; they are enough where the last of them is beyond the last hit by more than faiss's rounding, and
@@ -98,7 +98,7 @@ def nearest(queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int)
 
 
 def among(
-    queries: np.ndarray, gallery: Stack, names: Sequence[str], top: int, rows: np.ndarray
+    queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], top: int, rows: np.ndarray
 ) -> Nearest:
     """`nearest` of candidate rows (Q, count) int64, -1 for none. Queries with fewer than `top` candidates are compared with the
     whole gallery."""
@@ -110,7 +110,7 @@ def among(
 
 
 def rank_candidates(
-    queries: np.ndarray, gallery: Stack, names: Sequence[str], rows: np.ndarray, top: int
+    queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], rows: np.ndarray, top: int
 ) -> Nearest:
     """The `top` nearest of candidate rows (Q, count ≥ top), -1 for none, of each query (Q, D): by distance, then by name."""
     return _order_hits(rows, distances(queries, gallery, rows), names, top)
@@ -142,7 +142,7 @@ def _reranked(
     return reranked(comparison, query, side).numpy()
 
 
-def distances(queries: np.ndarray, gallery: Stack, rows: np.ndarray) -> np.ndarray:
+def distances(queries: np.ndarray, gallery: FeatureBlocks, rows: np.ndarray) -> np.ndarray:
     """Squared Euclidean distances (Q, count) float32 of queries (Q, D) from gallery rows (Q, count); infinite for row -1."""
     values = np.full(rows.shape, np.inf, np.float32)
     size = max(1, NEAREST_ELEMENTS // (rows.shape[1] * queries.shape[1]))
@@ -173,12 +173,12 @@ def write_csv(
             )
 
 
-def _flat(queries: np.ndarray, gallery: Stack, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.ndarray, np.ndarray]:
     """faiss's exact search: the `count` smallest distances (Q, count) by its rounding, ascending, and their rows."""
     import faiss
 
     heap = faiss.ResultHeap(len(queries), count)
-    for rows, block in progress(gallery, "searching", len(gallery.blocks), unit="block"):
+    for rows, block in gallery.blocks("searching"):
         values, places = faiss.knn(queries, block, min(count, len(block)))
         heap.add_result(values, rows[places])
     heap.finalize()

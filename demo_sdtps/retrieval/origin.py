@@ -11,7 +11,7 @@ from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.files import sha256
 
 
-def origin_of(cfg: CfgNode, pattern: int) -> dict[str, Any]:
+def describe_origin(cfg: CfgNode, pattern: int) -> dict[str, Any]:
     """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
     path = weights_file(cfg.TEST.WEIGHT)
     # auto is another one on other hardware

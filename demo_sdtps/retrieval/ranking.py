@@ -4,7 +4,6 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 import torch
 
 from demo_sdtps.config import UserError
@@ -47,7 +46,7 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         )
     sources = gallery.settings["configuration"]["sources"]
     comparison = Comparison(sources, arguments.cross_modal_distance, is_normalised)
-    features = np.concatenate([block for _, block in query.features])
+    features = query.features.take(query.features.rows)
     side = torch.from_numpy(features), query.present
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:

@@ -31,17 +31,17 @@ from demo_sdtps.retrieval.approximate import CODES, approximate
 from demo_sdtps.retrieval.calibration import Calibration
 from demo_sdtps.retrieval.gallery import (
     Changes,
-    Index,
-    extraction,
+    drop_unreadable,
+    extract_triplets,
     open_index,
-    readable,
+    read_gallery,
     update,
 )
 from demo_sdtps.retrieval.load import open_reid
 from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
-from demo_sdtps.retrieval.origin import origin_of
+from demo_sdtps.retrieval.origin import describe_origin
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.store import LOCK
+from demo_sdtps.retrieval.store import LOCK, Store
 from demo_sdtps.runtime.distributed import check_equal, is_main
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import lock_file
@@ -92,11 +92,11 @@ def search(
     check_sets(arguments, cfg, queries, present_in(gallery, cfg.MODEL.MODALITIES))
     check_equal((gallery, queries), "images")
     broken: dict[str, str] = {}
-    check = partial(readable, broken=broken) if arguments.skip_unreadable else list
+    check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
     with ExitStack() as stack:
         index = None
         if is_main():
-            origin = origin_of(cfg, arguments.return_pattern)
+            origin = describe_origin(cfg, arguments.return_pattern)
             folder = arguments.index or default_index(arguments.gallery, origin)
             stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
@@ -110,7 +110,7 @@ def search(
                 "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
                 f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."
             )
-        extract = extraction(reid, arguments.return_pattern)
+        extract = partial(extract_triplets, reid, arguments.return_pattern)
         queries = check(queries)
         features = extract(queries)  # before the gallery, which may take hours
         changes = update(index, gallery, extract, check)
@@ -129,14 +129,14 @@ def search(
 def hits_of(
     arguments: argparse.Namespace,
     cfg: CfgNode,
-    index: Index,
+    index: Store,
     queries: Sequence[Triplet],
     features: np.ndarray,
     by_name: Mapping[str, Triplet],
     calibration: Calibration | None,
 ) -> list[list[Hit]]:
     """The hits of queries with features (Q, D) in an index that is up to date."""
-    gallery, kind = index.gallery(), arguments.index_type
+    gallery, kind = read_gallery(index), arguments.index_type
     top, deepest = depths(arguments, cfg, len(gallery))
     comparison, present = check_sets(arguments, cfg, queries, gallery.present)
     if calibration:
@@ -213,7 +213,7 @@ def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
     return Path("runs", "search", "-".join((place.name, *digests)))
 
 
-def report(index: Index, changes: Changes) -> str:
+def report(index: Store, changes: Changes) -> str:
     """A line on the index and what has changed in it."""
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    return f"Index {index.store.folder}: {len(index.names)} triplets ({counts or 'no change'})"
+    return f"Index {index.folder}: {len(index.features())} triplets ({counts or 'no change'})"

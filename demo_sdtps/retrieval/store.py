@@ -1,16 +1,16 @@
-"""One store of features: a folder of shards (safetensors), and store.json, which names those that count (docs/retrieval.md).
+"""Features on the disk: a folder of shards, which demo-sdtps search keeps as a gallery's index and demo-sdtps export writes.
 
-demo-sdtps export --shards writes a split to one, demo-sdtps search keeps a gallery in one. A shard is written once,
-atomically; one that store.json does not name is left over from an interruption.
+`Store` is the folder, `FeatureBlocks` its features, read block by block, `Gallery` features with what is known of each row.
 """
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from safetensors.numpy import save
 
 from demo_sdtps.config import UserError
 from demo_sdtps.runtime.files import atomic_write, read_json, write_json
+from demo_sdtps.runtime.progress import progress
 
 MANIFEST, LOCK, FORMAT = "store.json", ".store.lock", 2
-SUFFIX, FEATURES = ".safetensors", "features"
+FEATURES = "features"
 READ_ELEMENTS = 1 << 23  # numbers of the features that are in memory at a time, 4 bytes each
 STORE_FILES = re.compile(
     r"\.?(store\.json|(shard|features|ivfpq|hnsw)-[0-9a-f]{5,}\.(safetensors|faiss))(\..*\.part)?"
@@ -31,72 +32,92 @@ STORE_FILES = re.compile(
 """Names of the files of a store, and of those that an interrupted writer leaves."""
 
 
-class Stack:
-    """Features (n, D) that need not fit into the memory: shards of `sizes` rows, of which `read(i, slices)` gives slices of
-    rows, one after the other."""
+Columns = Mapping[str, np.ndarray | Sequence[str]]
+"""Numbers or texts of rows, by name."""
+
+
+class FeatureBlocks:
+    """Features (n, D) in shards of `sizes` rows. `read(shard, rows)` returns those of a shard's rows, a slice or ascending
+    indices: (m, D)."""
 
     def __init__(
-        self, sizes: Sequence[int], width: int, read: Callable[[int, Sequence[slice]], np.ndarray]
+        self,
+        sizes: Sequence[int],
+        width: int,
+        read: Callable[[int, slice | np.ndarray], np.ndarray],
     ):
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        self.width, self.read = width, read
-        rows = max(1, READ_ELEMENTS // width)
-        self.blocks = [
-            (number, slice(start, min(start + rows, size)))
-            for number, size in enumerate(sizes)
-            for start in range(0, size, rows)
-        ]
-        self.name = ""
-        self._subset: np.ndarray | None = None
+        self.width, self.read, self.name = width, read, ""
+        self.rows = np.arange(self.starts[-1])
 
     def view(
         self, rows: slice | np.ndarray, columns: Callable[[torch.Tensor], torch.Tensor], name: str
-    ) -> "Stack":
-        """Some rows, by ascending indices (m,) or a slice, in the `columns` that are made of features (…, D). They keep their
-        indices, and all blocks are read."""
+    ) -> "FeatureBlocks":
+        """Some rows, by ascending indices (m,) or a slice; `columns` makes their features of the stored ones. They keep their
+        indices."""
         view = copy(self)
-        view.name, view._subset = name, self.rows[rows]
+        view.name, view.rows = name, self.rows[rows]
         view.read = lambda *place: columns(torch.from_numpy(self.read(*place))).numpy()
         view.width = columns(torch.empty(0, self.width)).shape[1]
         return view
 
-    @property
-    def rows(self) -> np.ndarray:
-        """Ascending indices (n,)."""
-        return np.arange(self.starts[-1]) if self._subset is None else self._subset
-
     def __len__(self) -> int:
-        return int(self.starts[-1]) if self._subset is None else len(self._subset)
+        return len(self.rows)
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The indices of each block's rows (m,), and the block (m, D)."""
-        for number, place in self.blocks:
-            rows = np.arange(place.start, place.stop) + self.starts[number]
-            block = self.read(number, [place])
-            if len(self) < self.starts[-1]:
-                first, (start, stop) = rows[0], np.searchsorted(self.rows, [rows[0], rows[-1] + 1])
-                rows = self.rows[start:stop]
-                block = block[rows - first]
+    def blocks(self, title: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Indices of some rows (m,) and their features (m, D), after each other, with a progress bar."""
+        step, sizes = max(1, READ_ELEMENTS // self.width), np.diff(self.starts).tolist()
+        slices = [
+            (shard, slice(start, min(start + step, size)))
+            for shard, size in enumerate(sizes)
+            for start in range(0, size, step)
+        ]
+        for shard, place in progress(slices, title, unit="block"):
+            start, stop = self.starts[shard] + (place.start, place.stop)
+            rows = self.rows[slice(*np.searchsorted(self.rows, [start, stop]))]
             if len(rows):
-                yield rows, block
+                block = self.read(shard, place)
+                yield rows, block if len(rows) == len(block) else block[rows - start]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The features of ascending `rows` (m,): (m, D)."""
+        """The features (m, D) of rows by their ascending indices (m,)."""
         bounds = np.searchsorted(rows, self.starts)
-        blocks = []
-        for number, (first, last) in enumerate(pairwise(bounds)):
-            if first < last:
-                places = rows[first:last] - self.starts[number]
-                runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-                blocks.append(self.read(number, [slice(run[0], run[-1] + 1) for run in runs]))
+        blocks = [
+            self.read(shard, rows[first:last] - self.starts[shard])
+            for shard, (first, last) in enumerate(pairwise(bounds))
+            if first < last
+        ]
         return np.concatenate(blocks)
+
+
+class Texts(Sequence[str]):
+    """A column of texts (n,) in shards that begin at the rows `starts`, which are read when they are asked for: of several in a
+    row, separated by zeros, the first. `read(shard, rows)` returns their bytes (m, width)."""
+
+    def __init__(self, starts: np.ndarray, read: Callable[[int, slice], np.ndarray]):
+        self.starts, self.read = starts, read
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, row):
+        shard = int(np.searchsorted(self.starts, row, "right")) - 1
+        place = int(row - self.starts[shard])
+        return next(self._decode(shard, slice(place, place + 1)))
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(map(self._decode, range(len(self.starts) - 1)))
+
+    def _decode(self, shard: int, rows: slice = slice(None)) -> Iterator[str]:
+        for text in self.read(shard, rows):
+            yield os.fsdecode(bytes(text).strip(b"\0").split(b"\0")[0])
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Features of n triplets, what is `present` in each (n,) uint8 (evaluation/distances.py), and their names."""
+    """Features of n triplets, the modalities `present` in each (n,) uint8 (evaluation/distances.py), and their names."""
 
-    features: Stack
+    features: FeatureBlocks
     present: np.ndarray
     names: Sequence[str]
 
@@ -106,8 +127,11 @@ class Gallery:
 
 @dataclass
 class Store:
-    """`origin` is what the features depend on, `record` what else the writer keeps, `shards` the names of the files that count;
-    `advice` ends the sentences on a damaged one."""
+    """A folder of features (n, D), of `origin`, what they depend on, and of columns of n numbers or texts.
+
+    The rows are those of `shards`, in order, each a safetensors file that is written once. `record` is what else the writer
+    keeps; `advice` ends the sentences on a store that cannot be used. Nothing counts before `commit`.
+    """
 
     folder: Path
     origin: dict[str, Any]
@@ -115,60 +139,80 @@ class Store:
     record: dict[str, Any] = field(default_factory=dict)
     shards: list[str] = field(default_factory=list)
 
-    def write(
-        self, shard: str, features: np.ndarray, columns: Mapping[str, np.ndarray | Sequence[str]]
-    ) -> None:
-        """Write a shard: features (n, D), and columns of n numbers or texts."""
+    def write(self, shard: str, features: np.ndarray, columns: Columns) -> None:
+        """Write a shard: features (m, D), and columns of m numbers or texts."""
         arrays = {FEATURES: features}
         for name, column in columns.items():
-            if not isinstance(column, np.ndarray):  # as bytes (n, width), padded by zeros
+            if not isinstance(column, np.ndarray):  # texts as bytes (m, width), padded by zeros
                 texts = np.array([os.fsencode(text) for text in column])
                 column = texts.view(np.uint8).reshape(len(texts), -1)
             arrays[name] = column
         with atomic_write(self.folder / shard) as path:
             path.write_bytes(save(arrays))
 
-    def commit(self, others: Sequence[str] = ()) -> None:
-        """Make the `shards` count, and remove other files of stores but `others`."""
+    def append(self, features: np.ndarray, columns: Columns) -> None:
+        """Add rows as a new shard."""
+        self.shards.append(f"shard-{secrets.token_hex(8)}.safetensors")
+        self.write(self.shards[-1], features, columns)
+
+    def keep(self, mask: np.ndarray) -> None:
+        """Drop the rows where `mask` (n,) is False; shards that have some are written anew."""
+        before, self.shards = self.shards, []
+        for shard in before:
+            with self._open(shard) as file:
+                columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            kept, mask = np.split(mask, [len(columns[FEATURES])])
+            if kept.all():
+                self.shards.append(shard)
+            elif kept.any():
+                columns = {name: column[kept] for name, column in columns.items()}
+                self.append(columns.pop(FEATURES), columns)
+
+    def commit(self) -> None:
+        """Make the `shards` and the record count, and remove other files of stores from the folder."""
         content = {"origin": self.origin, "record": self.record, "shards": self.shards}
         write_json(self.folder / MANIFEST, {"format": FORMAT} | content)
-        current = {MANIFEST, *self.shards, *others}
+        approximate = self.record.get("approximate", {}).values()
+        current = {MANIFEST, *self.shards, *(index["file"] for index in approximate)}
         for path in self.folder.iterdir():
             if STORE_FILES.fullmatch(path.name) and path.name not in current:
                 with suppress(OSError):  # another program may have it open
                     path.unlink()
 
-    def numbers(self, shard: str, column: str) -> np.ndarray:
-        with self._open_shard(shard) as file:
-            return file.get_tensor(column)
+    def numbers(self, column: str) -> np.ndarray:
+        """A column of numbers (n,)."""
+        return np.concatenate([self._read(shard, column) for shard in range(len(self.shards))])
 
-    def texts(self, shard: str, column: str, rows: slice = slice(None)) -> list[str]:
-        with self._open_shard(shard) as file:
-            return [os.fsdecode(bytes(row).rstrip(b"\0")) for row in file.get_slice(column)[rows]]
+    def texts(self, column: str) -> Texts:
+        """A column of texts (n,)."""
+        return Texts(self.features().starts, lambda shard, rows: self._read(shard, column, rows))
+
+    def features(self, prepare: Callable[[np.ndarray], np.ndarray] = np.asarray) -> FeatureBlocks:
+        """The features (n, D); `prepare` changes what is read of them, (m, D) → (m, D)."""
+
+        def read(shard: int, rows: slice | np.ndarray) -> np.ndarray:
+            with self._open(self.shards[shard]) as file:
+                features = file.get_slice(FEATURES)
+                if isinstance(rows, slice):
+                    return prepare(features[rows])
+                runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+                slices = [features[int(run[0]) : int(run[-1]) + 1] for run in runs]
+                return prepare(np.concatenate(slices))
+
+        shapes = [self.shape(shard) for shard in self.shards]
+        return FeatureBlocks([rows for rows, _ in shapes], shapes[0][1] if shapes else 1, read)
 
     def shape(self, shard: str) -> tuple[int, int]:
-        """Rows and width of the features of a shard."""
-        with self._open_shard(shard) as file:
+        """Rows and width of the features of a shard. Raises `UserError` where it is missing or damaged."""
+        with self._open(shard) as file:
             return tuple(file.get_slice(FEATURES).get_shape())
 
-    def features(
-        self,
-        shards: Sequence[str] | None = None,
-        prepare: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    ) -> Stack:
-        """The features of all shards, or of some, as `prepare` makes them of those that are read, (rows, D)."""
-        names = self.shards if shards is None else shards
-
-        def read(number: int, slices: Sequence[slice]) -> np.ndarray:
-            with self._open_shard(names[number]) as file:
-                features = file.get_slice(FEATURES)
-                return prepare(np.concatenate([features[rows] for rows in slices]))
-
-        shapes = [self.shape(shard) for shard in names]
-        return Stack([rows for rows, _ in shapes], shapes[0][1] if shapes else 1, read)
+    def _read(self, shard: int, column: str, rows: slice = slice(None)) -> np.ndarray:
+        with self._open(self.shards[shard]) as file:
+            return file.get_slice(column)[rows]
 
     @contextmanager
-    def _open_shard(self, shard: str) -> Iterator[Any]:
+    def _open(self, shard: str) -> Iterator[Any]:
         path = self.folder / shard
         try:
             with safe_open(path, "np") as file:

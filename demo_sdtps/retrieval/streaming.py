@@ -17,7 +17,7 @@ from demo_sdtps.evaluation.metrics import (
     rank_in_group,
     ranking_of,
 )
-from demo_sdtps.retrieval.store import Gallery, Stack
+from demo_sdtps.retrieval.store import FeatureBlocks, Gallery
 from demo_sdtps.runtime.progress import progress
 
 
@@ -58,7 +58,7 @@ def evaluate_stream(
     matches = np.bincount(row[match], minlength=queries)
     ahead, roc = np.zeros(len(limits), np.int64), ROC(queries * len(gallery))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for rows, block in progress(stack, "ranking", len(stack.blocks), unit="block"):
+        for rows, block in stack.blocks("ranking"):
             for first, block_rows in _row_slices(torch.from_numpy(block), queries):
                 start = rows[first]
                 bounds = [start, start + len(block_rows)]
@@ -76,7 +76,7 @@ def evaluate_stream(
 def _pair_distances(
     distances: Callable[[torch.Tensor, np.ndarray], np.ndarray],
     queries: int,
-    stack: Stack,
+    stack: FeatureBlocks,
     row: np.ndarray,
     own_rows: np.ndarray,
 ) -> np.ndarray:

@@ -2,21 +2,18 @@
 
 import numpy as np
 
-from demo_sdtps.retrieval.store import Gallery, Stack
+from demo_sdtps.retrieval.store import FeatureBlocks, Gallery
 
 
 def whole_of(feature_set):
-    return np.concatenate([block for _, block in feature_set.features])
+    return feature_set.features.take(feature_set.features.rows)
 
 
 def stack_of(features, size=7):
     """In shards of `size` rows, the last a smaller one."""
     shards = np.split(features, range(size, len(features), size))
-    return Stack(
-        [len(shard) for shard in shards],
-        features.shape[1],
-        lambda number, slices: np.concatenate([shards[number][rows] for rows in slices]),
-    )
+    sizes = [len(shard) for shard in shards]
+    return FeatureBlocks(sizes, features.shape[1], lambda shard, rows: shards[shard][rows])
 
 
 def gallery_of(features, names, present=None, size=7):

@@ -13,7 +13,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import read_folder
 from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.retrieval import approximate, gallery
-from demo_sdtps.retrieval.gallery import Changes, open_index, update
+from demo_sdtps.retrieval.gallery import Changes, open_index, read_gallery, update
 from demo_sdtps.retrieval.nearest import search_sets
 
 KEYS = {"INPUT.SIZE_TEST": [32, 16]}
@@ -72,8 +72,9 @@ def update_at(place, extract=None):
 
 def content(index):
     """Features by name."""
-    features = index.gallery().features.take(np.arange(len(index.names)))
-    return dict(zip(index.names, map(tuple, features.tolist()), strict=True))
+    gallery = read_gallery(index)
+    features = gallery.features.take(gallery.features.rows)
+    return dict(zip(gallery.names, map(tuple, features.tolist()), strict=True))
 
 
 def rows_of(place):
@@ -88,7 +89,7 @@ def rows_of(place):
 
 
 def files_of(index):
-    return {path.name for path in index.store.folder.iterdir()}
+    return {path.name for path in index.folder.iterdir()}
 
 
 def test_new_changed_and_removed_images_alone_are_read(place):
@@ -110,17 +111,15 @@ def test_new_changed_and_removed_images_alone_are_read(place):
         "new",
     ]
     assert content(index) == rows_of(place) == content(open_at(place))
-    assert len(index.names) == 13
-    assert files_of(index) == {"store.json", *index.rows}
+    assert len(content(index)) == 13
+    assert files_of(index) == {"store.json", *index.shards}
 
 
 def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     with pytest.raises(KeyboardInterrupt):
         update_at(place, Colours(most=8))
     index = open_at(place)
-    assert len(index.names) == 8 and content(index) == {
-        name: row for name, row in rows_of(place).items() if name < "08"
-    }
+    assert content(index) == {name: row for name, row in rows_of(place).items() if name < "08"}
     rest = Colours()
     index, changes = update_at(place, rest)
     assert (
@@ -137,15 +136,17 @@ def cut(path):
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
 def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damage):
     index, _ = update_at(place)
-    shard = index.store.folder / [*index.rows][1]
+    shard = index.folder / index.shards[1]
     damage(shard)
     with pytest.raises(UserError, match=f"{shard.name} of stored features is .*--rebuild"):
         open_at(place)
     fresh = open_at(place, rebuild=True)
     # the old ones stay until the first new one is written
-    assert (index.store.folder / next(iter(index.rows))).exists()
+    assert (index.folder / index.shards[0]).exists()
     update(fresh, read_folder(place / "gallery"), Colours())
-    assert content(open_at(place)) == rows_of(place) and len(files_of(fresh)) == 1 + len(fresh.rows)
+    assert content(open_at(place)) == rows_of(place) and len(files_of(fresh)) == 1 + len(
+        fresh.shards
+    )
 
 
 def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes(place, capsys):
@@ -155,7 +156,7 @@ def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes
         """Of the approximate indices, by which a triplet is as near as can be to itself."""
         for how in hows:
             index = open_at(place)
-            gallery = index.gallery()
+            gallery = read_gallery(index)
             features = torch.from_numpy(gallery.features.take(np.arange(len(gallery))))
             hits = search_sets(
                 Comparison((1, 2, 4), how),
@@ -168,8 +169,8 @@ def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes
             printed = capsys.readouterr().out
             if how == "shared":
                 assert "hnsw, NI in RGB+NI by NI, shared: recall@1 1.000" in printed
-        kept = index.store.record["approximate"]
-        return {name: index.store.folder / entry["file"] for name, entry in kept.items()}
+        kept = index.record["approximate"]
+        return {name: index.folder / entry["file"] for name, entry in kept.items()}
 
     update_at(place)
     first = files("shared")
@@ -193,7 +194,7 @@ def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     with pytest.raises(
         UserError, match=r"is of the gallery .*gallery, not of .*other; pass --rebuild"
     ):
-        open_index(index.store.folder, place / "other", ORIGIN, False)
+        open_index(index.folder, place / "other", ORIGIN, False)
     os.rename(place / "gallery", place / "moved")
-    index = open_index(index.store.folder, place / "moved", ORIGIN, False)
+    index = open_index(index.folder, place / "moved", ORIGIN, False)
     assert update(index, read_folder(place / "moved"), Colours()) == Changes(0, 0, 0)
