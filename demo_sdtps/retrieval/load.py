@@ -91,7 +91,7 @@ def _pixels(item: Any, scale: Range) -> np.ndarray | None:
         return None
     if isinstance(item, (str, os.PathLike)):
         pixels = decode_pixels(os.fspath(item), ADVICE, scale)
-    elif isinstance(item, Image.Image) and item.mode == "RGB":
+    elif isinstance(item, Image.Image):
         pixels = pil_pixels(item, ADVICE, scale)
     elif (
         isinstance(item, np.ndarray)

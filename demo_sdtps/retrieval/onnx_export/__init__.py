@@ -49,11 +49,11 @@ def check_file(extractor: Extractor, model: ExportedModel) -> list[str]:
         output = model.run({n: each.numpy() for n, each in zip(names, inputs, strict=False)})
         with torch.no_grad():
             expected = graph(*inputs)[-1:]
-        differences = differences_of([torch.from_numpy(output)], expected)
-        beyond = differences > TOLERANCE
-        if beyond.any():
-            wrong += int((beyond & ~undecided_triplets(graph, inputs, expected)).sum())
-        lines.append(f"{batch:5}  {float(differences.max()):10.1e}  {int(beyond.sum()):20}")
+        difference = relative_differences([torch.from_numpy(output)], expected)
+        is_beyond = difference > TOLERANCE
+        if is_beyond.any():
+            wrong += int((is_beyond & ~undecided_triplets(graph, inputs, expected)).sum())
+        lines.append(f"{batch:5}  {float(difference.max()):10.1e}  {int(is_beyond.sum()):20}")
     if wrong:
         raise UserError(
             f"The exported model differs from torch by more than {TOLERANCE} on {wrong} of {sum(BATCHES)} random "
@@ -63,29 +63,7 @@ def check_file(extractor: Extractor, model: ExportedModel) -> list[str]:
     return lines
 
 
-def compare_files(cfg: CfgNode, models: Mapping[str, ExportedModel], data: TestData) -> list[str]:
-    """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, and milliseconds per triplet, decoding included."""
-    lines = [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}"]
-    for name, model in models.items():
-        start = time.perf_counter()
-        (patterns,) = extract_features(cfg, model, data.loader)
-        seconds = time.perf_counter() - start
-        ranking = rank_features(cfg, patterns[cfg.TEST.RETURN_PATTERN], data)
-        scores = f"{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}"
-        lines.append(f"{name:10}{scores}{1000 * seconds / len(data.samples):13.2f}")
-    return lines
-
-
-def calibration_feeds(cfg: CfgNode, model: ExportedModel, samples: Sequence[Sample]) -> list[Feed]:
-    """The inputs of CALIBRATION of the samples, evenly chosen, one at a time."""
-    chosen = samples[:: -(-len(samples) // CALIBRATION)]
-    loader = test_loader(
-        with_values(cfg, {"DATASETS.CACHE": "no", "TEST.IMS_PER_BATCH": 1}), chosen
-    )
-    return [model.inputs(*batch) for batch in decoded_triplets(loader)]
-
-
-def differences_of(
+def relative_differences(
     outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """(B,): the largest difference of each image in any output, relative to the output's largest value."""
@@ -104,15 +82,35 @@ def undecided_triplets(
     generator = torch.Generator().manual_seed(0)
     is_undecided = torch.zeros(len(inputs[0]), dtype=torch.bool)
     for _ in range(TRIES):
-        changed = [  # the images, not the cameras
+        changed = [
             each * (1 + ROUNDING * torch.randn(each.shape, generator=generator))
-            if each.ndim == 4
+            if each.ndim == 4  # images, not cameras
             else each
             for each in inputs
         ]
         with torch.no_grad():
-            is_undecided |= differences_of(graph(*changed), expected) > TOLERANCE
+            is_undecided |= relative_differences(graph(*changed), expected) > TOLERANCE
     return is_undecided
+
+
+def compare_files(cfg: CfgNode, models: Mapping[str, ExportedModel], data: TestData) -> list[str]:
+    """A table of mAP and Rank-1 by the features of TEST.RETURN_PATTERN, and milliseconds per triplet, decoding included."""
+    lines = [f"{'precision':10}{'mAP':>7}{'Rank-1':>9}{'ms/triplet':>13}"]
+    for name, model in models.items():
+        start = time.perf_counter()
+        (patterns,) = extract_features(cfg, model, data.loader)
+        seconds = time.perf_counter() - start
+        ranking = rank_features(cfg, patterns[cfg.TEST.RETURN_PATTERN], data)
+        scores = f"{100 * ranking.mAP:7.1f}{100 * ranking.rank(1):9.1f}"
+        lines.append(f"{name:10}{scores}{1000 * seconds / len(data.samples):13.2f}")
+    return lines
+
+
+def calibration_feeds(cfg: CfgNode, model: ExportedModel, samples: Sequence[Sample]) -> list[Feed]:
+    """The inputs of CALIBRATION of the samples, evenly chosen, one at a time."""
+    chosen = samples[:: -(-len(samples) // CALIBRATION)]
+    settings = with_values(cfg, {"DATASETS.CACHE": "no", "TEST.IMS_PER_BATCH": 1})
+    return [model.inputs(*batch) for batch in decoded_triplets(test_loader(settings, chosen))]
 
 
 def export_model(
@@ -127,29 +125,29 @@ def export_model(
     """Write the model for ONNX Runtime (.onnx) or OpenVINO (.xml, and .bin), and its card beside it, once the runtime agrees
     with torch in float32, and print the comparison. int8 is calibrated on `samples`; another precision than float32 is compared
     with it on `data`, if given, whatever that shows."""
-    suffixes = [path.suffix, *([".bin"] if path.suffix == ".xml" else []), ".md"]
+    is_openvino = path.suffix == ".xml"
+    suffixes = [path.suffix, *([".bin"] if is_openvino else []), ".md"]
     for suffix in suffixes[1:]:
         check_output_file(path.with_suffix(suffix), suffix, overwrite)
-    cfg = extractor.cfg
     with TemporaryDirectory() as folder:
-        plain = Path(folder, "float32.onnx")
-        write_onnx(extractor, plain, inputs)
+        plain = Path(folder, f"float32{path.suffix}")
+        onnx = plain.with_suffix(".onnx")
+        write_onnx(extractor, onnx, inputs)
         about = metadata(extractor, inputs)
-        if path.suffix == ".xml":
-            write_openvino(plain, plain := plain.with_suffix(".xml"), about)
+        if is_openvino:
+            write_openvino(onnx, plain, about)
         models = {"float32": ExportedModel(plain)}
         lines, final = check_file(extractor, models["float32"]), plain
         if precision != "float32":
             final = plain.with_stem(precision)
-            feeds = calibration_feeds(cfg, models["float32"], samples) if samples else []
-            if path.suffix == ".xml":
-                write_openvino(plain.with_suffix(".onnx"), final, about, feeds)
+            feeds = calibration_feeds(extractor.cfg, models["float32"], samples) if samples else []
+            if is_openvino:
+                write_openvino(onnx, final, about, feeds)
             else:
-                shutil.copy(plain, final)
-                convert_onnx(final, precision, feeds)
+                convert_onnx(Path(shutil.copy(plain, final)), precision, feeds)
             models[precision] = ExportedModel(final)
         if data:
-            lines += compare_files(cfg, models, data)
+            lines += compare_files(extractor.cfg, models, data)
         card = extractor.generate_model_card(file=path.name, input=inputs, precision=precision)
         final.with_suffix(".md").write_text(str(card), encoding="utf-8")
         for suffix in reversed(suffixes):
