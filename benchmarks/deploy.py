@@ -24,17 +24,16 @@ from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.onnx_export.convert import Feed, convert_onnx, write_openvino
 from demo_sdtps.retrieval.onnx_export.graph import metadata, write_onnx
 
-STAGES = {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}
-KINDS = {"dense": {}, "slimmed": STAGES}
+KINDS = {"dense": {}, "slimmed": {"MODEL.SLIM_BLOCKS": [0, 4], "MODEL.SLIM_KEEP": [0.4, 0.5]}}
 RGB_ONLY = ("MODEL.MODALITIES", "[RGB]", "MODEL.SLIM_SCORE", "saliency", "MODEL.DEVICE", "cpu")
 CROP = (3, 300, 140)  # a decoded image, larger than the model's
 TARGET = 8  # the fastest slimmed over the dense float32 in the same runtime
 THREADS, BATCHES, FEEDS = (1, 2), (1, 8), 16
-
 RUNTIMES = ("onnxruntime", "openvino", "nncf")
 """The packages that run and convert files."""
 
-Work = Callable[[np.ndarray], object]
+Extract = Callable[[np.ndarray], object]
+"""Features (B, D) of images (B, 3, h, w)."""
 
 
 def deploy_rows(quick: bool, device: torch.device) -> Iterator[Row]:
@@ -49,39 +48,38 @@ def deploy_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         for kind, slimming in KINDS.items():
             torch.manual_seed(0)
             reids[kind] = Extractor(with_values(cfg, slimming).dump(), 1, 1)
-            crops = [draw.integers(0, 256, CROP, np.uint8) for _ in range(FEEDS)]
-            write_files(reids[kind], Path(folder, kind), partial(inputs_of, crops))
+            crops = draw.integers(0, 256, (FEEDS, *CROP), np.uint8)
+            write_files(reids[kind], Path(folder, kind), partial(feed_crops, crops))
         for threads in THREADS[: 1 if quick else None]:
             torch.set_num_threads(threads)
-            works = {
-                kind: works_of(reid, Path(folder, kind), threads) for kind, reid in reids.items()
+            extractors = {
+                (kind, name): extract
+                for kind, reid in reids.items()
+                for name, extract in open_extractors(reid, Path(folder, kind), threads).items()
             }
             for batch in BATCHES[: 1 if quick else None]:
                 images = draw.integers(0, 256, (batch, *CROP), np.uint8)
-                cases = {
-                    (kind, name): partial(work, images)
-                    for kind, each in works.items()
-                    for name, work in each.items()
-                }
+                cases = {case: partial(extract, images) for case, extract in extractors.items()}
                 what = f"threads {threads}, batch {batch}"
                 seconds = in_turns(what, cases, 1 if quick else 6, summary=min, calls=2)
-                yield from rows_of(what, {case: each / batch for case, each in seconds.items()})
+                yield from compare_kinds(what, {case: s / batch for case, s in seconds.items()})
     torch.set_num_threads(before)
 
 
-def inputs_of(crops: list[np.ndarray], model: ExportedModel) -> list[Feed]:
-    """Of images (3, h, w), one at a time."""
+def feed_crops(crops: np.ndarray, model: ExportedModel) -> list[Feed]:
+    """The inputs of images (n, 3, h, w), one at a time."""
     return [model.inputs([[crop]], [0]) for crop in crops]
 
 
 def write_files(
-    reid: Extractor, folder: Path, feeds_of: Callable[[ExportedModel], list[Feed]]
+    reid: Extractor, folder: Path, make_feeds: Callable[[ExportedModel], list[Feed]]
 ) -> None:
-    """The model in float32 and int8, of OpenVINO if it and NNCF are installed; `feeds_of` of the first file calibrates int8."""
+    """The model in float32 and int8, of OpenVINO if it and NNCF are installed; int8 is calibrated on the feeds for the first
+    file."""
     folder.mkdir()
     plain, about = folder / "float32.onnx", metadata(reid, "uint8")
     write_onnx(reid, plain, "uint8")
-    feeds = feeds_of(ExportedModel(plain))
+    feeds = make_feeds(ExportedModel(plain))
     for precision in ("int8", "int8_static"):
         convert_onnx(Path(copy(plain, plain.with_stem(precision))), precision, feeds)
     if find_spec("openvino") and find_spec("nncf"):
@@ -89,17 +87,7 @@ def write_files(
         write_openvino(plain, folder / "int8.xml", about, feeds)
 
 
-def works_of(reid: Extractor, folder: Path, threads: int) -> dict[str, Work]:
-    """By runtime and precision what makes features (B, D) of images (B, 3, h, w)."""
-    half = deepcopy(reid.model)
-    half.backbone = half.backbone.cast_for_inference(torch.bfloat16)
-    works: dict[str, Work] = {}
-    for name, model in (("float32", reid.model), ("bfloat16", half)):
-        works[f"torch {name}"] = partial(by_torch, model, test_transform(reid.cfg))
-    return works | {name: partial(by_file, file) for name, file in files_of(folder, threads)}
-
-
-def files_of(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]]:
+def open_files(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]]:
     """The files of `write_files` by runtime and precision, and that of OpenVINO in float32 also in bfloat16."""
     for path in sorted(folder.glob("*.onnx")):
         yield f"ONNX Runtime {path.stem}", ExportedModel(path, "off", threads)
@@ -109,22 +97,34 @@ def files_of(folder: Path, threads: int) -> Iterator[tuple[str, ExportedModel]]:
             yield "OpenVINO bfloat16", ExportedModel(path, "bf16", threads)
 
 
-def runtime_versions() -> dict[str, str]:
-    """Versions of those of RUNTIMES that are installed."""
-    return {name: version(name) for name in RUNTIMES if find_spec(name)}
+def open_extractors(reid: Extractor, folder: Path, threads: int) -> dict[str, Extract]:
+    """By runtime and precision."""
+    half = deepcopy(reid.model)
+    half.backbone = half.backbone.cast_for_inference(torch.bfloat16)
+    models = {"torch float32": reid.model, "torch bfloat16": half}
+    transform = test_transform(reid.cfg)
+    by_torch = {name: partial(run_torch, model, transform) for name, model in models.items()}
+    return by_torch | {
+        name: partial(run_file, model) for name, model in open_files(folder, threads)
+    }
 
 
-def by_torch(model: DeMo, transform: Transform, images: np.ndarray) -> torch.Tensor:
+def run_torch(model: DeMo, transform: Transform, images: np.ndarray) -> torch.Tensor:
     inputs = torch.stack([transform(image) for image in torch.from_numpy(images)])
     with evaluating(model):
         return model({"RGB": inputs}, torch.zeros(len(images), dtype=torch.int64))
 
 
-def by_file(model: ExportedModel, images: np.ndarray) -> np.ndarray:
+def run_file(model: ExportedModel, images: np.ndarray) -> np.ndarray:
     return model.features([[image] for image in images], [model.cameras] * len(images))
 
 
-def rows_of(what: str, seconds: dict[tuple[str, str], float]) -> Iterator[Row]:
+def runtime_versions() -> dict[str, str]:
+    """Versions of those of RUNTIMES that are installed."""
+    return {name: version(name) for name in RUNTIMES if find_spec(name)}
+
+
+def compare_kinds(what: str, seconds: dict[tuple[str, str], float]) -> Iterator[Row]:
     """For every runtime and precision dense beside slimmed, and the fastest slimmed beside the runtime's dense in float32."""
     names = [name for kind, name in seconds if kind == "dense"]
     for name in names:

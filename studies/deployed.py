@@ -35,7 +35,7 @@ def main() -> None:
 
     import torch
 
-    from benchmarks.deploy import files_of, runtime_versions, write_files
+    from benchmarks.deploy import open_files, runtime_versions, write_files
     from benchmarks.rows import conditions
     from demo_sdtps.datasets import read_splits
     from demo_sdtps.evaluation.extraction import extract_features
@@ -57,7 +57,7 @@ def main() -> None:
             files = Path(folder, "files")
             write_files(reid, files, partial(calibration_feeds, cfg, samples=train))
             models = [(f"torch {precision}", amp, reid.model) for precision, amp in TORCH.items()]
-            models += [(each, "off", file) for each, file in files_of(files, cpu_cores())]
+            models += [(each, "off", file) for each, file in open_files(files, cpu_cores())]
             for precision, amp, model in progress(models, name):
                 (patterns,) = extract_features(
                     with_values(cfg, {"TEST.AMP": amp}), model, data.loader
