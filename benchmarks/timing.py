@@ -16,7 +16,7 @@ from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.runtime.graphs import Recording
-from demo_sdtps.runtime.matmul import matmul_of
+from demo_sdtps.runtime.matmul import float32_products
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.optim import make_optimizer
 
@@ -88,7 +88,7 @@ def training_step(
     recording: Recording[None] | None = Recording() if is_recorded else None
 
     def step(images: Mapping[str, torch.Tensor]) -> None:
-        with matmul_of(model):
+        with float32_products(model):
             if recording:
                 recording.run(gradients, images)
             else:

@@ -192,9 +192,10 @@ KEYS = (
     ),
     Key(
         "SOLVER.FLOAT32_MATMUL",
-        "auto",
-        "float32 products on a CPU, in evaluation too: default (torch's), onednn, or auto (onednn where it is faster)",
-        ("auto", "default", "onednn"),
+        "default",
+        "float32 products on a CPU, in evaluation too: default (torch's), or onednn, with which some processors are faster "
+        "(with AMX it rounds to bfloat16); auto, of older files, is default",
+        ("default", "onednn", "auto"),
     ),
     Key(
         "SOLVER.EVAL_PERIOD",

@@ -14,11 +14,10 @@ from demo_sdtps.modeling.checkpoints.loading import EXAMPLE, load_weights, read_
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import check_equal, check_single
-from demo_sdtps.runtime.matmul import choose_matmul
 
 
 def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:
-    """Seed the random generators, and choose the device and the library of float32 products."""
+    """Seed the random generators → the device."""
     if not several:
         check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
@@ -26,8 +25,7 @@ def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> tor
             f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}."
         )
     set_seed(cfg.SOLVER.SEED)
-    choose_matmul(cfg.SOLVER.FLOAT32_MATMUL, device := choose_device(cfg))  # all together
-    return device
+    return choose_device(cfg)
 
 
 def load_model_and_data(

@@ -19,6 +19,7 @@ from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord
 from demo_sdtps.modeling.slimming.scores.sdtps import SDTPS
 from demo_sdtps.modeling.slimming.stage import make_slimming, patch_shares, slim_backbone
+from demo_sdtps.runtime.matmul import matmul_library
 
 
 class PIFE(nn.Module):
@@ -60,7 +61,7 @@ class DeMo(nn.Module):
         super().__init__()
         self.num_class, self.camera_num = num_class, camera_num
         self.modalities = tuple(cfg.MODEL.MODALITIES)
-        self.float32_matmul = cfg.SOLVER.FLOAT32_MATMUL
+        self.float32_matmul = matmul_library(cfg)
         self.backbone = make_backbone(cfg, camera_num)
         width, subsets = self.backbone.width, subsets_of(self.modalities)
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None

@@ -8,7 +8,7 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
-from demo_sdtps.runtime.matmul import matmul_of
+from demo_sdtps.runtime.matmul import float32_products
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), matmul_of(model):
+        with torch.no_grad(), float32_products(model):
             yield
     finally:
         model.train(was_training)

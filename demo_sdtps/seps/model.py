@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.runtime.distributed import all_gather, world_size
+from demo_sdtps.runtime.matmul import matmul_library
 from demo_sdtps.seps import CrossSparseAggrNet
 from demo_sdtps.seps.towers import ImageTower, TextTower
 
@@ -83,5 +84,5 @@ def make_seps(cfg: CfgNode, pretrained: bool = True) -> tuple[SEPS, str]:
             f"{model.TRANSFORMER_TYPE}: {error}"
         ) from None
     seps = SEPS(image_tower, text_tower, network)
-    seps.float32_matmul = cfg.SOLVER.FLOAT32_MATMUL
+    seps.float32_matmul = matmul_library(cfg)
     return seps, report

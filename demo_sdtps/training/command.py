@@ -15,9 +15,8 @@ from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.device import choose_device, log_to
 from demo_sdtps.runtime.distributed import all_gather_object, check_equal, is_main
 from demo_sdtps.runtime.files import LOCK, atomic_write, lock_file
-from demo_sdtps.runtime.matmul import DEFAULT, choose_matmul
 from demo_sdtps.training.output import CONFIG, LAST, LOG, PREVIOUS, check_tracking, make_output
-from demo_sdtps.training.record import mark_finished, read_record, restore_threads, track_run
+from demo_sdtps.training.record import mark_finished, restore_threads, track_run
 from demo_sdtps.training.resume import Resumed, check_unchanged, find_run
 from demo_sdtps.training.stop import Stopped
 from demo_sdtps.training.trainer import Trainer
@@ -51,19 +50,16 @@ def train(
         check_tracking(cfg)
         trainer = make_trainer(cfg, device, resumed)
         check_equal(trainer.digest, "files of the data set")
-        mode = cfg.SOLVER.FLOAT32_MATMUL
         if resumed:
             check_unchanged(resumed, trainer.digest)
-            mode = read_record(output).get("machine", {}).get("matmul", DEFAULT)
-        trainer.model.float32_matmul = matmul = choose_matmul(mode, device)
-        with run_folder(output, cfg, device, resumed, matmul):
+        with run_folder(output, cfg, device, resumed):
             trainer.run(output, resumed)
         return trainer
 
 
 @contextmanager
 def run_folder(
-    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None, matmul: str
+    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None
 ) -> Iterator[None]:
     """Configuration, log and record of the run in OUTPUT_DIR in the context.
 
@@ -79,11 +75,10 @@ def run_folder(
             (output / LAST).unlink(missing_ok=True)
         with atomic_write(output / CONFIG) as temporary:
             temporary.write_text(cfg.dump(), encoding="utf-8")
-    tracked = track_run(output, cfg, device, resumed, matmul) if is_main() else nullcontext()
+    tracked = track_run(output, cfg, device, resumed) if is_main() else nullcontext()
     with log_to(output / LOG) if is_main() else nullcontext():
         try:
             with tracked:
-                logger.info("float32 matrix products: %s", matmul)
                 if resumed:
                     logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
                 yield

@@ -22,6 +22,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.files import read_json, write_json
+from demo_sdtps.runtime.matmul import matmul_library
 from demo_sdtps.runtime.threads import threads_by_user
 from demo_sdtps.training.output import FINISHED, RECORD
 from demo_sdtps.training.resume import Resumed
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def track_run(
-    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None, matmul: str
+    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None
 ) -> Iterator[None]:
     """Write run.json in `output` at the start of the context, and status and seconds at its end.
 
@@ -60,7 +61,7 @@ def track_run(
         "seed": cfg.SOLVER.SEED,
         **commit(),
         "versions": versions(device),
-        "machine": {**machine(device), "matmul": matmul},
+        "machine": {**machine(device), "matmul": matmul_library(cfg)},
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if resumed:

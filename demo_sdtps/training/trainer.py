@@ -23,7 +23,7 @@ from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.runtime.device import choose_precision, deterministic_backward, set_seed
 from demo_sdtps.runtime.distributed import all_gather_object, any_rank, is_main, rank, world_size
 from demo_sdtps.runtime.files import write_json
-from demo_sdtps.runtime.matmul import matmul_of
+from demo_sdtps.runtime.matmul import float32_products
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.monitor import LossMonitor, Meter
 from demo_sdtps.training.output import BEST, LAST, PREVIOUS, scalar_boards
@@ -173,7 +173,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             initial=self.step,
         )
         for batch in bar:
-            with matmul_of(self.model):
+            with float32_products(self.model):
                 self._train_step(batch)
             # what is read anyway: no wait for a GPU
             if self.step % solver.LOG_PERIOD == 0 and self.monitor.recent:

@@ -5,7 +5,6 @@ torchrun --nproc_per_node=2 tests/helpers/two_processes.py OUTPUT CONFIG_FILE,CO
 
 import sys
 from pathlib import Path
-from unittest import mock
 
 import torch
 from numeric import seed_of
@@ -14,7 +13,7 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import total_loss
-from demo_sdtps.runtime import distributed, matmul
+from demo_sdtps.runtime import distributed
 from demo_sdtps.training.reid import gather_output
 
 BATCH, IDENTITIES, CAMERAS, STEPS = 8, 4, 2, 3
@@ -66,17 +65,10 @@ def steps(cfg) -> dict:
         "of batch": distributed.shard_for_rank(range(8)),
         "rows": distributed.all_gather_rows(own(rows), len(rows)),
         "from main": distributed.broadcast_from_main(lambda: f"of {distributed.rank()}"),
-        "matmul": shared_matmul(),
         "anywhere": distributed.any_rank(*(distributed.rank() == place for place in range(3))),
         "of all": distributed.all_gather_object(distributed.rank()),
         "is equal": [is_equal("the same"), is_equal(distributed.rank())],
     }
-
-
-def shared_matmul() -> str:
-    """What is chosen where only rank 0's probe takes oneDNN."""
-    with mock.patch.object(matmul, "takes_onednn", lambda *_: distributed.rank() == 0):
-        return matmul.choose_matmul.__wrapped__("auto", torch.device("cpu"))
 
 
 def is_equal(thing) -> bool:

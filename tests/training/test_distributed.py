@@ -70,7 +70,7 @@ def test_what_the_processes_tell_each_other(steps):
     assert [record["of batch"] for record in steps] == [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7]]
     for actual in steps:
         assert torch.equal(actual["rows"], torch.arange(5.0).unsqueeze(1))
-        assert actual["from main"] == "of 0" and actual["matmul"] == "onednn"
+        assert actual["from main"] == "of 0"
     assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]
