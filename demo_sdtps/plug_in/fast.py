@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from demo_sdtps.evaluation.metrics import match_ranks, ranking_of
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, ATMoE
-from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from demo_sdtps.plug_in.launch import Checkout
 
 
 def replace_ranking(checkout: Checkout) -> None:
@@ -75,36 +77,26 @@ class FastFusion(nn.Module):
         """In evaluation → (B, 7C); the original in training and in replicas of nn.DataParallel, which have no parameters."""
         if self.training or torch.is_grad_enabled() or getattr(self, "_is_replica", False):
             return super().forward(*inputs)
-        tensors = (*self.parameters(), *self.buffers())
-        state = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
-        if self.__dict__.get("fast_state") != state:
-            self.__dict__["fast_state"], self.__dict__["fast_modules"] = state, make_modules(self)
-        hdm, atmoe = self.__dict__["fast_modules"]
+        hdm, atmoe = make_modules(self)
         patches = dict(zip(MODALITIES, inputs[:3], strict=True))
         features = hdm(patches, dict(zip(MODALITIES, inputs[3:], strict=True)))
         return atmoe(features) if atmoe else features.flatten(1)
 
-    def train(self, mode: bool = True) -> FastFusion:
-        self.__dict__.pop("fast_state", None)
-        return super().train(mode)
-
 
 def make_modules(fusion: nn.Module) -> tuple[HDM, ATMoE | None]:
-    """This project's modules with the weights of a generalFusion, for evaluation."""
+    """This project's modules with the weights that a generalFusion has now, for evaluation."""
     weights = {f"generalFusion.{name}": tensor for name, tensor in fusion.state_dict().items()}
     try:
         ours = from_demo(weights)
         width = ours["hdm.query"].shape[1]
-        # the checkout's training draws what it would draw without
-        with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
             experts = ours.get("atmoe.expert_weight")
             hdm = HDM(width)
             atmoe = None if experts is None else ATMoE(width, width // experts.shape[-1])
-        whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {}))
-        whole.load_state_dict(ours)
+        whole = nn.ModuleDict({"hdm": hdm} | ({"atmoe": atmoe} if atmoe else {})).eval()
+        whole.load_state_dict(ours, assign=True)
     except (ValueError, KeyError, RuntimeError) as error:
         raise UserError(
             f"--fast: generalFusion has other weights than DeMo's, which were expected: {error}"
         ) from None
-    whole.to(ours["hdm.query"].device).eval()
     return hdm, atmoe

@@ -1,4 +1,4 @@
-"""The code bases whose models `patch` knows, by the names of the models' classes (docs/plug_in.md). One more is one entry."""
+"""The code bases whose models `patch` knows, a row each (docs/plug_in.md)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ EVALUATION = ("NI", "RGB", "TI")
 
 @dataclass(frozen=True)
 class Host:
-    """What a model's forward does that cannot be read from its modules."""
+    """What the forward of a model does that cannot be read from its modules."""
 
     name: str
+    # module and function that make the model
+    factory: tuple[str, str] = ("modeling.make_model", "make_model")
     towers: tuple[str, ...] = ("BACKBONE.base",)  # paths of the Vision Transformers
     # in which it encodes images not known: of missing modalities
     order: tuple[str, ...] = MODALITIES
@@ -27,16 +29,30 @@ class Host:
     backbone: str = ""  # module that returns (patches, global, …), of a model that SDTPS fits; else SDTPS is refused
     fusion: str = ""  # module that is given the slimmed tokens
     has_patterns: bool = False  # whether the forward knows return_pattern
+    # module and function of the training loop that evaluates a single return pattern in some settings
+    evaluation: tuple[str, str] | None = None
     # argument of the forward that is true in training; else the module's mode says it
     mode: str = ""
     pair: int = 0  # place of the pair of SDTPS in the output in training
 
 
 HOSTS = {
-    "DeMo": Host("DeMo", backbone="BACKBONE", fusion="generalFusion", has_patterns=True),
-    "UGG": Host("UGG-ReID", backbone="BACKBONE", has_patterns=True),
+    "DeMo": Host(
+        "DeMo",
+        backbone="BACKBONE",
+        fusion="generalFusion",
+        has_patterns=True,
+        evaluation=("engine.processor", "training_neat_eval"),
+    ),
+    "UGG": Host(
+        "UGG-ReID",
+        ("modeling.make_model_ugg", "make_model"),
+        backbone="BACKBONE",
+        has_patterns=True,
+    ),
     "Signal": Host(
         "Signal",
+        ("modeling.make_model", "make_frame"),
         ("clip_vision_encoder.base",),
         restore=True,
         backbone="clip_vision_encoder",
@@ -45,10 +61,15 @@ HOSTS = {
     ),
     "MFRNet": Host("MFRNet", is_stacked=True, backbone="BACKBONE"),
     "MDReID": Host("MDReID", is_stacked=True),
-    "IDEA": Host("IDEA", ("BACKBONE.base.visual",), EVALUATION, suffix="INVERSE", restore=True),
-    "STMI": Host("STMI", ("BACKBONE.base.visual",), EVALUATION),
+    "IDEA": Host(
+        "IDEA", towers=("BACKBONE.base.visual",), order=EVALUATION, suffix="INVERSE", restore=True
+    ),
+    "STMI": Host("STMI", towers=("BACKBONE.base.visual",), order=EVALUATION),
     "TOPReID": Host(
-        "TOP-ReID", ("NI.base", "TI.base", "RGB.base"), ("NI", "TI", "RGB"), shared="first"
+        "TOP-ReID",
+        towers=("NI.base", "TI.base", "RGB.base"),
+        order=("NI", "TI", "RGB"),
+        shared="first",
     ),
     "MambaPro": Host("MambaPro", restore=True),
     "HAPE": Host("HAPE"),
@@ -62,8 +83,8 @@ HOSTS = {
 BLOCKS = ("transformer.resblocks", "resblocks", "blocks")
 
 
-def host_of(model: Any) -> Host:
-    """The description of a model."""
+def find_host(model: Any) -> Host:
+    """The row of a model. Raises `UserError` for a model of no host."""
     for base in type(model).__mro__:
         if base.__name__ in HOSTS:
             return HOSTS[base.__name__]
@@ -80,7 +101,7 @@ def module_at(model: Any, path: str) -> Any:
     return model
 
 
-def blocks_of(model: Any, host: Host) -> list[str]:
+def block_paths(model: Any, host: Host) -> list[str]:
     """Paths of the blocks of each tower."""
     for name in BLOCKS:
         paths = [f"{tower}.{name}" for tower in host.towers]

@@ -10,27 +10,21 @@ import inspect
 import os
 import runpy
 import sys
-from functools import wraps
+from functools import partial, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.config.common import RETURN_PATTERNS
-from demo_sdtps.plug_in.checkout import Checkout
 from demo_sdtps.plug_in.config import add_config
-from demo_sdtps.plug_in.hosts import HOSTS
+from demo_sdtps.plug_in.hosts import HOSTS, find_host
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     Change = Callable[[Any, Any], object]  # of a model by its configuration
-
-FACTORIES = (
-    ("modeling.make_model", "make_model"),
-    ("modeling.make_model_ugg", "make_model"),
-    ("modeling.make_model", "make_frame"),
-)
-"""Modules and functions that make the models of HOSTS."""
 
 
 def main() -> None:
@@ -83,18 +77,15 @@ def launch(script: Path, arguments: list[str], weight: str | None, fast: bool) -
     sys.path.insert(0, str(folder))
     checkout = Checkout(folder)
     add_config(checkout.find("config", "cfg"))
-    changes: list[Change] = []
+    changes: list[Change] = [patch, partial(_evaluate_all_patterns, checkout)]
     if fast:
         from demo_sdtps.plug_in.fast import FastFusion, replace_ranking
 
         replace_ranking(checkout)
-        changes.append(FastFusion.replace)
-    changes.append(patch)
+        changes.insert(0, FastFusion.replace)
     if weight is not None:
-        changes.append(lambda model, cfg: _load_from(weight, model))
-    _after_make_model(checkout, changes)
-    if "HDM" in checkout.find("config", "cfg").MODEL:  # DeMo's
-        _evaluate_all_patterns(checkout)
+        changes.append(partial(_load_from, weight))
+    _change_models(checkout, changes)
 
     rank = os.environ.get("LOCAL_RANK")
     if rank and "--local_rank" in text and "--local_rank" not in " ".join(arguments):
@@ -103,55 +94,82 @@ def launch(script: Path, arguments: list[str], weight: str | None, fast: bool) -
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _after_make_model(checkout: Checkout, changes: list[Change]) -> None:
-    """Let the functions of FACTORIES that the checkout has end with calls of (model, cfg)."""
-    factories = [
-        (module, name)
-        for module, name in FACTORIES
-        if checkout.has(module) and hasattr(checkout.module(module, module), name)
-    ]
-    if not factories:
-        checkout.find(*FACTORIES[0])  # the sentence
-    for module, name in factories:
+class Checkout:
+    """The modules in the folder of a checkout, which `sys.path` begins with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def module(self, name: str) -> ModuleType | None:
+        """A module, None where the folder has none. Raises `UserError` for a package that is not installed."""
+        place = self.folder.joinpath(*name.split("."))
+        if not (place.is_dir() or place.with_suffix(".py").is_file()):
+            return None
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{name} of the checkout needs {error.name}, which is not installed; install what the checkout's "
+                "requirements.txt lists."
+            ) from None
+
+    def find(self, module: str, name: str) -> Any:
+        """A name in a module. Raises `UserError` where there is none."""
+        namespace = self.module(module)
+        if not hasattr(namespace, name):
+            raise UserError(
+                f"{self.folder} is not a checkout that the plug-in knows: it has no {module}.{name}."
+            )
+        return getattr(namespace, name)
+
+    def replace(self, module: str, name: str, value: object) -> None:
+        """Replace a name in a module, in this process."""
+        self.find(module, name)
+        setattr(sys.modules[module], name, value)
+
+
+def _change_models(checkout: Checkout, changes: list[Change]) -> None:
+    """Let the functions that make the models of HOSTS, as far as the checkout has them, end with calls of (model, cfg)."""
+    factories = dict.fromkeys(host.factory for host in HOSTS.values())
+    known = [place for place in factories if hasattr(checkout.module(place[0]), place[1])]
+    for module, name in known or [HOSTS["DeMo"].factory]:
         original = checkout.find(module, name)
-        make = _then(original, changes)
+
+        @wraps(original)
+        def make_model(cfg: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+            model = original(cfg, *args, **kwargs)
+            for change in changes:
+                change(model, cfg)
+            return model
+
         for place in ("modeling", module):
-            if getattr(checkout.module(place, place), name, None) is original:
-                checkout.replace(place, name, make)
+            if getattr(sys.modules[place], name, None) is original:
+                checkout.replace(place, name, make_model)
 
 
-def _then(original: Callable[..., Any], changes: list[Change]) -> Callable[..., Any]:
-    @wraps(original)
-    def make_model(cfg, *args, **kwargs):
-        model = original(cfg, *args, **kwargs)
-        for change in changes:
-            change(model, cfg)
-        return model
-
-    return make_model
-
-
-def _load_from(weight: str, model: Any) -> None:
+def _load_from(weight: str, model: Any, cfg: Any) -> None:
     """Let the model's `load_param` read `weight`, whatever file its caller names."""
     original = type(model).load_param
     type(model).load_param = lambda self, trained_path=None: original(self, weight)
 
 
-def _evaluate_all_patterns(checkout: Checkout) -> None:
+def _evaluate_all_patterns(checkout: Checkout, model: Any, cfg: Any) -> None:
     """Let the training loop evaluate the three return patterns with SDTPS also where it would evaluate one: 3 with HDM and ATM
     off, 1 in distributed training."""
-    original = checkout.find("engine.processor", "training_neat_eval")
+    place = find_host(model).evaluation if cfg.MODEL.USE_SDTPS else None
+    if place is None:
+        return
+    original = checkout.find(*place)
     signature = inspect.signature(original)
 
     @wraps(original)
-    def training_neat_eval(*args, **kwargs):
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
-        model_cfg, asked = call.arguments["cfg"].MODEL, call.arguments.get("return_pattern")
-        if not model_cfg.USE_SDTPS or (asked is not None and (model_cfg.HDM or model_cfg.ATM)):
+        if "return_pattern" in call.arguments and (cfg.MODEL.HDM or cfg.MODEL.ATM):
             return original(*args, **kwargs)
         for pattern in RETURN_PATTERNS:
             call.arguments["return_pattern"] = pattern
             result = original(*call.args, **call.kwargs)
         return result
 
-    checkout.replace("engine.processor", "training_neat_eval", training_neat_eval)
+    checkout.replace(*place, evaluate)

@@ -1,17 +1,15 @@
 """SDTPS and slimming in a model of another code base (hosts.py), without a change of its code (docs/plug_in.md).
 
 For SDTPS the model's class becomes a subclass with a forward of its own, which runs the host's; hooks on the host's modules
-read what its forward passes on. Replicas of nn.DataParallel share hooks and run in threads: what the hooks read belongs to one
-pass of one thread. Slimming is that of any Vision Transformer (modeling/slimming/slim.py), imported where it is on. The rest
-is written for Python 3.8 and torch 1.13, which DeMo pins.
+read what its forward passes on. Slimming is that of any Vision Transformer (slim.py), imported where it is on. The rest is
+written for Python 3.8 and torch 1.13, which DeMo pins.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-import threading
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +18,7 @@ from torch import nn
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.plug_in.config import check_values, missing_letters
-from demo_sdtps.plug_in.hosts import Host, host_of, module_at
+from demo_sdtps.plug_in.hosts import Host, find_host, module_at
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,54 +27,45 @@ if TYPE_CHECKING:
 REDUCES = ("rgb_reduce", "nir_reduce", "tir_reduce")
 """The modules of PIFE, which make the globals with GLOBAL_LOCAL."""
 
-_thread = threading.local()
-
 
 class ForwardRecord:
-    """What the hooks read in one forward of one model: patch tokens (B, N, C) and globals (B, C), in the order RGB, NI, TI."""
+    """What the host's modules pass on in one forward: patch tokens (B, N, C) and globals (B, C), in the order RGB, NI, TI.
+
+    The modules that the hooks watch hold it during the forward: replicas of nn.DataParallel share hooks, not attributes.
+    """
 
     def __init__(self, model: SDTPSForward) -> None:
-        self.model = model
+        self.model, host = model, model.sdtps_host
+        names = (host.backbone, host.fusion, *REDUCES)
+        self.watched = [getattr(model, name) for name in names if hasattr(model, name)]
         self.tokens: list[torch.Tensor] = []
         self.class_tokens: list[torch.Tensor] = []
         self.reduced: list[torch.Tensor] = []
 
-    @property
-    def global_feats(self) -> list[torch.Tensor]:
-        tokens = self.reduced if getattr(self.model, "GLOBAL_LOCAL", False) else self.class_tokens
-        if not len(self.tokens) == len(tokens) == 3:
-            raise UserError(
-                f"{type(self.model).__name__}.forward gave {len(self.tokens)} sets of patches and {len(tokens)} global "
-                f"features, but three of each were expected of {self.model.sdtps_host.name}."
-            )
-        return tokens
+    @cached_property
+    def feature(self) -> torch.Tensor:
+        """The feature of SDTPS (B, 3C)."""
+        return torch.cat([tokens.mean(dim=1) for tokens in self.sdtps_tokens], dim=-1)
 
     @cached_property
     def sdtps_tokens(self) -> tuple[torch.Tensor, ...]:
         """The slimmed tokens (B, N_c + 1, C) of the three modalities."""
         missing = (False,) * 3 if self.model.training else self.model.sdtps_unguided
-        return self.model.sdtps(*self.tokens, *self.global_feats, missing=missing)[:3]
+        global_feats = self.reduced or self.class_tokens
+        return self.model.sdtps(*self.tokens, *global_feats, missing=missing)[:3]
 
     def __enter__(self) -> ForwardRecord:
-        self.outer, _thread.record = getattr(_thread, "record", None), self
+        for module in self.watched:
+            module.sdtps_record = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        _thread.record = self.outer
-
-
-def _record_of(module: nn.Module) -> ForwardRecord | None:
-    """The pass under way in this thread, if `module` is its model's own and no copy, which has the same hooks."""
-    record: ForwardRecord | None = getattr(_thread, "record", None)
-    if record is None:
-        return None
-    host = record.model.sdtps_host
-    places = [name for name in (host.backbone, host.fusion, *REDUCES) if name]
-    return record if module in [module_at(record.model, place) for place in places] else None
+        for module in self.watched:
+            del module.sdtps_record
 
 
 def _record_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
-    record = _record_of(backbone)
+    record = getattr(backbone, "sdtps_record", None)
     if record:
         count = 3 if record.model.sdtps_host.is_stacked else 1
         record.tokens += output[0].chunk(count)
@@ -84,13 +73,13 @@ def _record_tokens(backbone: nn.Module, inputs: tuple, output: Any) -> None:
 
 
 def _record_global(reduce: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-    record = _record_of(reduce)
+    record = getattr(reduce, "sdtps_record", None)
     if record:
         record.reduced.append(output)
 
 
 def _give_selected(fusion: nn.Module, inputs: tuple) -> tuple | None:
-    record = _record_of(fusion)
+    record = getattr(fusion, "sdtps_record", None)
     return (*record.sdtps_tokens, *inputs[3:]) if record else None
 
 
@@ -127,32 +116,23 @@ class SDTPSForward(nn.Module):
         with ForwardRecord(self) as record:
             output = super().forward(*call.args, **call.kwargs)
         if call.arguments[host.mode] if host.mode else self.training:
-            return (*output[: host.pair], *self._pair(record), *output[host.pair :])
+            return (*output[: host.pair], *self._pair(record.feature), *output[host.pair :])
         if not host.has_patterns:
-            return torch.cat([output, self._feature(record)], dim=-1)
-        width = sum(feature.shape[-1] for feature in record.global_feats)
+            return torch.cat([output, record.feature], dim=-1)
+        width = record.feature.shape[-1]
         original, fused = output[:, :width], output[:, width:]
         if asked not in (2, 3):
             return original.contiguous()
-        enhanced = [self._feature(record), fused]
+        enhanced = [record.feature, fused]
         return torch.cat([original, *enhanced] if asked == 3 else enhanced, dim=-1)
 
-    def _feature(self, record: ForwardRecord) -> torch.Tensor:
-        return torch.cat([tokens.mean(dim=1) for tokens in record.sdtps_tokens], dim=-1)
-
-    def _pair(self, record: ForwardRecord) -> tuple[torch.Tensor, ...]:
-        feature = self._feature(record)
-        logits = self.classifier_sdtps(self.bottleneck_sdtps(feature))
-        # The host's loop adds the losses of all pairs as they are.
-        weight = self.sdtps_loss_weight
+    def _pair(self, feature: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and feature of SDTPS. The host's loop adds the losses of all pairs as they are."""
+        logits, weight = (
+            self.classifier_sdtps(self.bottleneck_sdtps(feature)),
+            self.sdtps_loss_weight,
+        )
         return _with_scaled_gradient(logits, weight), _with_scaled_gradient(feature, weight)
-
-
-@lru_cache
-def _patched_class(host: Any) -> Any:
-    """A subclass of a class of the checkout with the forward of SDTPS."""
-    name = f"{host.__name__}SDTPS"
-    return type(name, (SDTPSForward, host), {"__module__": host.__module__})
 
 
 def patch(model: Any, cfg: CfgNode) -> Any:
@@ -167,7 +147,7 @@ def patch(model: Any, cfg: CfgNode) -> Any:
     is_off = not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_BLOCKS)
     if is_off or isinstance(model, SDTPSForward) or hasattr(model, "slimming"):
         return model
-    host = host_of(model)
+    host = find_host(model)
     if cfg.MODEL.USE_SDTPS:
         _check_host(model, host)
     rows, columns = grid = _grid(model, host, cfg)
@@ -194,9 +174,8 @@ def _check_host(model: Any, host: Host) -> None:
             f"MODEL.USE_SDTPS is True, but the training loop of {host.name} reads outputs by fixed places, or its "
             "model gives no patches and globals of three modalities; set it to False."
         )
-    reduces = REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ()
-    for attribute in (host.backbone, "feat_dim", "num_classes", *reduces):
-        if module_at(model, attribute) is None:
+    for attribute in (host.backbone, "feat_dim", "num_classes"):
+        if not hasattr(model, attribute):
             raise UserError(
                 f"{type(model).__name__} has no {attribute}, which the model of {host.name} was expected to have."
             )
@@ -218,16 +197,20 @@ def _add_sdtps(model: Any, host: Host, cfg: CfgNode, patches: int) -> None:
         module.to(device).train(model.training)
 
     model.sdtps_host = host
-    module_at(model, host.backbone).register_forward_hook(_record_tokens)
+    getattr(model, host.backbone).register_forward_hook(_record_tokens)
     for name in REDUCES if getattr(model, "GLOBAL_LOCAL", False) else ():
         getattr(model, name).register_forward_hook(_record_global)
-    if cfg.MODEL.SDTPS_FEEDS_HDM and host.fusion and hasattr(model, host.fusion):
+    if cfg.MODEL.SDTPS_FEEDS_HDM and hasattr(model, host.fusion):
         getattr(model, host.fusion).register_forward_pre_hook(_give_selected)
     absent = "" if cfg.MODEL.SDTPS_GUIDE_MISSING else missing_letters(cfg)
     model.sdtps_unguided = tuple(letter in absent for letter in "rnt")
     model.sdtps_loss_weight = cfg.MODEL.SDTPS_LOSS_WEIGHT
-    host_class: Any = type(model)
-    model.__class__ = _patched_class(host_class)
+    host_class = type(model)
+    model.__class__ = type(
+        f"{host_class.__name__}SDTPS",
+        (SDTPSForward, host_class),
+        {"__module__": host_class.__module__},
+    )
 
 
 def _grid(model: Any, host: Host, cfg: CfgNode) -> tuple[int, int]:

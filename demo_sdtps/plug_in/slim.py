@@ -12,7 +12,7 @@ from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.slim import attach_to
 from demo_sdtps.modeling.slimming.towers import find_towers
 from demo_sdtps.plug_in.config import missing_letters
-from demo_sdtps.plug_in.hosts import blocks_of
+from demo_sdtps.plug_in.hosts import block_paths
 from demo_sdtps.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             "choose another score, or train with this project's train_net.py."
         )
     suffix = 1 if host.suffix and keys.get(host.suffix, False) else 0
-    towers = [find_towers(model, path, suffix=suffix)[0] for path in blocks_of(model, host)]
+    towers = [find_towers(model, path, suffix=suffix)[0] for path in block_paths(model, host)]
     width = towers[0].patches.out_channels
     scores = [make_score(name, cfg, width, grid) for _ in keys.SLIM_BLOCKS]
     if any(type(score).loss is not Score.loss for score in scores):
