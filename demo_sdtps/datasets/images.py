@@ -1,19 +1,15 @@
 """Decoding of images, with errors that name the file, and checks of all images."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from PIL import Image
-from torchvision.transforms import v2
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
-from demo_sdtps.datasets.pixels import ADVICE, decode_pixels, pil_pixels, to_8_bits
+from demo_sdtps.config.ranges import PERCENTILES, Range
+from demo_sdtps.datasets.pixels import ADVICE, read_pixels
 from demo_sdtps.runtime.progress import progress
 
 Paths = tuple[str | None, ...]  # None: there is no such image
@@ -27,49 +23,9 @@ STORED: Scales = dict.fromkeys(MODALITIES)  # of published data sets
 LOOKED_AT, FEW_VALUES = 16, 12
 
 
-def decode(path: str, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> torch.Tensor:
-    """Own image as uint8 (3, H, W) with channels last in memory: turned as its header says, more than 8 bits by `scale`.
-
-    Where that is None, as for published data sets and masks: as it is stored, of 16 bits the upper 8.
-    """
-    return torch.from_numpy(decode_pixels(path, advice, scale)).permute(2, 0, 1)
-
-
-def as_image(item: Any, advice: str = ADVICE, scale: Range = PERCENTILES) -> torch.Tensor:
-    """A path, a PIL image, an array (H, W, 3), (H, W, 1) or (H, W), or a tensor (3, H, W), (1, H, W) or (H, W), as uint8
-    (3, H, W). Arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where `scale` states their range."""
-    if isinstance(item, (str, os.PathLike)):
-        return decode(os.fspath(item), advice, scale)
-    if isinstance(item, Image.Image):
-        return torch.from_numpy(pil_pixels(item, advice, scale)).permute(2, 0, 1)
-    if not isinstance(item, (np.ndarray, torch.Tensor)):
-        raise UserError(
-            f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}"
-        )
-    if isinstance(item, np.ndarray):  # a copy in the order of bytes that torch takes
-        item = item.astype(item.dtype.newbyteorder("="))
-    image = torch.as_tensor(item)
-    if image.ndim == 2:
-        image = image[None]
-    elif image.ndim == 3 and isinstance(item, np.ndarray):
-        image = image.permute(2, 0, 1)
-    if image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
-        raise UserError(
-            f"An image has the shape {tuple(item.shape)}, but an array must be (height, width, 3), by "
-            "image.transpose(1, 2, 0), a tensor (3, height, width), by image.permute(2, 0, 1), or either (height, width)"
-            f"{advice}"
-        )
-    if image.is_floating_point() and image.min() >= 0 and image.max() <= 1:
-        image = v2.functional.to_dtype(image.float(), torch.uint8, scale=True)
-    if image.dtype != torch.uint8:
-        values = image.detach().double().cpu().numpy()
-        if scale.of_image and image.dtype not in (torch.uint16, torch.int16):
-            raise UserError(
-                f"An image has values of {image.dtype} from {values.min()} to {values.max()}, but they must be uint8, of 16 "
-                f"bits, floats from 0 to 1, or in a range that INPUT.RANGES states, such as {EXAMPLE}{advice}"
-            )
-        image = torch.from_numpy(to_8_bits(values, scale))
-    return image.cpu().expand(3, -1, -1)
+def decode(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> torch.Tensor:
+    """`read_pixels` of a path, PIL image, array or tensor, as uint8 (3, H, W) with channels last in memory."""
+    return torch.from_numpy(read_pixels(item, advice, scale)).permute(2, 0, 1)
 
 
 def flat_images(

@@ -1,7 +1,8 @@
-"""Decoding of images to arrays, which needs no torch."""
+"""The reader of pixels: files, PIL images, arrays and tensors as uint8 arrays. It needs no torch."""
 
+import os
 from contextlib import suppress
-from os.path import getsize
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -13,7 +14,7 @@ except ImportError:
     simplejpeg = None
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.ranges import PERCENTILES, Range
+from demo_sdtps.config.ranges import EXAMPLE, PERCENTILES, Range
 from demo_sdtps.datasets.base import FORMATS
 
 ADVICE = "; replace it or remove its triplet."
@@ -23,10 +24,25 @@ WIDE = (("I", "PNG"), ("I", "PPM"))  # mode and format of 16 bits
 EXIF = b"Exif\0\0"  # before the header of a JPEG that may turn it
 
 
-def decode_pixels(path: str, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> np.ndarray:
-    """Image as uint8 (H, W, 3), by `scale` as `images.decode`."""
-    pixels = _plain_jpeg(path, may_turn=scale is not None)
-    return _by_pillow(path, advice, scale) if pixels is None else pixels
+def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTILES) -> np.ndarray:
+    """An image as uint8 (H, W, 3): a path or a PIL image, turned as its header says, an array (H, W, 3), (H, W, 1) or (H, W),
+    or a tensor (3, H, W), (1, H, W) or (H, W).
+
+    More than 8 bits are scaled by `scale`; arrays and tensors are uint8, floats in [0, 1], of 16 bits, or any values where
+    `scale` states their range. Where it is None, as for published data sets and masks, a file is read as it is stored, of 16
+    bits the upper 8. Raises `UserError`, which ends with `advice`.
+    """
+    if isinstance(item, (str, os.PathLike)):
+        path = os.fspath(item)
+        pixels = _plain_jpeg(path, may_turn=scale is not None)
+        return _by_pillow(path, advice, scale) if pixels is None else pixels
+    if isinstance(item, Image.Image):
+        try:
+            return as_rgb(item, scale)
+        except Exception as error:
+            # Pillow reads the file of a PIL image late, and raises many types of errors
+            raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
+    return _array_pixels(item, advice, scale or PERCENTILES)
 
 
 def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
@@ -73,24 +89,47 @@ def _by_pillow(path: str, advice: str, scale: Range | None) -> np.ndarray:
         raise
     except Exception as error:  # Pillow raises many types of errors for damaged files
         reason = getattr(error, "strerror", None) or (
-            " ".join(str(error).split()) if getsize(path) else "it is empty"
+            " ".join(str(error).split()) if os.path.getsize(path) else "it is empty"
         )
         raise UserError(
             f"The image {path} cannot be read ({reason or type(error).__name__}){advice}"
         ) from None
 
 
-def pil_pixels(image: Image.Image, advice: str, scale: Range) -> np.ndarray:
-    """`as_rgb` of a PIL image of the user's."""
-    try:
-        return as_rgb(image, scale)
-    except Exception as error:
-        # Pillow reads the file of a PIL image late, and raises many types of errors
-        raise UserError(f"A PIL image cannot be read ({error}){advice}") from None
+def _array_pixels(item: Any, advice: str, scale: Range) -> np.ndarray:
+    """Array or tensor as uint8 (H, W, 3), a copy."""
+    is_tensor = hasattr(item, "detach")  # torch is not imported here
+    if not (is_tensor or isinstance(item, np.ndarray)):
+        raise UserError(
+            f"An image is {type(item).__name__}, but it must be a path, a PIL image, an array or a tensor{advice}"
+        )
+    array = item
+    if is_tensor:
+        array = (item.double() if item.is_floating_point() else item).detach().cpu().numpy()
+    if array.ndim == 2:
+        array = array[..., None]
+    elif is_tensor and array.ndim == 3:
+        array = array.transpose(1, 2, 0)
+    if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
+        raise UserError(
+            f"An image has the shape {tuple(item.shape)}, but an array must be (height, width, 3), by "
+            "image.transpose(1, 2, 0), a tensor (3, height, width), by image.permute(2, 0, 1), or either (height, width)"
+            f"{advice}"
+        )
+    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
+        array = (array.astype(np.float32) * np.float32(255.999)).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        if scale.of_image and (array.dtype.kind not in "iu" or array.dtype.itemsize != 2):
+            raise UserError(
+                f"An image has values of {array.dtype} from {array.min()} to {array.max()}, but they must be uint8, of 16 "
+                f"bits, floats from 0 to 1, or in a range that INPUT.RANGES states, such as {EXAMPLE}{advice}"
+            )
+        array = to_8_bits(array, scale)
+    return array.repeat(3 // array.shape[2], axis=2)
 
 
 def as_rgb(image: Image.Image, scale: Range | None) -> np.ndarray:
-    """uint8 (H, W, 3) without transparency, by `scale` as `images.decode`. Grey of 16 bits is scaled here, as Pillow's
+    """uint8 (H, W, 3) without transparency, by `scale` as `read_pixels`. Grey of 16 bits is scaled here, as Pillow's
     conversion to RGB clips it at 255."""
     if scale and is_turned(image):
         image = ImageOps.exif_transpose(image)

@@ -20,7 +20,7 @@ from demo_sdtps.config.common import UNSHARED
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_values
 from demo_sdtps.config.ranges import Range, ranges_of
 from demo_sdtps.datasets import check_trained_on
-from demo_sdtps.datasets.images import Images, as_image, flat_images
+from demo_sdtps.datasets.images import Images, decode, flat_images
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
 from demo_sdtps.datasets.transforms import PerModality, test_transform
 from demo_sdtps.evaluation import tables
@@ -184,6 +184,6 @@ def _decode(scales: Sequence[Range], triplet: tuple[ImageLike, ...]) -> Images:
     """Images uint8 (3, H, W), None for a missing one."""
     advice = "; replace it or leave it out."
     return tuple(
-        None if item is None else as_image(item, advice, scale)
+        None if item is None else decode(item, advice, scale)
         for item, scale in zip(triplet, scales, strict=True)
     )

@@ -1,18 +1,16 @@
 """`demo_sdtps.load`: a model for the user's images, of a checkpoint or of an exported file, whose features need no torch."""
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.ranges import Range, ranges_of
-from demo_sdtps.datasets.pixels import decode_pixels, pil_pixels
+from demo_sdtps.datasets.pixels import read_pixels
 from demo_sdtps.modeling.exported import UNCHECKED, ExportedModel, is_exported
 from demo_sdtps.retrieval.reid import Reid
 
@@ -87,21 +85,4 @@ class ExportedReid(Reid):
 
 def _pixels(item: Any, scale: Range) -> np.ndarray | None:
     """An image, as `Reid.features` takes it, as uint8 (3, H, W)."""
-    if item is None:
-        return None
-    if isinstance(item, (str, os.PathLike)):
-        pixels = decode_pixels(os.fspath(item), ADVICE, scale)
-    elif isinstance(item, Image.Image):
-        pixels = pil_pixels(item, ADVICE, scale)
-    elif (
-        isinstance(item, np.ndarray)
-        and item.dtype == np.uint8
-        and item.shape[2:] == (3,)
-        and item.size
-    ):
-        pixels = item
-    else:
-        from demo_sdtps.datasets.images import as_image
-
-        return as_image(item, ADVICE, scale).numpy()
-    return pixels.transpose(2, 0, 1)
+    return None if item is None else read_pixels(item, ADVICE, scale).transpose(2, 0, 1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # an exported model needs no torch for features
 
 logger = logging.getLogger(__name__)
 
-ImageLike = Any  # as `as_image` takes it, None for a missing one
+ImageLike = Any  # as `datasets.pixels.read_pixels` takes it, None for a missing one
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 
 

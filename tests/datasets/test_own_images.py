@@ -17,7 +17,7 @@ from demo_sdtps.commands import check_data
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.ranges import PERCENTILES, Range, ranges_of
 from demo_sdtps.datasets import SPLITS, data_name, read_splits
-from demo_sdtps.datasets.images import as_image, decode
+from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches, test_loader
 
 CELSIUS = Range(27315, 31315)
@@ -60,18 +60,18 @@ def test_more_than_8_bits_are_scaled_alike_from_files_and_arrays(tmp_path, scale
         assert torch.equal(decode(str(tmp_path / f"x.{ending}"), scale=scale).int(), expected)
     items = [COUNTS, COUNTS[..., None], COUNTS.astype(">u2"), torch.from_numpy(COUNTS)]
     for item in [*items, Image.open(tmp_path / "x.png"), tmp_path / "x.float.tif"]:
-        assert torch.equal(as_image(item, scale=scale).int(), expected)
+        assert torch.equal(decode(item, scale=scale).int(), expected)
     with_gap = COUNTS.astype(np.float32)
     with_gap[3, 4] = np.nan
     Image.fromarray(with_gap).save(tmp_path / "gap.tif")
     assert not decode(str(tmp_path / "gap.tif"), scale=scale)[:, 3, 4].any()
     if scale == CELSIUS:
-        assert torch.equal(as_image(COUNTS.astype(float), scale=scale).int(), expected)
+        assert torch.equal(decode(COUNTS.astype(float), scale=scale).int(), expected)
     else:
         for item in (COUNTS.astype(float), COUNTS.astype(np.uint32)):
-            assert "INPUT.RANGES states" in message_of(partial(as_image, scale=scale), item)
+            assert "INPUT.RANGES states" in message_of(partial(decode, scale=scale), item)
     grey = np.uint8(COUNTS >> 8)  # 8 bits are not scaled
-    assert torch.equal(as_image(grey, scale=scale)[0], torch.from_numpy(grey))
+    assert torch.equal(decode(grey, scale=scale)[0], torch.from_numpy(grey))
 
 
 @pytest.mark.parametrize("orientation", TURNS)
@@ -83,7 +83,7 @@ def test_the_header_turns_own_images_alone(tmp_path, ending, orientation):
     image.save(path, exif=header(orientation))
     image.save(plain)
     expected = TURNS[orientation](decode(str(plain)).permute(1, 2, 0).numpy())
-    for actual in (decode(str(path)), as_image(Image.open(path))):
+    for actual in (decode(str(path)), decode(Image.open(path))):
         assert np.array_equal(actual.permute(1, 2, 0).numpy(), expected)
     if ending != "tif":  # Pillow turns TIFF in any case
         assert torch.equal(decode(str(path), scale=None), decode(str(plain), scale=None))
