@@ -3,8 +3,7 @@
 import csv
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import SPLITS, UNKNOWN, Reader, Sample
+from demo_sdtps.datasets.base import SPLITS, Reader, Sample
 from demo_sdtps.datasets.folders import triplets_in
 
 JUNK = "-1"
@@ -21,7 +20,7 @@ COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MOD
 
 
 class TripletRow(NamedTuple):
-    """A triplet as it is found, with labels of any text."""
+    """A triplet as it is on disk, with labels of any text."""
 
     split: str
     identity: str
@@ -30,29 +29,32 @@ class TripletRow(NamedTuple):
 
 
 def folder_reader(cfg: CfgNode) -> Reader:
-    """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN; without
-    cameras each triplet is a scene of its own."""
-    folders = folders_of(cfg)
-    pattern, modalities = pattern_of(cfg), cfg.MODEL.MODALITIES
-    kinds = (SPLITS, modalities)
-    splits, subfolders = (",".join(folders[name] for name in names) for names in kinds)
-    has_cameras = "camera" in pattern.groupindex
-    read = _reading(lambda root: _rows_of_folders(root, folders, modalities, pattern), has_cameras)
-    layout = f"/{{{splits}}}/{{{subfolders}}}"
-    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
+    """Reader of ROOT_DIR/{train,query,gallery}/{RGB,NI,TI} with labels in the names, by DATASETS.FOLDERS and PATTERN."""
+    root, folders, modalities = Path(cfg.DATASETS.ROOT_DIR), read_folders(cfg), cfg.MODEL.MODALITIES
+    pattern = compile_pattern(cfg)
+    splits, subfolders = (
+        ",".join(folders[name] for name in names) for names in (SPLITS, modalities)
+    )
+    return _make_reader(
+        lambda: _folder_rows(root, folders, modalities, pattern),
+        "camera" in pattern.groupindex,
+        layout=f"/{{{splits}}}/{{{subfolders}}}",
+    )
 
 
 def csv_reader(cfg: CfgNode) -> Reader:
-    """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder; without cameras
-    each triplet is a scene of its own."""
-    has_cameras = "camera" in _columns_of(Path(cfg.DATASETS.ROOT_DIR))
-    read = _reading(lambda root: _rows_of_table(root, cfg.MODEL.MODALITIES), has_cameras)
-    layout = f", which must be a table with {','.join(COLUMNS)}"
-    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
+    """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
+    table = Path(cfg.DATASETS.ROOT_DIR)
+    columns, lines = _read_table(table) if table.is_file() else (COLUMNS, [])
+    return _make_reader(
+        lambda: _table_rows(table, columns, lines, cfg.MODEL.MODALITIES),
+        "camera" in columns,
+        layout=f", which must be a table with {','.join(COLUMNS)}",
+    )
 
 
-def folders_of(cfg: CfgNode) -> dict[str, str]:
-    """Folder of each split and modality."""
+def read_folders(cfg: CfgNode) -> dict[str, str]:
+    """Folder of each split and modality, by DATASETS.FOLDERS."""
     folders = {name: name for name in (*SPLITS, *MODALITIES)}
     for entry in cfg.DATASETS.FOLDERS:
         name, _, folder = entry.partition("=")
@@ -65,8 +67,8 @@ def folders_of(cfg: CfgNode) -> dict[str, str]:
     return folders
 
 
-def pattern_of(cfg: CfgNode) -> re.Pattern:
-    """DATASETS.PATTERN."""
+def compile_pattern(cfg: CfgNode) -> re.Pattern:
+    """DATASETS.PATTERN, which must have the group identity."""
     try:
         pattern = re.compile(cfg.DATASETS.PATTERN)
     except re.error as error:
@@ -81,30 +83,31 @@ def pattern_of(cfg: CfgNode) -> re.Pattern:
     return pattern
 
 
-def _reading(
-    rows: Callable[[Path], list[TripletRow]], has_cameras: bool
-) -> Callable[[Path, str], list[Sample]]:
-    """A reader's function by the rows of all splits, which the numbers of identities and cameras depend on."""
-    rows = cache(rows)
+def _make_reader(
+    read_rows: Callable[[], list[TripletRow]], has_cameras: bool, layout: str
+) -> Reader:
+    """Reader of the rows of all splits, on which the numbers of identities and cameras depend. Without cameras each triplet is
+    a scene of its own."""
+    read_rows = cache(read_rows)
 
     def read(root: Path, split: str) -> list[Sample]:
-        labelled_rows = [row for row in rows(root) if row.identity != JUNK]
-        identities = numbers_of(row.identity for row in labelled_rows)
-        cameras = numbers_of(row.camera for row in labelled_rows)
+        rows = [row for row in read_rows() if row.identity != JUNK]
+        identities = number_labels(row.identity for row in rows)
+        cameras = number_labels(row.camera for row in rows)
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
-        scenes = {row.paths: number for number, row in enumerate(labelled_rows)}
+        scenes = {row.paths: number for number, row in enumerate(rows)}
         return [
             Sample(row.paths, identities[row.identity], order[cameras[row.camera]])
             if has_cameras
-            else Sample(row.paths, identities[row.identity], UNKNOWN, scene=scenes[row.paths])
-            for row in labelled_rows
+            else Sample(row.paths, identities[row.identity], scene=scenes[row.paths])
+            for row in rows
             if row.split == split
         ]
 
-    return read
+    return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
 
 
-def numbers_of(labels: Iterable[str]) -> dict[str, int]:
+def number_labels(labels: Iterable[str]) -> dict[str, int]:
     """A number for each label: its own where all are different whole numbers, else its place in the order of all."""
     distinct = sorted(set(labels))
     numbers = {int(label) for label in distinct if label.isdecimal() and len(label) < 19}
@@ -113,8 +116,8 @@ def numbers_of(labels: Iterable[str]) -> dict[str, int]:
     return {label: place for place, label in enumerate(distinct)}
 
 
-def _rows_of_folders(
-    root: Path, folders: Mapping[str, str], modalities: list[str], pattern: re.Pattern
+def _folder_rows(
+    root: Path, folders: Mapping[str, str], modalities: Sequence[str], pattern: re.Pattern
 ) -> list[TripletRow]:
     rows: list[TripletRow] = []
     for name in modalities:
@@ -128,15 +131,13 @@ def _rows_of_folders(
         for triplet in triplets_in(places, set(folders.values())):
             match = pattern.search(triplet.name)
             labels = match.groupdict() if match else {}
-            # a pattern without the group camera is of data without cameras
-            if not (labels.get("identity") and labels.get("camera", "none")):
-                empty = (
-                    f", whose group {'camera' if labels.get('identity') else 'identity'} it leaves empty"
-                    if match
-                    else ""
-                )
+            empty = [
+                name for name in ("identity", "camera") if labels.get(name, "none") in ("", None)
+            ]
+            if not match or empty:
+                why = f", whose group {empty[0]} it leaves empty" if empty else ""
                 raise UserError(
-                    f"The image {triplet.files[0]} does not follow DATASETS.PATTERN {pattern.pattern!r}{empty}; rename or "
+                    f"The image {triplet.files[0]} does not follow DATASETS.PATTERN {pattern.pattern!r}{why}; rename or "
                     "remove it, or give another pattern, without the group camera where there are none."
                 )
             camera = labels.get("camera", "")
@@ -144,50 +145,45 @@ def _rows_of_folders(
     return rows
 
 
-def _columns_of(table: Path) -> Sequence[str]:
-    """The columns of a table, all of COLUMNS where there is none."""
-    if not table.is_file():
-        return COLUMNS
-    with _open_table(table) as lines:
-        return lines.fieldnames or []
-
-
-@contextmanager
-def _open_table(table: Path) -> Iterator[csv.DictReader]:
-    """Context manager: the lines of a table."""
+def _read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Columns and lines of a table."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
-            yield csv.DictReader(file)
+            lines = csv.DictReader(file)
+            return lines.fieldnames or (), [*lines]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{table} is no table in UTF-8 ({error}); save it as CSV, UTF-8 (docs/own_data.md)."
         ) from None
 
 
-def _rows_of_table(table: Path, modalities: list[str]) -> list[TripletRow]:
-    rows: list[TripletRow] = []
+def _table_rows(
+    table: Path,
+    columns: Sequence[str],
+    lines: Iterable[Mapping[str, str]],
+    modalities: Sequence[str],
+) -> list[TripletRow]:
     if not table.is_file():
         raise UserError(
             f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file."
         )
-    with _open_table(table) as lines:
-        columns = lines.fieldnames or []
-        needed = ["split", "identity", *(modality.lower() for modality in modalities)]
-        if missing := [name for name in needed if name not in columns]:
-            raise UserError(f"{table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
-        for number, line in enumerate(lines, start=2):
-            files = [line[name] if name in needed else None for name in COLUMNS[3:]]
-            paths = tuple(str(table.parent / file) if file else None for file in files)
-            if absent := [path for path in paths if path and not os.path.isfile(path)]:
-                raise UserError(
-                    f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
-                )
-            split, identity, camera = (line.get(name, "") for name in COLUMNS[:3])
-            if split not in SPLITS or not identity or ("camera" in columns and not camera):
-                raise UserError(
-                    f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and, where there is that "
-                    "column, a camera; correct it."
-                )
-            if any(paths):
-                rows.append(TripletRow(split, identity, camera, paths))
+    needed = ["split", "identity", *(modality.lower() for modality in modalities)]
+    if missing := [name for name in needed if name not in columns]:
+        raise UserError(f"{table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
+    rows: list[TripletRow] = []
+    for number, line in enumerate(lines, start=2):
+        files = [line[name] if name in needed else None for name in COLUMNS[3:]]
+        paths = tuple(str(table.parent / file) if file else None for file in files)
+        if absent := [path for path in paths if path and not os.path.isfile(path)]:
+            raise UserError(
+                f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
+            )
+        split, identity, camera = (line.get(name, "") for name in COLUMNS[:3])
+        if split not in SPLITS or not identity or ("camera" in columns and not camera):
+            raise UserError(
+                f"Line {number} of {table} needs a split ({', '.join(SPLITS)}), an identity and, where there is that "
+                "column, a camera; correct it."
+            )
+        if any(paths):
+            rows.append(TripletRow(split, identity, camera, paths))
     return rows
