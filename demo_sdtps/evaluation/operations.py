@@ -104,7 +104,7 @@ def tokens_of_hdm(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     if model.sdtps and model.sdtps_feeds_hdm:
         # the last is the extra token
-        return 1 + model.sdtps.part(model.modalities[0], "aggr").weight[-1].out_features + 1
+        return 1 + model.sdtps.out_tokens + 1
     patches = model.backbone.num_patches
     return 1 + (model.slimming.counts(patches)[-1] if model.slimming else patches)
 

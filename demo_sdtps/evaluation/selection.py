@@ -43,7 +43,7 @@ class Quality:
 
     Measures are "base_rate", the share of the patches in the foreground; "kept", that of the kept patches; "recall", the share
     of the foreground's patches that are kept; and the average precision of every detector: the score and its parts
-    (`SDTPS.parts`), without those of missing modalities. Base rate and average precision are among the patches that reach a
+    (`Selection.terms`), without those of missing modalities. Base rate and average precision are among the patches that reach a
     stage or SDTPS, recall is among all patches of the grid. A measure that no image has is left out.
     """
 
@@ -153,12 +153,14 @@ def choices(
             choice = Choice(positions, kept, {"score": stage.score[modality]})
             choices_of[f"stage {number}"][modality] = choice
     if model.sdtps:
-        selections, choices_of[SDTPS_NAME] = model.sdtps(context), {}
+        selections, choices_of[SDTPS_NAME] = model.select_patches(context), {}
         for modality in present:
-            parts = model.sdtps.parts(context.tokens[modality], context.of(modality))
-            scores = {"score": selections[modality].score}
-            scores |= {name: values for name, values in parts.items() if name not in missing}
-            positions, kept = context.positions_of(modality), selections[modality].mask > 0
+            selection = selections[modality]
+            terms = {
+                name: values for name, values in selection.terms.items() if name not in missing
+            }
+            scores = {"score": selection.score, **terms}
+            positions, kept = context.positions_of(modality), selection.mask > 0
             choices_of[SDTPS_NAME][modality] = Choice(positions, kept, scores)
     for by_modality in choices_of.values():
         for choice in by_modality.values():

@@ -16,8 +16,8 @@ from demo_sdtps.modeling.fusion import HDM, ATMoE, subsets_of
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.layout import make_layout
 from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
+from demo_sdtps.modeling.sdtps import SDTPS, Selection
 from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord
-from demo_sdtps.modeling.slimming.scores.sdtps import SDTPS
 from demo_sdtps.modeling.slimming.stage import make_slimming, patch_shares, slim_backbone
 from demo_sdtps.runtime.matmul import matmul_library
 
@@ -70,6 +70,7 @@ class DeMo(nn.Module):
         self.hdm = HDM(width, modalities=self.modalities) if cfg.MODEL.HDM else None
         self.atmoe = ATMoE(width, cfg.MODEL.HEAD, len(subsets)) if cfg.MODEL.ATM else None
         self.sdtps_feeds_hdm = cfg.MODEL.SDTPS_FEEDS_HDM
+        self.missing_guide = cfg.MODEL.SDTPS_GUIDE_MISSING
         self.one_head = cfg.MODEL.DIRECT == 1
         fused = list(subsets.values()) if self.hdm else ()
         self.layout = make_layout(width, self.modalities, fused, self.one_head, bool(self.sdtps))
@@ -85,11 +86,9 @@ class DeMo(nn.Module):
         patches = backbone.num_patches
         if self.slimming:
             patches = self.slimming.counts(patches)[-1]
-        names = ("guide_missing", *SDTPS_ARGUMENTS)
-        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in names}
+        settings = {name: cfg.MODEL[f"SDTPS_{name.upper()}"] for name in SDTPS_ARGUMENTS}
         try:
-            place = backbone.width, backbone.grid_size, patches
-            return SDTPS(*place, modalities=self.modalities, **settings)
+            return SDTPS(backbone.width, patches, modalities=self.modalities, **settings)
         except ValueError as error:
             raise UserError(
                 f"MODEL.SDTPS_SPARSE_RATIO and MODEL.SDTPS_AGGR_RATIO do not fit: {error}"
@@ -159,8 +158,14 @@ class DeMo(nn.Module):
         """The tokens (B, n, C) that HDM reads, and those that SDTPS makes of the patches, {} without SDTPS."""
         if self.sdtps is None:
             return context.tokens, {}
-        selected = {name: selection.tokens for name, selection in self.sdtps(context).items()}
+        selected = {name: each.tokens for name, each in self.select_patches(context).items()}
         return selected if self.sdtps_feeds_hdm else context.tokens, selected
+
+    def select_patches(self, context: Context) -> dict[str, Selection]:
+        """What SDTPS makes of the patches, by modality."""
+        assert self.sdtps
+        missing = {} if self.missing_guide else context.missing
+        return self.sdtps(context.tokens, context.global_feats, missing)
 
     def _batch(
         self, images: ByModality, cameras: torch.Tensor

@@ -8,13 +8,15 @@ can be copied into another code base, and runs on Python 3.8 and torch 1.13, as 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-STATE_NAMES = ("rgb", "nir", "tir")  # prefixes of the parameter names of RGB, NI and TI
+STATE_NAMES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}
+"""The modalities in their order, and what the names of their parameters begin with."""
 
 
 def cosines(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
@@ -48,24 +50,19 @@ def guided_score(
     return (1 - 2 * beta) * predicted + beta * sum(weight * guide for weight, guide in pairs)
 
 
-def guide_order(index: int, count: int = len(STATE_NAMES)) -> tuple[int, ...]:
-    """The modalities that guide modality `index`: the others, then itself."""
-    return (*(other for other in range(count) if other != index), index)
-
-
-def guides_of(
-    index: int, global_feats: Sequence[torch.Tensor], missing: Sequence[bool | torch.Tensor]
-) -> tuple[torch.Tensor, tuple[float | torch.Tensor, ...]]:
-    """Guides of modality `index` in `guide_order` and their weights: global_feats M × (B, C) → (M, B, C), M numbers.
+def guide_weights(
+    modality: str, guides: Iterable[str], missing: Mapping[str, bool | torch.Tensor]
+) -> dict[str, float | torch.Tensor]:
+    """Weights of the modalities `guides` in the guidance of a modality, its own last.
 
     Its own global feature has weight 2, another's 1, and that of another modality that is missing 0. The weights are scaled to
-    the sum M + 1, so that the guidance keeps its share of the score. Where `missing` is (B, 1) bool, so are the weights.
+    the sum 4, so that the guidance keeps its share of the score. Where `missing` is (B, 1) bool, so are the weights.
     """
-    order = guide_order(index, len(global_feats))
-    weights = [*(1.0 - 1.0 * missing[other] for other in order[:-1]), 2.0]
-    whole = len(global_feats) + 1.0
-    guides = torch.stack([global_feats[place] for place in order])
-    return guides, tuple(weight * whole / sum(weights) for weight in weights)
+    others = (guide for guide in guides if guide != modality)
+    weights = {other: 1.0 - 1.0 * missing.get(other, False) for other in others}
+    weights[modality] = 2.0
+    total = sum(weights.values())
+    return {guide: weight * 4.0 / total for guide, weight in weights.items()}
 
 
 def gumbel_noise(like: torch.Tensor) -> torch.Tensor:
@@ -158,46 +155,31 @@ def predict(mlp: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class TokenSparse(nn.Module):
-    """Scores the patches of one modality, keeps the best `keep`, and averages the others into one extra token."""
+    """Keeps the `keep` patches of one modality with the best scores, and averages the others into one extra token.
+
+    `score_predictor` is the MLP of the score.
+    """
 
     def __init__(
         self,
         embed_dim: int,
         keep: int,
-        beta: float = 0.25,
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
         gumbel_select: bool = False,
     ):
         super().__init__()
-        self.keep, self.beta = keep, beta
-        self.use_gumbel, self.gumbel_tau, self.gumbel_select = use_gumbel, gumbel_tau, gumbel_select
+        self.keep, self.gumbel_select = keep, gumbel_select
+        self.gumbel_tau = gumbel_tau if use_gumbel else None
         self.score_predictor = score_mlp(embed_dim)
 
-    def predict(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The MLP's part of the score: tokens (B, N, C) → (B, N) float32 in [0, 1]."""
-        return predict(self.score_predictor, tokens)
-
-    def score(
-        self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]
-    ) -> torch.Tensor:
-        """(1 - 2β)·MLP + β·Σ weight·guidance: tokens (B, N, C), guides (G, B, C), G weights → (B, N)."""
-        guidance = cosine_guidance(tokens, guides)
-        return guided_score(self.predict(tokens), guidance, weights, self.beta)
-
-    def split(self, tokens: torch.Tensor, score: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """tokens (B, N, C), score (B, N) → kept tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N), its
-        kept part (B, S), indices of the kept (B, S)."""
-        tau = self.gumbel_tau if self.use_gumbel and self.training else None
+    def forward(self, tokens: torch.Tensor, score: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """tokens (B, N, C), score (B, N) → kept tokens (B, S, C) best first, extra token (B, 1, C), decision mask (B, N),
+        indices of the kept (B, S)."""
+        tau = self.gumbel_tau if self.training else None
         kept, decision = select(score, self.keep, tau, self.gumbel_select and self.training)
         extra = mean_of_dropped(tokens, score, decision)
-        return gather_tokens(tokens, kept), extra, decision, decision.gather(1, kept), kept
-
-    def forward(
-        self, tokens: torch.Tensor, guides: torch.Tensor, weights: tuple[float, ...]
-    ) -> tuple[torch.Tensor, ...]:
-        """`split` by `score`, without the indices."""
-        return self.split(tokens, self.score(tokens, guides, weights))[:4]
+        return gather_tokens(tokens, kept), extra, decision, kept
 
 
 def aggregation_mlp(embed_dim: int, out_tokens: int, dim_ratio: float) -> nn.Sequential:
@@ -246,8 +228,20 @@ def aggregated_tokens(num_patches: int, sparse_ratio: float, aggr_ratio: float) 
     return count
 
 
-class MultiModalSDTPS(nn.Module):
-    """SDTPS for RGB, NI and TI: N patches each → ceil(N·sparse) kept → int(N·aggr·sparse) aggregated + 1 extra.
+@dataclass(frozen=True)
+class Selection:
+    """What SDTPS makes of the N patches of one modality."""
+
+    tokens: torch.Tensor  # (B, N_c + 1, C): the aggregated tokens and the extra token
+    mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
+    score: torch.Tensor  # (B, N): the patches with the highest are kept
+    index: torch.Tensor  # (B, S) int64: the kept patches, best first
+    # (B, N): terms of the score: "MLP", and by modality the guidance of its global feature
+    terms: dict[str, torch.Tensor]
+
+
+class SDTPS(nn.Module):
+    """SDTPS: N patches of each modality → ceil(N·sparse) kept → int(N·aggr·sparse) aggregated + 1 extra.
 
     `embed_dim` is C, `num_patches` N; `beta` weights the guidance; `gumbel_tau` is the temperature of the straight-through
     softmax; `dim_ratio` is the hidden width of the aggregation's MLP over C. With `gumbel_select` the noise of `use_gumbel`
@@ -267,17 +261,56 @@ class MultiModalSDTPS(nn.Module):
         beta: float = 0.25,
         dim_ratio: float = 0.2,
         gumbel_select: bool = False,
+        modalities: Sequence[str] = tuple(STATE_NAMES),
     ):
         super().__init__()
-        out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
-        self.num_patches = num_patches
+        self.num_patches, self.beta, self.modalities = num_patches, beta, tuple(modalities)
         self.keep = kept_tokens(num_patches, sparse_ratio)
-        for name in STATE_NAMES:
-            sparse = TokenSparse(embed_dim, self.keep, beta, use_gumbel, gumbel_tau, gumbel_select)
+        self.out_tokens = aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
+        for modality in self.modalities:
+            name = STATE_NAMES[modality]
+            sparse = TokenSparse(embed_dim, self.keep, use_gumbel, gumbel_tau, gumbel_select)
             self.add_module(f"{name}_sparse", sparse)
-            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, out_tokens, dim_ratio))
+            self.add_module(f"{name}_aggr", TokenAggregation(embed_dim, self.out_tokens, dim_ratio))
 
     def forward(
+        self,
+        tokens: Mapping[str, torch.Tensor],
+        global_feats: Mapping[str, torch.Tensor],
+        missing: Mapping[str, bool | torch.Tensor],
+    ) -> dict[str, Selection]:
+        """Patch tokens (B, N, C) and global features (B, C) by modality → the selection of each.
+
+        `missing`, True or (B, 1) bool by modality: its global feature does not guide the others.
+        """
+        return {name: self._select(name, tokens[name], global_feats, missing) for name in tokens}
+
+    def _select(
+        self,
+        modality: str,
+        tokens: torch.Tensor,
+        global_feats: Mapping[str, torch.Tensor],
+        missing: Mapping[str, bool | torch.Tensor],
+    ) -> Selection:
+        sparse, aggregation = (
+            getattr(self, f"{STATE_NAMES[modality]}_{step}") for step in ("sparse", "aggr")
+        )
+        weights = guide_weights(modality, global_feats, missing)
+        guidance = cosine_guidance(tokens, torch.stack([global_feats[guide] for guide in weights]))
+        predicted = predict(sparse.score_predictor, tokens)
+        score = guided_score(predicted, guidance, weights.values(), self.beta)
+        kept, extra, mask, index = sparse(tokens, score)
+        aggregated = aggregation(kept, mask.gather(1, index))
+        slimmed = torch.cat([aggregated, extra], dim=1).to(tokens.dtype)
+        by_guide = dict(zip(weights, guidance))  # noqa: B905 (Python 3.8)
+        terms = {"MLP": predicted, **{guide: by_guide[guide] for guide in global_feats}}
+        return Selection(slimmed, mask, score, index, terms)
+
+
+class MultiModalSDTPS(SDTPS):
+    """`SDTPS` for RGB, NI and TI in the form in which DeMo calls it."""
+
+    def forward(  # type: ignore[override]  # the published arguments
         self,
         RGB_cash: torch.Tensor,
         NI_cash: torch.Tensor,
@@ -292,19 +325,19 @@ class MultiModalSDTPS(nn.Module):
 
         Raises `ValueError` where the number of patches is not that of the constructor.
         """
-        patches = (RGB_cash, NI_cash, TI_cash)
-        if any(tokens.shape[1] != self.num_patches for tokens in patches):
-            counts = [int(tokens.shape[1]) for tokens in patches]
+        patches, global_feats = (RGB_cash, NI_cash, TI_cash), (RGB_global, NI_global, TI_global)
+        counts = [int(tokens.shape[1]) for tokens in patches]
+        if any(count != self.num_patches for count in counts):
             raise ValueError(
                 f"The input has {counts} patches, but this SDTPS is for {self.num_patches}."
             )
-        global_feats = (RGB_global, NI_global, TI_global)
-        slimmed, masks = [], []
-        for index, name in enumerate(STATE_NAMES):
-            tokens = patches[index]
-            guided = guides_of(index, global_feats, missing)
-            selected, extra, mask, decision = getattr(self, f"{name}_sparse")(tokens, *guided)
-            aggregated = getattr(self, f"{name}_aggr")(selected, decision)
-            slimmed.append(torch.cat([aggregated, extra], dim=1).to(tokens.dtype))
-            masks.append(mask)
-        return *slimmed, *masks
+        selections = (
+            super()
+            .forward(
+                dict(zip(STATE_NAMES, patches)),  # noqa: B905 (Python 3.8)
+                dict(zip(STATE_NAMES, global_feats)),  # noqa: B905
+                dict(zip(STATE_NAMES, missing)),  # noqa: B905
+            )
+            .values()
+        )
+        return *(each.tokens for each in selections), *(each.mask for each in selections)

@@ -69,8 +69,8 @@ class CrossSparseAggrNet(nn.Module):
         self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
         self.is_dual = use_paper_version and use_dual_aggr
         if use_paper_version:
-            self.sparse_net_cap = TokenSparse(embed_size, self.keep, beta)
-            self.sparse_net_long = TokenSparse(embed_size, self.keep, beta)
+            self.sparse_net_cap = TokenSparse(embed_size, self.keep)
+            self.sparse_net_long = TokenSparse(embed_size, self.keep)
         aggregation = DualTokenAggregation if self.is_dual else TokenAggregation
         self.aggr_net = aggregation(embed_size, out_tokens)
         self.hrpa = HRPA(use_paper_version, top_k)
@@ -121,7 +121,7 @@ class CrossSparseAggrNet(nn.Module):
         branches = 2 if self.is_dual and has_long else 1
         self_score = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
         class_token = F.normalize(class_token.float(), dim=-1)
-        predicted = tuple(net.predict(patches) for net in nets[:branches])
+        predicted = tuple(sdtps.predict(net.score_predictor, patches) for net in nets[:branches])
         of_branches = tuple(logit.float().contiguous() for logit in logits[:branches])
         return ImageFeatures(patches.float(), class_token, self_score, predicted, of_branches)
 

@@ -122,7 +122,7 @@ def slow_measures(cfg, model, samples):
 
 def slow_row(cfg, model, context, modality, missing, relevant):
     """One modality in one case; relevant [[N booleans]]."""
-    module = getattr(model.sdtps, f"{STATE_NAMES[MODALITIES.index(modality)]}_sparse")
+    module = getattr(model.sdtps, f"{STATE_NAMES[modality]}_sparse")
     weights = {name: value.double().numpy() for name, value in module.state_dict().items()}
     row = {}
     for place, here in enumerate(relevant):
@@ -188,9 +188,10 @@ def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command,
         )
         for modality, row in by_modality.items():
             assert row.keys() == {"base_rate", "kept", "recall", "score", "MLP", *by_modality}
-            assert actual["cases"][case][modality] == near(
-                row, len(samples), model.sdtps.part(modality, "sparse").keep
-            ), (case, modality)
+            assert actual["cases"][case][modality] == near(row, len(samples), model.sdtps.keep), (
+                case,
+                modality,
+            )
 
 
 # Slimming

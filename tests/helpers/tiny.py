@@ -111,7 +111,7 @@ def clear(draw, cases=(frozenset(),)):
         for encoded in encode_cases(model, images, cameras, cases) if model.sdtps else ():
             context = encoded.context
             with margins() as of_case:
-                model.sdtps(context)
+                model.select_patches(context)
             actual += of_case
             for tokens, guide in product(context.tokens.values(), context.global_feats.values()):
                 cosines = torch.cosine_similarity(tokens, guide.unsqueeze(1), dim=2)

@@ -19,10 +19,11 @@ from sdtps_cases import (
     scalar_of,
 )
 
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.heads import BNNeck
 from demo_sdtps.modeling.losses import identity_loss
-from demo_sdtps.modeling.sdtps import TokenSparse, gumbel_noise
+from demo_sdtps.modeling.sdtps import SDTPS, gumbel_noise
 from tests.reference import sdtps as reference
 
 GUMBEL_SHAPES = [(*SHAPES[0], 1.0), (*SHAPES[1], 0.5), (*SHAPES[2], 5.0), (*SHAPES[4], 2.0)]
@@ -167,7 +168,7 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     )
     scores = [torch.rand(batch, patches, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     waiting = iter(scores)
-    monkeypatch.setattr(TokenSparse, "score", lambda *_: next(waiting))
+    monkeypatch.setattr(sdtps, "guided_score", lambda *_: next(waiting))
     noises = draw_noises(53, batch, patches, torch.float64)
     torch.manual_seed(seed_of(53))
     outputs = module(*tokens, *global_feats)[:3]
@@ -214,10 +215,9 @@ def test_selection_is_sampling_without_replacement():
     draws, patches, keep = 100_000, 5, 2
     module = build(64, patches, 20, 0.4, 0.5, 0.45, True, select=True)
     tokens, global_feats = draw(65, 1, patches, 20)
-    guides, weights = torch.stack(global_feats), (1.0, 1.0, 2.0)
-    chances = reference.plackett_luce(
-        module.rgb_sparse.score(tokens[0], guides, weights)[0].tolist(), keep
-    )
+    by_modality = (dict(zip(MODALITIES, each, strict=True)) for each in (tokens, global_feats))
+    score = SDTPS.forward(module, *by_modality, {})["RGB"].score
+    chances = reference.plackett_luce(score[0].tolist(), keep)
     assert len(chances) == 20 and sum(chances.values()) == pytest.approx(1)
 
     def is_near(count, chance):
@@ -229,10 +229,9 @@ def test_selection_is_sampling_without_replacement():
 
     torch.manual_seed(seed_of(66))
     with torch.no_grad():
-        selected, _, masks, _ = module.rgb_sparse(
-            tokens[0].expand(draws, -1, -1), guides.expand(-1, draws, -1), weights
-        )
-    places = (selected[:, :, None] == tokens[0][:, None]).all(dim=-1).int().argmax(dim=-1)
+        rows = tokens[0].expand(draws, -1, -1), score.expand(draws, -1)
+        selected, _, masks, places = module.rgb_sparse(*rows)
+    assert torch.equal(selected, tokens[0][0, places])
     actual = {choice: int((places == torch.tensor(choice)).all(dim=1).sum()) for choice in chances}
     assert sum(actual.values()) == draws
     assert all(is_near(actual[choice], chance) for choice, chance in chances.items())

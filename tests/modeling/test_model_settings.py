@@ -30,19 +30,19 @@ def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
 def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):
     model = tiny_model("MODEL.SDTPS_BETA", beta).eval()
     context = context_of(model)
-    before = model.sdtps(context)["TI"].mask
+    before = model.select_patches(context)["TI"].mask
     others = {name: torch.randn_like(feature) for name, feature in context.global_feats.items()}
-    with_guides = model.sdtps(replace(context, global_feats=others))["TI"].mask
+    with_guides = model.select_patches(replace(context, global_feats=others))["TI"].mask
     for parameter in model.sdtps.tir_sparse.score_predictor.parameters():
         parameter.normal_()
     assert torch.equal(with_guides, before) == (not by_guides)
-    assert torch.equal(model.sdtps(context)["TI"].mask, before) == (not by_mlp)
+    assert torch.equal(model.select_patches(context)["TI"].mask, before) == (not by_mlp)
 
 
 @pytest.mark.parametrize(("tau", "is_felt"), [(1.0, True), (1e6, False)])
 def test_the_masks_gradient_falls_with_the_temperature(tau, is_felt):
     model = tiny_model("MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_TAU", tau).train()
-    mask = model.sdtps(context_of(model))["RGB"].mask
+    mask = model.select_patches(context_of(model))["RGB"].mask
     (mask * torch.randn_like(mask)).sum().backward()
     weight = model.sdtps.rgb_sparse.score_predictor[2].weight
     assert (float(weight.grad.norm()) > 1e-5) is is_felt
@@ -56,7 +56,7 @@ def test_whose_choice_follows_the_global_feature_of_a_missing_modality(value, ex
     missing = {"NI": torch.ones(len(context.tokens["NI"]), 1, dtype=torch.bool)}
     other = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
     before, after = (
-        model.sdtps(replace(context, missing=missing, global_feats=global_feats))
+        model.select_patches(replace(context, missing=missing, global_feats=global_feats))
         for global_feats in (context.global_feats, other)
     )
     assert expected == {

@@ -3,24 +3,18 @@
 import json
 import re
 import sys
-from dataclasses import replace
 
 import pytest
-import torch
 from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
 from interrupted import call
-from numeric import generator, seed_of
-from tiny import PATCHES, WIDTH, tiny_cfg
+from tiny import tiny_cfg
 
 from demo_sdtps.commands import draw_tokens, profile_flops, selection_quality
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import SETTINGS
-from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from demo_sdtps.modeling.slimming.scores import make_score
-from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.scores.sdtps import SDTPS
+from demo_sdtps.modeling.slimming.scores.base import Score
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 (EXAMPLE,) = (
@@ -111,65 +105,11 @@ def test_an_unsuited_score_is_one_sentence_before_any_data_are_read(command, nam
     assert all(phrase in stderr for phrase in phrases)
 
 
-def context_of(seed, batch=3, width=24, grid=(4, 2)):
-    draws = generator(seed)
-    tokens, class_tokens = (
-        {modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
-        for shape in ((grid[0] * grid[1], width), (width,))
-    )
-    return Context(tokens, class_tokens, grid)
-
-
 def test_settings_reach_the_scores_by_their_names():
     assert make_score(f"{__name__}:Noted", tiny_cfg(), 24, (4, 2)).settings.keys() == set(SETTINGS)
     cfg = tiny_cfg("MODEL.SDTPS_BETA", "0.125", "MODEL.SLIM_LOSS_WEIGHT", "3.0")
     assert make_score("sdtps", cfg, 24, (4, 2)).beta == 0.125
     assert make_score("supervised", cfg, 24, (4, 2)).loss_weight == 3.0
-
-
-@pytest.mark.parametrize("missing", [(), ("NI",)], ids=["complete", "NI missing"])
-def test_sdtps_after_the_backbone_is_the_module_that_can_be_copied(missing):
-    """Values and gradients of a training forward with noise, to the last bit, and the same parameter names."""
-    ours = SDTPS(WIDTH, (8, 4), PATCHES, guide_missing=False, beta=0.25, use_gumbel=True)
-    alone = MultiModalSDTPS(WIDTH, PATCHES, use_gumbel=True)
-    alone.load_state_dict(ours.state_dict())
-    context = context_of(4, batch=5, width=WIDTH, grid=(8, 4))
-    context = replace(
-        context,
-        missing={name: torch.ones(5, 1, dtype=torch.bool) for name in missing},
-        global_feats={name: tensor + 1 for name, tensor in context.class_tokens.items()},
-    )
-    torch.manual_seed(seed_of(5))
-    actual = ours(context)
-    torch.manual_seed(seed_of(5))
-    expected = alone(
-        *context.tokens.values(),
-        *context.global_feats.values(),
-        missing=tuple(modality in missing for modality in MODALITIES),
-    )
-    outputs = [
-        *(selection.tokens for selection in actual.values()),
-        *(selection.mask for selection in actual.values()),
-    ]
-    assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
-    for tensors in (outputs, expected):
-        sum(
-            (output * torch.arange(output.numel()).view_as(output).sin()).sum()
-            for output in tensors
-        ).backward()
-    gradients = dict(alone.named_parameters())
-    for name, parameter in ours.named_parameters():
-        assert torch.equal(parameter.grad, gradients[name].grad), name
-
-
-def test_class_tokens_guide_sdtps_where_there_are_no_globals():
-    module, context = (
-        SDTPS(24, (4, 2), 8, guide_missing=True, beta=0.25, aggr_ratio=0.8),
-        context_of(3),
-    )
-    with_globals = module(replace(context, global_feats=context.class_tokens))
-    for modality, selection in module(context).items():
-        assert torch.equal(selection.tokens, with_globals[modality].tokens)
 
 
 def test_a_checkpoint_imports_no_module_by_itself(run, command, tmp_path, tiny_root, monkeypatch):

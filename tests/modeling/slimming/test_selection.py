@@ -58,7 +58,7 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
     model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", guide_missing).eval()
     missing = CASES[case]
     (encoded,) = encode_cases(model, *random_images(1), [missing])
-    selections = model.sdtps(encoded.context)
+    selections = model.select_patches(encoded.context)
     scores = {
         modality: choice.scores
         for modality, choice in choices(model, encoded, missing)[SDTPS_NAME].items()

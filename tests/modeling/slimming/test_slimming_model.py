@@ -138,8 +138,8 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
             assert torch.equal(stage.kept[name], torch.cat([other.kept[name] for other in stages]))
         tokens = torch.cat([single.context.tokens[name] for single in alone])
         assert_close(together.context.tokens[name], tokens, *SCORE, *SCORE)
-        scores = torch.cat([model.sdtps(single.context)[name].score for single in alone])
-        assert_close(model.sdtps(together.context)[name].score, scores, *SCORE, *SCORE)
+        scores = torch.cat([model.select_patches(single.context)[name].score for single in alone])
+        assert_close(model.select_patches(together.context)[name].score, scores, *SCORE, *SCORE)
     loss = torch.stack([single.loss for single in alone]).mean(dim=0)
     assert_close(together.loss, loss, *SCORE)
     weight = model.slimming.scores[0].heads["NI"][-1].weight
@@ -193,7 +193,7 @@ def test_the_modules_after_it_see_the_remaining_patches(opts):
     expected = count
     if model.sdtps:
         expected = int(count * 0.4 * 0.5) + 1
-        assert model.sdtps(context)["TI"].tokens.shape[1] == expected
+        assert model.select_patches(context)["TI"].tokens.shape[1] == expected
     if model.hdm:
         assert tokens_of_hdm(model) == 1 + expected
 

@@ -1,5 +1,4 @@
-"""The contract of a score of patches (`Score`), its input (`Context`), and what slimming (`StageRecord`) and
-SDTPS (`Selection`) keep by it."""
+"""The contract of a score of patches (`Score`), its input (`Context`), and what slimming keeps by it (`StageRecord`)."""
 
 from dataclasses import dataclass, field, replace
 
@@ -64,16 +63,6 @@ class Context:
             return self.positions[modality]
         tokens = self.tokens[modality]
         return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What SDTPS makes of the N patches of one modality."""
-
-    tokens: torch.Tensor  # (B, S, C): replace the patches in the feature of SDTPS and in HDM
-    mask: torch.Tensor  # (B, N): 1 for a kept patch, 0 for a dropped one; may carry a gradient
-    score: torch.Tensor  # (B, N): the patches with the highest are kept
-    index: torch.Tensor  # (B, K) int64: the kept patches, best first
 
 
 class Score(nn.Module):
