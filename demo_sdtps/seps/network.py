@@ -1,8 +1,9 @@
 """Similarities of images and captions, with patches selected for each pair (docs/seps.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,17 +11,65 @@ from torch import nn
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse, aggregation_mlp
-from demo_sdtps.seps import relevance
-from demo_sdtps.seps.relevance import HRPA, ImageFeatures, Texts
+from demo_sdtps.seps.relevance import HRPA, MaxSim, max_sim, relevance
 
-MERGING_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
-"""Memory of the intermediate results of aggregation by device type: a CPU's cache, and enough to use a GPU fully."""
-BLOCK = 4096  # pairs that are scored and selected at once; each needs a small part of the memory of aggregation
+PAIR_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
+"""Memory of the pairs that are compared at once: a CPU's cache, and enough to use a GPU fully."""
+
+
+class Texts(NamedTuple):
+    """Captions: normalised words (T, L, C), padded with the first word, which does not change a maximum; valid words (T, L);
+    lengths (T,), not necessarily on the words' device; mean of the words before normalisation (T, C)."""
+
+    words: torch.Tensor
+    valid: torch.Tensor
+    lengths: torch.Tensor
+    mean: torch.Tensor
+
+    def block(self, rows: slice) -> "Texts":
+        """Some of the captions, truncated to the longest among them."""
+        words, valid, lengths, mean = (value[rows] for value in self)
+        width = int(lengths.max())
+        return Texts(words[:, :width].contiguous(), valid[:, :width], lengths, mean)
+
+
+class ImageFeatures(NamedTuple):
+    """Features of the images that do not depend on the caption; R branches: of the caption, and of the long caption."""
+
+    patches: torch.Tensor  # (V, N, C)
+    class_token: torch.Tensor  # (V, 1, C) or (V, 0, C), normalised
+    self_cosine: torch.Tensor  # (V, N): of the patches with their mean
+    predicted: (
+        torch.Tensor
+    )  # (V, R, N): the MLPs' parts of the scores; (V, 0, N) in the open version
+    logits: torch.Tensor  # (V, R, N_c, N): of the weights of aggregation
+
+    def block(self, rows: slice) -> "ImageFeatures":
+        """Some of the images."""
+        return ImageFeatures(*(value[rows] for value in self))
+
+
+def as_texts(name: str, words: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> Texts:
+    """Checked captions from words (T, L, C) and lengths (T,); the padding is not read. Raises `ValueError`."""
+    # where they are: a GPU would be waited for at every look at them
+    lengths = torch.as_tensor(lengths)
+    fits = words.ndim == 3 and len(words) > 0 and lengths.shape == words.shape[:1]
+    if not fits or not 1 <= int(lengths.min()) <= int(lengths.max()) <= words.shape[1]:
+        raise ValueError(
+            f"{name}_embs {tuple(words.shape)} must be (captions, words, width), not empty, and {name}_lens "
+            f"{lengths.tolist()} the number of words of each caption, at least 1."
+        )
+    counts = lengths.to(words.device, non_blocking=True).unsqueeze(1)
+    valid = torch.arange(words.shape[1], device=words.device) < counts
+    words = words.float().masked_fill(~valid.unsqueeze(-1), 0.0)
+    unit = F.normalize(words, dim=-1)
+    unit = torch.where(valid.unsqueeze(-1), unit, unit[:, :1])
+    return Texts(unit, valid, lengths, words.sum(dim=1) / counts)
 
 
 class DualTokenAggregation(nn.Module):
     """Weights that aggregate the patches selected by the sparse and the dense caption, W_s V_s + W_d V_d: two weight MLPs, one
-    scale. `embed_dim` is C, `out_tokens` N_c; `max_sim_of_merged` aggregates."""
+    scale. `embed_dim` is C, `out_tokens` N_c."""
 
     def __init__(self, embed_dim: int, out_tokens: int, dim_ratio: float = 0.2):
         super().__init__()
@@ -28,10 +77,10 @@ class DualTokenAggregation(nn.Module):
         self.weight_dense = aggregation_mlp(embed_dim, out_tokens, dim_ratio)
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
-    def logits(self, tokens: torch.Tensor) -> list[torch.Tensor]:
-        """Logits of the weights W_s and W_d: (B, S, C) → two of (B, N_c, S)."""
-        weights = (self.weight_sparse, self.weight_dense)
-        return [weight(tokens).transpose(1, 2) * self.scale for weight in weights]
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the weights W_s and W_d: (B, S, C) → (B, 2, N_c, S)."""
+        both = torch.stack([self.weight_sparse(tokens), self.weight_dense(tokens)], dim=1)
+        return both.transpose(2, 3) * self.scale
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -64,7 +113,7 @@ class CrossSparseAggrNet(nn.Module):
         self.num_patches, self.keep = num_patches, sdtps.kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None
-        # weights and aggregated tokens, about three times each
+        # weights and aggregated tokens in float32, about three times each
         self.pair_bytes = 12 * out_tokens * (num_patches + embed_size)
         self.gumbel_tau = gumbel_tau if use_gumbel_softmax else None
         self.is_dual = use_paper_version and use_dual_aggr
@@ -91,10 +140,10 @@ class CrossSparseAggrNet(nn.Module):
         """
         if (long_cap_embs is None) != (long_cap_lens is None):
             raise ValueError("Give both long_cap_embs and long_cap_lens, or neither.")
-        caption, long = relevance.as_texts("cap", cap_embs, cap_lens), None
+        caption, long = as_texts("cap", cap_embs, cap_lens), None
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
-            long = relevance.as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
+            long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
             if len(long.words) != len(caption.words):
                 raise ValueError(
                     "The numbers of captions and long captions differ; give one for each."
@@ -115,45 +164,47 @@ class CrossSparseAggrNet(nn.Module):
                 f"{self.num_patches} patches, optionally after a class token."
             )
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
-        predictions = self.aggr_net.logits(patches)
-        logits = [predictions] if isinstance(predictions, torch.Tensor) else predictions
-        nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
-        branches = 2 if self.is_dual and has_long else 1
-        self_score = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
+        self_cosine = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
         class_token = F.normalize(class_token.float(), dim=-1)
-        predicted = tuple(sdtps.predict(net.score_predictor, patches) for net in nets[:branches])
-        of_branches = tuple(logit.float().contiguous() for logit in logits[:branches])
-        return ImageFeatures(patches.float(), class_token, self_score, predicted, of_branches)
+        branches = 2 if self.is_dual and has_long else 1
+        nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
+        predicted = [sdtps.predict(net.score_predictor, patches) for net in nets[:branches]]
+        logits = self.aggr_net.logits(patches)
+        logits = logits[:, :branches] if self.is_dual else logits.unsqueeze(1)
+        return ImageFeatures(
+            patches.float(),
+            class_token,
+            self_cosine,
+            torch.stack(predicted or [self_cosine], dim=1),
+            logits.float().contiguous(),
+        )
 
     def _all_pairs(
         self, images: ImageFeatures, caption: Texts, long: Texts | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
         count, total = len(images.patches), len(caption.words)
-        memory = MERGING_BYTES.get(images.patches.device.type, MERGING_BYTES["cuda"])
+        memory = PAIR_BYTES.get(images.patches.device.type, PAIR_BYTES["cuda"])
         chunk = self.chunk or max(1, memory // self.pair_bytes)
         # Many captions rather than many images: the tokens of one image need no copy for the matrix products.
         wide = min(total, chunk)
-        tall = max(BLOCK, chunk) // wide
+        tall = chunk // wide
         columns, mask_columns = [], []
-        for left in range(0, total, wide):
-            texts = caption.part(left, left + wide), long and long.part(left, left + wide)
-            blocks = [
-                self._match(images.part(top, top + tall), *texts, tall=max(1, chunk // wide))
-                for top in range(0, count, tall)
-            ]
-            columns.append(torch.cat([similarity for similarity, _ in blocks]))
+        for block in blocks(total, wide):
+            texts = caption.block(block), long and long.block(block)
+            rows = [self._match(images.block(some), *texts) for some in blocks(count, tall)]
+            columns.append(torch.cat([similarity for similarity, _ in rows]))
             # of a thousand images and five thousand captions the masks are gigabytes
             if self.training:
-                branches = zip(*(masks for _, masks in blocks), strict=True)
+                branches = zip(*(masks for _, masks in rows), strict=True)
                 mask_columns.append([torch.cat(masks, dim=1) for masks in branches])
         masks = tuple(map(torch.cat, zip(*mask_columns, strict=True)))
         return torch.cat(columns, dim=1), masks
 
     def _match(
-        self, images: ImageFeatures, caption: Texts, long: Texts | None, tall: int
+        self, images: ImageFeatures, caption: Texts, long: Texts | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Similarities (V, T) and masks (T, V, N) of a block of pairs; `tall` images are aggregated at once."""
+        """Similarities (V, T) and masks (T, V, N) of a block of pairs."""
         texts = [caption, long] if long else [caption]
         guidance = [sdtps.cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
@@ -161,28 +212,56 @@ class CrossSparseAggrNet(nn.Module):
             weights = (*(1.0 for _ in texts), 2.0)  # the image itself has weight two
             scores = [
                 sdtps.guided_score(predicted, guidance, weights, self.beta)
-                for predicted in images.predicted
+                for predicted in images.predicted.unbind(dim=1)
             ]
-            return self._compare(images, scores, caption, tall)
+            return self._compare(images, scores, caption)
         branches = [
-            self._compare(images, [images.self_cosine + cosine], text, tall)
+            self._compare(images, [images.self_cosine + cosine], text)
             for cosine, text in zip(guidance, texts, strict=True)
         ]
         masks = reduce(add, (mask for _, (mask,) in branches))
         return reduce(add, (similarity for similarity, _ in branches)), [masks]
 
     def _compare(
-        self, images: ImageFeatures, scores: list[torch.Tensor], text: Texts, tall: int
+        self, images: ImageFeatures, scores: list[torch.Tensor], text: Texts
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Select by the scores (T, V, N) of each branch, aggregate, match with the words → (V, T), masks (T, V, N)."""
         tau = self.gumbel_tau if self.training else None
         decisions = [sdtps.select(score, self.keep, tau)[1] for score in scores]
-        weights = reduce(add, map(sdtps.dropped_weights, scores, decisions)) / len(scores)
-        masks = [sdtps.log_mask(decision).transpose(0, 1).contiguous() for decision in decisions]
-        merged = relevance.max_sim_of_merged(images, masks, text, tall)
-        matches = relevance.concat(merged, relevance.single_max_sim(images, weights, text))
-        mlp, top_k = self.hrpa.relevance_mlp, self.hrpa.top_k
-        return relevance.relevance(matches, text.valid, None, mlp, top_k), decisions
+        extra_weights = reduce(add, map(sdtps.dropped_weights, scores, decisions)) / len(scores)
+        extra = F.normalize(extra_weights.transpose(0, 1) @ images.patches, dim=-1)
+        merged = match_merged(images, decisions, text)
+        singles = [
+            torch.einsum("vpc,tlc->vtlp", images.class_token, text.words),
+            torch.einsum("vtc,tlc->vtl", extra, text.words).unsqueeze(-1),
+        ]
+        single = max_sim(torch.cat(singles, dim=-1))
+        of_words = torch.maximum(merged.of_words, single.of_words)
+        of_tokens = torch.cat([merged.of_tokens, single.of_tokens], dim=-1)
+        settings = self.hrpa.relevance_mlp, self.hrpa.top_k
+        return relevance(MaxSim(of_words, of_tokens), text.valid, None, *settings), decisions
+
+
+def match_merged(images: ImageFeatures, decisions: list[torch.Tensor], text: Texts) -> MaxSim:
+    """Aggregate the patches selected for every pair and match them with the words: decisions (T, V, N) of each branch → maxima
+    of words (V, T, L) and of aggregated tokens (V, T, N_c)."""
+    # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.
+    by_branch = []
+    for logits, decision in zip(images.logits.unbind(dim=1), decisions, strict=True):
+        mask = sdtps.log_mask(decision).transpose(0, 1).contiguous()
+        by_branch.append((logits.unsqueeze(1) + mask.unsqueeze(2)).softmax(dim=-1))
+    weights = reduce(add, by_branch)
+    merged = (weights.flatten(1, 2) @ images.patches).unflatten(1, weights.shape[1:3])
+    # Batched by caption, so that the tokens of one image need no copy; the norms divide the products, which are fewer.
+    products = merged.transpose(0, 1).flatten(1, 2) @ text.words.mT
+    products = products.unflatten(1, (len(merged), -1)).transpose(0, 1)
+    norms = merged.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return max_sim((products / norms).mT)
+
+
+def blocks(count: int, size: int) -> Iterator[slice]:
+    """`count` rows in blocks of at most `size`."""
+    return (slice(start, start + size) for start in range(0, count, size))
 
 
 def create_seps_model(
