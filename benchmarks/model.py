@@ -69,13 +69,13 @@ class Sides:
         ).to(self.device)
         self.ours = make_model(cfg, CLASSES, CAMERAS).to(self.device)
         self.ours.load_state_dict(from_demo(self.reference.state_dict()))
-        self.images, self.cameras, self.labels = random_batch(cfg, batch, self.device)
+        self.batch = random_batch(cfg, batch, self.device)
 
     @torch.no_grad()
     def infer(self, model: nn.Module, precision: torch.dtype | None = None) -> torch.Tensor:
         """Original and enhanced features (B, D), under autocast in `precision`, if given."""
         with autocast(self.device, precision):
-            return model.eval()(self.images, self.cameras)
+            return model.eval()(self.batch.images, self.batch.cameras)
 
     def step(self, model: nn.Module, precision: torch.dtype | None = None) -> Callable[[], None]:
         cfg, weights = self.cfg, self.ours.head_weights
@@ -85,8 +85,8 @@ class Sides:
             rate, decay = cfg.SOLVER.BASE_LR, cfg.SOLVER.WEIGHT_DECAY
             optimizer = reference_demo.make_optimizer(model, rate, decay)
         model.train()
-        step = training_step(cfg, model, optimizer, self.cameras, self.labels, precision, weights)
-        return partial(step, self.images)
+        step = training_step(cfg, model, optimizer, precision, weights)
+        return partial(step, self.batch)
 
 
 def configuration(*opts: str) -> CfgNode:
@@ -169,7 +169,7 @@ def matmul_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         ("training step", lambda: sides.step(sides.ours)),
     )
     for name, make in works:
-        work, what = make(), f"{name}, float32, {len(sides.labels)} triplets: oneDNN"
+        work, what = make(), f"{name}, float32, {len(sides.batch.labels)} triplets: oneDNN"
         yield compare(what, work, onednn()(work), 1 if quick else 2, device)
 
 
@@ -239,9 +239,9 @@ def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     batch_features = []
     precision = choose_precision(sides.cfg.TEST.AMP, sides.device)
     with torch.no_grad(), autocast(sides.device, precision):
-        for images, _, cameras in batches(data.loader):
-            images = {modality: image.to(sides.device) for modality, image in images.items()}
-            batch_features.append(sides.reference.eval()(images, cameras.to(sides.device), pattern))
+        for batch in batches(data.loader):
+            batch = batch.to(sides.device)
+            batch_features.append(sides.reference.eval()(batch.images, batch.cameras, pattern))
     features = F.normalize(torch.cat(batch_features).float(), dim=1).cpu()
     query, gallery = features[data.query], features[data.gallery]
     both = data.query, data.gallery

@@ -22,13 +22,19 @@ from benchmarks.model import (
     precisions,
 )
 from benchmarks.rows import speed_row
-from benchmarks.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
+from benchmarks.timing import (
+    CAMERAS,
+    CLASSES,
+    in_turns,
+    random_batch,
+    training_step,
+    with_masks,
+)
 from demo_sdtps.config import with_values
-from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.slimming.stage import Slimming, make_slimming
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_device
@@ -36,7 +42,7 @@ from demo_sdtps.runtime.graphs import WARM_UPS
 from demo_sdtps.training.optim import make_optimizer
 
 ByCase = Mapping[str, float]  # numbers by the name of the setting, or DENSE
-Work = Callable[[ByModality], object]
+Work = Callable[[Batch], object]
 DENSE = "dense"
 STEP = "training step"
 MANY = 512  # triplets whose inference takes a GPU longer than launching it takes a CPU
@@ -95,7 +101,7 @@ def rows_of(
     """The rows of one backbone."""
     torch.manual_seed(cfg.SOLVER.SEED)
     device = choose_device(cfg)
-    batch = FEW if quick else GPU_BATCH if device.type == "cuda" else BATCH
+    count = FEW if quick else GPU_BATCH if device.type == "cuda" else BATCH
     model = make_model(cfg, CLASSES, CAMERAS)
     slimmed = {setting.name: setting.of(cfg) for setting in settings}
     stages = {name: make_slimming(slim, model.backbone) for name, slim in slimmed.items()}
@@ -106,8 +112,7 @@ def rows_of(
     # So that one optimizer serves all: its states are twice the size of the model.
     model.add_module("timed", nn.ModuleList(stages.values()))
     model.to(device)
-    images, cameras, labels = random_batch(cfg, batch, device)
-    masked = {**images, MASK: torch.ones(batch, 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
+    batch = random_batch(cfg, count, device)
     optimizer = make_optimizer(cfg, model)
 
     def rows_of_work(
@@ -115,10 +120,10 @@ def rows_of(
     ) -> Iterator[Row]:
         what = f"{cfg.MODEL.TRANSFORMER_TYPE}, {kind}, {name_of(half)}"
         cases: dict[str, Callable[[], object]] = {
-            DENSE: partial(with_stages, model, None, partial(make_work(), images))
+            DENSE: partial(with_stages, model, None, partial(make_work(), batch))
         }
         for name, slim in slimmed.items():
-            inputs = masked if model.training and reads_masks(slim) else images
+            inputs = with_masks(slim, batch) if model.training else batch
             cases[name] = partial(with_stages, model, stages[name], partial(make_work(), inputs))
         is_on_gpu = device.type == "cuda"
         # Recorded steps have gradients of their own, of which the optimizer sees the last case's: it is timed, nothing learns.
@@ -133,11 +138,12 @@ def rows_of(
 
     def inference_rows(kind: str, half: torch.dtype | None) -> Iterator[Row]:
         with inference(model, half):
-            yield from rows_of_work(kind, half, lambda: lambda pixels: model(pixels, cameras), 4)
+            work = lambda inputs: model(inputs.images, inputs.cameras)  # noqa: E731
+            yield from rows_of_work(kind, half, lambda: work, 4)
 
     def step_rows(kind: str, half: torch.dtype | None, is_recorded: bool = False) -> Iterator[Row]:
         model.train()
-        words = (cfg, model, optimizer, cameras, labels, half, model.head_weights, is_recorded)
+        words = (cfg, model, optimizer, half, model.head_weights, is_recorded)
         yield from rows_of_work(kind, half, partial(training_step, *words), 2)
 
     for half in halves:
@@ -148,7 +154,7 @@ def rows_of(
         half = halves[-1]
         yield from inference_rows("inference with MODEL.COMPILE", half)
         yield from step_rows(f"{STEP} with MODEL.COMPILE", half, is_recorded=True)
-        images, cameras, labels = random_batch(cfg, MANY, device)
+        batch = random_batch(cfg, MANY, device)
         yield from inference_rows(f"inference of {MANY} triplets with MODEL.COMPILE", half)
 
 

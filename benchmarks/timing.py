@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.config.scores import reads_masks
+from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.inference import evaluating
 from demo_sdtps.modeling.losses import total_loss
@@ -54,45 +56,50 @@ def in_turns(
     return {name: summary(times[1:]) for name, times in seconds.items()}
 
 
-def random_batch(
-    cfg: CfgNode, batch: int, device: torch.device
-) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Random images by modality, cameras and labels."""
+def random_batch(cfg: CfgNode, batch: int, device: torch.device) -> Batch:
+    """Random images, and cameras and labels in turns."""
     images = {
         modality: torch.randn(batch, 3, *cfg.INPUT.SIZE_TRAIN, device=device)
         for modality in cfg.MODEL.MODALITIES
     }
     number = torch.arange(batch, device=device)
-    return images, number % CAMERAS, number % max(2, batch // 2)
+    return Batch(images, labels=number % max(2, batch // 2), cameras=number % CAMERAS)
+
+
+def with_masks(cfg: CfgNode, batch: Batch) -> Batch:
+    """The batch with foreground masks, where training by the configuration reads them."""
+    if not reads_masks(cfg):
+        return batch
+    shape = len(batch.labels), 1, *cfg.INPUT.SIZE_TRAIN
+    return replace(batch, mask=torch.ones(shape, device=batch.labels.device))
 
 
 def training_step(
     cfg: CfgNode,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    cameras: torch.Tensor,
-    labels: torch.Tensor,
     precision: torch.dtype | None,
     head_weights: dict[str, float],
     is_recorded: bool = False,
-) -> Callable[[Mapping[str, torch.Tensor]], None]:
-    """A function of the images that does one step, recorded as MODEL.COMPILE does on a GPU where `is_recorded`."""
+) -> Callable[[Batch], None]:
+    """A function of a batch that does one step, recorded as MODEL.COMPILE does on a GPU where `is_recorded`."""
 
-    def gradients(images: Mapping[str, torch.Tensor]) -> None:
-        with autocast(cameras.device, precision):
-            outputs = model(images, cameras)
-            loss, _ = total_loss(cfg, outputs, labels, head_weights)
+    def gradients(batch: Batch) -> None:
+        masks = {} if batch.mask is None else {"foreground": batch.mask}  # references have none
+        with autocast(batch.cameras.device, precision):
+            outputs = model(batch.images, batch.cameras, **masks)
+            loss, _ = total_loss(cfg, outputs, batch.labels, head_weights)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
 
-    recording: Recording[None] | None = Recording() if is_recorded else None
+    recording: Recording[Batch, None] | None = Recording() if is_recorded else None
 
-    def step(images: Mapping[str, torch.Tensor]) -> None:
+    def step(batch: Batch) -> None:
         with float32_products(model):
             if recording:
-                recording.run(gradients, images)
+                recording.run(gradients, batch)
             else:
-                gradients(images)
+                gradients(batch)
             optimizer.step()
 
     return step
@@ -106,12 +113,11 @@ def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
         torch.manual_seed(cfg.SOLVER.SEED)
         device = choose_device(cfg)
         model = make_model(cfg, CLASSES, CAMERAS).to(device)
-        images, cameras, labels = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
-        inferences[name] = partial(infer, model, images, cameras)
+        batch = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
+        inferences[name] = partial(infer, model, batch.images, batch.cameras)
         optimizer, precision = make_optimizer(cfg, model), choose_precision(cfg.SOLVER.AMP, device)
-        step = training_step(cfg, model, optimizer, cameras, labels, precision, model.head_weights)
-        masks = {MASK: torch.ones(len(labels), 1, *cfg.INPUT.SIZE_TRAIN, device=device)}
-        steps[name] = partial(step, images | (masks if reads_masks(cfg) else {}))
+        step = training_step(cfg, model, optimizer, precision, model.head_weights)
+        steps[name] = partial(step, with_masks(cfg, batch))
     inference_seconds = in_turns("inference", inferences, 10, device)
     step_seconds = in_turns("training step", steps, 10, device)
     return {

@@ -21,16 +21,15 @@ def main() -> None:
     from demo_sdtps.datasets.loaders import batches, test_loader
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.modeling.inference import evaluating
-    from demo_sdtps.runtime.transfer import to_device
 
     model, splits = load_model_and_data(cfg, ("query",))
     tokens, images, device = [], [], next(model.parameters()).device
     with evaluating(model):
-        for batch, _, cameras in batches(test_loader(cfg, splits["query"])):
-            batch = {name: to_device(image, device) for name, image in batch.items()}
-            context = model.forward_features(batch, cameras).context
+        for batch in batches(test_loader(cfg, splits["query"])):
+            batch = batch.to(device)
+            context = model.forward_features(batch.images, batch.cameras).context
             tokens += [mean_cosine(patches).mean().item() for patches in context.tokens.values()]
-            if len(cameras) > 1:
+            if len(batch.cameras) > 1:
                 images += [mean_cosine(rows).item() for rows in context.global_feats.values()]
     content = {"tokens": mean(tokens), "images": mean(images)}
     if arguments.json:

@@ -1,9 +1,10 @@
-"""Data loaders of triplets: (images by modality, labels, cameras)."""
+"""Data loaders of triplets, which give `Batch`es."""
 
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -13,32 +14,62 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.ranges import ranges_of
-from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import OWN
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
-from demo_sdtps.datasets.masks import decode_masked_triplet, existing_masks
+from demo_sdtps.datasets.masks import decode_mask, existing_masks
 from demo_sdtps.datasets.samplers import (
     EpochBatchSampler,
     IdentityBatchSampler,
     ShuffledBatchSampler,
 )
-from demo_sdtps.datasets.transforms import PerModality, is_mask, test_transform, train_transform
+from demo_sdtps.datasets.transforms import (
+    PerModality,
+    SampleTransform,
+    test_transform,
+    train_transform,
+)
 from demo_sdtps.runtime.threads import cpu_cores
+from demo_sdtps.runtime.transfer import to_device
 
 # bytes of decoded images up to which DATASETS.CACHE auto keeps them in memory
 CACHE_LIMIT = 1 << 30
 GRACE = 60  # seconds from SIGTERM to the end of a loading process, in which a run finishes its step (training/stop.py)
 
 Decode = Callable[[Paths], Images]
-SampleTransform = Callable[..., list[torch.Tensor]]
-"""All images of a sample, and optionally a random generator → their inputs of the network."""
 
-Batch = tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True)
+class Batch:
+    """B triplets."""
+
+    images: dict[str, torch.Tensor]  # by modality, (B, 3, H, W) float32; zeros for a missing one
+    labels: (
+        torch.Tensor
+    )  # (B,) long: of the training identities from 0, else the identities on disk
+    cameras: torch.Tensor  # (B,) long, from 0
+    mask: torch.Tensor | None = None  # (B, 1, H, W) in [0, 1], 1 for the foreground
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        """The batch of what `function` makes of each tensor."""
+        images = {modality: function(image) for modality, image in self.images.items()}
+        mask = None if self.mask is None else function(self.mask)
+        return Batch(images, function(self.labels), function(self.cameras), mask)
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device, without waiting for a GPU."""
+        return self.map(lambda tensor: to_device(tensor, device))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors, in one order."""
+        masks = [] if self.mask is None else [self.mask]
+        return [*self.images.values(), self.labels, self.cameras, *masks]
 
 
 class ImageDataset(Dataset):
-    """Sample i is (images: a list of (3, H, W) float32, *targets[i]), read from `paths[source_of[i]]` (default: `paths[i]`).
+    """Sample i is (images: a list of (3, H, W) float32, mask (1, H, W) or None, *targets[i]), read from `paths[source_of[i]]`
+    (default: `paths[i]`), and the mask from the file of `masks` at the same place.
 
     A key is an index, or (index, seed) where the transform draws from a generator with that seed. `modalities` are those of a
     sample's images.
@@ -53,11 +84,15 @@ class ImageDataset(Dataset):
         decode: Decode = decode_triplet,
         source_of: Sequence[int] | None = None,
         modalities: Sequence[str] = MODALITIES,
+        masks: Sequence[str] | None = None,
     ):
-        self.modalities = tuple(modalities)
+        self.modalities, self.masks = tuple(modalities), masks
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
         self.images = list(parallel(decode, paths, "reading images", "sample")) if cache else None
+        self.decoded_masks = (
+            list(parallel(decode_mask, masks, "reading masks", "mask")) if cache and masks else None
+        )
 
     def __len__(self) -> int:
         return len(self.source_of)
@@ -66,24 +101,21 @@ class ImageDataset(Dataset):
         index, seed = key if isinstance(key, tuple) else (key, None)
         source = self.source_of[index]
         try:
-            images = self.decoded(source)
+            images, mask = self.decoded(source), self._decoded_mask(source)
         except UserError as error:
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
         rngs = () if seed is None else (random.Random(seed),)
-        return self.transform(images, *rngs), *self.targets[index]
+        return *self.transform(images, mask, *rngs), *self.targets[index]
 
     def decoded(self, source: int) -> Images:
         """The images of `paths[source]` as they are on disk."""
         return self.images[source] if self.images else self.decode(self.paths[source])
 
-
-def triplet_files(cfg: CfgNode, samples: Sequence[Sample], training: bool) -> list[Paths]:
-    """Files of each triplet; where training reads masks, the mask's last."""
-    if not (training and reads_masks(cfg)):
-        return [sample.paths for sample in samples]
-    masks = existing_masks(cfg, samples)
-    return [(*sample.paths, mask) for sample, mask in zip(samples, masks, strict=True)]
+    def _decoded_mask(self, source: int) -> torch.Tensor | None:
+        if self.decoded_masks:
+            return self.decoded_masks[source]
+        return decode_mask(self.masks[source]) if self.masks else None
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -95,10 +127,9 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
-def decoder_of(cfg: CfgNode, with_masks: bool = False) -> Decode:
+def decoder_of(cfg: CfgNode) -> Decode:
     """How the files of a triplet are decoded, by `image_scales`."""
-    decode = decode_masked_triplet if with_masks else decode_triplet
-    return partial(decode, modalities=tuple(cfg.MODEL.MODALITIES), scales=image_scales(cfg))
+    return partial(decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES), scales=image_scales(cfg))
 
 
 def image_scales(cfg: CfgNode) -> Scales:
@@ -109,14 +140,17 @@ def image_scales(cfg: CfgNode) -> Scales:
 def _triplets(
     cfg: CfgNode, samples: Sequence[Sample], labels: Sequence[int], training: bool
 ) -> ImageDataset:
-    """Samples as (images of RGB, NI and TI, and in training the mask where the configuration reads masks; label; camera)."""
+    """Samples as (images of RGB, NI and TI; in training the mask, where the configuration reads masks; label; camera)."""
     modalities = tuple(cfg.MODEL.MODALITIES)
-    decode = decoder_of(cfg, training and reads_masks(cfg))
+    decode = decoder_of(cfg)
     transform = train_transform(cfg) if training else PerModality(test_transform(cfg))
-    paths = triplet_files(cfg, samples, training)
+    paths = [sample.paths for sample in samples]
+    masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else None
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
     cache = use_cache(cfg, paths, decode)
-    return ImageDataset(paths, targets, transform, cache, decode, modalities=modalities)
+    return ImageDataset(
+        paths, targets, transform, cache, decode, modalities=modalities, masks=masks
+    )
 
 
 def train_sampler(cfg: CfgNode, labels: Sequence[int]) -> EpochBatchSampler:
@@ -155,11 +189,11 @@ def test_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
 
 
 def batches(loader: DataLoader) -> Iterator[Batch]:
-    """Batches of triplets with prefetch, the masks among the images as MASK."""
-    names = (*loader.dataset.modalities, MASK)  # type: ignore[attr-defined]
-    for images, labels, cameras, *masks in collated_batches(loader):
-        by_name = dict(zip(names, (*images, *masks), strict=False))
-        yield by_name, torch.tensor(labels), torch.tensor(cameras)
+    """Batches of triplets with prefetch."""
+    modalities = loader.dataset.modalities  # type: ignore[attr-defined]
+    for images, mask, labels, cameras in collated_batches(loader):
+        by_modality = dict(zip(modalities, images, strict=True))
+        yield Batch(by_modality, torch.tensor(labels), torch.tensor(cameras), mask)
 
 
 def collated_batches(loader: DataLoader) -> Iterator:
@@ -190,19 +224,16 @@ def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Decode) -> bool:
 
 
 def collate(items: list) -> tuple | UserError:
-    """Samples (images, *targets) → (images (k, B, 3, H, W), a list (B) of each target), or the first error among them.
-
-    The mask of each sample, its last image, is stacked apart and comes last: (B, 1, H, W).
-    """
+    """Samples (images, mask, *targets) → (images (k, B, 3, H, W), mask (B, 1, H, W) or None, a list (B) of each target), or the
+    first error among them."""
     error = next((item for item in items if isinstance(item, UserError)), None)
     if error:
         return error
-    images, *targets = zip(*items, strict=True)
-    by_place = list(zip(*images, strict=True))
-    masks = [torch.stack(column) for column in by_place if is_mask(column[0])]
+    images, masks, *targets = zip(*items, strict=True)
     # A single tensor, since each tensor from a loading process costs over a millisecond.
-    stacked = torch.stack([image for column in by_place for image in column if not is_mask(image)])
-    return stacked.unflatten(0, (-1, len(items))), *map(list, targets), *masks
+    stacked = torch.stack([image for column in zip(*images, strict=True) for image in column])
+    mask = None if masks[0] is None else torch.stack(masks)
+    return stacked.unflatten(0, (-1, len(items))), mask, *map(list, targets)
 
 
 def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets.base import Sample
-from demo_sdtps.datasets.images import Images, Paths, Scales, decode, decode_triplet
+from demo_sdtps.datasets.images import Images, Paths, decode
 from demo_sdtps.runtime.files import atomic_write
 from demo_sdtps.runtime.progress import progress
 
@@ -57,13 +57,6 @@ def existing_masks(cfg: CfgNode, samples: Sequence[Sample]) -> list[str]:
 def decode_mask(path: str) -> torch.Tensor:
     """Mask as uint8 (1, H, W), 255 for the foreground."""
     return decode(path, MASK_ADVICE, scale=None)[:1].contiguous()
-
-
-def decode_masked_triplet(paths: Paths, modalities: Sequence[str], scales: Scales) -> Images:
-    """`decode_triplet`, and the mask (1, h, w), whose file is the last path."""
-    *images, mask = paths
-    assert mask
-    return *decode_triplet(tuple(images), modalities, scales), decode_mask(mask)
 
 
 def write_masks(

@@ -14,8 +14,11 @@ from torchvision.transforms import v2
 from yacs.config import CfgNode
 
 Transform = Callable[..., torch.Tensor]
-# the images of a sample (3, h, w), None for an absent one, and its mask (1, h, w)
+# the images of a sample (3, h, w), None for an absent one
 Decoded = Sequence[torch.Tensor | None]
+Mask = torch.Tensor | None
+SampleTransform = Callable[..., tuple[list[torch.Tensor], Mask]]
+"""All images of a sample, its mask or None, and optionally a random generator → their inputs of the network."""
 # Python's random generator; the module `random` is the global one
 Generator = random.Random | ModuleType
 # what is drawn for flip and crop: whether to flip, shift down and right in pixels
@@ -66,35 +69,39 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class PerModality:
-    """The same transform of each image of a sample, which draws for itself; an absent one is zeros."""
+    """The same transform of each image of a sample, which draws for itself; an absent one is zeros. A mask stays as it is."""
 
     transform: Transform
 
-    def __call__(self, images: Decoded, *rngs: Generator) -> list[torch.Tensor]:
+    def __call__(
+        self, images: Decoded, mask: Mask = None, *rngs: Generator
+    ) -> tuple[list[torch.Tensor], Mask]:
         inputs = [None if image is None else self.transform(image, *rngs) for image in images]
         shown = next(image for image in inputs if image is not None)
-        return [torch.zeros_like(shown) if image is None else image for image in inputs]
+        return [torch.zeros_like(shown) if image is None else image for image in inputs], mask
 
 
 class JointTrainTransform:
     """`TrainTransform` with one flip and crop per triplet and its mask, padded with 0; erasing is drawn for each modality.
 
-    The mask (1, h, w), the fourth image, becomes float32 (1, H, W) in [0, 1].
+    The mask (1, h, w) becomes float32 (1, H, W) in [0, 1].
     """
 
     def __init__(self, cfg: CfgNode):
         self.image = TrainTransform(cfg)
         self.resize_mask = v2.Resize(self.image.size, interpolation=v2.InterpolationMode.BILINEAR)
 
-    def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
+    def __call__(
+        self, images: Decoded, mask: Mask = None, rng: Generator = random
+    ) -> tuple[list[torch.Tensor], Mask]:
         geometry = self.image.geometry(rng)
 
         def transform(image: torch.Tensor) -> torch.Tensor:
-            if is_mask(image):
-                return self.image.place(image, geometry, self.resize_mask).div_(255)
             return self.image.normalise_and_erase(self.image.place(image, geometry), rng)
 
-        return PerModality(transform)(images)
+        if mask is not None:
+            mask = self.image.place(mask, geometry, self.resize_mask).div_(255)
+        return PerModality(transform)(images, mask)
 
 
 @dataclass(frozen=True)
@@ -102,27 +109,24 @@ class DropModalities:
     """A transform of samples, which then drops whole modalities, each with a probability but never all: their images become
     zeros (INPUT.MODALITY_DROPOUT)."""
 
-    transform: Callable[..., list[torch.Tensor]]
+    transform: SampleTransform
     probability: float
 
-    def __call__(self, images: Decoded, rng: Generator = random) -> list[torch.Tensor]:
-        inputs = self.transform(images, rng)
+    def __call__(
+        self, images: Decoded, mask: Mask = None, rng: Generator = random
+    ) -> tuple[list[torch.Tensor], Mask]:
+        inputs, mask = self.transform(images, mask, rng)
         pairs = zip(images, inputs, strict=True)
-        present = [tensor for image, tensor in pairs if not (image is None or is_mask(image))]
+        present = [tensor for image, tensor in pairs if image is not None]
         dropped = [image for image in present if rng.random() < self.probability]
         if len(dropped) == len(present):
             dropped.pop(rng.randrange(len(dropped)))
         for image in dropped:
             image.zero_()
-        return inputs
+        return inputs, mask
 
 
-def is_mask(image: torch.Tensor) -> bool:
-    """Whether an image of a sample is its mask, which has one channel."""
-    return image.shape[0] == 1
-
-
-def train_transform(cfg: CfgNode) -> Callable[..., list[torch.Tensor]]:
+def train_transform(cfg: CfgNode) -> SampleTransform:
     """All images of a sample and its mask, uint8, and a random generator → their inputs of the network."""
     joint, rate = cfg.INPUT.JOINT_AUGMENTATION, cfg.INPUT.MODALITY_DROPOUT
     transform = JointTrainTransform(cfg) if joint else PerModality(TrainTransform(cfg))

@@ -18,7 +18,7 @@ from demo_sdtps.modeling.inference import check_features, inference
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.distributed import all_gather_rows
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.runtime.transfer import on_cpu, to_device
+from demo_sdtps.runtime.transfer import on_cpu
 
 Model = DeMo | ExportedModel
 
@@ -74,10 +74,10 @@ def _run_model(
 
     def feature_blocks() -> Iterator[list[torch.Tensor]]:
         shown = progress(batches(loader), "extracting features", len(loader), unit="batch")
-        for images, _, cameras in shown:
-            images = {modality: to_device(image, device) for modality, image in images.items()}
+        for batch in shown:
+            images = batch.to(device).images
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
-            patterns = extract_patterns(model, images, cameras, cases, cfg.TEST.NECK_FEAT)
+            patterns = extract_patterns(model, images, batch.cameras, cases, cfg.TEST.NECK_FEAT)
             yield [of_case[3] for of_case in patterns]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):

@@ -85,9 +85,9 @@ def measure_selection(
     sums: dict[str, torch.Tensor] = {}
     parts = progress(batches(loader), "measuring the selection", len(loader), unit="batch")
     masks = foreground.to(device).split(loader.batch_size or 1)
-    for (images, _, cameras), relevant in zip(parts, masks, strict=True):
-        images = {name: image.to(device, non_blocking=True) for name, image in images.items()}
-        encodings = encode_cases(model, images, cameras.to(device), list(cases.values()))
+    for batch, relevant in zip(parts, masks, strict=True):
+        batch = batch.to(device)
+        encodings = encode_cases(model, batch.images, batch.cameras, list(cases.values()))
         for (case, missing), encoded in zip(cases.items(), encodings, strict=True):
             if case == COMPLETE:
                 for modality, vectors in encoded.context.global_feats.items():

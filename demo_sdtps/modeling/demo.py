@@ -10,7 +10,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
-from demo_sdtps.config.scores import MASK
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.modeling.fusion import HDM, ATMoE, subsets_of
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
@@ -95,13 +94,17 @@ class DeMo(nn.Module):
             ) from None
 
     def forward(
-        self, images: ByModality, cam_label: torch.Tensor, return_pattern: int = 3
+        self,
+        images: ByModality,
+        cam_label: torch.Tensor,
+        return_pattern: int = 3,
+        foreground: torch.Tensor | None = None,
     ) -> TrainingOutput | torch.Tensor:
         """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → `TrainingOutput` in training, (B, D) in evaluation.
 
-        Scores of slimming that read foreground masks find them among the images: {MASK: (B, 1, H, W) in [0, 1]}.
+        `foreground` are the masks (B, 1, H, W) in [0, 1] that scores of slimming may learn from.
         """
-        encoded = self.forward_features(images, cam_label)
+        encoded = self.forward_features(images, cam_label, foreground)
         features = self.forward_head(encoded.context)
         if not self.training:
             # A copy: a view would keep the memory of pattern 3.
@@ -109,13 +112,15 @@ class DeMo(nn.Module):
         logits = {name: self.heads[name](feature) for name, feature in features.items()}
         return TrainingOutput(logits, features, encoded.loss)
 
-    def forward_features(self, images: ByModality, cam_label: torch.Tensor) -> EncodedTriplets:
+    def forward_features(
+        self, images: ByModality, cam_label: torch.Tensor, foreground: torch.Tensor | None = None
+    ) -> EncodedTriplets:
         """Backbone and PIFE: images of some or all modalities → their tokens and global features.
 
         An image of zeros is a missing one.
         """
         if self.slimming:
-            return self.forward_stages(self.forward_stem(images, cam_label), images)
+            return self.forward_stages(self.forward_stem(images, cam_label), images, foreground)
         present = images_of(images)
         tokens = self.backbone(*self._batch(present, cam_label))
         patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
@@ -128,12 +133,14 @@ class DeMo(nn.Module):
         rows = self.backbone.stem(*self._batch(present, cam_label), self.slimming.blocks[0])
         return split_rows(rows, present)
 
-    def forward_stages(self, stem: ByModality, images: ByModality) -> EncodedTriplets:
+    def forward_stages(
+        self, stem: ByModality, images: ByModality, foreground: torch.Tensor | None = None
+    ) -> EncodedTriplets:
         """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
         assert self.slimming
         windows, present = self.backbone.patch_windows, images_of(images)
-        foreground = patch_shares(images[MASK], *windows) if MASK in images else None
-        slimmed = slim_backbone(self.slimming, self.backbone, stem, present, foreground)
+        shares = None if foreground is None else patch_shares(foreground, *windows)
+        slimmed = slim_backbone(self.slimming, self.backbone, stem, present, shares)
         context = self._context(slimmed.tokens, slimmed.class_tokens, present)
         context = replace(context, positions=slimmed.stages[-1].kept)
         return EncodedTriplets(context, slimmed.stages, slimmed.loss)
@@ -183,7 +190,7 @@ class DeMo(nn.Module):
 
 
 def images_of(images: ByModality) -> ByModality:
-    """The images of modalities, in their order, without a mask."""
+    """The images in the order of MODALITIES."""
     return {modality: images[modality] for modality in MODALITIES if modality in images}
 
 

@@ -58,14 +58,14 @@ def attention_maps(
 ) -> list[tuple[Maps, FusionWeights]]:
     """Maps and weights of each sample, as of a batch of one; `matches` are the samples that Grad-CAM's similarity is with."""
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
-    dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
+    dataset = test_loader(cfg, samples).dataset
     loader = DataLoader(dataset, 1, collate_fn=collate)
     features = [] if method == "rollout" else class_features(cfg, model, matches).split(1)
     triplets = progress(batches(loader), METHODS[method], len(loader), unit="triplet")
     results = []
-    for number, (pixels, _, cameras) in enumerate(triplets):
-        pixels = {modality: image.to(device) for modality, image in pixels.items()}
-        cameras = cameras.to(device)
+    for number, batch in enumerate(triplets):
+        batch = batch.to(device)
+        pixels, cameras = batch.images, batch.cameras
         if method == "rollout":
             maps = rollout(model, pixels, cameras, missing)
         else:

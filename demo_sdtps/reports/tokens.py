@@ -125,12 +125,12 @@ def description(cfg: CfgNode, model: DeMo, grids: dict[str, ByModality]) -> str:
 def patch_grids(cfg: CfgNode, model: DeMo, samples: Sequence[Sample]) -> dict[str, ByModality]:
     """What every stage of slimming and SDTPS make of the samples, by present modality, (samples, 2, rows, columns): 1 for a
     kept patch, and its score, NaN for one that was dropped before."""
-    dataset = test_loader(cfg, samples).dataset  # with masks, where the score reads them
-    ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
+    dataset = test_loader(cfg, samples).dataset
+    (batch,) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
-    images = {modality: image.to(device) for modality, image in images.items()}
+    batch = batch.to(device)
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
-        (encoded,) = encode_cases(model, images, cameras.to(device), [missing])
+        (encoded,) = encode_cases(model, batch.images, batch.cameras, [missing])
         grids, grid = choices(model, encoded, missing), encoded.context.grid
 
     def on_grid(choice: Choice) -> torch.Tensor:

@@ -88,7 +88,7 @@ def _image_dataset(
 
 def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
     """Batches of captions with prefetch."""
-    for (images,), indices in collated_batches(loader):
+    for (images,), _, indices in collated_batches(loader):
         image_ids = [loader.dataset.source_of[index] for index in indices]
         captions = pad_texts([loader.captions[index] for index in indices])
         dense: tuple[Any, Any] = (None, None)
@@ -99,7 +99,7 @@ def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
     """Images (B, 3, H, W) of an `image_loader`."""
-    for (images,), _ in collated_batches(loader):
+    for (images,), *_ in collated_batches(loader):
         yield images
 
 

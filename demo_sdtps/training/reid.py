@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.scores import MASK
+from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets import (
     SPLITS,
     Sample,
@@ -21,7 +21,8 @@ from demo_sdtps.datasets import (
 )
 from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.images import verify
-from demo_sdtps.datasets.loaders import batches, train_loader, triplet_files
+from demo_sdtps.datasets.loaders import Batch, batches, train_loader
+from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import read_records, reid_record, reid_table
@@ -34,18 +35,14 @@ from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import autocast, choose_device, set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, world_size, wrap_ddp
 from demo_sdtps.runtime.graphs import Recording
-from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.training.command import train as run_training
 from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.resume import Resumed, digest_data
 from demo_sdtps.training.trainer import PART, Evaluation, Loss, Trainer
 
-LABELS, CAMERAS = "labels", "cameras"  # beside the images of a batch
-Tensors = Mapping[str, torch.Tensor]
 
-
-class ReIDTrainer(Trainer[DeMo, Tensors]):
+class ReIDTrainer(Trainer[DeMo, Batch]):
     """Trains DeMo and, where MODEL.METRIC_LOSS_TYPE has them, the centers of the center losses.
 
     best.pth is the epoch with the largest mAP of TEST.RETURN_PATTERN: of `validation` where it is there, else of `test_data`.
@@ -79,25 +76,24 @@ class ReIDTrainer(Trainer[DeMo, Tensors]):
         self.data = {"patterns": test_data} | ({VALIDATION: validation} if validation else {})
         self.scheduler = make_scheduler(cfg, optimizers[0])
         is_recorded = cfg.MODEL.COMPILE and self.device.type == "cuda" and world_size() == 1
-        self.recording: Recording[Loss] | None = Recording() if is_recorded else None
+        self.recording: Recording[Batch, Loss] | None = Recording() if is_recorded else None
 
     def begin_epoch(self, epoch: int) -> None:
         self.scheduler.step(epoch)
 
-    def batches(self) -> Iterator[Tensors]:
-        for images, labels, cameras in batches(self.loader):
-            yield images | {LABELS: labels, CAMERAS: cameras}
+    def batches(self) -> Iterator[Batch]:
+        return batches(self.loader)
 
-    def gradients(self, batch: Tensors) -> Loss:
-        tensors = {name: to_device(tensor, self.device) for name, tensor in batch.items()}
-        compute = super().gradients
-        return self.recording.run(compute, tensors) if self.recording else compute(tensors)
+    def gradients(self, batch: Batch) -> Loss:
+        batch, compute = batch.to(self.device), super().gradients
+        return self.recording.run(compute, batch) if self.recording else compute(batch)
 
-    def loss(self, batch: Tensors) -> Loss:
-        images = dict(batch)
-        labels, cameras = images.pop(LABELS), images.pop(CAMERAS)
+    def loss(self, batch: Batch) -> Loss:
+        labels = batch.labels
         with autocast(self.device, self.precision):
-            output: TrainingOutput = self.network(images, cameras)
+            output: TrainingOutput = self.network(
+                batch.images, batch.cameras, foreground=batch.mask
+            )
             # Each of several processes computes the loss of the whole batch, and mines its triplets there.
             output, labels = gather_output(output), all_gather(labels)
             loss, terms = total_loss(
@@ -211,10 +207,12 @@ def data_files(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str
     """The files that training and evaluation read, by split and modality: "query NI"; "query images" of three side by side."""
     paths: dict[str, Sequence[str]] = {}
     for split, samples in splits.items():
-        modalities = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
-        columns = zip(*triplet_files(cfg, samples, training=split == "train"), strict=True)
+        names = MODALITIES if len(samples[0].paths) == len(MODALITIES) else ("images",)
+        columns = zip(*(sample.paths for sample in samples), strict=True)
         paths |= {
             f"{split} {name}": list(filter(None, files))
-            for name, files in zip((*modalities, MASK), columns, strict=False)
+            for name, files in zip(names, columns, strict=True)
         }
+        if split == "train" and reads_masks(cfg):
+            paths[f"{split} {MASK}"] = existing_masks(cfg, samples)
     return paths

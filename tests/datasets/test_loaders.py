@@ -25,6 +25,7 @@ from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.datasets.images import decode, decode_triplet
 from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
+    Batch,
     ImageDataset,
     batches,
     test_loader,
@@ -43,19 +44,20 @@ MASKS = shlex.split(
 
 @pytest.fixture(params=["triplets", "triplets with masks", "captions"])
 def make(request):
-    """Of KEY, VALUE, … options: → a training loader and the function that gives its batches, whose first entry are the tensors
-    by name."""
+    """Of KEY, VALUE, … options: → a training loader and the function that gives its batches, lists of tensors that begin
+    with images."""
 
     def triplets(*opts):
         masks = MASKS if "masks" in request.param else ()
         cfg = config(request.getfixturevalue("tiny_root"), "INPUT.RE_PROB", "0.5", *masks, *opts)
-        return train_loader(cfg, read_splits(cfg, ("train",))["train"]), batches
+        loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+        return loader, lambda loader: map(Batch.tensors, batches(loader))
 
     def captions(*opts):
         cfg = seps_tiny.cfg_for(request.getfixturevalue("shapes_root"), *opts)
         split = read_image_texts(cfg.DATASETS.ROOT_DIR, "shapes", "train")
         loader = caption_loader(cfg, split, load_tokenizer(cfg))
-        return loader, lambda loader: [(vars(batch),) for batch in caption_batches(loader)]
+        return loader, lambda loader: [[*vars(batch).values()] for batch in caption_batches(loader)]
 
     return captions if request.param == "captions" else triplets
 
@@ -103,7 +105,7 @@ def test_neither_processes_nor_the_cache_change_a_bit(make, opts):
 def test_another_seed_or_epoch_gives_other_images(make):
     ours = load_epoch(make)
     for other in (load_epoch(make, "SOLVER.SEED", "5"), load_epoch(make, epoch=2)):
-        one, another = (next(iter(epoch[0][0].values())) for epoch in (ours, other))
+        one, another = (epoch[0][0] for epoch in (ours, other))
         assert not torch.equal(one, another)
 
 
@@ -122,7 +124,8 @@ def test_a_training_batch(tiny_root):
         for sample in read_splits(cfg, ("train",))["train"]
     }
     loader = train_loader(config(tiny_root, *PLAIN), read_splits(cfg, ("train",))["train"])
-    for images, labels, cameras in batches(loader):
+    for batch in batches(loader):
+        images, labels, cameras = batch.images, batch.labels, batch.cameras
         assert {(image.dtype, image.shape) for image in images.values()} == {
             (torch.float32, (8, 3, 32, 16))
         }
@@ -173,12 +176,14 @@ def test_evaluation_takes_all_samples_in_order(tiny_root):
     cfg = config(tiny_root, "TEST.IMS_PER_BATCH", "5")
     samples = read_splits(cfg, ("query",))["query"]
     loaded = list(batches(test_loader(cfg, samples)))
-    assert [len(labels) for _, labels, _ in loaded] == [5] * 6 + [2]
-    _, labels, cameras = zip(*loaded, strict=True)
-    assert torch.cat(labels).tolist() == [sample.identity for sample in samples]
-    assert torch.cat(cameras).tolist() == [sample.camera for sample in samples]
+    assert [len(batch.labels) for batch in loaded] == [5] * 6 + [2]
+    labels, cameras = (
+        torch.cat([getattr(batch, name) for batch in loaded]) for name in ("labels", "cameras")
+    )
+    assert labels.tolist() == [sample.identity for sample in samples]
+    assert cameras.tolist() == [sample.camera for sample in samples]
     for place, modality in enumerate(MODALITIES):
-        images = torch.cat([images[modality] for images, *_ in loaded])
+        images = torch.cat([batch.images[modality] for batch in loaded])
         expected = torch.stack([decode(sample.paths[place]) for sample in samples])
         assert_close(images, normalise(expected), *SCALED)
 

@@ -12,7 +12,6 @@ from PIL import Image
 from triplets import PLAIN, SCALED, config, message_of, normalise, random_image
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.scores import MASK
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.datasets.masks import mask_path
@@ -48,7 +47,7 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
             image = image.flip(2) if flip else image
             return F.pad(image, (4,) * 4)[:, top : top + 32, left : left + 16]
 
-        *actual, actual_mask = transform([*images, mask], random.Random(seed))
+        actual, actual_mask = transform(images, mask, random.Random(seed))
         for image, original in zip(actual, images, strict=True):
             assert_close(image, normalise(slow(original)), *SCALED)
         assert_close(actual_mask, slow(mask).double() / 255, 1)
@@ -57,7 +56,7 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
 def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
     transform = JointTrainTransform(config(tiny_root, *JOINT, *PLAIN[:-1], "1.0"))
     white = torch.full((3, 32, 16), 255, dtype=torch.uint8)
-    *images, mask = transform([white, white, white, white[:1]], random.Random(0))
+    images, mask = transform([white, white, white], white[:1], random.Random(0))
     erased = [(image != 1).any(0) for image in images]
     assert all(area.any() and not area.all() for area in erased)
     assert not torch.equal(erased[0], erased[1]) and not torch.equal(erased[1], erased[2])
@@ -67,7 +66,7 @@ def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
 def masks_of(cfg, samples):
     """As training reads them, in the order of the samples."""
     dataset = train_loader(cfg, samples).dataset
-    return torch.stack([dataset[index, 0][0][-1] for index in range(len(samples))])
+    return torch.stack([dataset[index, 0][1] for index in range(len(samples))])
 
 
 def test_batches_have_the_masks_of_their_files(tiny_root):
@@ -79,10 +78,10 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
     assert masks.dtype == torch.float32 and masks.shape == (48, 1, 32, 16)
     assert_close(masks[:, 0], expected / 255, 1)
     # evaluation reads none
-    assert all([*images] == [*MODALITIES] for images, *_ in batches(test_loader(cfg, samples)))
-    for images, *_ in epoch(tiny_root, *SUPERVISED):
-        assert list(images) == [*MODALITIES, MASK] and images[MASK].shape == (8, 1, 32, 16)
-        assert 0 < images[MASK].mean() < 1 and images[MASK].min() == 0 and images[MASK].max() == 1
+    assert all(batch.mask is None for batch in batches(test_loader(cfg, samples)))
+    for batch in epoch(tiny_root, *SUPERVISED):
+        assert list(batch.images) == [*MODALITIES] and batch.mask.shape == (8, 1, 32, 16)
+        assert 0 < batch.mask.mean() < 1 and batch.mask.min() == 0 and batch.mask.max() == 1
 
 
 def test_a_mask_of_another_size_is_resized_bilinearly(own_root):

@@ -176,7 +176,7 @@ def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
 
     def shown(loader):
         """Whether an image has other values than zeros, (samples, modalities)."""
-        stacked = [torch.stack([*images.values()], dim=1) for images, _, _ in batches(loader)]
+        stacked = [torch.stack([*batch.images.values()], dim=1) for batch in batches(loader)]
         return torch.cat(stacked).flatten(2).any(dim=2)
 
     present = [[path is not None for path in sample.paths] for sample in samples]

@@ -118,7 +118,7 @@ def test_the_model_scales_features_as_its_data_were(own, tmp_path):
     words = words_of(own, "INPUT.RANGES", "[TI=29000:31040]")
     cfg = load_cfg(words[1], words[2:])
     samples = read_splits(cfg)["gallery"][:3]
-    (images, _, _) = next(batches(test_loader(cfg, samples)))
+    images = next(batches(test_loader(cfg, samples))).images
     arrays = [np.asarray(Image.open(sample.paths[2])) for sample in samples]
     expected = torch.stack([torch.from_numpy((array - 29000.0) / 2040) for array in arrays])
     assert (images["TI"][:, 0] / 2 + 0.5 - expected).abs().max() < 1e-6

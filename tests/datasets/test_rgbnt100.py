@@ -45,7 +45,7 @@ def test_batches_hold_the_three_parts(root, cache):
         cache,
     )
     samples = read_splits(cfg, ("query",))["query"]
-    images = [images for images, _, _ in batches(test_loader(cfg, samples))]
+    images = [batch.images for batch in batches(test_loader(cfg, samples))]
     for number, modality in enumerate(("RGB", "NI", "TI")):
         expected = torch.stack([parts_of(sample.paths[0])[number] for sample in samples])
         actual = torch.cat([batch[modality] for batch in images])

@@ -132,14 +132,14 @@ def test_loader_of_shuffled_batches(tiny_root):
     loaded = list(batches(loader))
     assert len(loader) == len(loaded) == 6
     assert all(
-        images["TI"].shape == (7, 3, 32, 16) and len(labels) == len(cameras) == 7
-        for images, labels, cameras in loaded
+        batch.images["TI"].shape == (7, 3, 32, 16) and len(batch.labels) == len(batch.cameras) == 7
+        for batch in loaded
     )
     expected = [
         [loader.dataset.targets[index][0] for index, _ in batch]
         for batch in epoch_of(loader.batch_sampler, 1)
     ]
-    assert [labels.tolist() for _, labels, _ in loaded] == expected
+    assert [batch.labels.tolist() for batch in loaded] == expected
 
 
 def test_too_few_samples_for_a_shuffled_batch_are_reported(tiny_root):
@@ -175,6 +175,7 @@ def test_an_epoch_can_begin_at_any_batch(tiny_root, opts, workers, monkeypatch):
         assert len(loader) == len(whole)
         if workers == "0":
             assert keys == [key for batch in items[start:] for key in batch]
-        assert_close(rest, whole[start:], rtol=0, atol=0)
+        pairs = [[batch.tensors() for batch in each] for each in (rest, whole[start:])]
+        assert_close(*pairs, rtol=0, atol=0)
     loader.batch_sampler.begin(3)
     assert list(loader.batch_sampler) != items  # from the first again

@@ -92,8 +92,8 @@ def images_of(cfg, *samples):
         PerModality(test_transform(cfg)),
         cache=False,
     )
-    ((images, _, cameras),) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
-    return images, cameras
+    (batch,) = batches(DataLoader(dataset, len(samples), collate_fn=collate))
+    return batch.images, batch.cameras
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from numeric import seed_of
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.config.scores import MASK, reads_masks
+from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import total_loss
 from demo_sdtps.runtime import distributed
@@ -44,12 +44,13 @@ def steps(cfg) -> dict:
     network = distributed.wrap_ddp(model.train())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     images = {modality: torch.randn(BATCH, 3, *cfg.INPUT.SIZE_TRAIN) for modality in MODALITIES}
-    if reads_masks(cfg):
-        images[MASK] = torch.rand(BATCH, 1, *cfg.INPUT.SIZE_TRAIN)
+    mask = torch.rand(BATCH, 1, *cfg.INPUT.SIZE_TRAIN) if reads_masks(cfg) else None
     labels, cameras = torch.arange(BATCH) % IDENTITIES, torch.arange(BATCH) // IDENTITIES
     losses = []
     for _ in range(STEPS):
-        output = network({modality: own(image) for modality, image in images.items()}, own(cameras))
+        local = {modality: own(image) for modality, image in images.items()}
+        foreground = None if mask is None else own(mask)
+        output = network(local, own(cameras), foreground=foreground)
         loss, _ = total_loss(
             cfg, gather_output(output), distributed.all_gather(own(labels)), model.head_weights
         )

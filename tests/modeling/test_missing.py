@@ -161,7 +161,8 @@ def test_the_options_of_an_evaluation(options, tiny_root):
     loader = loaders.test_loader(cfg, read_splits(cfg, ("query",))["query"])
     torch.manual_seed(seed_of())
     model = make_model(cfg, 5, CAMERAS).eval()
-    images, _, cameras = next(loaders.batches(loader))
+    batch = next(loaders.batches(loader))
+    images, cameras = batch.images, batch.cameras
     missing = frozenset(MISSING.get(cfg.TEST.MISS, []))
     (expected,) = extract_patterns(model, images, cameras, [missing], cfg.TEST.NECK_FEAT)
     extracted = []

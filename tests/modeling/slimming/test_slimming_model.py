@@ -21,7 +21,7 @@ from tiny import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
-from demo_sdtps.config.scores import MASK, SCORES
+from demo_sdtps.config.scores import SCORES
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.operations import count_macs, tokens_of_hdm
 from demo_sdtps.modeling import make_model
@@ -53,9 +53,9 @@ def slim_model(score="distinctness", *opts):
     return tiny_model(*SLIM, *PLAIN, "MODEL.SLIM_SCORE", score, *shared, *opts)
 
 
-def with_masks(images, seed=0):
+def random_masks(images, seed=0):
     draws = torch.rand(images["RGB"][:, :1].shape, generator=generator(seed))
-    return images | {MASK: (draws > 0.5).float()}
+    return (draws > 0.5).float()
 
 
 def exact(images):
@@ -69,7 +69,7 @@ def warm_up(model, seed=7):
     with torch.no_grad():
         for step in range(3):
             images, cameras = random_images(seed + step)
-            model(with_masks(images), cameras)
+            model(images, cameras, foreground=random_masks(images))
     return model.eval()
 
 
@@ -95,7 +95,7 @@ def test_every_case_of_missing_modalities(score):
     """All cases equal each alone with zero images; pixels of an absent modality change nothing."""
     model = warm_up(slim_model(score, "MODEL.SLIM_SHARED", score != "supervised", *FUSION)).double()
     images, _ = random_images(1, batch=5)
-    images, cameras = exact(with_masks(images)), torch.tensor([3, 1, 1, 3, 1])
+    images, cameras = exact(images), torch.tensor([3, 1, 1, 3, 1])
     together = encode_cases(model, images, cameras, CASES)
     for missing, actual in zip(CASES, together, strict=True):
         zeroed = images | {name: torch.zeros_like(images[name]) for name in missing}
@@ -119,15 +119,17 @@ def test_triplets_of_a_batch_miss_different_modalities(is_shared):
     model = warm_up(slim_model("supervised", *opts, "MODEL.SDTPS_GUIDE_MISSING", False)).double()
     model.slimming.train()
     images, cameras = random_images(8, batch=len(CASES))
-    images = exact(with_masks(images))
+    images, masks = exact(images), random_masks(images).double()
     for row, case in enumerate(CASES):
         for name in case:
             images[name][row] = 0
     images["NI"].requires_grad_()
-    together = model.forward_features(images, cameras)
+    together = model.forward_features(images, cameras, masks)
     alone = [
         model.forward_features(
-            {name: image[row : row + 1] for name, image in images.items()}, cameras[row : row + 1]
+            {name: image[row : row + 1] for name, image in images.items()},
+            cameras[row : row + 1],
+            masks[row : row + 1],
         )
         for row in range(len(CASES))
     ]
@@ -210,7 +212,8 @@ def test_a_training_step_waits_for_no_value_of_a_tensor(score):
     model = slim_model(score, *FUSION).train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         images = {name: torch.randn(4, 3, 64, 32, requires_grad=True) for name in MODALITIES}
-        outputs = model(images | {MASK: torch.rand(4, 1, 64, 32)}, torch.zeros(4, dtype=torch.long))
+        cameras, masks = torch.zeros(4, dtype=torch.long), torch.rand(4, 1, 64, 32)
+        outputs = model(images, cameras, foreground=masks)
         loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
         (gradient,) = torch.autograd.grad(loss, images["NI"])
     assert gradient.shape == (4, 3, 64, 32)
@@ -221,7 +224,6 @@ def test_bfloat16_is_near_float32(score):
     """In training under autocast, finite everywhere; in evaluation as TEST.AMP casts the model."""
     model = warm_up(slim_model(score))
     images, cameras = random_images(10)
-    images = with_masks(images)
     with inference(model, None):
         exact = model(images, cameras)
     with inference(model, torch.bfloat16):
@@ -230,7 +232,7 @@ def test_bfloat16_is_near_float32(score):
     assert torch.cosine_similarity(exact, half).min() > 0.9  # single patches may change
     model.train()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outputs = model(images, cameras)
+        outputs = model(images, cameras, foreground=random_masks(images))
         labels = torch.tensor([0, 0, 1, 1])
         loss, parts = total_loss(tiny_cfg(), outputs, labels, model.head_weights)
     loss.backward()
@@ -241,7 +243,9 @@ def test_bfloat16_is_near_float32(score):
 
 def test_frozen_backbones_leave_the_heads_to_learn():
     model = slim_model("supervised", "MODEL.FROZEN", "True").train()
-    model(with_masks(random_images(11)[0]), torch.zeros(4, dtype=torch.long)).auxiliary.backward()
+    images, _ = random_images(11)
+    cameras = torch.zeros(4, dtype=torch.long)
+    model(images, cameras, foreground=random_masks(images)).auxiliary.backward()
     reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert reached >= {name for name, _ in model.named_parameters() if name.startswith("slimming.")}
     assert not any(name.startswith("backbone.vit.") for name in reached)
@@ -264,7 +268,6 @@ def test_compiled_slimming_is_eager_slimming():
     compiled.backbone.compile_blocks()
     for seed in count(12):  # until patches are chosen clearly
         images, cameras = random_images(seed)
-        images = with_masks(images)
         with inference(eager, None), margins() as actual:
             features = [eager(images, cameras)]
         if min(actual) > tolerance(*2 * ENCODER):
@@ -274,7 +277,7 @@ def test_compiled_slimming_is_eager_slimming():
     assert_close(*features, *ENCODER, *ENCODER)
     gradients = []
     for model in (eager, compiled):
-        outputs = model.train()(images, cameras)
+        outputs = model.train()(images, cameras, foreground=random_masks(images))
         loss, _ = total_loss(tiny_cfg(), outputs, torch.tensor([0, 0, 1, 1]), model.head_weights)
         gradients.append(torch.autograd.grad(loss, model.backbone.vit.blocks[0].attn.qkv.weight)[0])
     assert_close(*gradients, *4 * ENCODER)
