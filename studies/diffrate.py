@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from demo_sdtps.config import cli
-from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.slimming.tokens import Tokens
@@ -185,7 +185,7 @@ def main() -> None:
     steps = EPOCHS * len(trainer.loader)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=RATE / 10)
     for epoch in range(1, 1 + EPOCHS):
-        sampler_of(trainer.loader).begin(epoch, 0)
+        epoch_sampler(trainer.loader).begin(epoch, 0)
         title = f"epoch {epoch}/{EPOCHS}"
         bar = progress(trainer.batches(), title, len(trainer.loader), unit="batch")
         for batch in bar:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from demo_sdtps.config import cli
 from demo_sdtps.config.load import DEMO_SCHEMA
-from demo_sdtps.datasets import reader_of
+from demo_sdtps.datasets import find_reader
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
@@ -26,7 +26,7 @@ def main() -> None:
     is_seps = arguments.schema is SEPS_SCHEMA
     report = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
     root = Path(cfg.DATASETS.ROOT_DIR)
-    folder = root / cfg.DATASETS.NAMES if is_seps else reader_of(cfg).folder_in(root)
+    folder = root / cfg.DATASETS.NAMES if is_seps else find_reader(cfg).folder_in(root)
     if arguments.json:
         content = {
             "data set": cfg.DATASETS.NAMES,

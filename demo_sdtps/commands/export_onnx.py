@@ -44,13 +44,13 @@ def export(
             f"--input {IMAGENET} is for models of one modality, as trackers use them, but this one reads "
             f"{', '.join(cfg.MODEL.MODALITIES)}; choose another --input, which can tell which of them is missing."
         )
-    from demo_sdtps.datasets import read_splits, reader_of
+    from demo_sdtps.datasets import find_reader, read_splits
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.retrieval.extractor import make_extractor
     from demo_sdtps.retrieval.onnx_export import export_model
 
     precision, data, samples = arguments.precision, None, []
-    if precision != "float32" and reader_of(cfg).labelled:
+    if precision != "float32" and find_reader(cfg).labelled:
         data = make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
     if precision == calibrated:
         samples = read_splits(cfg, ("train",))["train"]

@@ -28,7 +28,7 @@ def main() -> None:
     cli.add_overwrite(parser, "replace masks that exist, which are otherwise kept")
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.commands.segmenters import make_segmenter
-    from demo_sdtps.datasets.loaders import decoder_of
+    from demo_sdtps.datasets.loaders import make_decoder
     from demo_sdtps.datasets.masks import mask_path, write_masks
     from demo_sdtps.runtime.device import choose_device
 
@@ -37,7 +37,7 @@ def main() -> None:
     device = choose_device(cfg)
     segment = make_segmenter(arguments.model, arguments.weight, arguments.classes, device)
     modalities = MODALITIES if arguments.modality == "all" else (arguments.modality,)
-    decoder = decoder_of(with_values(cfg, {"MODEL.MODALITIES": list(modalities)}))
+    decoder = make_decoder(with_values(cfg, {"MODEL.MODALITIES": list(modalities)}))
     counts = write_masks(samples, segment, decoder, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
     cli.print_lines(

@@ -35,10 +35,10 @@ READERS: dict[str, Reader] = {
     name: import_module(f"demo_sdtps.datasets.{name.lower()}").READER for name in NAMES
 }
 
-__all__ = ["NAMES", "READERS", "SPLITS", "Sample", "identity_labels", "read_splits", "reader_of"]
+__all__ = ["NAMES", "READERS", "SPLITS", "Sample", "find_reader", "identity_labels", "read_splits"]
 
 
-def reader_of(cfg: CfgNode) -> Reader:
+def find_reader(cfg: CfgNode) -> Reader:
     """Reader of DATASETS.NAMES."""
     name, known = cfg.DATASETS.NAMES, (*READERS, *OWN)
     if name not in known:
@@ -50,7 +50,7 @@ def reader_of(cfg: CfgNode) -> Reader:
 
 def data_name(cfg: CfgNode, identities: int) -> str:
     """What the images of a training on so many identities are, for the model card, whatever data set they are read as."""
-    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
+    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
     if (reader.folder_in(root) / MARKER).is_file():
         return "synthetic pedestrians of demo-sdtps synthetic"
     if name in OWN:
@@ -74,14 +74,14 @@ def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
     """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
     unknown."""
     name = cfg.DATASETS.NAMES
-    if name not in OWN and data_set not in (None, name, *OWN, *reader_of(cfg).trained_as):
+    if name not in OWN and data_set not in (None, name, *OWN, *find_reader(cfg).trained_as):
         raise UserError(
             f"The weights {path} were trained on {data_set}, but the configuration is for {name}; use a configuration "
             f"for {data_set} or other weights."
         )
 
 
-def part_of_train(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
+def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
     """The samples of a `share` of the identities, or those of the others. They are chosen by a hash: one that is added or
     removed changes the choice by one at most."""
     identities = sorted(
@@ -101,7 +101,7 @@ def part_of_train(samples: Sequence[Sample], share: float, is_validation: bool) 
 
 def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[Sample]]:
     """Samples by split: those of `SPLITS`, of which train is without the identities of VALIDATION, and VALIDATION."""
-    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), reader_of(cfg)
+    name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
     if not reader.labelled:
         return dict.fromkeys(splits, reader.read(root, ""))
     folder, page = reader.folder_in(root), "docs/own_data.md" if name in OWN else "docs/data.md"
@@ -117,7 +117,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
             is_validation = split == VALIDATION
             read = reader.read(root, SPLITS[0] if is_validation else split)
             if is_validation or split == SPLITS[0]:
-                read = part_of_train(read, cfg.DATASETS.VALIDATION, is_validation)
+                read = split_validation(read, cfg.DATASETS.VALIDATION, is_validation)
             samples[split] = read
         except UserError as error:
             what = name if name in OWN else f"The {split} split of {name}"  # which are read at once

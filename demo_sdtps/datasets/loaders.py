@@ -127,7 +127,7 @@ def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
     return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
-def decoder_of(cfg: CfgNode) -> Decode:
+def make_decoder(cfg: CfgNode) -> Decode:
     """How the files of a triplet are decoded, by `image_scales`."""
     return partial(decode_triplet, modalities=tuple(cfg.MODEL.MODALITIES), scales=image_scales(cfg))
 
@@ -142,7 +142,7 @@ def _triplets(
 ) -> ImageDataset:
     """Samples as (images of RGB, NI and TI; in training the mask, where the configuration reads masks; label; camera)."""
     modalities = tuple(cfg.MODEL.MODALITIES)
-    decode = decoder_of(cfg)
+    decode = make_decoder(cfg)
     transform = train_transform(cfg) if training else PerModality(test_transform(cfg))
     paths = [sample.paths for sample in samples]
     masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else None
@@ -263,6 +263,6 @@ def _keep_loading(worker: int) -> None:
             signal.signal(number, lambda *_: signal.alarm(GRACE))
 
 
-def sampler_of(loader: DataLoader) -> EpochBatchSampler:
+def epoch_sampler(loader: DataLoader) -> EpochBatchSampler:
     """The batch sampler of a training loader; DataLoader's type hides its class."""
     return cast(EpochBatchSampler, loader.batch_sampler)

@@ -12,10 +12,10 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import set_of
-from demo_sdtps.datasets import OWN, Sample, reader_of
+from demo_sdtps.datasets import OWN, Sample, find_reader
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import flat_images
-from demo_sdtps.datasets.loaders import decoder_of, test_loader
+from demo_sdtps.datasets.loaders import make_decoder, test_loader
 from demo_sdtps.datasets.pairing import unpaired
 from demo_sdtps.evaluation.distances import (
     Side,
@@ -77,7 +77,7 @@ def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sampl
     matched = sum(1 for sample in query if cameras_of[sample.identity] - {getattr(sample, key)})
     if not matched:
         advice = "check their labels, of the test split or of DATASETS.VALIDATION"
-        if not reader_of(cfg).labelled:
+        if not find_reader(cfg).labelled:
             advice = (
                 "these images have no labels: give DATASETS.NAMES Folder or CSV in its place, which read them "
                 "(docs/own_data.md), or search by demo-sdtps search, which needs none"
@@ -111,7 +111,7 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
         modalities = cfg.MODEL.MODALITIES
         triplets = [sample.paths for samples in splits.values() for sample in samples]
         warnings += unpaired(splits, modalities)
-        warnings += flat_images(triplets, decoder_of(cfg), modalities)
+        warnings += flat_images(triplets, make_decoder(cfg), modalities)
     if all(sample.camera == UNKNOWN for sample in splits["query"]):
         warnings.append(
             "WARNING: the data have no cameras, so matches may be of the query's camera, and MODEL.SIE_CAMERA has no effect."
@@ -129,7 +129,7 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
 
 def exclude_key(cfg: CfgNode) -> str:
     """Attribute by which the protocol excludes gallery samples of the query's identity: camera or scene (docs/method.md)."""
-    return "scene" if reader_of(cfg).by_scene else "camera"
+    return "scene" if find_reader(cfg).by_scene else "camera"
 
 
 def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[int, Ranking]]:

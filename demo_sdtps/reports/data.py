@@ -11,7 +11,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config.scores import reads_masks
-from demo_sdtps.datasets import Sample, read_splits, reader_of, synthetic
+from demo_sdtps.datasets import Sample, find_reader, read_splits, synthetic
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import verify
 from demo_sdtps.datasets.loaders import shuffled_batches, train_sampler
@@ -49,7 +49,7 @@ def check_triplets(cfg: CfgNode, decode: bool) -> Findings:
     if decode:
         verify(path for samples in splits.values() for sample in samples for path in sample.files)
     return Findings(
-        count_splits(splits, reader_of(cfg).by_scene),
+        count_splits(splits, find_reader(cfg).by_scene),
         published_counts(cfg),
         tuple(data_warnings(cfg, splits, matched)),
         tuple(completeness(cfg, splits)),
@@ -111,7 +111,7 @@ def _count(samples: Collection[Sample], by_scene: bool) -> Counts:
 
 def published_counts(cfg: CfgNode) -> Mapping[str, Mapping[str, int]]:
     """What is known of the counts of DATASETS.NAMES, by split: published, or noted by demo-sdtps synthetic."""
-    reader = reader_of(cfg)
+    reader = find_reader(cfg)
     record = synthetic.synthetic_counts(reader.folder_in(Path(cfg.DATASETS.ROOT_DIR)))
     return reader.published if record is None else record
 

@@ -15,9 +15,9 @@ from demo_sdtps.datasets import (
     SPLITS,
     Sample,
     data_name,
+    find_reader,
     identity_labels,
     read_splits,
-    reader_of,
 )
 from demo_sdtps.datasets.base import VALIDATION
 from demo_sdtps.datasets.images import verify
@@ -138,7 +138,7 @@ def gather_output(output: TrainingOutput) -> TrainingOutput:
 
 def make_reid_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> ReIDTrainer:
     """Trainer of the data set, model and weights of `cfg`, on `device`."""
-    if not reader_of(cfg).labelled:
+    if not find_reader(cfg).labelled:
         raise UserError(
             f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give "
             "DATASETS.NAMES Folder in its place, whose names of images have labels, or CSV, a table (docs/own_data.md)."

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
 from demo_sdtps.runtime.device import choose_precision, deterministic_backward, set_seed
@@ -163,7 +163,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
         if self.step == 0:
             self.meter = Meter()
         self.begin_epoch(epoch)
-        sampler_of(self.loader).begin(epoch, self.step)
+        epoch_sampler(self.loader).begin(epoch, self.step)
         self.model.train()
         bar = progress(
             self.meter.time_loading(self.batches()),
@@ -306,7 +306,7 @@ class Trainer(ABC, Generic[TrainedModel, TrainingBatch]):
             state[name] for name in ("epoch", "step", "best", "records")
         )
         self.meter = Meter.from_state(state["meter"], self.device)
-        sampler_of(self.loader).begin(self.epoch + 1)
+        epoch_sampler(self.loader).begin(self.epoch + 1)
         states = state["random"]
         if len(states) != world_size():
             logger.warning(

@@ -28,7 +28,7 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
-from demo_sdtps.datasets.loaders import batches, decoder_of, test_loader, train_loader
+from demo_sdtps.datasets.loaders import batches, make_decoder, test_loader, train_loader
 from demo_sdtps.datasets.masks import mask_paths, write_masks
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.training.reid import make_reid_trainer
@@ -223,7 +223,7 @@ def test_masks_in_nested_folders_are_no_images_and_each_of_one_triplet(tmp_path)
         save(tmp_path / "RGB" / f"{name}.png", pixels(1, 1, "RGB", *SIZE))
     cfg = configuration(tmp_path, "Images")
     samples = read_splits(cfg, ("query",))["query"]
-    write_masks(samples[:1], lambda image: torch.ones(image.shape[1:]), decoder_of(cfg), False)
+    write_masks(samples[:1], lambda image: torch.ones(image.shape[1:]), make_decoder(cfg), False)
     assert read_splits(cfg, ("query",))["query"] == samples and len(samples) == 2
     with pytest.raises(UserError, match=r"RGB/one/a\.png and .*RGB/two/a\.png would have one mask"):
         mask_paths(samples)

@@ -11,7 +11,7 @@ import torch
 from numeric import seed_of
 from seps_tiny import cfg_for
 
-from demo_sdtps.datasets.loaders import sampler_of
+from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.runtime import distributed
 from demo_sdtps.seps.captions import caption_loader
 from demo_sdtps.seps.evaluation import (
@@ -60,7 +60,7 @@ def steps(root, version) -> dict:
     losses, parts = [], []
     for epoch in EPOCHS:
         trainer.begin_epoch(epoch)
-        sampler_of(loader).begin(epoch)
+        epoch_sampler(loader).begin(epoch)
         for batch in trainer.batches():
             loss, count, sums = trainer.loss(batch)
             optimizer.zero_grad()
