@@ -23,7 +23,7 @@ def main() -> None:
     from demo_sdtps.evaluation.extraction import cases_of, extract_features
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.tables import missing_table, reid_caption
-    from demo_sdtps.reports.analysis import analyse, analysis_case, as_json
+    from demo_sdtps.reports.analysis import analyse, analysis_case
 
     analysis_case(cfg)
     model, splits = load_any_model_and_data(cfg)
@@ -31,10 +31,10 @@ def main() -> None:
     cases = cases_of(model.modalities)
     patterns = extract_features(cfg, model, data.loader, list(cases.values()))
     features = dict(zip(cases, patterns, strict=True))
-    analysis = analyse(cfg, data, features, arguments.queries, arguments.points)
+    content = analyse(cfg, data, features, arguments.queries, arguments.points)
     caption = reid_caption(cfg, data)
-    write_json(arguments.json, {"caption": caption, **as_json(cfg, data, analysis)})
-    cli.print_lines(caption, missing_table(analysis.records), arguments.json)
+    write_json(arguments.json, {"caption": caption, **content})
+    cli.print_lines(caption, missing_table(content["cases"]), arguments.json)
 
 
 def add_limits(parser: argparse.ArgumentParser, where: str) -> None:

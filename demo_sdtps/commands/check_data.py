@@ -24,28 +24,19 @@ def main() -> None:
     from demo_sdtps.reports.data import check_captions, check_triplets, count_table
 
     is_seps = arguments.schema is SEPS_SCHEMA
-    report = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
+    findings = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
     root = Path(cfg.DATASETS.ROOT_DIR)
     folder = root / cfg.DATASETS.NAMES if is_seps else find_reader(cfg).folder_in(root)
     if arguments.json:
-        content = {
-            "data set": cfg.DATASETS.NAMES,
-            "folder": str(folder),
-            "counts": report.counts,
-            "expected": dict(report.expected),
-            "differences": report.differences,
-            "warnings": list(report.warnings),
-            "complete": list(report.complete),
-            "decoded": arguments.decode,
-        }
-        write_json(arguments.json, content)
+        about = {"data set": cfg.DATASETS.NAMES, "folder": str(folder)}
+        write_json(arguments.json, {**about, **findings, "decoded": arguments.decode})
     decoded = "every" if arguments.decode else "without --decode, not every"
     cli.print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",
-        *count_table(report),
-        *report.complete,
-        *report.warnings,
-        *(f"WARNING: {sentence}" for sentence in report.differences),
+        *count_table(findings),
+        *findings["complete"],
+        *findings["warnings"],
+        *(f"WARNING: {sentence}" for sentence in findings["differences"]),
         f"{arguments.config_file} can train on it; {decoded} image was decoded.",
     )
-    sys.exit(1 if report.differences else 0)
+    sys.exit(1 if findings["differences"] else 0)

@@ -20,7 +20,7 @@ def main() -> None:
     arguments, cfg = cli.parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.protocol import count_matched
-    from demo_sdtps.reports.attention import attention_maps, draw_attention, matches_of
+    from demo_sdtps.reports.attention import attention_maps, draw_attention, gallery_matches
     from demo_sdtps.reports.figures import spread
 
     # Gradients and weights of single blocks are those of the reference model.
@@ -28,7 +28,9 @@ def main() -> None:
     model, splits = load_model_and_data(cfg)
     if arguments.method == "gradcam":
         count_matched(cfg, splits["query"], splits["gallery"])  # raises an error without labels
-    matches = {sample: matches_of(cfg, sample, splits["gallery"]) for sample in splits["query"]}
+    matches = {
+        sample: gallery_matches(cfg, sample, splits["gallery"]) for sample in splits["query"]
+    }
     samples = [sample for sample in matches if matches[sample] or arguments.method == "rollout"]
     chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
     targets = [matches[sample] for sample in chosen]

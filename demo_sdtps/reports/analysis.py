@@ -1,7 +1,8 @@
-"""What demo-sdtps analyse and the report's page have in common: an evaluation analysed, within the bounds of a file."""
+"""What demo-sdtps analyse writes and the report's page shows: an evaluation analysed, within the bounds of a file."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,20 +30,12 @@ WORST, NEAREST = 20, 10
 Features = Mapping[str, Mapping[int, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """All but `records` is of TEST.RETURN_PATTERN in the case of TEST.MISS. Queries and samples are named by their indices."""
+class Hit(NamedTuple):
+    """A gallery sample of a rank list, by its index."""
 
-    records: Mapping[str, Record]  # by case of missing modalities
-    scores: analysis.QueryScores
-    cameras: analysis.CameraMatrix
-    identities: list[analysis.IdentityScore]
-    worst: list[int]  # queries, the lowest average precision first
-    # by query: (gallery sample, distance, whether it is a match)
-    rank_lists: dict[int, list[tuple[int, float, bool]]]
-    distances: analysis.Histogram
-    points: list[int]  # samples in the scatter plots
-    embeddings: dict[str, np.ndarray]  # (points, 2) by method
+    sample: int
+    distance: float
+    is_match: bool
 
 
 def analysis_case(cfg: CfgNode) -> str:
@@ -53,37 +46,53 @@ def analysis_case(cfg: CfgNode) -> str:
 
 def analyse(
     cfg: CfgNode, data: TestData, features: Features, queries: int, points: int
-) -> Analysis:
-    """With rank lists of at most `queries`, and at most `points` samples in two dimensions."""
-    records = {case: rank_patterns(cfg, of_case, data) for case, of_case in features.items()}
+) -> dict[str, Any]:
+    """The content of an analysis (docs/getting_started.md): plain lists, dicts and numbers, with at most `queries` rank
+    lists and `points` samples in two dimensions. All but the cases is of TEST.RETURN_PATTERN in the case of TEST.MISS."""
+    cases = {case: rank_patterns(cfg, patterns, data) for case, patterns in features.items()}
     chosen = features[analysis_case(cfg)][cfg.TEST.RETURN_PATTERN]
-    distances, query, gallery = rank_rows(cfg, chosen, data)
-    scores = analysis.score_queries(distances, query, gallery)
+    ranking = rank_rows(cfg, chosen, data)
+    scores = analysis.score_queries(*ranking)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, queries)).tolist()
     others = sorted({*range(len(data.query))} - {*worst})
     chosen_others = [others[place] for place in spread(len(others), queries - len(worst))]
     listed = sorted(worst + chosen_others)
-    nearest = analysis.nearest_samples(distances, query, gallery, torch.tensor(listed), NEAREST)
+    nearest = analysis.nearest_samples(*ranking, torch.tensor(listed), NEAREST)
+    matrix = analysis.camera_matrix(*ranking)
+    identities = analysis.score_identities(scores.average_precision, ranking[1].identity)
+    histogram = analysis.distance_histogram(*ranking)
     shown = spread(len(data.samples), points)
     shown_features = normalise(cfg, chosen[shown]).numpy()
     methods = progress(("pca", "tsne"), "features in two dimensions", unit="method")
-    embeddings = {METHODS[name]: embed(shown_features, name, cfg.SOLVER.SEED) for name in methods}
-    return Analysis(
-        records,
-        scores,
-        analysis.camera_matrix(distances, query, gallery),
-        analysis.score_identities(scores.average_precision, query.identity),
-        worst,
-        dict(zip(listed, rank_lists(data, nearest), strict=True)),
-        analysis.distance_histogram(distances, query, gallery),
-        shown,
-        embeddings,
-    )
+    places = {METHODS[name]: embed(shown_features, name, cfg.SOLVER.SEED) for name in methods}
+    each_query = zip(data.query.tolist(), *(values.tolist() for values in scores), strict=True)
+    return {
+        "weight": cfg.TEST.WEIGHT,
+        "return_pattern": cfg.TEST.RETURN_PATTERN,
+        "missing": analysis_case(cfg),
+        "options": options(cfg).removeprefix(", "),
+        "cases": cases,
+        "samples": [vars(sample) for sample in data.samples],
+        "queries": [
+            {"sample": sample, "average_precision": number(precision), "first_match": rank}
+            for sample, precision, rank in each_query
+        ],
+        "rank_lists": [
+            {"query": query, "nearest": [hit._asdict() for hit in hits]}
+            for query, hits in zip(listed, rank_lists(data, nearest), strict=True)
+        ],
+        "worst_queries": worst,
+        "camera_matrix": {
+            "cameras": matrix.cameras,
+            "mAP": [list(map(number, row)) for row in matrix.mAP.tolist()],
+        },
+        "identities": [score._asdict() for score in identities],
+        "distances": {name: counts.tolist() for name, counts in histogram._asdict().items()},
+        "scatter": {"samples": shown} | {name: rows.tolist() for name, rows in places.items()},
+    }
 
 
-def rank_patterns(
-    cfg: CfgNode, features: Mapping[int, torch.Tensor], data: TestData
-) -> dict[str, dict[str, float]]:
+def rank_patterns(cfg: CfgNode, features: Mapping[int, torch.Tensor], data: TestData) -> Record:
     """The record of features (samples, D) by return pattern."""
     items = features.items()
     return reid_record({name: rank_features(cfg, each, data, name) for name, each in items})
@@ -101,53 +110,14 @@ def rank_rows(
     return distance_rows(cfg, features, data), query, gallery
 
 
-def rank_lists(data: TestData, nearest: analysis.RankLists) -> list[list[tuple[int, float, bool]]]:
-    """The lists of `Analysis`, one per row of `nearest`; a short gallery has fewer samples."""
+def rank_lists(data: TestData, nearest: analysis.RankLists) -> list[list[Hit]]:
+    """The hits of each row of `nearest`; a short gallery has fewer."""
     columns = nearest._replace(sample=data.gallery.numpy()[nearest.sample])
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [[hit for hit in zip(*row, strict=True) if hit[1] < np.inf] for row in rows]
+    lists = [list(map(Hit, *row)) for row in rows]
+    return [[hit for hit in hits if hit.distance < np.inf] for hits in lists]
 
 
-def as_json(cfg: CfgNode, data: TestData, result: Analysis) -> dict[str, object]:
-    """`result` as plain lists, dicts and numbers (docs/getting_started.md)."""
-    scores = [values.tolist() for values in result.scores]
-    return {
-        "weight": cfg.TEST.WEIGHT,
-        "return_pattern": cfg.TEST.RETURN_PATTERN,
-        "missing": analysis_case(cfg),
-        "options": options(cfg).removeprefix(", "),
-        "cases": result.records,
-        "samples": [vars(sample) for sample in data.samples],
-        "queries": [
-            {"sample": sample, "average_precision": finite_or_none(value), "first_match": rank}
-            for sample, value, rank in zip(data.query.tolist(), *scores, strict=True)
-        ],
-        "rank_lists": [
-            {
-                "query": query,
-                "nearest": [
-                    dict(zip(analysis.RankLists._fields, hit, strict=True)) for hit in nearest
-                ],
-            }
-            for query, nearest in result.rank_lists.items()
-        ],
-        "worst_queries": result.worst,
-        "camera_matrix": {"cameras": result.cameras.cameras, "mAP": camera_rows(result)},
-        "identities": [score._asdict() for score in result.identities],
-        "distances": as_lists(result.distances._asdict()),
-        "scatter": {"samples": result.points, **as_lists(result.embeddings)},
-    }
-
-
-def as_lists(arrays: Mapping[str, np.ndarray]) -> dict[str, list]:
-    return {name: values.tolist() for name, values in arrays.items()}
-
-
-def camera_rows(result: Analysis) -> list[list[float | None]]:
-    """The matrix of cameras, None where it is blank."""
-    return [[finite_or_none(value) for value in row] for row in result.cameras.mAP.tolist()]
-
-
-def finite_or_none(value: float) -> float | None:
+def number(value: float) -> float | None:
     """None for NaN, which JSON does not have."""
-    return None if np.isnan(value) else value
+    return None if math.isnan(value) else value

@@ -22,7 +22,13 @@ from demo_sdtps.datasets.folders import Triplet, read_folder
 from demo_sdtps.datasets.images import decode, decode_triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
-from demo_sdtps.reports.search_page import MOST_HITS, cfg_of_images, omissions, page_of, write_hits
+from demo_sdtps.reports.search_page import (
+    MOST_HITS,
+    image_config,
+    omissions,
+    search_page,
+    write_hits,
+)
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.load import open_reid
@@ -84,7 +90,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
                 check_image(path)
             hits = search(argparse.Namespace(**vars(arguments) | {"top": top}), cfg, [query], reid)
             assert hits
-            page, _ = page_of(hits, arguments.gallery, address)
+            page, _ = search_page(hits, arguments.gallery, address)
             picture = kept_picture(reid, query)
         except UserError as error:
             alert = f'<p role="alert">{html.escape(str(error))}</p>'
@@ -193,7 +199,7 @@ def kept_picture(reid: Reid, query: Triplet) -> str:
         for colours in (nullcontext(), dark()):
             with colours:
                 path = draw_tokens(
-                    [(cfg_of_images(reid.cfg), reid.model)], [query], Path(folder, "kept.png")
+                    [(image_config(reid.cfg), reid.model)], [query], Path(folder, "kept.png")
                 )
             sources.append(f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}")
     return PICTURE.format(*sources)

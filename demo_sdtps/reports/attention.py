@@ -36,10 +36,10 @@ SCALES = {
     "rollout": "share of a patch in the attention, on a scale of each image",
     "gradcam": "weight of a patch for the similarity, on one scale in a triplet",
 }
-BAR_ROOM = 2.6  # inches across
+CHART_TITLES = ("HDM: share of each modality", "ATMoE: gates (dots: heads)")
 
 
-def matches_of(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
+def gallery_matches(cfg: CfgNode, query: Sample, gallery: Sequence[Sample]) -> list[Sample]:
     """The gallery samples of a query's identity that the protocol allows."""
     key = exclude_key(cfg)
     return [
@@ -60,7 +60,7 @@ def attention_maps(
     device, missing = next(model.parameters()).device, missing_modalities(cfg.TEST.MISS)
     dataset = test_loader(cfg, samples).dataset
     loader = DataLoader(dataset, 1, collate_fn=collate)
-    features = [] if method == "rollout" else class_features(cfg, model, matches).split(1)
+    features = [] if method == "rollout" else mean_features(cfg, model, matches).split(1)
     triplets = progress(batches(loader), METHODS[method], len(loader), unit="triplet")
     results = []
     for number, batch in enumerate(triplets):
@@ -78,14 +78,15 @@ def attention_maps(
     return results
 
 
-def class_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:
+def mean_features(cfg: CfgNode, model: DeMo, groups: Sequence[Sequence[Sample]]) -> torch.Tensor:
     """Mean of the normalised features of each group of samples, (groups, D)."""
     distinct = list(dict.fromkeys(sample for group in groups for sample in group))
-    place = {sample: number for number, sample in enumerate(distinct)}
     (features,) = extract_features(cfg, model, test_loader(cfg, distinct))
     normalised = F.normalize(features[cfg.TEST.RETURN_PATTERN], dim=1)
-    means = [normalised[[place[sample] for sample in group]].mean(dim=0) for group in groups]
-    return torch.stack(means)
+    by_sample = dict(zip(distinct, normalised, strict=True))
+    return torch.stack(
+        [torch.stack([by_sample[one] for one in group]).mean(dim=0) for group in groups]
+    )
 
 
 def draw_attention(
@@ -98,40 +99,24 @@ def draw_attention(
     """A row per triplet: each modality's image and its map over it, then the weights as bars."""
     missing, names = missing_modalities(cfg.TEST.MISS), cfg.MODEL.MODALITIES
     # of a single modality there is nothing to weigh
-    bars = sum(weights is not None for weights in results[0][1]) if len(names) > 1 else 0
-    width, height = figures.room(cfg, 2.4)
-    widths = [width] * (2 * len(names)) + [BAR_ROOM] * bars
-    inches = sum(widths) + 0.8 * bars + 0.3, (0.1 + height) * len(samples) + 1.2
-    figure, axes = plt.subplots(
-        len(samples), len(widths), figsize=inches, squeeze=False, width_ratios=widths
+    charts = sum(weights is not None for weights in results[0][1]) if len(names) > 1 else 0
+    rows = [
+        image_pairs(cfg, sample, maps, method)
+        for sample, (maps, _) in zip(samples, results, strict=True)
+    ]
+    titles = []
+    for modality in names:
+        titles += [f"{modality} (missing)" if modality in missing else modality, ""]
+    labels = [figures.label(cfg, sample) for sample in samples]
+    figure, axes = figures.image_grid(
+        cfg, rows, 2.4, [*titles, *CHART_TITLES[:charts]], labels, charts
     )
     gates = [weights.gates.max() for _, weights in results if weights.gates is not None]
-    largest = float(max(gates, default=1.0))
-    for row, sample, (maps, weights) in zip(axes, samples, results, strict=True):
-        scales = scales_of({m: maps.values[m] for m in names if m not in missing}, method)
-        for column, (modality, image) in enumerate(
-            zip(names, figures.images(cfg, sample), strict=True)
-        ):
-            if modality in missing or modality not in sample.modalities:
-                image = heat = np.full_like(image, figures.BLANK)
-            else:
-                kept = maps.kept[modality][0] > 0
-                values = maps.values[modality][0].where(kept, torch.nan)
-                heat = figures.heat_map(image, values, (0, scales[modality]))
-            row[2 * column].imshow(image)
-            row[2 * column + 1].imshow(heat)
-        for axis in row[: 2 * len(names)]:
-            figures.hide_ticks(axis)
-        row[0].set_ylabel(figures.label(cfg, sample).replace(", ", "\n"), fontsize=7)
-        if bars and weights.hdm:
-            draw_shares(row[2 * len(names)], weights.hdm)
-        if bars and weights.hdm and weights.gates is not None:
-            draw_gates(row[-1], weights.gates[0].cpu(), weights.hdm, largest)
-    for axis, modality in zip(axes[0, ::2], names, strict=False):
-        axis.set_title(f"{modality} (missing)" if modality in missing else modality, fontsize=10)
-    titles = ["HDM: share of each modality", "ATMoE: gates (dots: heads)"]
-    for axis, title in zip(axes[0, 2 * len(names) :], titles, strict=False):
-        axis.set_title(title, fontsize=8)
+    for row, (_, weights) in zip(axes, results, strict=True):
+        if charts and weights.hdm:
+            draw_shares(row[len(titles)], weights.hdm)
+        if charts and weights.hdm and weights.gates is not None:
+            draw_gates(row[-1], weights.gates[0].cpu(), weights.hdm, float(max(gates)))
     what = METHODS[method]
     if method != "rollout":
         what += f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)"
@@ -141,11 +126,23 @@ def draw_attention(
     return figures.save(figure, path)
 
 
-def scales_of(values: ByModality, method: str) -> dict[str, float]:
-    """The value that is drawn as the most, given values (1, rows, columns): each image's own in rollout, the triplet's in
-    Grad-CAM, where the images have one target."""
-    scales = {modality: max(float(each.max()), 1e-12) for modality, each in values.items()}
-    return scales if method == "rollout" else dict.fromkeys(scales, max(scales.values()))
+def image_pairs(cfg: CfgNode, sample: Sample, maps: Maps, method: str) -> list[np.ndarray]:
+    """Each image (H, W, 3) and its map over it, grey for a missing one. The most coloured value is each image's own in rollout,
+    the triplet's in Grad-CAM, where the images have one target."""
+    present = {*sample.modalities} - missing_modalities(cfg.TEST.MISS)
+    names = cfg.MODEL.MODALITIES
+    largest = {name: float(maps.values[name].max()) for name in names if name in present}
+    if method != "rollout":
+        largest = dict.fromkeys(largest, max(largest.values()))
+    pairs = []
+    for modality, image in zip(names, figures.images(cfg, sample), strict=True):
+        if modality not in present:
+            pairs += [np.full_like(image, figures.BLANK)] * 2
+            continue
+        values = maps.values[modality][0].where(maps.kept[modality][0] > 0, torch.nan)
+        limits = (0, max(largest[modality], 1e-12))
+        pairs += [image, figures.heat_map(image, values, limits)]
+    return pairs
 
 
 def draw_shares(axis: plt.Axes, shares: Mapping[str, ByModality]) -> None:

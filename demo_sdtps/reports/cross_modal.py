@@ -26,14 +26,23 @@ def report_cross_modal(
 
 
 def draw_cross_modal(record: Mapping[str, Any], path: Path) -> None:
-    """A heat map for each measure of a record of --json."""
-    from demo_sdtps.reports.figures import draw_matrix, np, plt, save
+    """A heat map of percentages for each measure of a record of --json: queries in rows, the gallery in columns."""
+    from demo_sdtps.reports.figures import CENTRED, ink, np, plt, save
+    from demo_sdtps.reports.palette import EMPTY, SHARES
 
     matrices = record["cross_modal"]
     figure, axes = plt.subplots(1, len(matrices), figsize=(5.5 * len(matrices), 5.5))
     for axis, (measure, rows) in zip(axes, matrices.items(), strict=True):
         shares = np.array([list(row.values()) for row in rows.values()], float)
-        draw_matrix(axis, shares, list(rows), "–")
+        axis.imshow(shares, vmin=0, vmax=1, cmap=SHARES, aspect="auto")
+        axis.set_facecolor(EMPTY)  # of NaN
+        axis.grid(False)
+        for (row, column), value in np.ndenumerate(shares):
+            text = "–" if np.isnan(value) else f"{100 * value:.0f}"
+            colour = ink() if np.isnan(value) else "white" if value > 0.6 else "black"
+            axis.text(column, row, text, fontsize=8, color=colour, **CENTRED)
+        axis.set_xticks(range(len(rows)), rows)
+        axis.set_yticks(range(len(rows)), rows)
         axis.set_title(f"{measure}, %")
         axis.set(xlabel="modalities of the gallery", ylabel="modalities of the query")
     pattern = PATTERN_NAMES[record["return_pattern"]]

@@ -17,7 +17,7 @@ from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import decode_triplet
 from demo_sdtps.datasets.loaders import image_scales
 from demo_sdtps.evaluation.protocol import exclude_key
-from demo_sdtps.reports.palette import EMPTY, HEAT, SERIES, SHARES, TEXT
+from demo_sdtps.reports.palette import HEAT, SERIES, TEXT
 from demo_sdtps.runtime.files import atomic_write
 
 matplotlib.use("Agg")  # no screen is needed
@@ -45,6 +45,7 @@ plt.rcParams.update(
 )
 BLANK = 160  # grey value in place of a missing image, seen on light and on dark pages
 MARKERS = "osD^vP*X<>ph"
+CHART = 3.2  # inches across of a chart beside images
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}  # text at its place
 OPACITY, GREY = 0.65, 0.7  # of the colours of a heat map, and the brightness of the image below it
 
@@ -58,11 +59,6 @@ def dark() -> AbstractContextManager:
 def ink() -> str:
     """The colour of text and of what has no other."""
     return plt.rcParams["text.color"]
-
-
-def halo() -> list[withStroke]:
-    """Around text over points."""
-    return [withStroke(linewidth=2, foreground=plt.rcParams["axes.facecolor"])]
 
 
 def images(
@@ -89,12 +85,6 @@ def label(cfg: CfgNode, sample: Sample) -> str:
     return f"id {sample.identity}, {where}"
 
 
-def room(cfg: CfgNode, side: float) -> tuple[float, float]:
-    """(width, height) in inches of an image of INPUT.SIZE_TEST whose longer side is `side`."""
-    height, width = (side * length / max(cfg.INPUT.SIZE_TEST) for length in cfg.INPUT.SIZE_TEST)
-    return width, height
-
-
 def spread(total: int, count: int) -> list[int]:
     """`count` indices spread evenly over `total`, away from both ends; all indices where `count` is not smaller."""
     if count >= total:
@@ -102,22 +92,39 @@ def spread(total: int, count: int) -> list[int]:
     return [index * total // (count + 1) for index in range(1, count + 1)]
 
 
+def image_grid(
+    cfg: CfgNode,
+    rows: Sequence[Sequence[np.ndarray]],
+    side: float,
+    titles: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    charts: int = 0,
+) -> tuple[plt.Figure, np.ndarray]:
+    """A figure of rows of images (H, W, 3), and its axes (rows, columns): columns under `titles`, rows with `labels`, one line
+    for each part between commas, and behind the images the axes of `charts`. An image whose longer side is that of
+    INPUT.SIZE_TEST is `side` inches long."""
+    columns, inches = max(map(len, rows)), side / max(cfg.INPUT.SIZE_TEST)
+    height, width = (0.2 + inches * length for length in rows[0][0].shape[:2])
+    widths = [width] * columns + [CHART] * charts
+    size = sum(widths), height * len(rows) + 1
+    figure, axes = plt.subplots(
+        len(rows), len(widths), figsize=size, squeeze=False, width_ratios=widths
+    )
+    for axis in axes[:, :columns].flat:  # of which a short row leaves some empty
+        hide_ticks(axis)
+    for row, row_images in zip(axes, rows, strict=True):
+        for axis, image in zip(row, row_images, strict=False):
+            axis.imshow(image)
+    for axis, title in zip(axes[0], titles, strict=False):
+        axis.set_title(title, fontsize=9)
+    for axis, text in zip(axes[:, 0], labels, strict=False):
+        axis.set_ylabel(text.replace(", ", "\n"), fontsize=8)
+    return figure, axes
+
+
 def hide_ticks(axis: plt.Axes) -> None:
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set_visible(False)
-
-
-def draw_matrix(axis: plt.Axes, shares: np.ndarray, names: Sequence[str], unknown: str) -> None:
-    """A heat map of shares (n, n) in percent: queries in rows, the gallery in columns; `unknown` is written for NaN."""
-    axis.imshow(shares, vmin=0, vmax=1, cmap=SHARES, aspect="auto")
-    axis.set_facecolor(EMPTY)  # of NaN
-    axis.grid(False)
-    for (row, column), value in np.ndenumerate(shares):
-        text = unknown if np.isnan(value) else f"{100 * value:.0f}"
-        colour = ink() if np.isnan(value) else "white" if value > 0.6 else "black"
-        axis.text(column, row, text, fontsize=8, color=colour, **CENTRED)
-    axis.set_xticks(np.arange(len(names)), names)
-    axis.set_yticks(np.arange(len(names)), names)
 
 
 def kind(place: int) -> dict[str, Any]:
@@ -150,7 +157,8 @@ def name_points(
     """Name the points (n, 2) of an axis over them, or `gap` pixels beside them: labels move up where they would cover each
     other, with lines to their points. To be called when all else is drawn."""
     line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 4}
-    style: dict[str, Any] = {"fontsize": 7, "path_effects": halo(), "arrowprops": line, **CENTRED}
+    halo = [withStroke(linewidth=2, foreground=plt.rcParams["axes.facecolor"])]
+    style: dict[str, Any] = {"fontsize": 7, "path_effects": halo, "arrowprops": line, **CENTRED}
     texts = [
         axis.annotate(name, point, point, **style)
         for name, point in zip(names, points, strict=True)

@@ -18,13 +18,15 @@ from demo_sdtps.evaluation.protocol import TestData, make_test_data
 from demo_sdtps.evaluation.tables import data_caption, options, reid_caption, reid_table
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.reports.analysis import analyse, analysis_case, rank_patterns
-from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run, run_config
+from demo_sdtps.reports.curves import draw_curves, evaluated_run, run_config
 from demo_sdtps.reports.ranks import draw_ranks
 from demo_sdtps.reports.report_page import EXTRA_PACKAGES, RunFigures, named_by_folder, write_page
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.training.output import CONFIG, LAST
+
+IMAGES = {"curves": "training curves", "ranks": "rank lists", "tokens": "kept tokens"}
 
 
 class LoadedRun(NamedTuple):
@@ -36,30 +38,35 @@ class LoadedRun(NamedTuple):
     splits: dict[str, list[Sample]]
     data: TestData
 
+    def figures(self, features: Mapping[int, torch.Tensor]) -> RunFigures:
+        """What the page compares of it, by its features (samples, D) in the case of TEST.MISS by return pattern."""
+        record = rank_patterns(self.cfg, features, self.data)
+        test_split = f"{data_caption(named_by_folder(self.cfg), self.data)}{options(self.cfg)}"
+        return RunFigures(self.cfg, self.records, record, test_split)
+
 
 def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Evaluate the run's last checkpoint, write the images or the page, and print its table. On a page it is compared with
     further runs, each evaluated on its own data."""
     folders, output = vars(arguments)["OUTPUT_DIR"] or [], Path(cfg.OUTPUT_DIR)
-    further = folders[1:]
     if len({Path(run).resolve() for run in folders}) < len(folders):
         raise UserError("--run names one run twice; give each run once.")
+    files: dict[str, Path] = {}
     if arguments.html:
         check_extra("demo-sdtps report --html", "report", EXTRA_PACKAGES)
-    elif further:
+    elif len(folders) > 1:
         raise UserError(
             "Several --run are compared on a page; add --html X.html, or give one --run."
         )
     else:
-        curves, ranks, tokens = (
-            check_output_file(output / name, ".png", arguments.overwrite)
-            for name in (IMAGE, "ranks.png", "tokens.png")
-        )
+        for name in IMAGES:
+            file = output / f"{name}.png"
+            files[name] = check_output_file(file, ".png", arguments.overwrite)
     run = load_run(cfg)
     cfg, records, model, splits, data = run
     # before the first is evaluated, which may take long
     others = []
-    for folder in further:
+    for folder in folders[1:]:
         config = arguments.config_file or run_config(Path(folder), arguments.checkpoint.example)
         others.append(load_run(load_cfg(config, [*arguments.opts, "OUTPUT_DIR", folder])))
     case = analysis_case(cfg)
@@ -67,7 +74,7 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
     by_case = dict(zip(cases, extracted, strict=True))
     # Scored here rather than read from the records, so that table and images show the same weights.
-    figures = figures_of(run, by_case[case])
+    figures = run.figures(by_case[case])
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
@@ -77,23 +84,24 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         runs = {cfg.OUTPUT_DIR: figures}
         for other in others:
             (features,) = extract_features(other.cfg, other.model, other.data.loader)
-            runs[other.cfg.OUTPUT_DIR] = figures_of(other, features)
+            runs[other.cfg.OUTPUT_DIR] = other.figures(features)
         page, thumbnails = arguments.html, arguments.thumbnails
         write_page(page, cfg, model, data, analysis, runs, untrained, matrices, thumbnails)
-        drawn = {"page": arguments.html}
+        written = {"page": page}
     else:
-        drawn = {
-            "training curves": draw_curves(records, curves),
-            "rank lists": draw_ranks(cfg, by_case[case][cfg.TEST.RETURN_PATTERN], data, ranks),
-        }
+        draw_curves(records, files["curves"])
+        draw_ranks(cfg, by_case[case][cfg.TEST.RETURN_PATTERN], data, files["ranks"])
         if model.sdtps or model.slimming:
-            drawn["kept tokens"] = draw_tokens([(cfg, model)], splits["query"], tokens)
+            draw_tokens([(cfg, model)], splits["query"], files["tokens"])
+        else:
+            del files["tokens"]
+        written = {IMAGES[name]: path for name, path in files.items()}
     print_lines(
         "",
         reid_caption(cfg, data),
         reid_table(figures.record, untrained),
         "",
-        *(f"{what + ':':18}{path}" for what, path in drawn.items()),
+        *(f"{what + ':':18}{path}" for what, path in written.items()),
     )
 
 
@@ -106,11 +114,3 @@ def load_run(cfg: CfgNode) -> LoadedRun:
         return LoadedRun(cfg, records, model, splits, make_test_data(cfg, **splits))
     except UserError as error:
         raise UserError(f"The run {cfg.OUTPUT_DIR} cannot be evaluated: {error}") from None
-
-
-def figures_of(run: LoadedRun, features: Mapping[int, torch.Tensor]) -> RunFigures:
-    """What the page compares of a run, by its features (samples, D) in the case of TEST.MISS by return pattern."""
-    cfg, data = run.cfg, run.data
-    record = rank_patterns(cfg, features, data)
-    test_split = f"{data_caption(named_by_folder(cfg), data)}{options(cfg)}"
-    return RunFigures(cfg, run.records, record, test_split)

@@ -11,7 +11,7 @@ from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
 from demo_sdtps.reports.analysis import rank_lists, rank_rows
-from demo_sdtps.reports.figures import hide_ticks, images, ink, label, np, plt, room, save, spread
+from demo_sdtps.reports.figures import image_grid, images, ink, label, np, save, spread
 from demo_sdtps.reports.palette import MATCH, WRONG
 
 BEST = 10
@@ -37,19 +37,26 @@ def draw_ranks(
     """A row for each of the queries `numbers`, four of the split by default: the query, then the nearest gallery samples that
     the protocol allows; features (samples, D)."""
     shown = torch.tensor(numbers or spread(len(data.query), 4))
-    chosen = data.query[shown]
     distances, query, gallery = rank_rows(cfg, features, data)
     nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
     scores = analysis.score_queries(lambda rows: distances(shown[rows]), query.of(shown), gallery)
-    columns = 1 + min(BEST, len(data.gallery))
-    width, height = room(cfg, 1.8)
-    size = (0.2 + width) * columns, (0.2 + len(cfg.MODEL.MODALITIES) * height) * len(chosen)
-    figure, axes = plt.subplots(len(chosen), columns, figsize=size, squeeze=False)
-    for row, sample, hits, first in zip(
-        axes, chosen.tolist(), nearest, scores.first_match, strict=True
+    cells = []  # of each row: (sample, title, colour of the frame)
+    for sample, hits, first in zip(
+        data.query[shown].tolist(), nearest, scores.first_match, strict=True
     ):
         late = f"\nfirst hit at rank {first}" if first > len(hits) else ""
-        draw_list(cfg, row, data, sample, f"query{late}", hits)
+        cells.append([(sample, f"query{late}", ink())])
+        for place, (index, distance, is_match) in enumerate(hits, start=1):
+            mark, colour = ("✓", MATCH) if is_match else ("✗", WRONG)
+            cells[-1].append((index, f"{place} {mark} d = {distance:.3g}", colour))
+    stacks = [
+        [np.concatenate(images(cfg, data.samples[index])) for index, *_ in row] for row in cells
+    ]
+    figure, axes = image_grid(cfg, stacks, 1.8)
+    for axes_of_row, row in zip(axes, cells, strict=True):
+        for axis, (index, text, colour) in zip(axes_of_row, row, strict=False):
+            axis.set_title(f"{text}\n{label(cfg, data.samples[index])}", fontsize=7)
+            axis.spines[:].set(visible=True, color=colour, linewidth=3)
     number, _, features_used = PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(" ")
     names = cfg.MODEL.MODALITIES
     order = f"; {', '.join(names)} from top to bottom" if len(names) > 1 else ""
@@ -58,25 +65,3 @@ def draw_ranks(
         f"return pattern {number} ({features_used}); d: {distance_name(cfg)}{options(cfg)}"
     )
     return save(figure, path)
-
-
-def draw_list(
-    cfg: CfgNode,
-    axes: np.ndarray,
-    data: TestData,
-    query: int,
-    title: str,
-    nearest: Sequence[tuple[int, float, bool]],
-) -> None:
-    """A row of axes: the query, a sample, with its title, then the `nearest`: (sample, distance, whether it is a match)."""
-    cells = [(query, title, ink())]
-    for place, (index, distance, is_match) in enumerate(nearest, start=1):
-        mark, colour = ("✓", MATCH) if is_match else ("✗", WRONG)
-        cells.append((index, f"{place} {mark} d = {distance:.3g}", colour))
-    for axis in axes:  # of which a short gallery leaves some empty
-        hide_ticks(axis)
-    for axis, (index, text, colour) in zip(axes, cells, strict=False):
-        sample = data.samples[index]
-        axis.imshow(np.concatenate(images(cfg, sample)))
-        axis.set_title(f"{text}\n{label(cfg, sample)}", fontsize=7)
-        axis.spines[:].set(visible=True, color=colour, linewidth=3)

@@ -14,19 +14,11 @@ from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.protocol import TestData, exclude_key
 from demo_sdtps.modeling import DeMo
-from demo_sdtps.reports.analysis import (
-    NEAREST,
-    Analysis,
-    analysis_case,
-    as_lists,
-    camera_rows,
-    finite_or_none,
-)
-from demo_sdtps.reports.page import kept_patches, render, source, stack_images, thumbnail
+from demo_sdtps.reports.analysis import NEAREST
+from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.runtime.files import atomic_write
 
 EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
-SCRIPTS = ("page.js", "report_ranks.js", "ranks.js", "report_plots.js")
 SECTIONS = {
     "results": "Results",
     "cross-modal": "Any modality against any",
@@ -40,6 +32,8 @@ SECTIONS = {
     "ranks": "Rank lists",
     "settings": "Configuration",
 }
+SHOWN = ("queries", "rank_lists", "worst_queries", "identities", "distances", "scatter")
+"""Of an analysis, what the page's scripts draw."""
 
 
 class RunFigures(NamedTuple):
@@ -57,47 +51,47 @@ def write_page(
     cfg: CfgNode,
     model: DeMo,
     data: TestData,
-    analysis: Analysis,
+    analysis: Mapping[str, Any],
     runs: Mapping[str, RunFigures],
     untrained: tables.Record | None,
     cross_modal: CrossModal,
     thumbnails: int,
 ) -> None:
-    """Write the page of an analysed evaluation, with the images of at most `thumbnails` triplets. `runs` are the run, and those
+    """Write the page of what `analyse` returns, with the images of at most `thumbnails` triplets. `runs` are the run, and those
     that it is compared with, by OUTPUT_DIR, `untrained` is the record of the model before training, `cross_modal` the result of
     `rank_sets`."""
     from plotly.offline import get_plotlyjs
 
-    indices = page_samples(data, analysis)
-    samples = [data.samples[index] for index in indices]
-    shown, modalities = samples[:thumbnails], cfg.MODEL.MODALITIES
+    modalities, indices = cfg.MODEL.MODALITIES, page_samples(analysis)
+    samples = {index: data.samples[index] for index in indices}
+    shown = {index: samples[index] for index in indices[:thumbnails]}
+    images = parallel(
+        lambda sample: thumbnail(cfg, sample, modalities),
+        list(shown.values()),
+        "making thumbnails",
+        "triplet",
+    )
     sections = dict(SECTIONS)
     if len(runs) == 1:
         del sections["comparison"]
     if len(modalities) == 1:
         del sections["cross-modal"]
-    cameras = [camera + 1 for camera in analysis.cameras.cameras]
     content = {
-        "modalities": modalities,
-        "stacked": stack_images(cfg),
-        "kept": kept_patches(cfg, model, shown, modalities),
+        **{name: analysis[name] for name in SHOWN},
         "runs": [{"name": name, "records": run.records} for name, run in runs.items()],
         "patterns": list(tables.PATTERN_NAMES.values()),
-        "samples": [sample_labels(cfg, sample) for sample in samples],
-        "thumbnails": list(
-            parallel(
-                lambda sample: thumbnail(cfg, sample, modalities),
-                shown,
-                "making thumbnails",
-                "triplet",
-            )
-        ),
-        **results(data, analysis, {index: place for place, index in enumerate(indices)}),
+        "samples": {index: sample_labels(cfg, sample) for index, sample in samples.items()},
+        "thumbnails": dict(zip(shown, images, strict=True)),
     }
+    cameras = [camera + 1 for camera in analysis["camera_matrix"]["cameras"]]
     page = render(
         "report.html",
+        cfg,
+        model,
+        shown,
+        modalities,
         content,
-        [get_plotlyjs(), *map(source, SCRIPTS)],
+        plotly=get_plotlyjs(),
         files=False,
         title=Path(cfg.OUTPUT_DIR).resolve().name,
         caption=tables.reid_caption(named_by_folder(cfg), data),
@@ -107,23 +101,23 @@ def write_page(
         patterns={str(pattern): name for pattern, name in tables.PATTERN_NAMES.items()},
         pattern=str(cfg.TEST.RETURN_PATTERN),
         measures=tables.MEASURES,
-        record=analysis.records[analysis_case(cfg)],
+        record=analysis["cases"][analysis["missing"]],
         untrained=untrained,
         options=tables.options(cfg),
-        missing=tables.missing_rows(analysis.records),
+        missing=tables.missing_rows(analysis["cases"]),
         matched=data.matched,
-        failures=int((analysis.scores.first_match > 1).sum()),
+        failures=sum(query["first_match"] > 1 for query in analysis["queries"]),
         left_out=omission_notes(data, analysis, len(shown), len(samples)),
         cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
         cross_modal={
             measure: {name: row.values() for name, row in rows.items()}
             for measure, rows in cross_modal.items()
         },
-        cameras=dict(zip(cameras, camera_rows(analysis), strict=True)),
+        cameras=dict(zip(cameras, analysis["camera_matrix"]["mAP"], strict=True)),
         key=exclude_key(cfg),
-        identities=analysis.identities,
+        identities=analysis["identities"],
         distance=tables.distance_name(cfg),
-        worst=len(analysis.worst),
+        worst=len(analysis["worst_queries"]),
         nearest=NEAREST,
         settings=named_by_folder(cfg).dump(),
     )
@@ -148,20 +142,28 @@ def differing(cfgs: Sequence[CfgNode]) -> dict[str, list[object]]:
     }
 
 
-def page_samples(data: TestData, analysis: Analysis) -> list[int]:
+def page_samples(analysis: Mapping[str, Any]) -> list[int]:
     """Indices of the samples in the page, the most needed first: the queries, their nearest, those of the lowest average
     precision first, and the points."""
-    order = analysis.scores.average_precision.argsort(kind="stable").tolist()
-    queries = [query for query in order if query in analysis.rank_lists]
-    nearest = [sample for query in queries for sample, *_ in analysis.rank_lists[query]]
-    return list(dict.fromkeys([*data.query[queries].tolist(), *nearest, *analysis.points]))
+
+    def precision(rank_list: Mapping[str, Any]) -> float:
+        value = analysis["queries"][rank_list["query"]]["average_precision"]
+        return 2.0 if value is None else value  # without a match, last
+
+    lists = sorted(analysis["rank_lists"], key=precision)
+    queries = [analysis["queries"][one["query"]]["sample"] for one in lists]
+    nearest = [hit["sample"] for one in lists for hit in one["nearest"]]
+    return list(dict.fromkeys([*queries, *nearest, *analysis["scatter"]["samples"]]))
 
 
-def omission_notes(data: TestData, analysis: Analysis, images: int, samples: int) -> list[str]:
+def omission_notes(
+    data: TestData, analysis: Mapping[str, Any], images: int, samples: int
+) -> list[str]:
     """What the page leaves out, as sentences."""
+    points = len(analysis["scatter"]["samples"])
     bounds = {
-        "queries have a rank list (--queries)": (len(analysis.rank_lists), len(data.query)),
-        "samples are in the scatter plot (--points)": (len(analysis.points), len(data.samples)),
+        "queries have a rank list (--queries)": (len(analysis["rank_lists"]), len(data.query)),
+        "samples are in the scatter plot (--points)": (points, len(data.samples)),
         "triplets of the page are shown with their images (--thumbnails)": (images, samples),
     }
     return [
@@ -177,28 +179,3 @@ def sample_labels(cfg: CfgNode, sample: Sample) -> dict[str, object]:
     if exclude_key(cfg) == "scene":
         labels["scene"] = sample.scene
     return {**labels, "name": Path(sample.files[0]).name}
-
-
-def results(data: TestData, analysis: Analysis, place: dict[int, int]) -> dict[str, object]:
-    """The numbers of the plots and the rank lists; samples by their `place` in the page."""
-    average, first = (values.tolist() for values in analysis.scores)
-    queries = [
-        {
-            "sample": place[int(data.query[query])],
-            "ap": finite_or_none(average[query]),
-            "first": first[query],
-            "nearest": [(place[sample], *about) for sample, *about in nearest],
-        }
-        for query, nearest in analysis.rank_lists.items()
-    ]
-    order = {query: number for number, query in enumerate(analysis.rank_lists)}
-    return {
-        "queries": queries,
-        "worst": [order[query] for query in analysis.worst],
-        "identities": [score._asdict() for score in analysis.identities],
-        "distances": as_lists(analysis.distances._asdict()),
-        "scatter": {
-            "samples": [place[point] for point in analysis.points],
-            "places": as_lists(analysis.embeddings),
-        },
-    }

@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, with_values
 from demo_sdtps.config.cli import count_of, print_lines
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.reports.page import kept_patches, render, source, stack_images, thumbnail
+from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.retrieval.nearest import write_csv
 from demo_sdtps.retrieval.search import Hit, SearchResult
 from demo_sdtps.runtime.files import atomic_write
@@ -25,7 +25,6 @@ THUMBNAIL_BYTES = 15 << 20
 MOST_HITS = 50  # hits of a query on the page
 MOST_KEPT = 500  # triplets with their kept patches, for which the model runs
 PRINTED = 5  # queries whose hits are printed
-SCRIPTS = ("page.js", "search.js", "ranks.js")
 
 
 def show(arguments: argparse.Namespace, result: SearchResult) -> None:
@@ -35,7 +34,7 @@ def show(arguments: argparse.Namespace, result: SearchResult) -> None:
     with ExitStack() as stack:
         if arguments.output:
             from_page = partial(link, folder=arguments.output.parent)
-            page, shown = page_of(result, arguments.gallery, from_page)
+            page, shown = search_page(result, arguments.gallery, from_page)
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
@@ -96,14 +95,14 @@ def hits_table(result: SearchResult) -> list[str]:
     return lines
 
 
-def page_of(result: SearchResult, gallery: Path, link: Callable[[str], str]) -> tuple[str, str]:
+def search_page(result: SearchResult, gallery: Path, link: Callable[[str], str]) -> tuple[str, str]:
     """The page, and what it shows in a few words; `link` gives the address of a file.
 
     The gallery has the name of its folder, as the page may be shown where the path means nothing.
     """
-    cfg, model = cfg_of_images(result.reid.cfg), result.reid.model
-    present = {name for hits in result.hits for hit in hits for name in hit.triplet.modalities}
-    present.update(name for query in result.queries for name in query.modalities)
+    cfg, model = image_config(result.reid.cfg), result.reid.model
+    triplets = [*result.queries, *(hit.triplet for hits in result.hits for hit in hits)]
+    present = {name for triplet in triplets for name in triplet.modalities}
     modalities = [name for name in cfg.MODEL.MODALITIES if name in present]
     longest = max(map(len, result.hits), default=0)
     most = min(MOST_HITS, longest)
@@ -112,12 +111,8 @@ def page_of(result: SearchResult, gallery: Path, link: Callable[[str], str]) -> 
     size = 0
     pairs = list(zip(result.queries, result.hits, strict=True))
     for query, hits in progress(pairs, "drawing", unit="query"):
-        needed = [query, *(hit.triplet for hit in hits[:most])]
-        more = {
-            triplet: thumbnail(cfg, triplet, modalities)
-            for triplet in dict.fromkeys(needed)
-            if triplet not in images
-        }
+        needed = dict.fromkeys([query, *(hit.triplet for hit in hits[:most])])
+        more = {one: thumbnail(cfg, one, modalities) for one in needed if one not in images}
         size += sum(map(len, more.values()))
         if rows and size > THUMBNAIL_BYTES:
             break
@@ -127,32 +122,29 @@ def page_of(result: SearchResult, gallery: Path, link: Callable[[str], str]) -> 
     if len(rows) < len(result.queries) or most < longest:
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
     place = {triplet: number for number, triplet in enumerate(images)}
-    of_model = list(images)[:MOST_KEPT]
+
+    def near(hit: Hit) -> tuple[int, float, str | None]:
+        judged = None if hit.probability is None else hit_text(hit)
+        return place[hit.triplet], hit.distance, judged
+
+    def files(triplet: Triplet) -> dict[str, str]:
+        paths = zip(MODALITIES, triplet.paths, strict=True)
+        return {name: link(path) for name, path in paths if path}
+
     content = {
-        "modalities": modalities,
-        "stacked": stack_images(cfg),
-        "kept": kept_patches(cfg, model, of_model, modalities),
-        "samples": [{"name": triplet.name, "files": files_of(triplet, link)} for triplet in images],
+        "samples": [{"name": triplet.name, "files": files(triplet)} for triplet in images],
         "thumbnails": list(images.values()),
         "queries": [
-            {
-                "sample": place[query],
-                "nearest": [
-                    (
-                        place[hit.triplet],
-                        hit.distance,
-                        None if hit.probability is None else hit_text(hit),
-                    )
-                    for hit in hits
-                ],
-            }
-            for query, hits in rows
+            {"sample": place[query], "nearest": list(map(near, hits))} for query, hits in rows
         ],
     }
     page = render(
         "search.html",
+        cfg,
+        model,
+        dict(enumerate(list(images)[:MOST_KEPT])),
+        modalities,
         content,
-        map(source, SCRIPTS),
         title=f"Hits in {gallery.resolve().name}",
         files=True,
         shown=shown,
@@ -164,7 +156,7 @@ def page_of(result: SearchResult, gallery: Path, link: Callable[[str], str]) -> 
     return page, shown
 
 
-def cfg_of_images(cfg: CfgNode) -> CfgNode:
+def image_config(cfg: CfgNode) -> CfgNode:
     """`cfg` for the user's images, which are decoded as `Reid.features` does, whatever the model was trained on."""
     return with_values(cfg, {"DATASETS.NAMES": "Images", "TEST.MISS": "nothing"})
 
@@ -172,12 +164,6 @@ def cfg_of_images(cfg: CfgNode) -> CfgNode:
 def is_ascending(hits: list[Hit]) -> bool:
     """Whether hits are in the order of the distances shown, not of scaled ones (a gallery that lacks various modalities)."""
     return all(one.distance <= two.distance for one, two in itertools.pairwise(hits))
-
-
-def files_of(triplet: Triplet, link: Callable[[str], str]) -> dict[str, str]:
-    """The addresses of the images of a triplet, by modality."""
-    paths = zip(MODALITIES, triplet.paths, strict=True)
-    return {name: link(path) for name, path in paths if path}
 
 
 def link(path: str, folder: Path) -> str:

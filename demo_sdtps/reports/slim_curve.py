@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_da
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, reid_caption, reid_record
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import load_weights
-from demo_sdtps.reports.figures import ink, kind, plt, save
+from demo_sdtps.reports.figures import ink, kind, name_points, np, plt, save
 from demo_sdtps.reports.palette import NEUTRAL
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
@@ -34,6 +34,8 @@ operations."""
 
 AS_TRAINED = "the checkpoint's own"
 HEADER = f"{'score':18}{'blocks':>10}{'keep':>12}{'operations':>12}{'mAP':>8}{'Rank-1':>8}  of {{}}"
+Setting = tuple[str, list[int], list[float]]
+"""MODEL.SLIM_SCORE, MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP."""
 
 
 class CurvePoint(NamedTuple):
@@ -61,7 +63,7 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
     caption = reid_caption(cfg, data)
     chosen = settings(len(dense.backbone.vit.blocks), arguments.blocks, arguments.keep)
     trained = (cfg.MODEL.SLIM_SCORE, list(cfg.MODEL.SLIM_BLOCKS), list(cfg.MODEL.SLIM_KEEP))
-    cases: list[tuple[str, list[int], list[float]]] = [trained] if cfg.MODEL.SLIM_BLOCKS else []
+    cases: list[Setting] = [trained] if cfg.MODEL.SLIM_BLOCKS else []
     others = [(score, *setting) for score in arguments.scores for setting in chosen]
     cases += [case for case in others if case != trained]
     # a score that the checkpoint has no weights of is refused before anything is evaluated
@@ -79,16 +81,16 @@ def evaluate_settings(cfg: CfgNode, arguments: argparse.Namespace) -> None:
 
     print_lines(caption, HEADER.format(PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]))
     add(CurvePoint("", [], [], 1.0, *measure(cfg, dense, data)))
-    for score, blocks, keep in progress(cases, "evaluating", unit="setting"):
-        model = slim_model(cfg, score, blocks, keep)
+    for case in progress(cases, "evaluating", unit="setting"):
+        model = slim_model(cfg, *case)
         macs = count_macs(cfg, model)
         operations = (macs["backbone"] + macs["slimming"]) / whole
-        is_own = (score, blocks, keep) == trained
-        add(CurvePoint(score, blocks, keep, operations, *measure(cfg, model, data), is_own))
+        mean, rank1 = measure(cfg, model, data)
+        score, blocks, keep = case
+        add(CurvePoint(score, blocks, keep, operations, mean, rank1, case == trained))
     if arguments.output:
         draw(points, caption, cfg, arguments.output)
-    for path in filter(None, (arguments.json, arguments.output)):
-        print_lines(path)
+    print_lines(*filter(None, (arguments.json, arguments.output)))
 
 
 def settings(
@@ -100,9 +102,9 @@ def settings(
         for places, shares in CURVE_SETTINGS
     ]
     if blocks is None and keep is None:
-        return [(blocks_of, list(shares[: len(blocks_of)])) for blocks_of, shares in default]
-    chosen, shares = blocks or [blocks_of for blocks_of, _ in default[::2]], keep or (0.65, 0.5)
-    return [(blocks_of, [value] * len(blocks_of)) for blocks_of in chosen for value in shares]
+        return [(places, list(shares[: len(places)])) for places, shares in default]
+    chosen, shares = blocks or [places for places, _ in default[::2]], keep or (0.65, 0.5)
+    return [(places, [value] * len(places)) for places in chosen for value in shares]
 
 
 def slim_model(cfg: CfgNode, score: str, blocks: list[int], keep: list[float]) -> DeMo:
@@ -131,16 +133,15 @@ def row(point: CurvePoint) -> str:
 
 
 def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -> Path:
-    """mAP over the share of the operations, a curve for each score."""
+    """mAP over the share of the operations, a curve for each score, whose points have the names of their settings."""
     figure, axes = plt.subplots(figsize=(9, 6.5))
-    places = [(100 * point.operations, 100 * point.mAP) for point in points]
-    of_points = list(zip(points, places, strict=True))
-    scores = list(dict.fromkeys(point.score for point in points[1:] if not point.own))
+    dense, *slimmed = ((100 * point.operations, 100 * point.mAP, point) for point in points)
+    scores = list(dict.fromkeys(point.score for *_, point in slimmed if not point.own))
     for number, score in enumerate(scores):
-        curve = sorted(place for point, place in of_points if point.score in ("", score))
+        curve = sorted(place[:2] for place in [dense, *slimmed] if place[2].score in ("", score))
         axes.plot(*zip(*curve, strict=True), label=score, **kind(number))
-    axes.axhline(places[0][1], color=NEUTRAL, linestyle="--", linewidth=1, label="dense")
-    for point, place in of_points:
+    axes.axhline(dense[1], color=NEUTRAL, linestyle="--", linewidth=1, label="dense")
+    for *place, point in slimmed:
         if point.own:
             text = f"{point.score}, {AS_TRAINED}: {setting_text(point)}"
             axes.plot(*place, "*", color=ink(), markersize=14, label=text)
@@ -150,34 +151,11 @@ def draw(points: Sequence[CurvePoint], caption: str, cfg: CfgNode, path: Path) -
     # below the curves, which then pass through no text
     figure.legend(loc="outside lower center", ncols=2)
     # the others share the settings of the first
-    named = [pair for pair in of_points if pair[0].score in scores[:1] and not pair[0].own]
-    name_settings(axes, {setting_text(point): place[0] for point, place in named})
+    named = [one for one in slimmed if one[2].score in scores[:1] and not one[2].own]
+    places = np.array([place[:2] for place in named]).reshape(-1, 2)
+    name_points(axes, places, [setting_text(point) for *_, point in named], gap=8)
     return save(figure, path)
 
 
 def setting_text(point: CurvePoint) -> str:
     return f"{point.keep} after {point.blocks}"
-
-
-def name_settings(axes: plt.Axes, places: Mapping[str, float]) -> None:
-    """Name settings above the plot, upright, each with a line from its place on the horizontal axis; names that would collide
-    move to the right."""
-    low, high = axes.get_xlim()
-    across = axes.get_xaxis_transform()
-    line = {"arrowstyle": "-", "linewidth": 0.5, "color": NEUTRAL}
-    least = low
-    for text, place in sorted(places.items(), key=lambda item: item[1]):
-        start = max(place, least)
-        axes.annotate(
-            text,
-            (place, 1),
-            (start, 1.04),
-            across,
-            across,
-            line,
-            fontsize=7,
-            rotation=90,
-            ha="center",
-        )
-        axes.axvline(place, color=NEUTRAL, linewidth=0.5, linestyle=":", zorder=0)
-        least = start + (high - low) / 50

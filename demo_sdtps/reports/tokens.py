@@ -20,7 +20,7 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.reports import figures
-from demo_sdtps.reports.figures import np, plt
+from demo_sdtps.reports.figures import np
 from demo_sdtps.reports.palette import DROPPED, OPACITY
 from demo_sdtps.runtime.device import choose_precision
 
@@ -40,21 +40,14 @@ def draw_tokens(
         grids, what = layers[0], description(cfg, model, layers[0])
     else:
         grids, what = {}, "What the last stage of each of the models keeps"
-        for number, ((model_cfg, each), of_model) in enumerate(zip(models, layers, strict=True), 1):
+        for number, ((model_cfg, each), stages) in enumerate(zip(models, layers, strict=True), 1):
             name = model_cfg.MODEL.SLIM_SCORE.rpartition(":")[2] if each.slimming else "SDTPS"
-            grids[f"{number} {name}"] = list(of_model.values())[-1]
+            grids[f"{number} {name}"] = list(stages.values())[-1]
     rows = [panels(cfg, sample, grids, row) for row, sample in enumerate(chosen)]
-    width, height = figures.room(cfg, 2.1)
-    inches = (0.15 + width) * len(rows[0]), (0.1 + height) * len(chosen) + 1.5
-    figure, axes = plt.subplots(len(chosen), len(rows[0]), figsize=inches, squeeze=False)
-    for sample, row, panels_of_row in zip(chosen, axes, rows, strict=True):
-        for axis, panel in zip(row, panels_of_row.values(), strict=True):
-            axis.imshow(panel)
-            figures.hide_ticks(axis)
-        lines = [*figures.label(cfg, sample).split(", "), illumination(sample)]
-        row[0].set_ylabel("\n".join(lines).strip(), fontsize=8)
-    for axis, title in zip(axes[0], rows[0], strict=True):
-        axis.set_title(title, fontsize=9)
+    labels = [f"{figures.label(cfg, sample)}, {illumination(sample)}" for sample in chosen]
+    figure, axes = figures.image_grid(
+        cfg, [list(row.values()) for row in rows], 2.1, list(rows[0]), labels
+    )
     meaning = "score of a patch among those of its image; not coloured: dropped before"
     figures.heat_bar(figure, axes, meaning)
     figure.suptitle(what + options(cfg))
@@ -75,20 +68,20 @@ def panels(
     cfg: CfgNode, sample: Sample, grids: dict[str, ByModality], row: int
 ) -> dict[str, np.ndarray]:
     """The images (H, W, 3) of a row of the picture by their titles; the sample is `row` of the grids."""
-    image_of = dict(zip(cfg.MODEL.MODALITIES, figures.images(cfg, sample), strict=True))
-    present = [image for modality, image in image_of.items() if modality in sample.modalities]
-    image_of[SHARED] = np.mean(present, axis=0).astype(np.uint8)
+    images = dict(zip(cfg.MODEL.MODALITIES, figures.images(cfg, sample), strict=True))
+    present = [image for modality, image in images.items() if modality in sample.modalities]
+    images[SHARED] = np.mean(present, axis=0).astype(np.uint8)
     layers: dict[str, np.ndarray] = {}
-    for modality, image in image_of.items():
-        if modality != SHARED:
-            layers[modality] = image
+    for name, image in images.items():
+        if name != SHARED:
+            layers[name] = image
         for title, by_modality in grids.items():
             if is_shared(by_modality):
                 by_modality = {SHARED: next(iter(by_modality.values()))}
-            if modality in by_modality:
-                kept, score = by_modality[modality][row]
-                layers[f"{title}:\nscore, {modality}"] = figures.heat_map(image, score)
-                layers[f"{title}:\nkept, {modality}"] = cover_patches(image, kept)
+            if name in by_modality:
+                kept, score = by_modality[name][row]
+                layers[f"{title}:\nscore, {name}"] = figures.heat_map(image, score)
+                layers[f"{title}:\nkept, {name}"] = cover_patches(image, kept)
     return layers
 
 

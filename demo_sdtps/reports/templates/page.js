@@ -39,7 +39,7 @@ function figure(index, className, ...lines) {
   triplet.tabIndex = 0;
   triplet.role = "button";
   triplet.ariaLabel = `Enlarge ${nameOf(index)}`;
-  if (index < DATA.thumbnails.length) {
+  if (index in DATA.thumbnails) {
     const image = element("img", "");
     image.src = `data:image/jpeg;base64,${DATA.thumbnails[index]}`;
     image.alt = `${DATA.modalities.join(", ")} of ${nameOf(index)}`;
@@ -87,7 +87,7 @@ const shape = new Image();
 shape.addEventListener("load", () => {
   document.documentElement.style.setProperty("--ratio", shape.naturalWidth / shape.naturalHeight);
 });
-shape.src = `data:image/jpeg;base64,${DATA.thumbnails[0]}`;
+shape.src = `data:image/jpeg;base64,${Object.values(DATA.thumbnails)[0]}`;
 
 // Its files over the small images, which stay where a file is gone or of a format that browsers do not read, and links to them.
 function showFiles(whole) {

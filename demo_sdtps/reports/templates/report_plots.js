@@ -92,7 +92,7 @@ const chosen = (name) => document.querySelector(`[name=${name}]:checked`).value;
 let point = -1; // place in DATA.scatter.samples
 
 function scatterTraces() {
-  const places = DATA.scatter.places[chosen("method")];
+  const places = DATA.scatter[chosen("method")];
   const samples = DATA.scatter.samples.map((index) => DATA.samples[index]);
   const everything = samples.map((_, place) => place);
   const by = chosen("colour");

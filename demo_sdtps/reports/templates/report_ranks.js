@@ -1,15 +1,17 @@
 // The tables by return pattern, the worst queries, and the filters of the rank lists.
 const filters = { identity: byId("by-identity"), camera: byId("by-camera"), sort: byId("sort"), failures: byId("failures") };
 
+// The queries that have a rank list, by their number.
+const QUERIES = new Map(DATA.rank_lists.map(({ query, nearest }) => [query, { ...DATA.queries[query], nearest }]));
 const sampleOf = (query) => DATA.samples[query.sample];
-const precision = (query) => (query.ap === null ? "no match, not scored" : `AP ${percent(query.ap)} %`);
+const precision = (query) => (query.average_precision === null ? "no match, not scored" : `AP ${percent(query.average_precision)} %`);
 
 function queryFigure(query) {
-  const first = query.first ? [`first hit at rank ${query.first}`] : [];
+  const first = query.first_match ? [`first hit at rank ${query.first_match}`] : [];
   return figure(query.sample, "query", element("b", "", precision(query)), nameOf(query.sample), ...first);
 }
 
-function nearFigure([sample, distance, isHit], place) {
+function nearFigure({ sample, distance, is_match: isHit }, place) {
   const mark = element("span", isHit ? "hit" : "miss", `${place + 1}\u00a0${isHit ? "✓" : "✗"}`);
   return figure(sample, isHit ? "is-hit" : "is-miss", mark, element("b", "", `d = ${distance.toFixed(4)}`), nameOf(sample));
 }
@@ -19,23 +21,23 @@ function fill(select, values) {
 }
 
 const ORDERS = {
-  lowest: (a, b) => (a.ap ?? 2) - (b.ap ?? 2),
-  highest: (a, b) => (b.ap ?? -1) - (a.ap ?? -1),
+  lowest: (a, b) => (a.average_precision ?? 2) - (b.average_precision ?? 2),
+  highest: (a, b) => (b.average_precision ?? -1) - (a.average_precision ?? -1),
   order: () => 0,
 };
 
 function chosenQueries() {
-  return DATA.queries
+  return [...QUERIES.values()]
     .filter((query) => !filters.identity.value || sampleOf(query).identity === +filters.identity.value)
     .filter((query) => !filters.camera.value || sampleOf(query).camera === +filters.camera.value)
-    .filter((query) => !filters.failures.checked || query.first > 1)
+    .filter((query) => !filters.failures.checked || query.first_match > 1)
     .sort(ORDERS[filters.sort.value]);
 }
 
-fill(filters.identity, DATA.queries.map((query) => sampleOf(query).identity));
-fill(filters.camera, DATA.queries.map((query) => sampleOf(query).camera));
-byId("worst-list").append(...DATA.worst.map((place) => {
-  const query = DATA.queries[place];
+fill(filters.identity, [...QUERIES.values()].map((query) => sampleOf(query).identity));
+fill(filters.camera, [...QUERIES.values()].map((query) => sampleOf(query).camera));
+byId("worst-list").append(...DATA.worst_queries.map((number) => {
+  const query = QUERIES.get(number);
   return element("article", "", queryFigure(query), element("div", "near", ...query.nearest.slice(0, 3).map(nearFigure)));
 }));
 
