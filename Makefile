@@ -46,7 +46,7 @@ demo: setup
 	$(PY) train_net.py --overwrite $(DEMO)
 	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo
 	$(PY) -m demo_sdtps.commands report --overwrite --run runs/demo --html runs/demo/report.html
-	$(PY) -m tools.demo_figures --run runs/demo
+	$(PY) -m tools.tables --demo runs/demo
 
 demo-seps: setup
 	$(PY) -m demo_sdtps.commands synthetic captions --root data --overwrite

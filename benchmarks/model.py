@@ -31,7 +31,6 @@ from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.plug_in.fast import make_modules
 from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
-from demo_sdtps.runtime.matmul import onednn
 from demo_sdtps.synthetic import pedestrians, triplets
 from demo_sdtps.training.optim import make_optimizer
 from tests.reference import demo as reference_demo
@@ -121,7 +120,7 @@ def precision_rows(
     where both `are_alike`, under the same autocast; then, on a GPU, also the memory, and inference with compiled blocks."""
     for half in halves:
         sides, theirs = Sides(configuration(), batch), half if are_alike else None
-        what = f"{'both in ' if are_alike else ''}{name_of(half)}, {batch} triplets"
+        what = f"{'both in ' if are_alike else ''}{precision_name(half)}, {batch} triplets"
         infer_reference = partial(sides.infer, sides.reference, theirs)
         infer_ours = partial(sides.infer, sides.ours)
         expected = infer_ours()
@@ -148,7 +147,7 @@ def precision_rows(
                 sides.ours.backbone.compile_blocks()
                 compiled = in_turns("compiled", {"ours": infer_ours}, rounds, sides.device)
             yield speed_row(
-                f"inference, {name_of(half)}, MODEL.COMPILE beside none",
+                f"inference, {precision_name(half)}, MODEL.COMPILE beside none",
                 {"reference": row.ours} | compiled,
             )
         # Frees memory for the processes that follow.
@@ -159,18 +158,6 @@ def precision_rows(
                 *(peak_memory(train, side, batch // 2) for side in ("reference", "ours")),
                 at_least=1,
             )
-
-
-def matmul_rows(quick: bool, device: torch.device) -> Iterator[Row]:
-    """Ours with the products of SOLVER.FLOAT32_MATMUL onednn beside those of default."""
-    sides = Sides(configuration("SOLVER.FLOAT32_MATMUL", "default"), FEW if quick else BATCH)
-    works = (
-        ("inference", lambda: partial(sides.infer, sides.ours)),
-        ("training step", lambda: sides.step(sides.ours)),
-    )
-    for name, make in works:
-        work, what = make(), f"{name}, float32, {len(sides.batch.labels)} triplets: oneDNN"
-        yield compare(what, work, onednn()(work), 1 if quick else 2, device)
 
 
 def memory_row(what: str, reference: int, ours: int, at_least: float | None = None) -> Row:
@@ -249,7 +236,7 @@ def reference_evaluation(sides: Sides, data: TestData, pattern: int) -> float:
     return demo_ranking.evaluate_distances(torch.cdist(query, gallery).square().numpy(), *labels)[1]
 
 
-def name_of(precision: torch.dtype | None) -> str:
+def precision_name(precision: torch.dtype | None) -> str:
     return str(precision or torch.float32).removeprefix("torch.")
 
 

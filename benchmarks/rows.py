@@ -64,10 +64,10 @@ def check_near(
 def peak_memory(work: Callable[..., object], *arguments) -> int:
     """Peak memory in bytes of a new process that calls a top-level function; Python and torch are about 300 MB of it."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_of, (work, arguments))
+        return pool.apply(_call_and_measure, (work, arguments))
 
 
-def _peak_of(work: Callable[..., object], arguments: tuple) -> int:
+def _call_and_measure(work: Callable[..., object], arguments: tuple) -> int:
     work(*arguments)
     # On Linux ru_maxrss of a new process starts at the peak of its parent.
     status = Path("/proc/self/status")

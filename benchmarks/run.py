@@ -18,7 +18,6 @@ TOPICS = {  # description; function from `quick` and device to rows
         "inference and training of CLIP ViT-B/16 with HDM and ATMoE, in float32 and bfloat16",
         "model:model_rows",
     ),
-    "matmul": ("float32 products by oneDNN beside torch's default", "model:matmul_rows"),
     "slimming": (
         "slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
         "slimming:slimming_rows",

@@ -18,7 +18,7 @@ from benchmarks.model import (
     allocated_memory,
     configuration,
     memory_row,
-    name_of,
+    precision_name,
     precisions,
 )
 from benchmarks.rows import speed_row
@@ -118,7 +118,7 @@ def rows_of(
     def rows_of_work(
         kind: str, half: torch.dtype | None, make_work: Callable[[], Work], rounds: int
     ) -> Iterator[Row]:
-        what = f"{cfg.MODEL.TRANSFORMER_TYPE}, {kind}, {name_of(half)}"
+        what = f"{cfg.MODEL.TRANSFORMER_TYPE}, {kind}, {precision_name(half)}"
         cases: dict[str, Callable[[], object]] = {
             DENSE: partial(with_stages, model, None, partial(make_work(), batch))
         }

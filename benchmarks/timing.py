@@ -105,7 +105,7 @@ def training_step(
     return step
 
 
-def seconds_of(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
+def time_variants(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
     """Median seconds of "inference" and of a "training step" of each variant, on random batches of SOLVER.IMS_PER_BATCH."""
     inferences: dict[str, Callable[[], object]] = {}
     steps: dict[str, Callable[[], object]] = {}

@@ -9,14 +9,14 @@ from demo_sdtps.reports.figures import ink, kind, name_points, np, plt, save
 from demo_sdtps.reports.palette import NEUTRAL, PATTERNS
 from studies import public_logs
 from studies.rates import choice, families
-from studies.report import COSTS, TIMES, seeds_of
+from studies.report import COSTS, TIMES, seed_count
 from studies.results import final_metric
 
 STEP = TIMES[1]
 Plot = Callable[[dict[str, Any], Path], None]
 
 
-def plots_of(result: dict[str, Any]) -> dict[str, Plot]:
+def study_plots(result: dict[str, Any]) -> dict[str, Plot]:
     """The plots of a result, by file name."""
     if "family" in result["variants"][0]:
         return {"rates.png": draw_rates}
@@ -31,6 +31,17 @@ def _panels(count: int, width: float, height: float, **options: Any) -> tuple[An
     options |= {"sharey": True, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(1, count, figsize=(width, height), **options)
     return figure, axes[0]
+
+
+def _finish(figure: Any, axes: Any, title: str, label: str) -> None:
+    """Title, the label of the axis of mAP, and the legend beside the panels."""
+    figure.suptitle(title)
+    axes[0].set_ylabel(label)
+    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _map_label(result: dict[str, Any]) -> str:
+    return f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}"
 
 
 def draw_results(result: dict[str, Any], path: Path) -> None:
@@ -54,7 +65,7 @@ def draw_results(result: dict[str, Any], path: Path) -> None:
         )
     axes[0].set_yticks(range(len(variants)), [variant["name"] for variant in variants])
     axes[0].set_ylim(len(variants) - 0.5, -0.5)
-    figure.suptitle(f"{result['title']}: mAP by return pattern ({seeds_of(result)})")
+    figure.suptitle(f"{result['title']}: mAP by return pattern ({seed_count(result)})")
     save(figure, path)
 
 
@@ -74,12 +85,10 @@ def draw_costs(result: dict[str, Any], path: Path) -> None:
             style = {"capsize": 3, "elinewidth": 0.8, **kind(families.index(family))}
             axis.errorbar(cost, mean, yerr=deviation, label=family, **style)
         axis.set(xlabel=names[what], xlim=(0, 1.05 * axis.get_xlim()[1]))
-    axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
-    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(
+    title = (
         f"{result['title']}: accuracy against operations and time (mean ± standard deviation of "
-        f"{seeds_of(result)})"
     )
+    _finish(figure, axes, f"{title}{seed_count(result)})", _map_label(result))
     for axis, what in zip(axes, names, strict=True):  # now that the limits are known
         ends = [
             (cost, mean, setting or family)
@@ -130,9 +139,8 @@ def draw_rates(result: dict[str, Any], path: Path) -> None:
     axes[0].set(xscale="log", xlabel="learning rate (SOLVER.BASE_LR)")
     axes[0].set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes[0].minorticks_off()
-    axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[pattern]}")
-    axes[0].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(f"{result['title']}: runs, means, and the chosen rate")
+    title = f"{result['title']}: runs, means, and the chosen rate"
+    _finish(figure, axes, title, _map_label(result))
     save(figure, path)
 
 
@@ -157,9 +165,8 @@ def draw_training(result: dict[str, Any], path: Path) -> None:
             axis.fill_between(epochs * cost(one), mean - spread, mean + spread, **band)
         axis.set(xlabel=name)
         axis.set_xlim(left=0)
-    axes[0].set_ylabel(f"mAP (%), return pattern {PATTERN_NAMES[result['patterns'][-1]]}")
-    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(f"{result['title']}: mean ± standard deviation of {seeds_of(result)}")
+    title = f"{result['title']}: mean ± standard deviation of {seed_count(result)}"
+    _finish(figure, axes, title, _map_label(result))
     save(figure, path)
 
 
@@ -179,7 +186,6 @@ def draw_public_logs(content: dict[str, Any], path: Path) -> None:
             axis.scatter(off, gains, s=30, alpha=0.8, label=family, **kind(place))
         axis.axhline(0, color=NEUTRAL, linestyle=":", linewidth=1)
         axis.set(title=f"{epoch} epoch", xlabel="mAP (%) without SDTPS")
-    axes[0].set_ylabel("mAP with SDTPS − without")
-    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle("SDTPS alone in public logs: each point a pair of single runs")
+    title = "SDTPS alone in public logs: each point a pair of single runs"
+    _finish(figure, axes, title, "mAP with SDTPS − without")
     save(figure, path)

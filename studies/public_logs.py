@@ -7,7 +7,6 @@ modules, which the printed models tell apart (`FORMS`).
 """
 
 import argparse
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from demo_sdtps.config import UserError, cli
 from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import write_json
 
-RESULT = Path(__file__).resolve().parents[1] / "docs" / "public_logs.json"
 SWITCH, SETTING = "MODEL.USE_", "MODEL.SDTPS_"
 RATE, SEED = "SOLVER.BASE_LR", "SOLVER.SEED"
 WITHOUT_EFFECT = ("OUTPUT_DIR", "MODEL.DEVICE_ID", "DATALOADER.NUM_WORKERS")
@@ -192,8 +190,7 @@ def module_table(content: dict[str, Any]) -> str:
     return markdown_table(titles, rows)
 
 
-def tables() -> str:
-    content = json.loads(RESULT.read_text(encoding="utf-8"))
+def tables(content: dict[str, Any]) -> str:
     about = (
         f"{len(content['comparisons'])} comparisons in {content['logs']} logs of {content['source']}, all in "
         "[public_logs.json](public_logs.json), by `python -m studies.public_logs`."

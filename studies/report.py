@@ -12,9 +12,9 @@ from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
 from demo_sdtps.reports.rows import markdown_table
 from studies.rates import choice, families
-from studies.results import final_metric, map_of_cases, map_of_cells, values_by_seed
+from studies.results import cross_modal_maps, final_metric, missing_maps, values_by_seed
 
-TIMES = ("inference", "training step")  # of `benchmarks.timing.seconds_of`
+TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
 SIMILARITIES = {"tokens": "cosine of the tokens of an image", "images": "cosine of two images"}
 CHOICE = "mAP in percent, {pattern}; bold: the chosen rate."
@@ -44,7 +44,7 @@ def interval(values: Sequence[float], variance: float) -> tuple[float, float, fl
     return mean, mean - reach, mean + reach
 
 
-def seeds_of(result: dict[str, Any]) -> str:
+def seed_count(result: dict[str, Any]) -> str:
     """The number of seeds of the variants: 1 seed, 5 seeds, 5 to 20 seeds."""
     counts = sorted({len(variant["runs"]) for variant in result["variants"]})
     numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
@@ -53,15 +53,16 @@ def seeds_of(result: dict[str, Any]) -> str:
 
 def study_markdown(result: dict[str, Any]) -> str:
     """Command, table, legend, failed runs, and what the runs were made with."""
-    if "family" in result["variants"][0]:
-        legend = CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
-        table = rates_table(result)
-    elif any("calibration" in run for run in result["variants"][0]["runs"].values()):
-        legend = CALIBRATED.format(seeds=seeds_of(result))
-        table = calibration_table(result)
+    first, seeds = result["variants"][0], seed_count(result)
+    if "family" in first:
+        table, legend = (
+            rates_table(result),
+            CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]]),
+        )
+    elif any("calibration" in run for run in first["runs"].values()):
+        table, legend = calibration_table(result), CALIBRATED.format(seeds=seeds)
     else:
-        legend = LEGEND.format(seeds=seeds_of(result), first=result["variants"][0]["name"])
-        table = study_table(result)
+        table, legend = study_table(result), LEGEND.format(seeds=seeds, first=first["name"])
     failures = [
         f"- {variant['name']}, seed {seed}: {run['failed']}"
         for variant in result["variants"]
@@ -77,7 +78,7 @@ def study_markdown(result: dict[str, Any]) -> str:
 def study_table(result: dict[str, Any]) -> str:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
     variants, last = result["variants"], result["patterns"][-1]
-    columns = {"variant": [_name_of(variant) for variant in variants]}
+    columns = {"variant": [_label(variant) for variant in variants]}
     if any("rate" in variant for variant in variants):
         columns["rate"] = [f"{variant['rate']:g}" for variant in variants]
     counts = [str(len(variant["runs"])) for variant in variants]
@@ -96,11 +97,11 @@ def study_table(result: dict[str, Any]) -> str:
         add(f"mAP, {PATTERN_NAMES[pattern]}", values, is_compared=pattern == last)
     columns["lowest"] = [f"{min(maps.values()):.1f}" if maps else "–" for maps in values]
     add("Rank-1", [final_metric(variant, last, "Rank-1") for variant in variants])
-    values = [map_of_cases(variant, last) for variant in variants]
+    values = [missing_maps(variant, last) for variant in variants]
     add("mAP, modalities missing", values, is_compared=True)
     for is_common, how in product((True, False), CROSS_MODAL_DISTANCES):
         if is_common or how != "shared":  # which then is undefined
-            values = [map_of_cells(variant, how, is_common) for variant in variants]
+            values = [cross_modal_maps(variant, how, is_common) for variant in variants]
             add(f"mAP, {'a common modality' if is_common else 'none in common'}, {how}", values)
     add("recall of the object", [values_by_seed(one, "recall", float) for one in variants])
     for what, name in SIMILARITIES.items():
@@ -138,7 +139,7 @@ def rates_table(result: dict[str, Any]) -> str:
     return markdown_table(["variant", *(f"{rate:g}" for rate in rates)], rows)
 
 
-def _name_of(variant: dict[str, Any]) -> str:
+def _label(variant: dict[str, Any]) -> str:
     """The name of a variant, and the number of its runs where some failed."""
     failed = sum("failed" in run for run in variant["runs"].values())
     count = len(variant["runs"])

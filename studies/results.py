@@ -1,12 +1,10 @@
 """The result of a study, study.json: what the tables read of the runs, a line for each."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
-
-import numpy as np
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.extraction import CASES
@@ -40,17 +38,10 @@ def measurement(name: str, content: Any) -> dict[str, Any]:
 def last_recall(selection: Mapping[str, Any]) -> float | None:
     """The share of the person's patches that the last stage of slimming keeps, or else SDTPS, mean over the modalities of
     complete triplets; None where no masks say which these are."""
-    stages = (selection.get("stages") or {"": selection["cases"]}).values()
-    rows = [cases[COMPLETE] for cases in stages if COMPLETE in cases][-1:]
-    values = [
-        row["recall"] for by_modality in rows for row in by_modality.values() if "recall" in row
-    ]
+    *_, last = (selection.get("stages") or {"": selection["cases"]}).values()
+    rows = last.get(COMPLETE, {}).values()
+    values = [row["recall"] for row in rows if "recall" in row]
     return mean(values) if values else None
-
-
-def curve(records: Sequence[Mapping[str, Any]], pattern: int) -> dict[int, float]:
-    """mAP by epoch."""
-    return {record["epoch"]: record["patterns"][str(pattern)]["mAP"] for record in records}
 
 
 def result_json(content: Any, levels: int = 4, indent: str = "\n") -> str:
@@ -92,25 +83,22 @@ def final_metric(variant: Mapping[str, Any], pattern: int, metric: str) -> dict[
     return values_by_seed(variant, "patterns", lambda patterns: patterns[str(pattern)][metric])
 
 
-def map_of_cases(variant: Mapping[str, Any], pattern: int) -> dict[str, float]:
+def missing_maps(variant: Mapping[str, Any], pattern: int) -> dict[str, float]:
     """mAP in percent by seed, mean over the cases of missing modalities."""
-
-    def mean_of(cases: dict[str, dict[str, float]]) -> float:
-        return float(np.mean([cases[case][str(pattern)] for case in INCOMPLETE]))
-
-    return values_by_seed(variant, "missing", mean_of)
+    return values_by_seed(
+        variant, "missing", lambda cases: mean(cases[case][str(pattern)] for case in INCOMPLETE)
+    )
 
 
-def map_of_cells(variant: Mapping[str, Any], how: str, is_common: bool) -> dict[str, float]:
+def cross_modal_maps(variant: Mapping[str, Any], how: str, is_common: bool) -> dict[str, float]:
     """mAP in percent by seed, mean over the cells of unequal sets with, or without, a common modality."""
 
-    def mean_of(matrix: dict[str, dict[str, float]]) -> float:
-        cells = [
+    def mean_cell(matrix: dict[str, dict[str, float]]) -> float:
+        return mean(
             value
             for query, row in matrix.items()
             for gallery, value in row.items()
-            if query != gallery and bool(set(query) & set(gallery)) is is_common
-        ]
-        return float(np.mean(cells))
+            if query != gallery and bool({*query} & {*gallery}) is is_common
+        )
 
-    return values_by_seed(variant, f"cross_modal_{how}", mean_of)
+    return values_by_seed(variant, f"cross_modal_{how}", mean_cell)

@@ -16,7 +16,7 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
-from benchmarks.timing import seconds_of
+from benchmarks.timing import time_variants
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
@@ -30,10 +30,10 @@ from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.record import FINISHED, RECORD, source_tree
-from studies.figures import plots_of
+from studies.figures import study_plots
 from studies.rates import chosen_rates, finalists, next_rates
 from studies.report import COSTS, study_markdown
-from studies.results import EVALUATION, curve, measurement, read_result, write_result
+from studies.results import EVALUATION, measurement, read_result, write_result
 from studies.variants import ROOT, Variant, make_variants, read_study, script
 
 logger = logging.getLogger("study")
@@ -51,7 +51,7 @@ def run_study(arguments: argparse.Namespace) -> None:
         result = read_result(arguments.study)
     else:
         result = make_result(arguments, arguments.json or output / RESULT)
-    table, plots = study_markdown(result), plots_of(result)
+    table, plots = study_markdown(result), study_plots(result)
     with atomic_write(output / TABLES) as temporary:
         temporary.write_text(table, encoding="utf-8")
     for name, plot in plots.items():
@@ -66,9 +66,8 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     study = read_study(arguments.study)
     if arguments.seeds:
         study["seeds"] = list(range(1, 1 + arguments.seeds))
-        study["variants"] = {
-            name: settings | {"seeds": []} for name, settings in study["variants"].items()
-        }
+        for settings in study["variants"].values():
+            settings["seeds"] = []
     check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
     known = None if arguments.changed_tree else tree  # runs of other files may be kept
@@ -114,7 +113,9 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         wanted = [replace(one, seeds=seeds) for one in variants if one.name in names]
     run([replace(one, seeds=one.seeds[: len(study["seeds"])]) for one in wanted])
     if study["times"] and not all("inference" in one for one in rows.values()):
-        for name, times in seconds_of({variant.name: variant.cfg for variant in variants}).items():
+        for name, times in time_variants(
+            {variant.name: variant.cfg for variant in variants}
+        ).items():
             rows[name] |= times
         write()
     run(wanted)  # the further seeds of single variants
@@ -173,14 +174,11 @@ def run_all(
 ) -> None:
     """Train and measure variants with seeds, `jobs` runs at a time; `keep` gets each at its end, and what `run_steps` says."""
     jobs = jobs or (1 if torch.cuda.is_available() else cpu_cores())
-    threads = str(max(1, cpu_cores() // jobs))
     processes: list[subprocess.Popen] = []
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"] if threads_by_user() else threads,
-        # of studies.baselines
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-    }
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # of studies.baselines
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if not threads_by_user():
+        environment["OMP_NUM_THREADS"] = str(max(1, cpu_cores() // jobs))
     with logging_redirect_tqdm(), ThreadPoolExecutor(jobs) as pool:
         futures = {
             pool.submit(run_steps, variant, seed, study, environment, processes): (variant, seed)
@@ -273,7 +271,8 @@ def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -
     records = evaluated_records(read_records(folder))
     run["patterns"] = records[-1]["patterns"]
     if study["curve"]:
-        run["curve"] = curve(records, study["return_patterns"][-1])
+        last = str(study["return_patterns"][-1])
+        run["curve"] = {one["epoch"]: one["patterns"][last]["mAP"] for one in records}
     for _, output in steps(variant, seed, study)[1:]:
         run |= measurement(output.stem, read_json(output))
     return run

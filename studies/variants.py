@@ -38,20 +38,16 @@ class Variant:
     """One row of the tables: a configuration, its command-line arguments, and the seeds of its runs."""
 
     name: str
-    cfg: CfgNode
-    """Of the evaluation."""
-    arguments: tuple[str, ...]
-    """Of the training, which the evaluation has too."""
+    cfg: CfgNode  # of the evaluation
+    arguments: tuple[str, ...]  # of the training, which the evaluation has too
+    # what the evaluation has besides, such as slimming without training; (): that at the training's end counts
     evaluation: tuple[str, ...]
-    """What the evaluation has besides, such as slimming without training; (): the evaluation at the training's end counts."""
     folder: Path
     seeds: tuple[int, ...]
+    # hash of what determines the numbers of a run beside its seed, the sources and the data
     configuration: str
-    """Hash of what determines the numbers of a run beside its seed, the sources and the data."""
-    rate: float | None = None
-    """The learning rate, where the study chooses it or takes a chosen one."""
-    family: str = ""
-    """In a study that chooses rates: what is tuned, of which this is one rate."""
+    rate: float | None  # learning rate, where the study chooses it or takes a chosen one
+    family: str  # in a study that chooses rates: what is tuned, of which this is one rate
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
@@ -59,10 +55,14 @@ class Variant:
     @property
     def facts(self) -> dict[str, Any]:
         """What a result says of the variant."""
-        facts = {"name": self.name, "family": self.family, "rate": self.rate}
-        command = shlex.join(["python", script("train_net.py"), *self.arguments])
-        facts |= {"configuration": self.configuration, "command": command}
-        facts |= {"evaluation": shlex.join(self.evaluation)}
+        facts = {
+            "name": self.name,
+            "family": self.family,
+            "rate": self.rate,
+            "configuration": self.configuration,
+            "command": shlex.join(["python", script("train_net.py"), *self.arguments]),
+            "evaluation": shlex.join(self.evaluation),
+        }
         return {key: value for key, value in facts.items() if value}
 
 
@@ -120,7 +120,8 @@ def make_variants(
     study with a grid has every variant once with each rate, and its first seed."""
     variants = []
     for name, settings in study["variants"].items():
-        for rate in study["grid"] or [_rate(name, settings, rates) if study["tuned"] else None]:
+        chosen = _rate(name, settings, rates) if study["tuned"] else None
+        for rate in study["grid"] or [chosen]:
             variants.append(_variant(name, settings, rate, study, opts, runs, tree))
     for one, other in combinations(variants, 2):
         if one.configuration == other.configuration:
@@ -155,30 +156,26 @@ def _variant(
         )
     values = study["set"] | settings["set"] | ({} if rate is None else {RATE: rate})
     pairs, evaluation = [*_words(values), *opts], _words(settings["evaluate"])
-    training, cfg = load_cfg(config, pairs), load_cfg(config, [*pairs, *evaluation])
+    # what does not differ between the runs of a variant
+    training = with_values(load_cfg(config, pairs), {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
     measured = [key for key in MEASUREMENTS if study[key]]
-    # Variants and studies that agree in what they train, and in the sources, share runs, whatever they measure of them.
-    folder = runs / f"{Path(config).stem}-{_hash(f'{_dump(training)}{tree}')}"
+    is_grid = bool(study["grid"])
     return Variant(
-        name=f"{name}, {rate:g}" if study["grid"] else name,
-        cfg=cfg,
+        name=f"{name}, {rate:g}" if is_grid else name,
+        cfg=load_cfg(config, [*pairs, *evaluation]),
         arguments=("--config_file", config, *pairs),
         evaluation=evaluation,
-        folder=folder,
-        seeds=tuple(study["seeds"][:1] if study["grid"] else settings["seeds"] or study["seeds"]),
-        configuration=_hash(f"{_dump(training)}{measured}{' '.join(evaluation)}"),
+        # Variants and studies that agree in what they train, and in the sources, share runs, whatever they measure of them.
+        folder=runs / f"{Path(config).stem}-{_hash(f'{training}{tree}')}",
+        seeds=tuple(study["seeds"][:1] if is_grid else settings["seeds"] or study["seeds"]),
+        configuration=_hash(f"{training}{measured}{' '.join(evaluation)}"),
         rate=rate,
-        family=name if study["grid"] else "",
+        family=name if is_grid else "",
     )
 
 
 def _words(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(word) for pair in values.items() for word in pair)
-
-
-def _dump(cfg: CfgNode) -> str:
-    """A configuration without what differs between the runs of a variant."""
-    return with_values(cfg, {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
 
 
 def _hash(text: str) -> str:

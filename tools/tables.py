@@ -1,9 +1,70 @@
 """Write the tables of README.md and docs/ that are made from data: python -m tools.tables [--check]"""
 
 import argparse
+import json
+import re
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
-from demo_sdtps.config.cli import add_switch, print_lines, read_arguments, run
+import demo_sdtps
+from demo_sdtps.commands import COMMANDS
+from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
+from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, read_records
+from demo_sdtps.plug_in.hosts import HOSTS
+from demo_sdtps.reports.cross_modal import draw_cross_modal
+from demo_sdtps.reports.figures import dark
+from demo_sdtps.reports.rows import as_report, headline, markdown_table
+from demo_sdtps.runtime.files import atomic_write
+from studies import deployed, figures, mixed_gallery, public_logs
+from studies.report import difference_text, interval, np, study_markdown
+from studies.results import final_metric, read_result
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+TABLE_MARKER = "<!-- table: "
+MARKED = re.compile(
+    rf"^({TABLE_MARKER}(.+?) -->\n)(?:(?!{TABLE_MARKER}).)*?(<!-- end -->)", re.S | re.M
+)
+SUMMARY = (
+    ("slimming", "dense", "DeMo, dense"),
+    ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
+    ("fine", "slimmed, 160x80", "the same with larger images (`DeMo_Slim_Fine.yml`)"),
+    ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
+    ("slimming", "saliency", "DeMo, slimmed by a score without weights (`saliency`)"),
+    ("slimming", "EViT", "EViT's pruning in the same model"),
+    ("slimming", "ToMe", "ToMe's merging in the same model"),
+    (
+        "modules",
+        "DeMo + SDTPS, loss 0.1, HDM on all patches",
+        "SDTPS in DeMo, its best form (`DeMo_with_SDTPS.yml`)",
+    ),
+)
+"""Rows of the README's table: study, variant, and what it is called there."""
+
+REFERENCE = {
+    "demo_sdtps": demo_sdtps.__all__,
+    "modules": (
+        "modeling.checkpoints.names.from_demo",
+        "modeling.checkpoints.names.to_demo",
+        "modeling.fusion.HDM",
+        "modeling.fusion.ATMoE",
+        "modeling.losses",
+        "modeling.slimming.scores.base",
+        "modeling.backbones.base",
+        "datasets.base",
+        "evaluation.metrics.evaluate_ranking",
+        "evaluation.reranking.k_reciprocal",
+        "evaluation.analysis",
+        "training.optim.make_scheduler",
+    ),
+    "seps": ("seps.CrossSparseAggrNet", "seps.HRPA", "seps.SEPSLoss"),
+}
+"""Names in demo_sdtps whose docstrings docs/api.md introduces and a page of the site's reference shows."""
 
 
 def main() -> None:
@@ -12,16 +73,17 @@ def main() -> None:
         "docs/ that other commands wrote, the schema of the configuration and the list of commands; and draw the figures of "
         "studies."
     )
-    add_switch(parser, "--check", "write nothing, name pages that are not current, exit code 1")
-    arguments = read_arguments(parser)
-    from demo_sdtps.reports.figures import dark
-    from demo_sdtps.runtime.files import atomic_write
-    from tools.pages import DOCS, FIGURES, pages, with_tables
-
-    texts = {page: with_tables(page) for page in pages()}
-    changed = [page for page in texts if texts[page] != page.read_text(encoding="utf-8")]
+    cli.add_switch(parser, "--check", "write nothing, name pages that are not current, exit code 1")
+    meaning = "write nothing, print the mAP of `make demo` beside the range of that of another seed"
+    parser.add_argument("--demo", type=Path, metavar="DIR", help=meaning)
+    arguments = cli.read_arguments(parser)
+    if arguments.demo:
+        cli.print_lines(demo_comparison(arguments.demo))
+        return
+    texts = {page: with_tables(page) for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md"))}
+    changed = [page for page in sorted(texts) if texts[page] != page.read_text(encoding="utf-8")]
     if arguments.check:
-        print_lines(*(f"{page}: its tables are not those of the data" for page in changed))
+        cli.print_lines(*(f"{page}: its tables are not those of the data" for page in changed))
         sys.exit(1 if changed else 0)
     for page in changed:
         with atomic_write(page) as temporary:
@@ -30,8 +92,190 @@ def main() -> None:
         draw(DOCS / "images" / f"{name}.png")
         with dark():
             draw(DOCS / "images" / f"{name}_dark.png")
-    print_lines(*(f"{page}: written" for page in changed))
+    cli.print_lines(*(f"{page}: written" for page in changed))
+
+
+def with_tables(page: Path) -> str:
+    """The text of a page with its tables as the data have them."""
+
+    def replacement(match: re.Match) -> str:
+        return f"{match[1]}{TABLES[match[2]]()}\n{match[3]}"
+
+    return MARKED.sub(replacement, page.read_text(encoding="utf-8"))
+
+
+def data(name: str) -> Any:
+    """The content of docs/NAME.json."""
+    return json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def configuration_keys() -> str:
+    """Keys of the configuration that have an effect, by section."""
+    unused = {name for names in UNUSED_KEYS.values() for name in names}
+    rows = [
+        (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
+        for key in KEYS
+        if key.name not in unused
+    ]
+    return markdown_table(("key", "default", "meaning"), rows)
+
+
+def interface() -> str:
+    """The names of REFERENCE and what their docstrings begin with."""
+    rows = []
+    for name in (f"demo_sdtps.{name}" for names in REFERENCE.values() for name in names):
+        first = (resolve_name(name).__doc__ or "").split("\n\n")[0]
+        rows.append((f"`{name}`", " ".join(first.split())))
+    return markdown_table(("name", "meaning"), rows)
+
+
+def commands() -> str:
+    rows = [(f"`{name}`", what) for name, (_, what) in COMMANDS.items()]
+    return markdown_table(("`demo-sdtps …`", "what it does"), rows)
+
+
+def hosts() -> str:
+    """The code bases of the plug-in, measured by `make test-hosts`."""
+    record, rows = data("hosts"), []
+    for host_record in record["hosts"]:
+        host = next(host for host in HOSTS.values() if host.name == host_record["host"])
+        repository, commit = host_record["commit"].split()
+        row = [f"[{host.name}](https://github.com/{repository}) {commit}", "refused", "", "", ""]
+        if "refused" not in host_record:
+            macs, speeds = host_record["macs"], host_record["images_per_second"]
+            way = "one set for all" if host.shared == "first" else "runs"
+            row[1:] = [
+                "grid restored" if host.restore else way,
+                f"{macs['before'] / 1e9:.1f} → {macs['after'] / 1e9:.1f} ({macs['after'] / macs['before']:.0%})",
+                f"{speeds['before']:.2f} → {speeds['after']:.2f} ({speeds['after'] / speeds['before']:.2f}×)",
+                f"{host_record['keep_all']:g}",
+            ]
+        rows.append([*row, "no" if "refused" in host_record["sdtps"] else "yes"])
+    headers = (
+        "code base",
+        "slimming",
+        "G per triplet",
+        "images per second",
+        "difference with all kept",
+        "SDTPS",
+    )
+    return f"{markdown_table(headers, rows)}\n\n{headline(record)}"
+
+
+def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
+    names = ("setting", "seed", "passed", "failed")
+    headers = ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance")
+    rows = rows or data("seeds")["rows"]
+    table = [[*(str(row[name]) for name in names), f"{row['share']:.2f}"] for row in rows]
+    return markdown_table(headers, table)
+
+
+def demo() -> str:
+    """The demo's figures, and the range in which others lie."""
+    rows = [
+        [PATTERN_NAMES[pattern], f"{mean:.1f}", f"{low:.1f} to {high:.1f}"]
+        for pattern, (mean, low, high) in demo_ranges().items()
+    ]
+    return markdown_table(("return pattern", "mAP, mean", "95 % of further seeds"), rows)
+
+
+def demo_ranges() -> dict[int, tuple[float, float, float]]:
+    """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval of 95 % of other seeds.
+
+    A seed counts once: its runs in two precisions have nearly the same mAP.
+    """
+    variants = read_result(DOCS / "results" / "demo.json")["variants"]
+    ranges = {}
+    for pattern in RETURN_PATTERNS:
+        by_seed = [final_metric(variant, pattern, "mAP").values() for variant in variants]
+        maps = [float(np.mean(values)) for values in zip(*by_seed, strict=True)]
+        ranges[pattern] = interval(maps, 1 + 1 / len(maps))
+    return ranges
+
+
+def demo_comparison(run: Path) -> str:
+    """The mAP of a run of `make demo`, and the range of those of other seeds."""
+    records = read_records(run)
+    if not records or "patterns" not in records[-1]:
+        raise UserError(
+            f"{run} holds no finished run (no metrics.json with an evaluated last epoch); run make demo, "
+            "or give the OUTPUT_DIR of another run."
+        )
+    maps = (100 * records[-1]["patterns"][str(pattern)]["mAP"] for pattern in RETURN_PATTERNS)
+    limits = " / ".join(f"{low:.1f} to {high:.1f}" for _, low, high in demo_ranges().values())
+    reached = " / ".join(f"{value:.1f}" for value in maps)
+    return (
+        f"mAP of original / enhanced / both: {reached}; with other seeds: {limits} (95 % of them)"
+    )
+
+
+def benchmark(name: str) -> str:
+    return as_report(data(name))
+
+
+def deploy() -> str:
+    """Milliseconds an image by runtime and precision, and by threads and batch; the rows with a target are the last."""
+    record = data("deploy")
+    cells: dict[str, dict[str, str]] = {}
+    for row in record["parts"]["deploy"]:
+        case, _, what = row["what"].partition(": ")
+        times = f"{1000 * row['reference']:.1f} → {1000 * row['ours']:.1f} ({row['ratio']:.1f}×)"
+        cells.setdefault(what, {})[case] = times
+    cases = list(dict.fromkeys(case for row in cells.values() for case in row))
+    rows = [[what, *(row[case] for case in cases)] for what, row in cells.items()]
+    headers = ["dense → slimmed", *cases]
+    return f"{markdown_table(headers, rows)}\n\n{headline(record)}"
+
+
+def study(name: str) -> str:
+    return study_markdown(read_result(DOCS / "results" / f"{name}.json")).strip()
+
+
+def summary() -> str:
+    """Accuracy, operations and speed of the variants of SUMMARY."""
+    rows = []
+    for name, variant, called in SUMMARY:
+        result = read_result(DOCS / "results" / f"{name}.json")
+        first = result["variants"][0]
+        row = next(one for one in result["variants"] if one["name"] == variant)
+        values = final_metric(row, 3, "mAP")
+        difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
+        maps = [*values.values()]
+        timed = ("inference", "training step")
+        speeds = (f"{first[what] / row[what]:.1f}×" if what in row else "–" for what in timed)
+        accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference, str(len(maps))
+        rows.append([called, *accuracy, f"{row['gmacs'] / first['gmacs']:.0%}", *speeds])
+    headers = ("model", "mAP", "Δ to dense", "seeds", "operations", "inference", "training")
+    return markdown_table(headers, rows)
+
+
+def draw_study(name: str, draw: Callable[[Any, Path], None], path: Path) -> None:
+    draw(read_result(DOCS / "results" / f"{name}.json"), path)
+
+
+FIGURES: dict[str, Callable[[Path], None]] = {
+    "study_rates": partial(draw_study, "rates", figures.draw_rates),
+    "study_modules": partial(draw_study, "modules", figures.draw_results),
+    "study_slimming": partial(draw_study, "slimming", figures.draw_costs),
+    "study_training": partial(draw_study, "epochs", figures.draw_training),
+    "public_logs": lambda path: figures.draw_public_logs(data("public_logs"), path),
+    "demo_cross_modal": lambda path: draw_cross_modal(data("cross_modal"), path),
+}
+"""Of docs/images: NAME.png, and NAME_dark.png for dark pages, and how they are drawn."""
+BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models", "gpu")
+RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
+TABLES: dict[str, Callable[[], str]] = {
+    **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, deploy, summary)},
+    "keys": configuration_keys,
+    "public logs": lambda: public_logs.tables(data("public_logs")),
+    "mixed gallery": lambda: mixed_gallery.table(data("mixed_gallery")),
+    "deployed": lambda: deployed.table(data("deployed")),
+    **{name: partial(benchmark, name) for name in BENCHMARKS},
+    **{f"study {name}": partial(study, name) for name in RESULTS},
+}
+"""By the names in the markers."""
 
 
 if __name__ == "__main__":
-    run(main)
+    cli.run(main)

@@ -9,7 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.pages import REFERENCE
+from tools.tables import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {

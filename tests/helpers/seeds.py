@@ -16,7 +16,7 @@ from pathlib import Path
 
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.record import commit
-from tools.pages import seeds
+from tools.tables import seeds
 
 LOG = Path("runs/seeds.log")
 """What pytest prints."""

@@ -13,8 +13,8 @@ from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
-from tools import pages, tables
-from tools.pages import with_tables
+from tools import tables
+from tools.tables import with_tables
 
 README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -130,7 +130,7 @@ def test_the_results_are_of_one_tree():
 @pytest.mark.slow
 def test_the_figures_of_studies_are_drawn_where_a_page_shows_them(tmp_path):
     results = text(ROOT / "docs" / "results.md")
-    for name, draw in pages.FIGURES.items():
+    for name, draw in tables.FIGURES.items():
         draw(tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         assert f'src="images/{name}.png"' in results and f'"images/{name}_dark.png"' in results
