@@ -19,6 +19,7 @@ from demo_sdtps.datasets import Sample, read_splits
 from demo_sdtps.retrieval.calibrate import MOST, Block, chosen_samples
 from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit
 
+SETTINGS = (*KEEP_ALL, "MODEL.HDM", "True")
 WHOLE, WHOLE_SET = "RGB+NI+TI, RGB+NI+TI", np.uint8(7)
 
 
@@ -102,13 +103,6 @@ def test_validation_identities_are_left_out_of_the_training(tiny_root):
     left, held_out = ({sample.identity for sample in splits[name]} for name in splits)
     assert len(left) == 4 and len(held_out) == 2 and left.isdisjoint(held_out)
     assert {*splits["train"], *splits["validation"]} == {*whole}
-
-
-@pytest.fixture(scope="module")
-def weights(tiny_root, tmp_path_factory):
-    """A checkpoint with HDM."""
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *KEEP_ALL, "MODEL.HDM", "True")[2:])
-    return checkpoint_file(tmp_path_factory.mktemp("trained") / "last.pth", cfg)
 
 
 @pytest.fixture(scope="module")

@@ -22,21 +22,13 @@ from tests.reference import cross_modal as plain
 from tests.reference import search as reference
 
 pytestmark = pytest.mark.usefixtures("shallow")
+SETTINGS = (*KEEP_ALL, *FUSION)  # SDTPS, HDM and ATMoE
 SETS = ("r", "n", "t", "rn", "rt", "nt", "rnt")
 
 
 @pytest.fixture(scope="module")
-def reid(run_folder):
-    return demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu")
-
-
-@pytest.fixture(scope="module")
-def run_folder(tiny_root, tmp_path_factory):
-    """A folder with a checkpoint whose cameras differ much, with SDTPS, HDM and ATMoE."""
-    folder = tmp_path_factory.mktemp("trained")
-    words = cli_args_for(tiny_root, *KEEP_ALL, *FUSION)
-    checkpoint_file(folder / "last.pth", load_cfg(words[1], words[2:]))
-    return folder
+def reid(weights):
+    return demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
 
 
 def assert_same(actual, expected):
@@ -45,29 +37,30 @@ def assert_same(actual, expected):
 
 
 @pytest.fixture
-def export(exported_arrays, run_folder):
-    """Call export_features.py: → the arrays that it writes of this pattern."""
-    weight = run_folder / "last.pth"
-    return partial(exported_arrays, "--weight", weight, "--normalise", "--return_pattern")
+def export_pattern(exported_arrays, weights):
+    """Call demo-sdtps export: → the arrays that it writes of this pattern."""
+    return partial(exported_arrays, "--weight", weights, "--normalise", "--return_pattern")
 
 
 @pytest.mark.parametrize("pattern", [1, 3])
-def test_features_with_the_camera_are_those_of_export_features(reid, files, export, pattern):
+def test_features_with_the_camera_are_those_of_export_features(
+    reid, files, export_pattern, pattern
+):
     actual = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
     assert actual.dtype == np.float32 and actual.shape == (SHOWN, reid.widths[pattern])
-    assert_same(actual, export(pattern)["features"][:SHOWN])
+    assert_same(actual, export_pattern(pattern)["features"][:SHOWN])
     assert_close(
         np.linalg.norm(actual.astype(float), axis=1), np.ones(SHOWN), reid.widths[pattern], 1
     )
 
 
 @pytest.mark.parametrize("missing", [("ni",), ("rgb", "ti")], ids=str)
-def test_a_missing_modality_is_that_of_the_evaluation(reid, files, export, missing):
+def test_a_missing_modality_is_that_of_the_evaluation(reid, files, export_pattern, missing):
     """For all triplets by None in place of the images, and for some of them by None among the images."""
     cameras, rest = cameras_of(files), {name: files[name] for name in files if name not in missing}
     actual = reid.features(**rest, camera=cameras)
     letters = "".join(name[0] for name in missing)
-    expected = export(3, "TEST.MISS", letters)["features"]
+    expected = export_pattern(3, "TEST.MISS", letters)["features"]
     assert_same(actual, expected[:SHOWN])
     mixed = {
         name: [
@@ -80,7 +73,7 @@ def test_a_missing_modality_is_that_of_the_evaluation(reid, files, export, missi
     assert_same(reid.features(**mixed, camera=cameras), expected)
 
 
-def test_an_export_of_own_images_has_their_features(reid, files, export, tmp_path):
+def test_an_export_of_own_images_has_their_features(reid, files, export_pattern, tmp_path):
     """A folder without labels, where images are absent; cameras are unknown."""
     images = {
         name: [None if (number + place) % 3 == 0 else path for number, path in enumerate(paths)]
@@ -95,7 +88,7 @@ def test_an_export_of_own_images_has_their_features(reid, files, export, tmp_pat
         ((), "photos", images),
         (("--modality", "ti"), "photos/TI", {"ti": images["ti"]}),
     ):
-        actual = export(3, "--images", tmp_path / folder, *words)
+        actual = export_pattern(3, "--images", tmp_path / folder, *words)
         triplets = [row for row in zip(*expected.values(), strict=True) if any(row)]
         assert len(triplets) >= 3 and set(actual["ids"]) == set(actual["cams"]) == {-1}
         by_name = dict(zip(expected, zip(*triplets, strict=True), strict=True))
@@ -134,8 +127,8 @@ def test_every_kind_of_image_gives_the_same(reid, files):
     assert np.array_equal(reid.features(ti=torch.from_numpy(grey)[:, None]), as_colours)
 
 
-def test_an_unknown_camera_has_the_mean_embedding(reid, run_folder, files):
-    other = demo_sdtps.load(run_folder / "last.pth", device=torch.device("cpu"))
+def test_an_unknown_camera_has_the_mean_embedding(reid, weights, files):
+    other = demo_sdtps.load(weights, device=torch.device("cpu"))
     embedding = other.model.backbone.camera_embedding
     embedding.data[:] = embedding.data.double().mean(dim=0)
     expected = other.features(**files, camera=2)
@@ -143,18 +136,18 @@ def test_an_unknown_camera_has_the_mean_embedding(reid, run_folder, files):
     assert np.abs(reid.features(**files, camera=2) - expected).max() > 1e-2
 
 
-def test_many_triplets_are_loaded_by_processes(run_folder, files, monkeypatch, no_process_left):
+def test_many_triplets_are_loaded_by_processes(weights, files, monkeypatch, no_process_left):
     monkeypatch.setattr(extractor, "FEW", 2)
     pairs = shlex.split("MODEL.DEVICE cpu DATALOADER.NUM_WORKERS 1 TEST.IMS_PER_BATCH 2")
-    reid = demo_sdtps.load(run_folder / "last.pth", *pairs)
+    reid = demo_sdtps.load(weights, *pairs)
     actual = reid.features(**files)
     monkeypatch.undo()
     assert_same(actual, reid.features(**files))
 
 
-def test_a_device_that_does_not_exist_is_refused_at_once(run_folder):
+def test_a_device_that_does_not_exist_is_refused_at_once(weights):
     with pytest.raises(UserError, match="The GPU cuda:99 "):
-        demo_sdtps.load(run_folder / "last.pth", "MODEL.DEVICE", "cpu", device="cuda:99")
+        demo_sdtps.load(weights, "MODEL.DEVICE", "cpu", device="cuda:99")
 
 
 def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):

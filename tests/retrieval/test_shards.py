@@ -9,27 +9,20 @@ import numpy as np
 import pytest
 import torch
 from commands import (
-    CONFIG,
-    ONE_LINE,
-    SMALL,
-    checkpoint_file,
     cli_args_for,
-    contents,
     near,
     rows_of,
     scores_of,
 )
-from feature_stores import gallery_of, stack_of, whole_of
+from feature_stores import gallery_of, stack_of
 from modality_sets import ALL_SOURCES, comparison, parts_of, shuffled, sides_of
-from numeric import assert_close, generator, numpy_generator
+from numeric import generator, numpy_generator
 from ranking_cases import assert_same, random_case
-from safetensors import safe_open
-from tiny import SHALLOW
 
 from benchmarks.rows import peak_memory
-from demo_sdtps.commands import export_features, rank_features
+from demo_sdtps.commands import rank_features
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation import distances
 from demo_sdtps.evaluation.distances import Comparison
@@ -37,108 +30,15 @@ from demo_sdtps.evaluation.metrics import evaluate_ranking
 from demo_sdtps.retrieval import store, streaming
 from demo_sdtps.retrieval.feature_sets import open_features, sample_labels
 from demo_sdtps.retrieval.nearest import nearest
-from demo_sdtps.retrieval.store import Store, open_store
+from demo_sdtps.retrieval.store import Store
 from demo_sdtps.retrieval.streaming import evaluate_stream
 from tests.reference import cross_modal, ranking
 
 pytestmark = pytest.mark.usefixtures("shallow")
+SETTINGS = ()
 ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
-SETTINGS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False}
-SETTINGS |= {"data_set": "RGBNT201", "configuration": {"sources": [1, 2, 4]}}
-
-
-@pytest.fixture(scope="module")
-def weights(tiny_root, tmp_path_factory):
-    cfg = load_cfg(CONFIG, ["DATASETS.ROOT_DIR", str(tiny_root), *SMALL])
-    return checkpoint_file(tmp_path_factory.mktemp("weights") / "last.pth", cfg)
-
-
-@pytest.fixture
-def export(tiny_root, weights, command, tmp_path):
-    """Call export_features.py: → (exit code, stdout, stderr)."""
-
-    def call(name, *words):
-        places = cli_args_for(tiny_root, "--weight", weights)
-        return command(export_features.main, *places, "--output", tmp_path / name, *words)
-
-    return call
-
-
-def test_shards_hold_what_the_file_holds(export, tmp_path):
-    words = ("--return_pattern", "1", "--split", "query", "--normalise")
-    assert export("x.npz", *words)[0] == export("x", "--shards", ROWS, *words)[0] == 0
-    actual, expected = open_features(tmp_path / "x", normalise=False), np.load(tmp_path / "x.npz")
-    assert actual.features.starts.tolist() == [0, 12, 24, 32]
-    # Batches of other sizes differ by the roundings of both.
-    assert_close(whole_of(actual), expected["features"], *SHALLOW, *SHALLOW)
-    assert [*actual.names] == expected["paths"][:, 0].tolist()
-    for name in ("ids", "cams", "scenes", "present"):
-        assert np.array_equal(getattr(actual, name), expected[name])
-    assert actual.settings == open_features(tmp_path / "x.npz").settings
-    shard_store = open_store(tmp_path / "x", "")
-    with safe_open(tmp_path / "x" / shard_store.shards[-1], "np") as shard:
-        paths = [bytes(row).decode().rstrip("\0").split("\0") for row in shard.get_tensor("paths")]
-    assert paths == expected["paths"][24:].tolist()
-    assert shard_store.origin["split"] == expected["split"]
-    assert shard_store.record["checkpoint"] == expected["checkpoint"]
-
-
-def test_half_precision_is_the_rounding_of_the_features(export, tmp_path):
-    arrays = {}
-    for dtype in ("float16", "float32"):
-        assert export(dtype, "--shards", ROWS, "--dtype", dtype)[0] == 0
-        arrays[dtype] = whole_of(open_features(tmp_path / dtype, normalise=False))
-    assert np.array_equal(arrays["float16"], arrays["float32"].astype(np.float16))
-
-
-def test_an_interrupted_export_writes_the_missing_shards_alone(export, tmp_path):
-    """One shard was not written, another is cut, store.json names none yet, and a temporary file is left over."""
-    assert export("x", "--shards", "8")[0] == 0
-    folder, before = tmp_path / "x", contents(tmp_path / "x")
-    times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    (folder / "shard-00000.safetensors").unlink()
-    cut(folder / "shard-00002.safetensors")
-    manifest = json.loads((folder / "store.json").read_text())
-    (folder / "store.json").write_text(json.dumps(manifest | {"shards": []}))
-    with pytest.raises(UserError, match="is not complete"):
-        open_features(folder)
-    (folder / ".shard-00000.safetensors.part").write_bytes(b"half")
-    code, stdout, _ = export("x", "--shards", "8")
-    assert code == 0 and stdout.startswith("Wrote 2 shards") and "2 were there" in stdout
-    assert contents(folder) == before
-    same = [name for name in times if (folder / name).stat().st_mtime_ns == times[name]]
-    assert sorted(same) == ["shard-00001.safetensors", "shard-00003.safetensors"]
-    assert export("x", "--shards", "8")[1].startswith("Wrote 0 shards")
-
-
-def test_shards_of_another_origin_are_refused(export, tmp_path, own_root, weights):
-    assert export("x", "--shards", ROWS)[0] == 0
-    folder, other = tmp_path / "x", shutil.copy(weights, tmp_path / "other.pth")
-    before = contents(folder)
-    changed = torch.load(other)
-    next(iter(changed["model"].values())).add_(1)
-    torch.save(changed, other)
-    cases = {
-        "another return_pattern (3, not 2)": ("--return_pattern", "2"),
-        "another dtype": ("--dtype", "float16"),
-        "another checkpoint;": ("--weight", other),
-        "another samples;": ("DATASETS.ROOT_DIR", own_root),
-        "another TEST.MISS": ("TEST.MISS", "r"),
-    }
-    for what, words in cases.items():
-        code, stdout, stderr = export("x", "--shards", ROWS, *words)
-        assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and "--overwrite" in stderr
-        assert f"are of {what}" in stderr and contents(folder) == before
-    assert export("x", "--shards", ROWS, "--return_pattern", "2", "--overwrite")[0] == 0
-    assert open_features(folder).settings["return_pattern"] == 2
-
-
-def test_folders_of_other_files_are_left_alone(export, tmp_path):
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "notes.txt").write_text("mine")
-    code, _, stderr = export("x", "--shards", "--overwrite")
-    assert code == 2 and "has other files such as notes.txt" in stderr
-    assert [*contents(tmp_path / "x")] == ["notes.txt"]
+FACTS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False}
+FACTS |= {"data_set": "RGBNT201", "configuration": {"sources": [1, 2, 4]}}
 
 
 def write(folder, features, ids, cams, rows=ROWS):
@@ -147,7 +47,7 @@ def write(folder, features, ids, cams, rows=ROWS):
         Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
         for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))
     ]
-    actual = Store(folder, {**SETTINGS, "rows": len(features)}, "")
+    actual = Store(folder, {**FACTS, "rows": len(features)}, "")
     for number, start in enumerate(range(0, len(features), rows)):
         inside, shard = slice(start, start + rows), f"shard-{number:05}.safetensors"
         paths = ["\0".join(sample.paths) for sample in samples[inside]]
@@ -156,10 +56,6 @@ def write(folder, features, ids, cams, rows=ROWS):
         actual.shards.append(shard)
     actual.commit()
     return folder
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-8])
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 200])
