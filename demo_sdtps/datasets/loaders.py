@@ -27,8 +27,8 @@ from demo_sdtps.datasets.samplers import (
 from demo_sdtps.datasets.transforms import (
     PerModality,
     SampleTransform,
+    TrainTransform,
     test_transform,
-    train_transform,
 )
 from demo_sdtps.runtime.threads import cpu_cores
 from demo_sdtps.runtime.transfer import to_device
@@ -143,7 +143,7 @@ def _triplets(
     """Samples as (images of RGB, NI and TI; in training the mask, where the configuration reads masks; label; camera)."""
     modalities = tuple(cfg.MODEL.MODALITIES)
     decode = make_decoder(cfg)
-    transform = train_transform(cfg) if training else PerModality(test_transform(cfg))
+    transform = TrainTransform(cfg) if training else PerModality(test_transform(cfg))
     paths = [sample.paths for sample in samples]
     masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else None
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]

@@ -31,45 +31,63 @@ ERASED_AREA, ERASED_ASPECT, ATTEMPTS = (0.02, 1 / 3), (0.3, 1 / 0.3), 10
 
 
 class TrainTransform:
-    """uint8 (3, h, w) → float32 (3, H, W): resize, flip, pad and crop, normalise, erase (docs/method.md).
+    """The images of a sample, uint8 (3, h, w), and its mask (1, h, w) → float32 (3, H, W), and (1, H, W) in [0, 1].
 
-    Flip, pad and crop are one copy into a black canvas: as separate transforms they dominate the time after decoding.
+    Resize, flip, pad and crop, normalise, erase (docs/method.md), which each image draws for itself; with
+    INPUT.JOINT_AUGMENTATION, which masks need, flip and crop are drawn once. Then whole modalities are dropped, each with the
+    probability INPUT.MODALITY_DROPOUT but never all: their images become zeros. Flip, pad and crop are one copy into a black
+    canvas: as separate transforms they dominate the time after decoding.
     """
 
     def __init__(self, cfg: CfgNode):
         self.flip, self.padding = cfg.INPUT.PROB, cfg.INPUT.PADDING
+        self.erasing, self.dropout = cfg.INPUT.RE_PROB, cfg.INPUT.MODALITY_DROPOUT
+        self.is_joint = cfg.INPUT.JOINT_AUGMENTATION
         self.size = torch.Size(cfg.INPUT.SIZE_TRAIN)
         self.resize = v2.Resize(self.size, interpolation=v2.InterpolationMode.BICUBIC)
+        self.resize_mask = v2.Resize(self.size, interpolation=v2.InterpolationMode.BILINEAR)
         # For pixel values in [0, 255].
         statistics = (cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD)
         self.mean, self.std = (255 * torch.tensor(values)[:, None, None] for values in statistics)
-        self.erasing = cfg.INPUT.RE_PROB
 
-    def __call__(self, image: torch.Tensor, rng: Generator = random) -> torch.Tensor:
-        return self.normalise_and_erase(self.place(image, self.geometry(rng)), rng)
+    def __call__(
+        self, images: Decoded, mask: Mask = None, rng: Generator = random
+    ) -> tuple[list[torch.Tensor], Mask]:
+        joint = self.geometry(rng) if self.is_joint else None
+        inputs = [
+            None if image is None else self.augment(image, joint or self.geometry(rng), rng)
+            for image in images
+        ]
+        if mask is not None and joint:
+            mask = self.place(mask, joint, self.resize_mask).div_(255)
+        if self.dropout:
+            present = [place for place, image in enumerate(inputs) if image is not None]
+            dropped = [place for place in present if rng.random() < self.dropout]
+            if len(dropped) == len(present):
+                dropped.pop(rng.randrange(len(dropped)))
+            inputs = [None if place in dropped else image for place, image in enumerate(inputs)]
+        return fill_absent(inputs), mask
 
     def geometry(self, rng: Generator) -> Geometry:
         flip, padding = rng.random() < self.flip, self.padding
         return flip, rng.randint(-padding, padding), rng.randint(-padding, padding)
 
-    def place(
-        self, image: torch.Tensor, geometry: Geometry, resize: Transform | None = None
-    ) -> torch.Tensor:
-        """uint8 (C, h, w) → float32 (C, H, W) in [0, 255]: resize (default: bicubic), flip, pad and crop."""
+    def augment(self, image: torch.Tensor, geometry: Geometry, rng: Generator) -> torch.Tensor:
+        """One image. Padding is black and precedes normalisation, as in DeMo."""
+        image = self.place(image, geometry, self.resize).sub_(self.mean).div_(self.std)
+        return erase(image, rng) if rng.random() < self.erasing else image
+
+    def place(self, image: torch.Tensor, geometry: Geometry, resize: Transform) -> torch.Tensor:
+        """uint8 (C, h, w) → float32 (C, H, W) in [0, 255]: resize, flip, pad and crop."""
         if image.shape[1:] != self.size:
-            image = (resize or self.resize)(image)
+            image = resize(image)
         flip, down, right = geometry
         return pad_and_crop(image.flip(2) if flip else image, down, right)
-
-    def normalise_and_erase(self, image: torch.Tensor, rng: Generator) -> torch.Tensor:
-        """In place. Padding is black and precedes normalisation, as in DeMo."""
-        image.sub_(self.mean).div_(self.std)
-        return erase(image, rng) if rng.random() < self.erasing else image
 
 
 @dataclass(frozen=True)
 class PerModality:
-    """The same transform of each image of a sample, which draws for itself; an absent one is zeros. A mask stays as it is."""
+    """The same transform of each image of a sample, which draws for itself; a mask stays as it is."""
 
     transform: Transform
 
@@ -77,60 +95,13 @@ class PerModality:
         self, images: Decoded, mask: Mask = None, *rngs: Generator
     ) -> tuple[list[torch.Tensor], Mask]:
         inputs = [None if image is None else self.transform(image, *rngs) for image in images]
-        shown = next(image for image in inputs if image is not None)
-        return [torch.zeros_like(shown) if image is None else image for image in inputs], mask
+        return fill_absent(inputs), mask
 
 
-class JointTrainTransform:
-    """`TrainTransform` with one flip and crop per triplet and its mask, padded with 0; erasing is drawn for each modality.
-
-    The mask (1, h, w) becomes float32 (1, H, W) in [0, 1].
-    """
-
-    def __init__(self, cfg: CfgNode):
-        self.image = TrainTransform(cfg)
-        self.resize_mask = v2.Resize(self.image.size, interpolation=v2.InterpolationMode.BILINEAR)
-
-    def __call__(
-        self, images: Decoded, mask: Mask = None, rng: Generator = random
-    ) -> tuple[list[torch.Tensor], Mask]:
-        geometry = self.image.geometry(rng)
-
-        def transform(image: torch.Tensor) -> torch.Tensor:
-            return self.image.normalise_and_erase(self.image.place(image, geometry), rng)
-
-        if mask is not None:
-            mask = self.image.place(mask, geometry, self.resize_mask).div_(255)
-        return PerModality(transform)(images, mask)
-
-
-@dataclass(frozen=True)
-class DropModalities:
-    """A transform of samples, which then drops whole modalities, each with a probability but never all: their images become
-    zeros (INPUT.MODALITY_DROPOUT)."""
-
-    transform: SampleTransform
-    probability: float
-
-    def __call__(
-        self, images: Decoded, mask: Mask = None, rng: Generator = random
-    ) -> tuple[list[torch.Tensor], Mask]:
-        inputs, mask = self.transform(images, mask, rng)
-        pairs = zip(images, inputs, strict=True)
-        present = [tensor for image, tensor in pairs if image is not None]
-        dropped = [image for image in present if rng.random() < self.probability]
-        if len(dropped) == len(present):
-            dropped.pop(rng.randrange(len(dropped)))
-        for image in dropped:
-            image.zero_()
-        return inputs, mask
-
-
-def train_transform(cfg: CfgNode) -> SampleTransform:
-    """All images of a sample and its mask, uint8, and a random generator → their inputs of the network."""
-    joint, rate = cfg.INPUT.JOINT_AUGMENTATION, cfg.INPUT.MODALITY_DROPOUT
-    transform = JointTrainTransform(cfg) if joint else PerModality(TrainTransform(cfg))
-    return DropModalities(transform, rate) if rate else transform
+def fill_absent(inputs: Decoded) -> list[torch.Tensor]:
+    """Inputs of the network, at least one, with zeros for those that are absent."""
+    shown = next(image for image in inputs if image is not None)
+    return [torch.zeros_like(shown) if image is None else image for image in inputs]
 
 
 def pad_and_crop(image: torch.Tensor, down: int, right: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ from demo_sdtps.datasets.loaders import (
     train_loader,
     use_cache,
 )
-from demo_sdtps.datasets.transforms import PerModality, TrainTransform
+from demo_sdtps.datasets.transforms import TrainTransform
 from demo_sdtps.seps.captions import caption_batches, caption_loader
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
@@ -151,7 +151,7 @@ def test_modalities_draw_each_for_itself(tiny_root, opts):
     """The same image three times comes out different, by flip, by crop and by erasing alone."""
     path = str(images_of(tiny_root) / FIRST)
     dataset = ImageDataset(
-        [(path,) * 3], [(0, 0)], PerModality(TrainTransform(config(tiny_root, *opts))), cache=False
+        [(path,) * 3], [(0, 0)], TrainTransform(config(tiny_root, *opts)), cache=False
     )
     triplets = [dataset[0, seed][0] for seed in range(30)]
     for first, second in ((0, 1), (0, 2), (1, 2)):
@@ -287,7 +287,7 @@ def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     dataset = ImageDataset(
         [sample.paths for sample in samples],
         [(0, 0)] * 2,
-        PerModality(TrainTransform(cfg)),
+        TrainTransform(cfg),
         cache=True,
     )
     for seed in range(10):

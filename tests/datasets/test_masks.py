@@ -15,7 +15,7 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.datasets.masks import mask_path
-from demo_sdtps.datasets.transforms import JointTrainTransform
+from demo_sdtps.datasets.transforms import TrainTransform
 
 JOINT = ["INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]"]
 SUPERVISED = [*JOINT, "MODEL.SLIM_SCORE", "supervised"]
@@ -36,7 +36,7 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
     """Flip, padding and cropping one after the other, by what the recorded seed draws."""
     images = [random_image(seed=seed) for seed in range(3)]
     mask = random_image(seed=3)[:1]
-    transform = JointTrainTransform(
+    transform = TrainTransform(
         config(tiny_root, *JOINT, "INPUT.RE_PROB", "0.0", "INPUT.PADDING", "4")
     )
     for seed in range(seed_of(), seed_of(20)):
@@ -54,7 +54,7 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
 
 
 def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
-    transform = JointTrainTransform(config(tiny_root, *JOINT, *PLAIN[:-1], "1.0"))
+    transform = TrainTransform(config(tiny_root, *JOINT, *PLAIN[:-1], "1.0"))
     white = torch.full((3, 32, 16), 255, dtype=torch.uint8)
     images, mask = transform([white, white, white], white[:1], random.Random(0))
     erased = [(image != 1).any(0) for image in images]
