@@ -25,6 +25,7 @@ from demo_sdtps.datasets.samplers import (
     ShuffledBatchSampler,
 )
 from demo_sdtps.datasets.transforms import (
+    Mask,
     PerModality,
     SampleTransform,
     TrainTransform,
@@ -45,9 +46,7 @@ class Batch:
     """B triplets."""
 
     images: dict[str, torch.Tensor]  # by modality, (B, 3, H, W) float32; zeros for a missing one
-    labels: (
-        torch.Tensor
-    )  # (B,) long: of the training identities from 0, else the identities on disk
+    labels: torch.Tensor  # (B,) long: of training identities from 0, else identities on disk
     cameras: torch.Tensor  # (B,) long, from 0
     mask: torch.Tensor | None = None  # (B, 1, H, W) in [0, 1], 1 for the foreground
 
@@ -89,9 +88,9 @@ class ImageDataset(Dataset):
         self.modalities, self.masks = tuple(modalities), masks
         self.paths, self.targets, self.transform, self.decode = paths, targets, transform, decode
         self.source_of = range(len(paths)) if source_of is None else source_of
-        self.images = list(parallel(decode, paths, "reading images", "sample")) if cache else None
-        self.decoded_masks = (
-            list(parallel(decode_mask, masks, "reading masks", "mask")) if cache and masks else None
+        sources = range(len(paths))
+        self.cached = (
+            list(parallel(self.read, sources, "reading images", "sample")) if cache else None
         )
 
     def __len__(self) -> int:
@@ -99,23 +98,22 @@ class ImageDataset(Dataset):
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple | UserError:
         index, seed = key if isinstance(key, tuple) else (key, None)
-        source = self.source_of[index]
         try:
-            images, mask = self.decoded(source), self._decoded_mask(source)
+            images, mask = self.decoded(self.source_of[index])
         except UserError as error:
             return error  # raised in a loading process, it would be wrapped in the stack trace of that process
         # One generator per sample: the augmentation is then the same in any thread or process.
         rngs = () if seed is None else (random.Random(seed),)
         return *self.transform(images, mask, *rngs), *self.targets[index]
 
-    def decoded(self, source: int) -> Images:
-        """The images of `paths[source]` as they are on disk."""
-        return self.images[source] if self.images else self.decode(self.paths[source])
+    def decoded(self, source: int) -> tuple[Images, Mask]:
+        """The images of `paths[source]` and their mask as they are on disk."""
+        return self.cached[source] if self.cached else self.read(source)
 
-    def _decoded_mask(self, source: int) -> torch.Tensor | None:
-        if self.decoded_masks:
-            return self.decoded_masks[source]
-        return decode_mask(self.masks[source]) if self.masks else None
+    def read(self, source: int) -> tuple[Images, Mask]:
+        """`decoded` from the disk."""
+        mask = decode_mask(self.masks[source]) if self.masks else None
+        return self.decode(self.paths[source]), mask
 
 
 def train_loader(cfg: CfgNode, samples: Sequence[Sample]) -> DataLoader:
@@ -242,7 +240,7 @@ def loader_kwargs(cfg: CfgNode, dataset: ImageDataset) -> dict[str, Any]:
     if workers < 0:
         cores = cpu_cores()
         # Cached images need little work: a thread is enough, and a process would take a core from training.
-        workers = 0 if dataset.images and cores <= 2 else min(cores, 8)
+        workers = 0 if dataset.cached and cores <= 2 else min(cores, 8)
     # With its own generator, a loop over the loader does not change the global random state.
     return {
         "num_workers": workers,
