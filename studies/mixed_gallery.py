@@ -38,15 +38,15 @@ def main() -> None:
     import torch.nn.functional as F
 
     from demo_sdtps.config import MODALITIES
-    from demo_sdtps.config.common import set_of
     from demo_sdtps.datasets import read_splits
-    from demo_sdtps.evaluation.cross_modal import sets_of
+    from demo_sdtps.evaluation.cross_modal import modality_sets
     from demo_sdtps.evaluation.distances import (
-        comparison_of,
-        rows_of_distances,
+        Matrix,
+        make_comparison,
+        measure_in_memory,
         set_distances,
     )
-    from demo_sdtps.evaluation.extraction import cases_of, extract_features
+    from demo_sdtps.evaluation.extraction import extract_features, missing_cases
     from demo_sdtps.evaluation.protocol import make_test_data, rank_distances
     from demo_sdtps.retrieval.extractor import make_extractor
 
@@ -55,38 +55,42 @@ def main() -> None:
         raise UserError(f"{cfg.TEST.WEIGHT} has no calibration; run demo-sdtps calibrate.")
     model = extractor.model
     data = make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
-    cases = cases_of(MODALITIES)
+    cases = missing_cases(MODALITIES)
     extracted = extract_features(cfg, model, data.loader, [*cases.values()])
     features = dict(zip(cases, extracted, strict=True))
-    by_set = {name: F.normalize(features[case][3]) for name, case in sets_of(MODALITIES).items()}
-    number = {name: set_of([each for each in MODALITIES if each[0] in name]) for name in by_set}
-    comparison, rng, rows = comparison_of(cfg, 3), np.random.default_rng(0), []
+    by_set = {
+        name: F.normalize(features[case][3]) for name, case in modality_sets(MODALITIES).items()
+    }
+    present_in = {name: [each[0] in name for each in MODALITIES] for name in by_set}
+    comparison, rng, rows = make_comparison(cfg, 3), np.random.default_rng(0), []
     calibrated = replace(comparison, scales=extractor.calibrations[3].scales())
     for query_set, shares in GALLERIES:
         count = len(data.query)
-        query = by_set[query_set][data.query], np.full(count, number[query_set], np.uint8)
+        query = by_set[query_set][data.query], np.tile(present_in[query_set], (count, 1))
         names, alone = list(shares), {}
         values: dict[str, list[float]] = {name: [] for name in COLUMNS}
         for name in names:
-            side = by_set[name][data.gallery], np.full(len(data.gallery), number[name], np.uint8)
-            alone[name] = rank_distances(cfg, rows_of_distances(comparison, query, side), data).mAP
+            side = by_set[name][data.gallery], np.tile(present_in[name], (len(data.gallery), 1))
+            alone[name] = rank_distances(cfg, measure_in_memory(comparison, query, side), data).mAP
         values["explained"] = [sum(alone[name] * share for name, share in shares.items())]
         for _ in range(DRAWS):
             drawn = rng.choice(len(names), len(data.gallery), p=list(shares.values()))
             of_row = [
                 by_set[names[place]][row] for place, row in zip(drawn, data.gallery, strict=True)
             ]
-            present = np.array([number[names[place]] for place in drawn], np.uint8)
+            present = np.array([present_in[names[place]] for place in drawn])
             gallery = torch.stack(of_row), present
             matrices = [
                 set_distances(comparison, query, gallery),
                 *(
-                    rows_of_distances(one, query, gallery)(slice(None))
+                    torch.cat(
+                        [block for _, block in measure_in_memory(one, query, gallery).tiles()], 1
+                    )
                     for one in (comparison, calibrated)
                 ),
             ]
             for kind, matrix in zip(KINDS, matrices, strict=True):
-                values[kind].append(rank_distances(cfg, matrix.__getitem__, data).mAP)
+                values[kind].append(rank_distances(cfg, Matrix(matrix), data).mAP)
                 first = drawn[matrix.topk(TOP, largest=False).indices.numpy()]
                 values[f"last of ten, {kind}"].append(float((first == len(names) - 1).mean()))
         means = {name: mean(column) for name, column in values.items()}

@@ -20,7 +20,7 @@ def main() -> None:
     arguments, cfg = cli.parse(parser)
     check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
     from demo_sdtps.evaluation.command import load_any_model_and_data
-    from demo_sdtps.evaluation.extraction import cases_of, extract_features
+    from demo_sdtps.evaluation.extraction import extract_features, missing_cases
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.tables import missing_table, reid_caption
     from demo_sdtps.reports.analysis import analyse, analysis_case
@@ -28,7 +28,7 @@ def main() -> None:
     analysis_case(cfg)
     model, splits = load_any_model_and_data(cfg)
     data = make_test_data(cfg, splits["query"], splits["gallery"])
-    cases = cases_of(model.modalities)
+    cases = missing_cases(model.modalities)
     patterns = extract_features(cfg, model, data.loader, list(cases.values()))
     features = dict(zip(cases, patterns, strict=True))
     content = analyse(cfg, data, features, arguments.queries, arguments.points)

@@ -24,7 +24,7 @@ def main() -> None:
         from demo_sdtps.evaluation import tables
         from demo_sdtps.evaluation.command import load_any_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
-        from demo_sdtps.evaluation.distances import comparison_of, without_common
+        from demo_sdtps.evaluation.distances import describe_incomparable, make_comparison
         from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
         from demo_sdtps.reports.cross_modal import report_cross_modal
         from demo_sdtps.runtime.distributed import is_main
@@ -51,5 +51,5 @@ def main() -> None:
         table = tables.missing_table(cases) if is_all else tables.reid_table(cases[cfg.TEST.MISS])
         cli.print_lines(caption, table)
         query, gallery = (data.present[rows] for rows in (data.query, data.gallery))
-        if text := without_common(comparison_of(cfg, 1), query, gallery):
+        if text := describe_incomparable(make_comparison(cfg, 1), query, gallery):
             cli.print_lines(f"WARNING: {text}, otherwise their matches rank last.")

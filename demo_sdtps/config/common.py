@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 # red-green-blue, near infrared, thermal infrared; always in this order (docs/method.md)
 MODALITIES = ("RGB", "NI", "TI")
-
-
-def set_of(modalities: Collection[str]) -> int:
-    """The number of a set of modalities, the sum of 1 for RGB, 2 for NI and 4 for TI."""
-    return sum(1 << place for place, name in enumerate(MODALITIES) if name in modalities)
 
 
 # features at evaluation: 1 original, 2 enhanced, 3 both (docs/method.md)
 RETURN_PATTERNS = (1, 2, 3)
 
 # of triplets that lack modalities (TEST.CROSS_MODAL_DISTANCE)
-CROSS_MODAL_DISTANCES = ("all", "shared", "pairs")
+CROSS_MODAL_DISTANCES = ("all", "shared")
 
 # missing modalities of a triplet, by first letters (TEST.MISS)
 MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")

@@ -275,8 +275,8 @@ KEYS = (
     Key(
         "TEST.CROSS_MODAL_DISTANCE",
         "shared",
-        "distance of triplets that lack modalities, also in a search: of all columns, of "
-        "those of shared modalities, or the mean over pairs of one modality of each (docs/method.md)",
+        "distance of triplets that lack modalities, also in a search: of all columns, or of "
+        "those of shared modalities (docs/method.md)",
         CROSS_MODAL_DISTANCES,
     ),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),

@@ -1,7 +1,7 @@
 """What an evaluation says beyond its means: by query, identity, pair of cameras and distance (docs/getting_started.md).
 
-Pure functions of distances and labels. Q queries, G gallery samples; `distances` gives the rows (q, G) of some queries, as
-they are ranked. The gallery samples of a query's identity and key are left out, as everywhere in evaluation.
+Pure functions of distances and labels, of Q queries and G gallery samples. The gallery samples of a query's identity and key
+are left out, as everywhere in evaluation.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.metrics import DistanceRows, average_precisions, chunks, match_ranks
+from demo_sdtps.evaluation.distances import Distances
+from demo_sdtps.evaluation.metrics import average_precisions, match_ranks
 
 
 class Labels(NamedTuple):
@@ -20,7 +21,7 @@ class Labels(NamedTuple):
     camera: torch.Tensor
     key: torch.Tensor
 
-    def of(self, samples: slice | torch.Tensor) -> "Labels":
+    def select(self, samples: slice | torch.Tensor) -> "Labels":
         return Labels(*(values[samples] for values in self))
 
 
@@ -66,33 +67,26 @@ class Histogram(NamedTuple):
     negatives: np.ndarray
 
 
-def score_queries(distances: DistanceRows, query: Labels, gallery: Labels) -> QueryScores:
+def score_queries(distances: Distances, query: Labels, gallery: Labels) -> QueryScores:
     """Average precision and first match of each query."""
     rank, matches = match_ranks(
-        distances,
-        (len(query.identity), len(gallery.identity)),
-        (query.identity, gallery.identity),
-        (query.key, gallery.key),
+        distances, (query.identity, gallery.identity), (query.key, gallery.key)
     )
     first = np.zeros(len(matches), np.int64)
     first[matches > 0] = rank[(matches.cumsum() - matches)[matches > 0]]
     return QueryScores(average_precisions(rank, matches), first)
 
 
-def camera_matrix(distances: DistanceRows, query: Labels, gallery: Labels) -> CameraMatrix:
+def camera_matrix(distances: Distances, query: Labels, gallery: Labels) -> CameraMatrix:
     """mAP by camera of the query and camera of the gallery."""
     cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
     average = np.full((len(query.identity), len(cameras)), np.nan)
-    for queries in chunks(len(query.identity), len(gallery.identity)):
-        rows = distances(queries)
-        for place, camera in enumerate(cameras):
-            columns = (gallery.camera == camera).nonzero().squeeze(1)
-            scores = score_queries(
-                rows[:, columns].__getitem__, query.of(queries), gallery.of(columns)
-            )
-            average[queries, place] = scores.average_precision
-    of_cameras = [average[query.camera.numpy() == camera].T for camera in cameras]
-    return CameraMatrix(cameras, np.array([list(map(_mean, columns)) for columns in of_cameras]))
+    for place, camera in enumerate(cameras):
+        samples = (gallery.camera == camera).nonzero().squeeze(1)
+        scores = score_queries(distances.select(samples.numpy()), query, gallery.select(samples))
+        average[:, place] = scores.average_precision
+    by_camera = [average[query.camera.numpy() == camera].T for camera in cameras]
+    return CameraMatrix(cameras, np.array([list(map(_mean, columns)) for columns in by_camera]))
 
 
 def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> list[IdentityScore]:
@@ -112,32 +106,29 @@ def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
 
 
 def nearest_samples(
-    distances: DistanceRows, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int
+    distances: Distances, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int
 ) -> RankLists:
     """The `count` nearest of the queries at indices `chosen` (n,); a match comes after other identities at its distance, as
     average precision counts it."""
-    blocks = []
-    for indices in chunks(len(chosen), len(gallery.identity)):
-        rows = chosen[indices]
-        is_match, is_other = _kinds(query.of(rows), gallery)
-        distance = distances(rows).masked_fill(~(is_match | is_other), torch.inf).numpy()
-        order = np.lexsort((~is_other.numpy(), distance), axis=1)[:, :count]
-        listed = (np.take_along_axis(each, order, 1) for each in (distance, ~is_other.numpy()))
-        blocks.append([order, *listed])
-    return RankLists(*map(np.concatenate, zip(*blocks, strict=True)))
+    rows = torch.cat([block[chosen] for _, block in distances.tiles()], dim=1).cpu()
+    is_match, is_other = _kinds(query.select(chosen), gallery)
+    distance = rows.masked_fill(~(is_match | is_other), torch.inf).numpy()
+    order = np.lexsort((~is_other.numpy(), distance), axis=1)[:, :count]
+    listed = (np.take_along_axis(each, order, 1) for each in (distance, ~is_other.numpy()))
+    return RankLists(order, *listed)
 
 
 def distance_histogram(
-    distances: DistanceRows, query: Labels, gallery: Labels, bins: int = 60
+    distances: Distances, query: Labels, gallery: Labels, bins: int = 60
 ) -> Histogram:
     """Equal bins from 0 to the largest distance that counts; negative distances, which rounding makes, count as 0, infinite
     ones, of samples without a modality in common, not at all."""
 
     def by_kind() -> Iterator[list[np.ndarray]]:
-        """The distances to matches and to other identities, of some queries at a time."""
-        for rows in chunks(len(query.identity), len(gallery.identity)):
-            distance = distances(rows).clamp(min=0)
-            kinds = _kinds(query.of(rows), gallery)
+        """The distances to matches and to other identities, of some of the gallery at a time."""
+        for start, block in distances.tiles():
+            distance = block.clamp(min=0).cpu()
+            kinds = _kinds(query, gallery.select(slice(start, start + block.shape[1])))
             yield [distance[kind & distance.isfinite()].numpy() for kind in kinds]
 
     largest = max(float(values.max(initial=0)) for kinds in by_kind() for values in kinds)

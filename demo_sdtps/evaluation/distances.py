@@ -1,13 +1,14 @@
-"""The distance of features of triplets that may lack modalities, for evaluation, search and ranking (docs/method.md).
+"""Distances of queries (Q, D) to a gallery (G, D) in memory or on disk (docs/method.md, Evaluation).
 
-A set of modalities is a number, the sum of 1 for RGB, 2 for NI and 4 for TI; `present` (n,) uint8 has that of each triplet.
+A set of modalities is a frozenset of their names. `present` (n, 3) bool has a column for each of
+MODALITIES: whether a triplet has an image of it.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
-from operator import or_
+from math import frexp
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,125 +16,154 @@ import torch.nn.functional as F
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.common import set_of
 from demo_sdtps.datasets import Sample
-from demo_sdtps.evaluation.metrics import (
-    DistanceRows,
-    distances_of,
-    squared_distances,
-    squared_lengths,
-)
-from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.fusion import subsets_of
 from demo_sdtps.modeling.layout import make_layout
+from demo_sdtps.runtime.progress import progress
 
-FARTHEST = 4.0  # the largest squared distance of features of length 1
-COHORT, FEWEST = 1000, 30  # triplets of the gallery that distances are scaled by: at most, at least
+COHORT, FEWEST = 1000, 30  # triplets that distances are standardised by: at most, at least
+TILE_ELEMENTS = 1 << 25  # distances, or numbers of the gallery's features, in memory at a time
+KEPT_ELEMENTS = 1 << 24  # distances that are computed once, and kept: 64 MB
 
+Modalities = frozenset[str]
 Side = tuple[torch.Tensor, np.ndarray]
-"""Features (n, D) of the queries or the gallery, and their `present` (n,)."""
+"""Features (n, D) of the queries or the gallery, and their `present` (n, 3)."""
+Take = Callable[[np.ndarray], torch.Tensor]
+"""Features (m, D) of the gallery's samples at ascending indices (m,)."""
+Scales = Mapping[tuple[Modalities, Modalities], tuple[torch.Tensor, torch.Tensor]]
+"""Mean and deviation, (q, 1) each, of the distances of the q queries of a set to triplets of a set."""
+
+
+def squared_distances(query: torch.Tensor, gallery: torch.Tensor) -> torch.Tensor:
+    """Squared Euclidean distances (Q, G) float32 of features (Q, D) and (G, D), by a product.
+
+    What the queries have in common is subtracted from both sides first, so that a large common
+    offset costs no precision. Equal features may differ in the last bit of their distances.
+    """
+    query, gallery = query.float(), gallery.float()
+    offset = common_offset(query)
+    query, gallery = query - offset, gallery - offset
+    lengths = gallery.square().sum(1)
+    product = torch.addmm(lengths, query, gallery.T, alpha=-2)
+    return product.add_(query.square().sum(1, keepdim=True))
+
+
+@torch.no_grad()
+def common_offset(features: torch.Tensor) -> torch.Tensor:
+    """The mean (D,) of features (n, D) in whole multiples of the power of two above their standard
+    deviation: what is smaller stays, and to subtract it rounds nothing."""
+    mean = features.mean(0)
+    deviation = float((features - mean).square().mean().sqrt())
+    unit = 2.0 ** frexp(deviation)[1]
+    return (mean / unit).round() * unit if deviation else mean
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How features are compared whose columns are, in parts of equal width, of the sets of modalities `sources`; `how` is a
-    value of TEST.CROSS_MODAL_DISTANCE. `normalise`: some of the columns are L2-normalised anew. `scales` (2, 8, 8): those of a
-    calibration (`Calibration.scales`), by which the distances of different sets are compared in place of `scales_of`."""
+    """By which columns triplets are compared (TEST.CROSS_MODAL_DISTANCE): `how` is "all", or
+    "shared", those made from modalities that both have.
 
-    sources: Sequence[int] = ()
+    `sources` names the modalities that each of the features' parts, of equal width, is made from.
+    With `normalise` some of the columns are L2-normalised anew. `scales` are the mean and deviation
+    of a calibration by the sets of query and gallery, in place of those of `cohort_scales`.
+    """
+
+    sources: Sequence[Modalities] = ()
     how: str = "all"
     normalise: bool = True
-    scales: np.ndarray | None = None
+    scales: Mapping[tuple[Modalities, Modalities], tuple[float, float]] = field(
+        default_factory=dict
+    )
 
     @property
-    def complete(self) -> int:
-        """The set of all modalities of the model."""
-        return reduce(or_, self.sources, 0)
+    def complete(self) -> Modalities:
+        """The modalities of the model."""
+        return frozenset[str]().union(*self.sources)
 
-    def is_whole(self, present: int, other: int) -> bool:
-        """Whether triplets of these two sets are compared by all columns, as they are: those that lack nothing."""
-        return self.how == "all" or present == other == self.complete
-
-    def is_defined(self, present: int, other: int) -> bool:
-        """Whether triplets of these two sets have a distance."""
-        has_pairs = self.how == "pairs" and min(present, other) > 0
-        return has_pairs or present & other > 0 or self.how == "all"
-
-    def needed(self, present: int, other: int) -> int:
-        """The set whose columns compare triplets of these two sets: for `shared` what they have in common, else `other`."""
-        return present & other if self.how == "shared" else other
-
-    def groups(self, present: np.ndarray) -> dict[int, slice | np.ndarray]:
-        """The rows of each set in `present` (n,): indices, or a slice, which copies nothing, for one set, as with `all`."""
-        sets = [0] if self.how == "all" else np.unique(present).tolist()
+    def groups(self, present: np.ndarray) -> dict[Modalities, slice | np.ndarray]:
+        """The rows of each set in `present` (n, 3): ascending indices, or, without a copy, a slice
+        of all where they are of one set, which they are to the comparison "all"."""
+        if self.how == "all":
+            return {self.complete: slice(None)}
+        kinds, kind = np.unique(present, axis=0, return_inverse=True)
+        sets = [self.complete.intersection(names_present(row)) for row in kinds]
         if len(sets) == 1:
             return {sets[0]: slice(None)}
-        return {each: np.flatnonzero(present == each) for each in sets}
+        rows: dict[Modalities, list[int]] = {}
+        for number, each in enumerate(sets):
+            rows.setdefault(each, []).append(number)
+        return {each: np.flatnonzero(np.isin(kind, numbers)) for each, numbers in rows.items()}
 
-    def view(self, features: torch.Tensor, present: int, other: int) -> torch.Tensor:
-        """What features (n, D) of the set `present` are compared by with those of the set `other`: (n, d). The distance is the
-        squared Euclidean one of both sides' views.
-        """
-        if self.is_whole(present, other):
+    def is_defined(self, one: Modalities, other: Modalities) -> bool:
+        """Whether triplets of these two sets have a distance."""
+        return self.how == "all" or bool(one & other)
+
+    def view(self, features: torch.Tensor, shared: Modalities) -> torch.Tensor:
+        """The columns (n, d) of features (n, D) that triplets are compared by that share a set."""
+        if shared == self.complete:
             return features
         parts = features.unflatten(1, (len(self.sources), -1))
-        if self.how == "shared" or present == other:
-            places = [n for n, source in enumerate(self.sources) if not source & ~(present & other)]
-            return self._scale(parts[:, places].flatten(1))
-        # the first parts are of one modality each
-        count = self.complete.bit_count()
-        ones, others = (
-            [n for n, source in enumerate(self.sources[:count]) if source & each]
-            for each in sorted((present, other))
-        )
-        places = [pair[present > other] for pair in product(ones, others)]
-        return self._scale(parts[:, places]).flatten(1) / len(places) ** 0.5
-
-    def _scale(self, features: torch.Tensor) -> torch.Tensor:
-        return F.normalize(features, dim=-1) if self.normalise else features
+        places = [place for place, source in enumerate(self.sources) if source <= shared]
+        columns = parts[:, places].flatten(1)
+        return F.normalize(columns, dim=1) if self.normalise else columns
 
 
-def comparison_of(cfg: CfgNode, pattern: int, normalise: bool = True) -> Comparison:
-    """The comparison of features of a return pattern by a model of the configuration, by TEST.CROSS_MODAL_DISTANCE."""
+def make_comparison(cfg: CfgNode, pattern: int, normalise: bool = True) -> Comparison:
+    """The comparison of features of a return pattern by a model of the configuration."""
     names, has_sdtps = cfg.MODEL.MODALITIES, cfg.MODEL.USE_SDTPS
     subsets = list(subsets_of(names).values()) if cfg.MODEL.HDM else []
     sources = make_layout(1, names, subsets, True, has_sdtps).sources[pattern]
-    return Comparison(tuple(map(set_of, sources)), cfg.TEST.CROSS_MODAL_DISTANCE, normalise)
+    return Comparison(tuple(map(frozenset, sources)), cfg.TEST.CROSS_MODAL_DISTANCE, normalise)
 
 
-def names_of(present: int) -> str:
-    """The modalities of a set, for messages."""
-    return "+".join(name for name in MODALITIES if present & set_of([name])) or "any"
+def names_present(row: np.ndarray) -> list[str]:
+    """The modalities of a row of `present`."""
+    return [name for name, is_there in zip(MODALITIES, row, strict=True) if is_there]
 
 
-def present_in(samples: Sequence[Sample], modalities: Collection[str]) -> np.ndarray:
-    """`present` (n,) of samples, of the `modalities` that a model reads."""
-    sets = [set_of(sample.modalities) for sample in samples]
-    return np.array(sets, np.uint8) & np.uint8(set_of(modalities))
+def set_name(modalities: Collection[str]) -> str:
+    """A set of modalities as text: RGB+TI."""
+    return "+".join(name for name in MODALITIES if name in modalities)
 
 
-def incomparable(comparison: Comparison, query: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """Rows (m,) of the queries' `present` that have a distance from nothing in the gallery's."""
-    others = comparison.groups(gallery)
-    has_none = [
-        not any(comparison.is_defined(each, other) for other in others) for each in range(8)
+def present_modalities(samples: Sequence[Sample], modalities: Collection[str]) -> np.ndarray:
+    """`present` (n, 3) of samples, of the `modalities` that a model reads."""
+    rows = [
+        [name in modalities and name in sample.modalities for name in MODALITIES]
+        for sample in samples
     ]
-    return np.flatnonzero(np.array(has_none)[query])
+    return np.array(rows, bool).reshape(-1, len(MODALITIES))
 
 
-def without_common(
+def find_incomparable(
+    comparison: Comparison, query: np.ndarray, gallery: np.ndarray
+) -> tuple[np.ndarray, list[Modalities]]:
+    """Rows (m,) of the queries' `present` that have a distance from nothing in the gallery's, and
+    their sets."""
+    others = comparison.groups(gallery)
+    has_none = np.zeros(len(query), bool)
+    sets = []
+    for one, rows in comparison.groups(query).items():
+        if not any(comparison.is_defined(one, other) for other in others):
+            has_none[rows] = True
+            sets.append(one)
+    return np.flatnonzero(has_none), sets
+
+
+def describe_incomparable(
     comparison: Comparison,
     query: np.ndarray,
     gallery: np.ndarray,
     *,
     setting: str = "TEST.CROSS_MODAL_DISTANCE",
 ) -> str:
-    """A sentence, without its end, on the queries that have a distance from nothing in the gallery; "" where none is."""
-    rows = incomparable(comparison, query, gallery)
-    sets = ", ".join(map(names_of, np.unique(query[rows]).tolist()))
-    return sets and (
-        f"Queries without a modality in common with any of the gallery: {len(rows)} of {len(query)} ({sets}); "
-        f"{setting} pairs compares them"
+    """A sentence, without its end, on the queries that have a distance from nothing in the
+    gallery; "" where there is none."""
+    rows, sets = find_incomparable(comparison, query, gallery)
+    names = ", ".join(sorted(map(set_name, sets)))
+    return names and (
+        f"Queries without a modality in common with any of the gallery: {len(rows)} of "
+        f"{len(query)} ({names}); {setting} all compares them"
     )
 
 
@@ -143,124 +173,197 @@ def set_distances(
     gallery: Side,
     measure: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = squared_distances,
 ) -> torch.Tensor:
-    """Squared distances (Q, G) float32, computed by `measure`, infinite where two sets have none."""
+    """Squared distances (Q, G) float32 by `measure`; infinite where two sets share nothing."""
     (features, present), (others, other_present) = query, gallery
-    pairs = list(product(*(comparison.groups(side).items() for side in (present, other_present))))
     result = None
-    for (one, rows), (other, columns) in pairs:
-        if not comparison.is_defined(one, other):
-            continue
-        block = measure(
-            comparison.view(features[rows], one, other),
-            comparison.view(others[columns], other, one),
-        )
-        if len(pairs) == 1:
-            return block
-        if result is None:
-            result = block.new_full((len(features), len(others)), torch.inf)
-        places = np.ix_(np.arange(len(features))[rows], np.arange(len(others))[columns])
-        result[tuple(map(torch.from_numpy, places))] = block
+    for one, rows, other, columns in _blocks(comparison, present, other_present):
+        if comparison.is_defined(one, other):
+            views = (
+                comparison.view(side, one & other) for side in (features[rows], others[columns])
+            )
+            block = measure(*views)
+            if block.shape == (len(features), len(others)):
+                return block
+            if result is None:
+                result = block.new_full((len(features), len(others)), torch.inf)
+            result[_grid(rows, columns, result.shape)] = block
     return features.new_full((len(features), len(others)), torch.inf) if result is None else result
 
 
-def scales_of(
-    comparison: Comparison,
-    query: Side,
-    present: np.ndarray,
-    take: Callable[[np.ndarray], torch.Tensor],
-) -> torch.Tensor | None:
-    """What makes distances by different columns comparable: mean and deviation, (2, Q, 8), of each query's distances by the
-    columns that it and the gallery's triplets of a set are compared by, to all triplets of the gallery that have these (at most
-    COHORT, of which nearly all are of other identities); or, where the comparison has them for all these sets, its own, which
-    differ by set. None where each query has one scale for the whole gallery.
+def cohort_scales(
+    comparison: Comparison, query: Side, present: np.ndarray, take: Take
+) -> dict[tuple[Modalities, Modalities], tuple[torch.Tensor, torch.Tensor]]:
+    """What makes distances by different columns comparable: their mean and deviation, by the sets
+    of query and gallery, where a query is compared by several sets of columns.
 
-    `present` (G,) is the gallery's, `take` gives its features (n, D) of ascending rows. Where fewer than FEWEST triplets have
-    the columns, the scale is that of most.
+    Those of a query's distances by the shared columns to all triplets of the gallery that have
+    them (at most COHORT, of which nearly all are of other identities); with fewer than FEWEST, by
+    the columns that most have. Or those of the comparison, where it has them for all of these sets.
+    `present` (G, 3) and `take` are the gallery's.
     """
     sets = comparison.groups(present)
-    samples: dict[int, torch.Tensor] = {}
-    features, result = query[0], None
+    samples: dict[Modalities, torch.Tensor] = {}
+    features, scales = query[0], {}
     for one, rows in comparison.groups(query[1]).items():
-        needed = {
-            other: comparison.needed(one, other)
-            for other in sets
-            if comparison.is_defined(one, other)
+        shared = {other: one & other for other in sets if comparison.is_defined(one, other)}
+        if len(shared) > 1 and all((one, other) in comparison.scales for other in shared):
+            for other in shared:
+                scale = features.new_tensor(comparison.scales[one, other])
+                scales[one, other] = scale[:1, None], scale[1:, None]
+            continue
+        if len(set(shared.values())) < 2:
+            continue
+        having = {
+            each: np.flatnonzero(present[:, [name in each for name in MODALITIES]].all(axis=1))
+            for each in shared.values()
         }
-        known = None if comparison.scales is None else comparison.scales[:, one, [*needed]]
-        if known is not None and not np.isfinite(known).all():
-            known = None
-        if len(set(needed.values()) if known is None else needed) < 2:
-            continue
-        if result is None:
-            result = features.new_zeros((2, len(features), 8))
-            result[1] = 1
-        if known is not None:
-            for other, scale in zip(needed, torch.from_numpy(known).to(result).T, strict=True):
-                result[:, rows, other] = scale[:, None]
-            continue
-        counts = {each: int((present & each == each).sum()) for each in needed.values()}
-        most = max(counts, key=lambda each: counts[each])
-        for other, each in needed.items():
-            each = each if counts[each] >= FEWEST else most
+        most = max(having, key=lambda each: len(having[each]))
+        for other, each in shared.items():
+            each = each if len(having[each]) >= FEWEST else most
             if each not in samples:
-                have = np.flatnonzero(present & each == each)
-                places = np.linspace(0, len(have) - 1, min(len(have), COHORT)).astype(int)
-                samples[each] = take(have[places])
-            far = squared_distances(
-                comparison.view(features[rows], one, each),
-                comparison.view(samples[each], each, one),
+                rows_having = having[each]
+                count = min(len(rows_having), COHORT)
+                samples[each] = take(
+                    rows_having[np.linspace(0, len(rows_having) - 1, count).astype(int)]
+                )
+            views = (comparison.view(side, each) for side in (features[rows], samples[each]))
+            deviation, mean = torch.std_mean(
+                squared_distances(*views), dim=1, correction=0, keepdim=True
             )
-            deviation, mean = torch.std_mean(far, dim=1, correction=0)
-            result[:, rows, other] = torch.stack([mean, deviation.clamp_min(1e-6)])
+            scales[one, other] = mean, deviation.clamp_min(1e-6)
+    return scales
+
+
+def standardise(
+    comparison: Comparison,
+    distances: torch.Tensor,
+    present: np.ndarray,
+    other_present: np.ndarray,
+    scales: Scales,
+) -> torch.Tensor:
+    """Distances (Q, G) of triplets of the sets `present` (Q, 3) and `other_present` (G, 3), less
+    their mean, over their deviation."""
+    if not scales:
+        return distances
+    result = distances.clone()
+    for one, rows, other, columns in _blocks(comparison, present, other_present):
+        if (one, other) in scales:
+            mean, deviation = scales[one, other]
+            place = _grid(rows, columns, result.shape)
+            result[place] = (result[place] - mean) / deviation
     return result
 
 
-def scaled(
-    distances: torch.Tensor, scales: torch.Tensor | None, present: np.ndarray
-) -> torch.Tensor:
-    """Distances (Q, n) to triplets of the sets `present` (n,), or all of one (1,), by the scales (2, Q, 8) of the queries."""
-    if scales is None:
-        return distances
-    mean, deviation = scales[:, :, present.astype(int)]
-    return (distances - mean) / deviation
+class Distances(Protocol):
+    """Distances of Q queries to G gallery samples, (Q, G), as they are ranked; infinite where
+    nothing can be compared."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The first gallery sample, and the distances (Q, g) to it and to those that follow; they
+        must not be modified."""
+
+    def select(self, samples: np.ndarray) -> "Distances":
+        """Those to some samples of the gallery, at ascending indices (g,)."""
+
+    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> torch.Tensor:
+        """The distances (n,) of queries (n,) to gallery samples (n,)."""
 
 
-def rows_of_distances(comparison: Comparison, query: Side, gallery: Side) -> DistanceRows:
-    """`set_distances`, some queries at a time, scaled where the gallery's sets differ (`scales_of`)."""
-    (features, present), (others, other_present) = query, gallery
-    sets = [[*comparison.groups(side)] for side in (present, other_present)]
-    if [*map(len, sets)] == [1, 1] and comparison.is_defined(*map(min, sets)):
-        # the views and their lengths once, not for every few queries
-        (one,), (other,) = sets
-        features, others = (
-            comparison.view(features, one, other),
-            comparison.view(others, other, one),
+@dataclass(frozen=True)
+class Matrix:
+    """Distances (Q, G) in memory."""
+
+    values: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        queries, gallery = self.values.shape
+        return queries, gallery
+
+    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
+        yield 0, self.values
+
+    def select(self, samples: np.ndarray) -> "Matrix":
+        return Matrix(self.values[:, torch.from_numpy(samples)])
+
+    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> torch.Tensor:
+        return self.values[torch.from_numpy(rows), torch.from_numpy(samples)]
+
+
+@dataclass(frozen=True)
+class FeatureDistances:
+    """Distances by features, computed by parts of the gallery (`TILE_ELEMENTS`) as they are asked
+    for."""
+
+    comparison: Comparison
+    query: Side
+    present: np.ndarray
+    take: Take
+    scales: Scales
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.query[0]), len(self.present)
+
+    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
+        size = max(1, TILE_ELEMENTS // max(1, *self.query[0].shape))
+        starts = range(0, len(self.present), size)
+        for start in progress(starts, "comparing", unit="block"):
+            present = self.present[start : start + size]
+            block = self.take(np.arange(start, start + len(present))), present
+            distances = set_distances(self.comparison, self.query, block)
+            yield (
+                start,
+                standardise(self.comparison, distances, self.query[1], present, self.scales),
+            )
+
+    def select(self, samples: np.ndarray) -> "FeatureDistances":
+        return replace(
+            self, present=self.present[samples], take=lambda rows: self.take(samples[rows])
         )
-        lengths = squared_lengths(others)
-        return lambda rows: distances_of(features[rows], others, lengths)
-    sets_of_queries = torch.from_numpy(present)  # numpy takes a tensor of one index for a number
-    scales = scales_of(comparison, query, other_present, others.__getitem__)
 
-    def rows_of(rows: slice | torch.Tensor) -> torch.Tensor:
-        some = features[rows], sets_of_queries[rows].numpy()
-        scales_of_rows = None if scales is None else scales[:, rows]
-        return scaled(set_distances(comparison, some, gallery), scales_of_rows, other_present)
-
-    return rows_of
+    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> torch.Tensor:
+        chosen, place = np.unique(samples, return_inverse=True)
+        values = self.query[0].new_empty(len(rows), dtype=torch.float32)
+        for start, block in self.select(chosen).tiles():
+            inside = np.flatnonzero((place >= start) & (place < start + block.shape[1]))
+            places = (torch.from_numpy(each[inside]) for each in (rows, place - start))
+            values[torch.from_numpy(inside)] = block[tuple(places)]
+        return values
 
 
-def reranked(comparison: Comparison, query: Side, gallery: Side) -> torch.Tensor:
-    """`k_reciprocal` by these distances, where sets that have none are as far as can be."""
-    if len(comparison.groups(np.append(query[1], gallery[1]))) == 1:
-        return k_reciprocal(query[0], gallery[0])
+def measure_distances(
+    comparison: Comparison, query: Side, present: np.ndarray, take: Take
+) -> Distances:
+    """The distances of queries in memory to a gallery, of which `take` reads samples and `present`
+    (G, 3) says what they have: as a matrix where they are few."""
+    scales = cohort_scales(comparison, query, present, take)
+    distances = FeatureDistances(comparison, query, present, take, scales)
+    if not 0 < len(query[0]) * len(present) <= KEPT_ELEMENTS:
+        return distances
+    return Matrix(torch.cat([block for _, block in distances.tiles()], dim=1))
 
-    def with_sets(features: torch.Tensor, present: np.ndarray) -> torch.Tensor:
-        """Each sample's set as a further column, by which `between` knows it."""
-        sets = torch.from_numpy(present).to(features)
-        return torch.cat([F.normalize(features), sets[:, None]], dim=1)
 
-    def between(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        one, other = ((side[:, :-1], side[:, -1].byte().cpu().numpy()) for side in (some, others))
-        return set_distances(comparison, one, other).clamp_(0, FARTHEST)
+def measure_in_memory(comparison: Comparison, query: Side, gallery: Side) -> Distances:
+    """`measure_distances` to a gallery in memory."""
+    return measure_distances(comparison, query, gallery[1], gallery[0].__getitem__)
 
-    return k_reciprocal(with_sets(*query), with_sets(*gallery), between=between)
+
+def _blocks(
+    comparison: Comparison, present: np.ndarray, other_present: np.ndarray
+) -> Iterator[tuple[Modalities, slice | np.ndarray, Modalities, slice | np.ndarray]]:
+    """Each set of the queries and its rows, with each set of the gallery and its rows."""
+    sides = (comparison.groups(side).items() for side in (present, other_present))
+    for (one, rows), (other, columns) in product(*sides):
+        yield one, rows, other, columns
+
+
+def _grid(
+    rows: slice | np.ndarray, columns: slice | np.ndarray, shape: Sequence[int]
+) -> tuple[torch.Tensor, ...]:
+    """The index of these rows and columns of a tensor."""
+    places = (np.arange(count)[each] for count, each in zip(shape, (rows, columns), strict=True))
+    return tuple(map(torch.from_numpy, np.ix_(*places)))

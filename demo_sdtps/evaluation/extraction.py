@@ -26,12 +26,12 @@ CASES = {name: missing_modalities(name) for name in ("nothing", *MISSING_CASES)}
 """Complete triplets and every case of missing modalities: the missing modalities by the case's name."""
 
 
-def cases_of(modalities: Sequence[str]) -> dict[str, frozenset[str]]:
+def missing_cases(modalities: Sequence[str]) -> dict[str, frozenset[str]]:
     """Those of CASES that leave some of `modalities` and miss none that is not among them."""
     return {name: missing for name, missing in CASES.items() if missing < set(modalities)}
 
 
-def device_of(model: Model) -> torch.device:
+def model_device(model: Model) -> torch.device:
     """Where a model computes."""
     return next(model.parameters()).device if isinstance(model, DeMo) else torch.device("cpu")
 
@@ -68,7 +68,7 @@ def _run_model(
     cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]]
 ) -> list[torch.Tensor]:
     """Pattern 3 of the loader's samples in each case."""
-    device = device_of(model)
+    device = model_device(model)
     features = [torch.empty(len(loader.dataset), model.layout.width) for _ in cases]  # type: ignore[arg-type]
     start = 0
 

@@ -3,24 +3,20 @@
 The rank of a match is the number of gallery samples that are as near or nearer, which counting gives without their order.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from demo_sdtps.config import UserError
-
-# distances in memory at a time, of 4 bytes each: 33 queries to a gallery of a million
-CHUNK_ELEMENTS = 1 << 25
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.evaluation.distances import Comparison, Distances, measure_in_memory
 
 FALSE_POSITIVE_RATES = {"1e-3": 1000, "1e-2": 100}
 """Of `Ranking.tpr`: one of so many pairs of different identities."""
-
-DistanceRows = Callable[[slice | torch.Tensor], torch.Tensor]
-"""Distances of some queries, by a slice or indices, to the whole gallery: (q, G)."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +35,6 @@ class Ranking:
         return float(self.cmc[k - 1])
 
 
-def squared_distances(query_features: torch.Tensor, gallery_features: torch.Tensor) -> torch.Tensor:
-    """Squared Euclidean distances in float32: (Q, D), (G, D) → (Q, G)."""
-    query, gallery = query_features.float(), gallery_features.float()
-    return distances_of(query, gallery, squared_lengths(gallery))
-
-
-@torch.no_grad()
 def evaluate_ranking(
     query_features: torch.Tensor,
     gallery_features: torch.Tensor,
@@ -65,7 +54,8 @@ def evaluate_ranking(
     and scene (MSVR310). A match ranks after other identities at exactly its distance, whatever the gallery's order; equal
     features may differ in the last bit of their distances. Queries without a match are excluded from the means. With a gallery
     shorter than `max_rank` the curve is padded with its last value. For a fixed number of matches per query, time is linear in
-    the gallery; memory beside float32 features is bounded but for 12 bytes per match and per hundredth pair.
+    the gallery; memory beside the features is bounded but for some 60 bytes for each pair of one identity and 12 for each
+    hundredth of all pairs.
 
     Raises `ValueError` where only one side has scenes, a length does not fit or a distance to a sample of the query's identity
     is not a number, `UserError` where no query has a match.
@@ -73,30 +63,23 @@ def evaluate_ranking(
     if (query_scenes is None) != (gallery_scenes is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
     keys = (query_cams, gallery_cams) if query_scenes is None else (query_scenes, gallery_scenes)
-    query, gallery = query_features.float(), gallery_features.float()
-    lengths = squared_lengths(gallery)
-    return score_distances(
-        lambda rows: distances_of(query[rows], gallery, lengths),
-        (len(query), len(gallery)),
-        (query_ids, gallery_ids),
-        keys,
-        max_rank,
+    query, gallery = (
+        (features.detach(), np.ones((len(features), len(MODALITIES)), bool))
+        for features in (query_features, gallery_features)
     )
+    distances = measure_in_memory(Comparison(), query, gallery)
+    return score_distances(distances, (query_ids, gallery_ids), keys, max_rank)
 
 
 def score_distances(
-    distances: DistanceRows,
-    shape: Sequence[int],
-    ids: Sequence[Any],
-    keys: Sequence[Any],
-    max_rank: int = 50,
+    distances: Distances, ids: Sequence[Any], keys: Sequence[Any], max_rank: int = 50
 ) -> Ranking:
     """The scores by distances; arguments are those of `match_ranks`."""
-    roc = ROC(shape[0] * shape[1])
-    return ranking_of(*match_ranks(distances, shape, ids, keys, roc), max_rank, roc)
+    roc = ROC(distances.shape)
+    return score_ranks(*match_ranks(distances, ids, keys, roc), max_rank, roc)
 
 
-def ranking_of(
+def score_ranks(
     rank: np.ndarray, matches: np.ndarray, max_rank: int = 50, roc: "ROC | None" = None
 ) -> Ranking:
     """The scores by the result of `match_ranks`, `tpr` by its `roc`."""
@@ -117,34 +100,29 @@ def ranking_of(
 
 
 class ROC:
-    """The distances of all matches, and the smallest of pairs of different identities, as many of at most `pairs` as the
+    """The distances of all matches, and the smallest of pairs of different identities, as many of at most Q · G as the
     largest of FALSE_POSITIVE_RATES accepts, and one more; of queries with a match."""
 
-    def __init__(self, pairs: int):
-        self.most = pairs // min(FALSE_POSITIVE_RATES.values()) + 1
-        self.matches, self.others = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
+    def __init__(self, shape: tuple[int, int]):
+        self.most = shape[0] * shape[1] // min(FALSE_POSITIVE_RATES.values()) + 1
+        self.matches, self.others = np.zeros(0, np.float32), [np.zeros(0, np.float32)]
         self.limit, self.count = np.inf, 0
 
     def add(
-        self,
-        distance: torch.Tensor,
-        row: np.ndarray,
-        own_rows: np.ndarray,
-        match: np.ndarray,
-        has_match: np.ndarray,
+        self, distance: torch.Tensor, row: np.ndarray, sample: np.ndarray, has_match: np.ndarray
     ) -> None:
-        """Add distances (q, G), with the samples of the queries' own identities as `_match_ranks` has them, and whether a query
-        has a match (q,), perhaps in another part of the gallery."""
-        own = torch.from_numpy(row), torch.from_numpy(own_rows)
-        self.matches.append(_on_cpu(distance[own])[match])
+        """Add distances (Q, g) but those of queries (n,) to samples (n,), which are of one identity, and those of queries
+        without a match: `has_match` (Q,)."""
         self.count += int(has_match.sum()) * distance.shape[1] - int(has_match[row].sum())
-        is_other = torch.ones(distance.shape, dtype=torch.bool, device=distance.device)
-        is_other[own] = False
-        is_other[torch.from_numpy(~has_match)] = False
         # a few queries at a time: the more are there, the fewer of the next are near
         size = max(1, self.most // max(1, distance.shape[1]))
-        for rows, mask in zip(distance.split(size), is_other.split(size), strict=True):
-            self.others.append(_on_cpu(rows[mask & (rows <= self.limit)]))
+        for start in range(0, len(distance), size):
+            rows = distance[start : start + size]
+            inside = (row >= start) & (row < start + size)
+            is_near = rows <= self.limit
+            is_near[torch.from_numpy(~has_match[start : start + size])] = False
+            is_near[torch.from_numpy(row[inside] - start), torch.from_numpy(sample[inside])] = False
+            self.others.append(_on_cpu(rows[is_near]))
             if sum(map(len, self.others)) > 2 * self.most:
                 nearest = np.partition(np.concatenate(self.others), self.most)[: self.most]
                 self.others, self.limit = [nearest], float(nearest.max())
@@ -152,72 +130,72 @@ class ROC:
     def rates(self) -> dict[str, float]:
         """`Ranking.tpr`: the share of the matches that are nearer than all others but those which the rate accepts."""
         others = np.append(np.sort(np.concatenate(self.others)), np.inf)
-        matches = np.concatenate(self.matches)
         return {
-            name: float((matches < others[self.count // of]).mean())
+            name: float((self.matches < others[self.count // of]).mean())
             for name, of in FALSE_POSITIVE_RATES.items()
         }
 
 
 @torch.no_grad()
 def match_ranks(
-    distances: DistanceRows,
-    shape: Sequence[int],
-    ids: Sequence[Any],
-    keys: Sequence[Any],
-    roc: ROC | None = None,
+    distances: Distances, ids: Sequence[Any], keys: Sequence[Any], roc: ROC | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ranks (m,) int64 of the matches, from 1, query by query and ascending within each, and each query's number of matches
     (Q,) int64.
 
-    `shape` is (Q, G). `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a
-    query's identity and key (camera or scene) are excluded. The distances are added to `roc`. Raises `ValueError` as
-    `evaluate_ranking`.
+    `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a query's identity and key
+    (camera or scene) are excluded. The distances are added to `roc`. Raises `ValueError` as `evaluate_ranking`.
     """
-    queries, gallery = shape
-    own_samples = own_samples_of(shape, ids, keys)
-    rank_parts, match_parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for rows in chunks(queries, gallery):
-            row, own_rows, match = own_samples(rows)
-            match_parts.append(np.bincount(row[match], minlength=len(range(queries)[rows])))
-            distance = distances(rows)
-            rank_parts.append(_match_ranks(distance, row, own_rows, match, pool))
-            if roc:
-                roc.add(distance, row, own_rows, match, match_parts[-1] > 0)
-    return np.concatenate(rank_parts), np.concatenate(match_parts)
+    queries = distances.shape[0]
+    row, sample, is_match = same_identity(distances.shape, ids, keys)
+    value = _on_cpu(distances.pairs(row, sample))
+    if np.isnan(value).any():
+        raise ValueError(
+            "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
+        )
+    order = np.lexsort((value, row))
+    row, sample, limits = row[order], sample[order], value[order][is_match[order]]
+    matches = np.bincount(row[is_match[order]], minlength=queries)
+    # How many of other identities are as near as each match or nearer.
+    ahead = np.zeros(len(limits), np.int64)
+    for start, block in distances.tiles():
+        inside = np.flatnonzero((sample >= start) & (sample < start + block.shape[1]))
+        pairs = row[inside], sample[inside] - start
+        if roc:
+            roc.add(block, *pairs, matches > 0)
+        ahead += count_within(block, limits, matches)
+        ahead -= _count_pairs_within(block, *pairs, limits, matches)
+    if roc:
+        roc.matches = limits
+    return ahead + rank_in_group(matches), matches
 
 
-def own_samples_of(
-    shape: Sequence[int], ids: Sequence[Any], keys: Sequence[Any]
-) -> Callable[[slice], tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The gallery samples of the queries' identities, by a slice of the queries: the query's row in the slice (n,), ascending,
-    the gallery index (n,), and whether the sample is a match (n,) or excluded.
+def same_identity(
+    shape: tuple[int, int], ids: Sequence[Any], keys: Sequence[Any]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All pairs of a query and a gallery sample of its identity: queries (n,), ascending, samples (n,), and whether the sample
+    is a match (n,) or excluded.
 
-    Arguments are those of `match_ranks`. Raises `ValueError` where a length does not fit.
+    `shape` is (Q, G); other arguments are those of `match_ranks`. Raises `ValueError` where a length does not fit.
     """
     query_ids, gallery_ids, query_keys, gallery_keys = (
         torch.as_tensor(labels).cpu().numpy() for labels in (*ids, *keys)
     )
-    for count, own_ids, own_keys in zip(
+    for count, each, key in zip(
         shape, (query_ids, gallery_ids), (query_keys, gallery_keys), strict=True
     ):
-        if not count == len(own_ids) == len(own_keys):
+        if not count == len(each) == len(key):
             raise ValueError(
-                f"{count} features have {len(own_ids)} identities and {len(own_keys)} cameras or scenes."
+                f"{count} features have {len(each)} identities and {len(key)} cameras or scenes."
             )
     order = np.argsort(gallery_ids, kind="stable")
     starts, ends = (
         np.searchsorted(gallery_ids, query_ids, side, sorter=order) for side in ("left", "right")
     )
-
-    def own_samples(rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        counts = ends[rows] - starts[rows]
-        row = np.arange(len(counts)).repeat(counts)
-        samples = order[starts[rows].repeat(counts) + rank_in_group(counts) - 1]
-        return row, samples, gallery_keys[samples] != query_keys[rows][row]
-
-    return own_samples
+    counts = ends - starts
+    row = np.arange(len(counts)).repeat(counts)
+    sample = order[starts.repeat(counts) + rank_in_group(counts) - 1]
+    return row, sample, gallery_keys[sample] != query_keys[row]
 
 
 def average_precisions(rank: np.ndarray, matches: np.ndarray) -> np.ndarray:
@@ -247,59 +225,35 @@ def _on_cpu(distance: torch.Tensor) -> np.ndarray:
     return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
 
 
-def squared_lengths(features: torch.Tensor) -> torch.Tensor:
-    """(n, D) → (n,), in parts: all squares together would take as much memory as the features."""
-    return torch.cat([rows.square().sum(1) for rows in features.split(1 << 14)])
+def count_within(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
+    """Number (m,) of the distances (Q, g) of each match's query that are not above its limit (m,), given the number of matches
+    of each query (Q,); limits query by query, ascending within each."""
+    if distance.is_cuda:
+        return _count_on_gpu(distance, limits, matches)
+    array = _on_cpu(distance)
+    bounds = np.append(0, matches.cumsum())
+    within = np.zeros(len(limits), np.int64)
+
+    def count(queries: range) -> None:
+        for query in queries:
+            of_query = slice(bounds[query], bounds[query + 1])
+            if matches[query]:
+                # few where features are good, so that sorting is cheap
+                near = array[query][array[query] <= limits[of_query][-1]]
+                near.sort()
+                within[of_query] = near.searchsorted(limits[of_query], "right")
+
+    # One task per thread: starting a task costs as much as a query.
+    threads = torch.get_num_threads()
+    size = max(1, -(-len(array) // threads))
+    starts = range(0, len(array), size)
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(count, (range(len(array))[start : start + size] for start in starts)))
+    return within
 
 
-def distances_of(
-    query: torch.Tensor, gallery: torch.Tensor, gallery_lengths: torch.Tensor
-) -> torch.Tensor:
-    """Squared distances (Q, G) of features (Q, D) and (G, D), given the squared lengths (G,), without another (Q, G) tensor."""
-    return torch.addmm(gallery_lengths, query, gallery.T, alpha=-2).add_(
-        query.square().sum(1, keepdim=True)
-    )
-
-
-def chunks(queries: int, gallery: int) -> Iterator[slice]:
-    """Rows of a matrix (queries, gallery) in parts of `CHUNK_ELEMENTS`."""
-    size = max(1, CHUNK_ELEMENTS // max(1, gallery))
-    return (slice(start, start + size) for start in range(0, queries, size))
-
-
-def _match_ranks(
-    distance: torch.Tensor, row: np.ndarray, own_rows: np.ndarray, match: np.ndarray, pool: Executor
-) -> np.ndarray:
-    """Ranks (m,) of the matches in distances (q, G), from 1: query by query, ascending within each. The distances are counted
-    where they are.
-
-    The samples of the queries' own identities are given query by query too: the query's row (n,), the gallery index `own_rows`
-    (n,), and whether the sample is a match or excluded (n,).
-    """
-    value = _on_cpu(distance[torch.from_numpy(row), torch.from_numpy(own_rows)])
-    if np.isnan(value).any():
-        raise ValueError(
-            "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
-        )
-    order = np.lexsort((value, row))
-    value, match = value[order], match[order]
-    differs = (value[1:] != value[:-1]) | (row[1:] != row[:-1])
-    # The number of samples of the query's identity that are as near or nearer, ties included.
-    last = np.append(np.flatnonzero(differs) + 1, len(row))[
-        np.append(0, differs.cumsum())[: len(row)]
-    ]
-    not_farther = last - _starts(np.bincount(row, minlength=len(distance)))[row]
-    limits, matches = value[match], np.bincount(row[match], minlength=len(distance))
-    within = (
-        _within_on_gpu(distance, limits, matches)
-        if distance.is_cuda
-        else counts_within(_on_cpu(distance), limits, matches, pool)
-    )
-    return within - not_farther[match] + rank_in_group(matches)
-
-
-def _within_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """`counts_within` by torch, on any device: one comparison with all distances for the first match of each query, then one
+def _count_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
+    """`count_within` by torch, on any device: one comparison with all distances for the first match of each query, then one
     for the second of each, …"""
     row, place = np.arange(len(matches)).repeat(matches), rank_in_group(matches) - 1
     # the counts of other places are not read
@@ -312,25 +266,20 @@ def _within_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarr
     return torch.stack(counts).cpu().numpy()[place, row] if counts else np.zeros(0, np.int64)
 
 
-def counts_within(
-    distance: np.ndarray, limits: np.ndarray, matches: np.ndarray, pool: Executor
+def _count_pairs_within(
+    distance: torch.Tensor,
+    row: np.ndarray,
+    sample: np.ndarray,
+    limits: np.ndarray,
+    matches: np.ndarray,
 ) -> np.ndarray:
-    """Number (m,) of each match's distances that are not above its limit (m,), given distances (q, G) and the number of matches
-    of each query (q,); limits query by query, ascending within each."""
-    bounds = np.append(0, matches.cumsum())
-    within = np.zeros(len(limits), np.int64)
-
-    def count(queries: range) -> None:
-        for query in queries:
-            of_query = slice(bounds[query], bounds[query + 1])
-            if matches[query]:
-                # few where features are good, so that sorting is cheap
-                near = distance[query][distance[query] <= limits[of_query][-1]]
-                near.sort()
-                within[of_query] = near.searchsorted(limits[of_query], "right")
-
-    # One task per thread: starting a task costs as much as a query.
-    size = max(1, -(-len(distance) // torch.get_num_threads()))
-    starts = range(0, len(distance), size)
-    list(pool.map(count, (range(len(distance))[start : start + size] for start in starts)))
-    return within
+    """`count_within` of the distances of queries (n,), ascending, to samples (n,) alone."""
+    value = _on_cpu(distance[torch.from_numpy(row), torch.from_numpy(sample)])
+    value = value[np.lexsort((value, row))]
+    bounds = np.append(0, np.bincount(row, minlength=len(matches)).cumsum())
+    groups = zip(pairwise(bounds), pairwise(np.append(0, matches.cumsum())), strict=True)
+    counts = [
+        value[start:stop].searchsorted(limits[first:last], "right")
+        for (start, stop), (first, last) in groups
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *counts])

@@ -10,23 +10,23 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError
-from demo_sdtps.config.common import set_of
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import OWN, Sample, find_reader
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import flat_images
 from demo_sdtps.datasets.loaders import make_decoder, test_loader
 from demo_sdtps.datasets.pairing import unpaired
 from demo_sdtps.evaluation.distances import (
+    Distances,
     Side,
-    comparison_of,
-    present_in,
-    reranked,
-    rows_of_distances,
-    without_common,
+    describe_incomparable,
+    make_comparison,
+    measure_in_memory,
+    present_modalities,
 )
-from demo_sdtps.evaluation.extraction import Model, cases_of, device_of, extract_features
-from demo_sdtps.evaluation.metrics import DistanceRows, Ranking, score_distances
+from demo_sdtps.evaluation.extraction import Model, extract_features, missing_cases, model_device
+from demo_sdtps.evaluation.metrics import Ranking, score_distances
+from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.runtime.distributed import broadcast_from_main, shard_for_rank
 
@@ -42,8 +42,7 @@ class TestData:
     gallery: torch.Tensor
     loader: DataLoader  # loads this process's shard of the samples
     matched: int  # the number of queries with a match in the gallery; only these are scored
-    # (samples,): the modalities that the features of each are of (distances.py)
-    present: np.ndarray
+    present: np.ndarray  # (samples, 3) bool: of which modalities the features of each are
 
     def labels(self, name: str, indices: torch.Tensor) -> torch.Tensor:
         """An attribute of the samples at `indices`: identity, camera or scene."""
@@ -51,7 +50,7 @@ class TestData:
 
     def without(self, missing: Collection[str]) -> "TestData":
         """The same, where features are of images without the modalities in `missing`."""
-        return replace(self, present=self.present & ~np.uint8(set_of(missing)))
+        return replace(self, present=self.present & [name not in missing for name in MODALITIES])
 
 
 def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> TestData:
@@ -65,7 +64,7 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
         torch.tensor([index[sample] for sample in gallery]),
         test_loader(cfg, shard_for_rank(samples)),
         matched,
-        present_in(samples, cfg.MODEL.MODALITIES),
+        present_modalities(samples, cfg.MODEL.MODALITIES),
     )
 
 
@@ -116,8 +115,10 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
         warnings.append(
             "WARNING: the data have no cameras, so matches may be of the query's camera, and MODEL.SIE_CAMERA has no effect."
         )
-    sides = (present_in(splits[name], cfg.MODEL.MODALITIES) for name in ("query", "gallery"))
-    if text := without_common(comparison_of(cfg, 1), *sides):
+    sides = (
+        present_modalities(splits[name], cfg.MODEL.MODALITIES) for name in ("query", "gallery")
+    )
+    if text := describe_incomparable(make_comparison(cfg, 1), *sides):
         warnings.append(f"WARNING: {text}, otherwise their matches rank last.")
     if cfg.MODEL.SLIM_BLOCKS and cfg.MODEL.SLIM_SHARED and not cfg.INPUT.JOINT_AUGMENTATION:
         warnings.append(
@@ -136,12 +137,12 @@ def evaluate_reid(cfg: CfgNode, model: Model, data: TestData) -> dict[str, dict[
     """Rankings by case of TEST.MISS (several for `all`) and return pattern. Images that TEST.MISS replaces by zeros count as
     present: as published, all columns are compared."""
     cases = (
-        cases_of(model.modalities)
+        missing_cases(model.modalities)
         if cfg.TEST.MISS == "all"
         else {cfg.TEST.MISS: missing_modalities(cfg.TEST.MISS)}
     )
     features = extract_features(cfg, model, data.loader, list(cases.values()), len(data.samples))
-    device = device_of(model)
+    device = model_device(model)
     return broadcast_from_main(
         lambda: {
             case: {
@@ -158,30 +159,31 @@ def rank_features(
 ) -> Ranking:
     """Score features (samples, D) of the test data, of a return pattern (by default TEST.RETURN_PATTERN), re-ranked where
     TEST.RE_RANKING is yes."""
-    return rank_distances(cfg, distance_rows(cfg, features, data, pattern), data)
+    return rank_distances(cfg, ranked_distances(cfg, features, data, pattern), data)
 
 
-def rank_distances(cfg: CfgNode, distances: DistanceRows, data: TestData) -> Ranking:
+def rank_distances(cfg: CfgNode, distances: Distances, data: TestData) -> Ranking:
     """Score distances of the queries of the test data to its gallery."""
     sides = (data.query, data.gallery)
     ids, keys = (
         [data.labels(name, side) for side in sides] for name in ("identity", exclude_key(cfg))
     )
-    return score_distances(distances, tuple(map(len, sides)), ids, keys)
+    return score_distances(distances, ids, keys)
 
 
-def distance_rows(
+def ranked_distances(
     cfg: CfgNode, features: torch.Tensor, data: TestData, pattern: int | None = None
-) -> DistanceRows:
+) -> Distances:
     """Distances, as they are ranked, by features (samples, D); arguments are those of `rank_features`."""
-    comparison = comparison_of(cfg, pattern or cfg.TEST.RETURN_PATTERN, cfg.TEST.FEAT_NORM == "yes")
-    sides = (side_of(cfg, features, data, rows) for rows in (data.query, data.gallery))
-    if cfg.TEST.RE_RANKING == "yes":  # depends on all queries
-        return reranked(replace(comparison, normalise=True), *sides).__getitem__
-    return rows_of_distances(comparison, *sides)
+    pattern = pattern or cfg.TEST.RETURN_PATTERN
+    comparison = make_comparison(cfg, pattern, cfg.TEST.FEAT_NORM == "yes")
+    sides = (select_side(cfg, features, data, rows) for rows in (data.query, data.gallery))
+    if cfg.TEST.RE_RANKING == "yes":
+        return rerank(replace(comparison, normalise=True), *sides)
+    return measure_in_memory(comparison, *sides)
 
 
-def side_of(cfg: CfgNode, features: torch.Tensor, data: TestData, rows: torch.Tensor) -> Side:
+def select_side(cfg: CfgNode, features: torch.Tensor, data: TestData, rows: torch.Tensor) -> Side:
     """Query or gallery, the `rows` of features (samples, D): normalised, and what is present in them."""
     # Indexing copies the features, and a second copy of a large gallery would take gigabytes.
     return normalise(cfg, features[rows], in_place=True), data.present[rows.numpy()]

@@ -1,81 +1,33 @@
 """k-reciprocal re-ranking with sparse matrices (docs/method.md).
 
-Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017. Shapes: N samples of query
-and gallery together, K = k1 + 1, H = round(k1 / 2) + 1.
+Zhong, Zheng, Cao, Li: Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017.
+N samples: the queries, then the gallery. Distances are computed on the features' device, sparse
+matrices on the CPU by SciPy.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse import csr_matrix
 
+from demo_sdtps.evaluation.distances import (
+    KEPT_ELEMENTS,
+    Comparison,
+    Matrix,
+    Side,
+    set_distances,
+    squared_distances,
+)
 from demo_sdtps.runtime.progress import progress
 
-BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 25}
-"""Approximate elements in a block of rows by device type; on a GPU enough to use it fully. A few such tensors exist at a time,
-and never one of N × N."""
-KEPT_ELEMENTS = 1 << 24
-"""Distances of all to all are kept up to this number, 64 MB; those of larger sets are recomputed by blocks."""
-STRIP = 256
-"""Columns of the kept distances that are computed at a time; fewer waste less above the diagonal but are slower each."""
-
-Between = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Distances (n, m) of samples (n, D) and (m, D)."""
-
-
-class SparseRows(NamedTuple):
-    """A sparse matrix in CSR format: row r has `column` and `value` from start[r] to start[r + 1]."""
-
-    start: torch.Tensor
-    column: torch.Tensor
-    value: torch.Tensor
-
-
-class Distances:
-    """Squared Euclidean distances of normalised samples (N, D): `distances[rows]` is (rows, N) float32, ≥ 0, and must not be
-    modified.
-
-    They are computed between distinct samples only, as 2 - 2·cosine or by `between`. Copies of an image in query and gallery
-    therefore have distance exactly 0 from each other and equal distances to all others, independent of rounding (up to the last
-    bit for sets too large to be kept). Features of length 0 count as dissimilar to all others.
-    """
-
-    def __init__(self, features: torch.Tensor, between: Between | None = None) -> None:
-        self._between = between or squared_by_cosine
-        self.distinct, self.index = features.unique(dim=0, return_inverse=True)
-        if len(self.distinct) == len(features):
-            self.distinct = features
-            self.index = torch.arange(len(features), device=features.device)
-        self.kept = self._keep_rows() if len(self.distinct) ** 2 <= KEPT_ELEMENTS else None
-
-    def __getitem__(self, rows: slice) -> torch.Tensor:
-        are_distinct = len(self.distinct) == len(self.index)
-        if self.kept is not None and are_distinct:
-            return self.kept[rows]
-        places = self.index[rows]
-        distance = (
-            self._between(self.distinct[places], self.distinct)
-            if self.kept is None
-            else self.kept[places]
-        )
-        distance.scatter_(1, places[:, None], 0)
-        return distance if are_distinct else distance.index_select(1, self.index)
-
-    def _keep_rows(self) -> torch.Tensor:
-        """All distances of distinct samples: computed below the diagonal, by strips of columns, and mirrored."""
-        whole = self.distinct.new_empty(len(self.distinct), len(self.distinct))
-        for start in range(0, len(whole), STRIP):
-            strip = slice(start, start + STRIP)
-            whole[start:, strip] = self._between(self.distinct[start:], self.distinct[strip])
-            whole[strip, start + STRIP :] = whole[start + STRIP :, strip].T
-        return whole.fill_diagonal_(0)
-
-
-def squared_by_cosine(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Squared Euclidean distances (n, m) of normalised samples (n, D) and (m, D)."""
-    return (some @ others.T).mul_(-2).add_(2).clamp_(min=0)
+BLOCK_ELEMENTS = 1 << 23
+"""Distances in a block of rows; a few such tensors exist at a time, and never one of N × N beyond
+`KEPT_ELEMENTS`."""
+MEETINGS = 1 << 18
+"""Pairs of weights that are compared at a time; they stay in the processor's cache."""
+FARTHEST = 4.0  # the largest squared distance of features of length 1
 
 
 @torch.no_grad()
@@ -85,160 +37,151 @@ def k_reciprocal(
     k1: int = 50,
     k2: int = 15,
     lambda_value: float = 0.3,
-    between: Between | None = None,
 ) -> torch.Tensor:
     """Re-ranked distances of queries (Q, D) to the gallery (G, D): (Q, G) float32, on the features' device.
 
-    (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean distance over its row's
-    maximum (docs/method.md). Features are L2-normalised here, as the definition requires; or, with `between`, they are as they
-    are, and it gives their distances, finite float32 from 0 on. The neighbours of a sample are
-    itself, then the others by distance, ties by index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result,
-    memory grows with N · k1 and the size of the neighbourhoods.
+    (1 - lambda_value) · Jaccard distance of the neighbourhoods + lambda_value · squared Euclidean
+    distance over its row's maximum (docs/method.md). Features are L2-normalised here, as the
+    definition requires. The neighbours of a sample are itself, then the others by distance, ties by
+    index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result, memory grows with
+    N · k1 and the size of the neighbourhoods.
     """
-    sides = [query_features, gallery_features]
-    if between is None:
-        sides = [F.normalize(side.float(), dim=1) for side in sides]
-    distances = Distances(torch.cat(sides), between)
-    nearest, farthest = _neighbours(distances, max(k1 + 1, k2))
-    wide, narrow = (_reciprocal(nearest[:, : count + 1]) for count in (k1, round(k1 / 2)))
-    weights = _compress(_weights(distances, farthest, wide, narrow))
+    sides = [F.normalize(side.float(), dim=1) for side in (query_features, gallery_features)]
+    samples, index = torch.cat(sides).unique(dim=0, return_inverse=True)
+    rows = Rows(lambda places: squared_distances(samples[places], samples), index)
+    return _rerank(rows, len(query_features), k1, k2, lambda_value)
+
+
+@torch.no_grad()
+def rerank(comparison: Comparison, query: Side, gallery: Side) -> Matrix:
+    """`k_reciprocal` by the distances of a comparison; sets that share nothing are as far as can be."""
+    features = F.normalize(torch.cat([query[0], gallery[0]]), dim=1)
+    present = torch.from_numpy(np.concatenate([query[1], gallery[1]])).to(features)
+    samples, index = torch.cat([features, present], dim=1).unique(dim=0, return_inverse=True)
+    features, present = samples.split([features.shape[1], present.shape[1]], dim=1)
+    side = features, present.bool().cpu().numpy()
+
+    def between(places: torch.Tensor) -> torch.Tensor:
+        some = features[places], side[1][places.cpu().numpy()]
+        return set_distances(comparison, some, side).clamp_(max=FARTHEST)
+
+    return Matrix(_rerank(Rows(between, index), len(query[0])))
+
+
+class Rows:
+    """Distances of N samples to all, in blocks of rows: (rows, (n, N) float32, at least 0).
+
+    `between` gives the distances (m, M) of some of the M distinct samples to all of these, `index`
+    (N,) says which of them each sample is. Copies of an image in query and gallery therefore have
+    distance 0 from each other and equal distances to all others, whatever the rounding (up to the
+    last bit for sets too large to be kept).
+    """
+
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor], index: torch.Tensor):
+        self.between, self.index = between, index
+        distinct = torch.arange(int(index.max()) + 1, device=index.device)
+        self.kept = between(distinct) if len(distinct) ** 2 <= KEPT_ELEMENTS else None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def blocks(self, count: int, title: str) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Those of the first `count` samples."""
+        size = max(1, BLOCK_ELEMENTS // len(self))
+        for start in progress(range(0, count, size), f"re-ranking: {title}", unit="block"):
+            rows = slice(start, min(start + size, count))
+            places = self.index[rows]
+            distance = self.between(places) if self.kept is None else self.kept[places]
+            distance = distance.clamp_(min=0).scatter_(1, places[:, None], 0)
+            yield rows, distance.index_select(1, self.index)
+
+
+def _rerank(
+    rows: Rows, queries: int, k1: int = 50, k2: int = 15, lambda_value: float = 0.3
+) -> torch.Tensor:
+    """Re-ranked distances (Q, G) of the first samples, the queries, to the others."""
+    nearest, farthest = _neighbours(rows, max(k1 + 1, k2))
+    wide, narrow = (_reciprocal(nearest[:, : k + 1]) for k in (k1, round(k1 / 2)))
+    # a member's set counts as well where more than 2/3 of it is in the sample's
+    joined = (wide @ narrow.T).multiply(wide).tocsr()
+    joined.data *= 3 * joined.data > 2 * narrow.getnnz(axis=1)[joined.indices]
+    joined.eliminate_zeros()
+    weights = _weights(rows, farthest, (wide + joined @ narrow).tocsr())
     if k2 > 1:
-        weights = _compress(_means(weights, nearest[:, :k2]))
-    queries = len(query_features)
-    result = _overlaps(weights, queries)
-    for rows in _row_blocks(torch.full((queries,), len(nearest), device=result.device)):
-        distance = distances[rows][:, queries:] / farthest[rows]
-        # Each row sums to 1, so the maxima sum to 2 minus the minima.
-        jaccard = 1 - result[rows] / (2 - result[rows])
-        result[rows] = (1 - lambda_value) * jaccard + lambda_value * distance
-    return result
+        members = nearest[:, :k2]
+        weights = _matrix(members, 1 / members.shape[1]) @ weights
+    overlap = torch.from_numpy(_overlap(weights[:queries], weights[queries:])).to(farthest.device)
+    for some, distance in rows.blocks(queries, "distances"):
+        # Each row of weights sums to 1, so the maxima sum to 2 minus the minima.
+        jaccard = (1 - overlap[some] / (2 - overlap[some])).clamp_(min=0)
+        relative = distance[:, queries:] / farthest[some]
+        overlap[some] = (1 - lambda_value) * jaccard + lambda_value * relative
+    return overlap
 
 
-def _neighbours(distances: Distances, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _neighbours(rows: Rows, count: int) -> tuple[np.ndarray, torch.Tensor]:
     """Indices of the `count` nearest of every sample (N, count), itself first, and its largest distance (N, 1)."""
-    indices = torch.arange(len(distances.index), device=distances.index.device)
-    blocks = _row_blocks(torch.full_like(indices, len(indices)))
+    indices = torch.arange(len(rows), device=rows.index.device)
     nearest, farthest = [], []
-    for rows in progress(blocks, "re-ranking: neighbours", unit="block"):
-        distance = distances[rows]
+    for some, distance in rows.blocks(len(rows), "neighbours"):
         farthest.append(distance.amax(1, keepdim=True))
-        distance = distance.scatter(1, indices[rows, None], -1)
+        distance.scatter_(1, indices[some, None], -1)
         # topk breaks ties arbitrarily. The bits of floats ≥ 0, read as integers, are ordered as the floats are (those of -1
         # are negative); with the index in the lower bits the order of the keys is that of (distance, index).
         keys = distance.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(indices)
         smallest = keys.topk(min(count, len(indices)), largest=False).values
-        nearest.append(smallest.bitwise_and_(0xFFFFFFFF))
+        nearest.append(smallest.bitwise_and_(0xFFFFFFFF).cpu())
     # Equal features have distance 0, by which nothing can be divided.
-    return torch.cat(nearest), torch.cat(farthest).clamp(min=torch.finfo(torch.float32).tiny)
+    smallest_float = torch.finfo(torch.float32).tiny
+    return torch.cat(nearest).numpy(), torch.cat(farthest).clamp(min=smallest_float)
 
 
-def _reciprocal(nearest: torch.Tensor) -> torch.Tensor:
-    """k-reciprocal sets: the neighbours (N, k) of each sample that have it among theirs; N reindices the others."""
-    indices = torch.arange(len(nearest), dtype=torch.int32, device=nearest.device)
-    short = nearest.int()  # read k times
-    sizes = torch.full_like(indices, nearest.shape[1] ** 2, dtype=torch.long)
-    sets = []
-    for rows in _row_blocks(sizes):
-        is_absent = (short[nearest[rows]] != indices[rows, None, None]).all(2)
-        sets.append(nearest[rows].masked_fill(is_absent, len(indices)))
-    return torch.cat(sets)
+def _matrix(columns: np.ndarray, value: float = 1.0) -> csr_matrix:
+    """The matrix (N, N) of `value` at the columns (N, k) of each row, and zeros."""
+    samples, count = columns.shape
+    starts = np.arange(0, columns.size + 1, count)
+    values = np.full(columns.size, value, np.float32)
+    return csr_matrix((values, columns.ravel(), starts), (samples, samples))
 
 
-def _weights(
-    distances: Distances, farthest: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor
-) -> Iterator[torch.Tensor]:
-    """V in blocks (rows, N): exp(-distance) over the expanded set of every sample, normalised to sum 1.
-
-    A sample's set in `wide` (N, K) is expanded by its members' sets in `narrow` (N, H) that overlap it by more than 2/3.
-    """
-    samples = len(wide)
-    # index N, the placeholder, has an empty set
-    narrow = F.pad(narrow, (0, 0, 0, 1), value=samples)
-    sizes = (narrow < samples).sum(1, dtype=torch.int32)
-    elements = max(samples, wide.shape[1] * narrow.shape[1])
-    blocks = _row_blocks(torch.full_like(wide[:, 0], elements))
-    for rows in progress(blocks, "re-ranking: neighbourhoods", unit="block"):
-        members = wide[rows]
-        inside = torch.zeros(len(members), samples + 1, dtype=torch.bool, device=wide.device)
-        inside.scatter_(1, members, True)[:, samples] = False
-        theirs = narrow[members]  # (rows, K, H)
-        shared = inside.gather(1, theirs.flatten(1)).view_as(theirs).sum(2, dtype=torch.int32)
-        taken = 3 * shared > 2 * sizes[members]
-        inside.scatter_(1, theirs.masked_fill(~taken[:, :, None], samples).flatten(1), True)
-        weights = (distances[rows] / -farthest[rows]).exp_().mul_(inside[:, :samples])
-        yield weights.div_(weights.sum(1, keepdim=True))
+def _reciprocal(nearest: np.ndarray) -> csr_matrix:
+    """k-reciprocal sets as ones in the rows (N, N): the neighbours (N, k) of each sample that have it among theirs."""
+    adjacency = _matrix(nearest)
+    return adjacency.multiply(adjacency.T).tocsr()
 
 
-def _means(matrix: SparseRows, chosen: torch.Tensor) -> Iterator[torch.Tensor]:
-    """For each sample the mean of the rows `chosen` (N, k) of a matrix (N, N), in blocks (rows, N)."""
-    samples, k = chosen.shape
-    sizes = samples + matrix.start.diff()[chosen].sum(1)
-    for rows in progress(_row_blocks(sizes), "re-ranking: means", unit="block"):
-        counts, column, value = _rows_of(matrix, chosen[rows].flatten())
-        total = value.new_zeros(len(counts) // k, samples)
-        row = torch.arange(len(counts), device=counts.device) // k
-        total.view(-1).scatter_add_(0, (row * samples).repeat_interleave(counts) + column, value)
-        yield total.div_(k)
+def _weights(rows: Rows, farthest: torch.Tensor, sets: csr_matrix) -> csr_matrix:
+    """V: exp(-distance over its row's maximum) at the members of each row's set (N, N), normalised to sum 1."""
+    values, row = [], np.arange(len(rows)).repeat(np.diff(sets.indptr))
+    for some, distance in rows.blocks(len(rows), "neighbourhoods"):
+        entries = slice(*sets.indptr[[some.start, some.stop]])
+        places = (
+            torch.from_numpy(each[entries]).to(distance.device, torch.long)
+            for each in (row - some.start, sets.indices)
+        )
+        relative = (distance / -farthest[some])[tuple(places)]
+        values.append(relative.exp_().cpu())
+    weights = csr_matrix((torch.cat(values).numpy(), sets.indices, sets.indptr), sets.shape)
+    weights.data /= np.asarray(weights.sum(axis=1)).ravel()[row]
+    return weights
 
 
-def _overlaps(weights: SparseRows, queries: int) -> torch.Tensor:
-    """Sums over the columns of V of the minimum of a query's and a gallery sample's weight: (Q, G).
+def _overlap(query: csr_matrix, gallery: csr_matrix) -> np.ndarray:
+    """Sums over the columns of the minimum of a query's (Q, N) and a gallery sample's (G, N) weight: (Q, G) float32.
 
     Only columns where both weights are non-zero ("meetings") contribute.
     """
-    indices = torch.arange(len(weights.start) - 1, device=weights.start.device)
-    gallery = _columns(weights, indices[queries:])
-    total = weights.value.new_zeros(queries, len(indices) - queries)
-    starts = _group_starts(gallery.start.diff()[weights.column])
-    meetings = starts[weights.start[: queries + 1]].diff()
-    # Memory-bound passes over the meetings: small blocks stay in the processor's cache.
-    for rows in progress(_row_blocks(meetings, share=8), "re-ranking: Jaccard", unit="block"):
-        counts, column, weight = _rows_of(weights, indices[:queries][rows])
-        met, other, other_weight = _rows_of(gallery, column)
-        row = (indices[: len(counts)] * total.shape[1]).repeat_interleave(counts)
-        smaller = torch.minimum(weight.repeat_interleave(met), other_weight)
-        total[rows].view(-1).scatter_add_(0, row.repeat_interleave(met) + other, smaller)
+    columns = gallery.T.tocsr()
+    total = np.empty((query.shape[0], gallery.shape[0]), np.float32)
+    meetings = np.append(0, np.diff(columns.indptr)[query.indices].cumsum())[query.indptr]
+    starts = np.unique(meetings[:-1] // MEETINGS, return_index=True)[1]
+    for start, stop in zip(starts, [*starts[1:], len(total)], strict=True):
+        some = query[start:stop]
+        met = columns[some.indices]
+        smaller = np.minimum(some.data.repeat(np.diff(met.indptr)), met.data)
+        # the entries of a query's columns follow each other: toarray adds up those of a sample
+        sums = csr_matrix(
+            (smaller, met.indices, met.indptr[some.indptr]), (stop - start, len(total[0]))
+        )
+        sums.toarray(out=total[start:stop])
     return total
-
-
-def _row_blocks(sizes: torch.Tensor, share: int = 1) -> list[slice]:
-    """Consecutive rows of the given sizes, as blocks of about BLOCK_ELEMENTS / `share` elements and one row or more."""
-    limit = BLOCK_ELEMENTS.get(sizes.device.type, BLOCK_ELEMENTS["cuda"])
-    block = (sizes.cumsum(0) - sizes) // max(1, limit // share)
-    lengths = block.unique_consecutive(return_counts=True)[1]
-    return [slice(*ends) for ends in pairwise([0, *lengths.cumsum(0).tolist()])]
-
-
-def _compress(blocks: Iterable[torch.Tensor]) -> SparseRows:
-    """The sparse matrix of dense blocks of rows."""
-    counts, columns, values = [], [], []
-    for block in blocks:
-        entries = block.nonzero(as_tuple=True)
-        counts.append(entries[0].bincount(minlength=len(block)))
-        columns.append(entries[1])
-        values.append(block[entries])
-    return SparseRows(_group_starts(torch.cat(counts)), torch.cat(columns), torch.cat(values))
-
-
-def _columns(matrix: SparseRows, rows: torch.Tensor) -> SparseRows:
-    """The transpose of the rows (n,) of a matrix (N, N): its row c has the entries of their column c."""
-    counts, column, value = _rows_of(matrix, rows)
-    row = torch.arange(len(rows), device=rows.device).repeat_interleave(counts)
-    order = column.argsort(stable=True)
-    sizes = column.bincount(minlength=len(matrix.start) - 1)
-    return SparseRows(_group_starts(sizes), row[order], value[order])
-
-
-def _rows_of(
-    matrix: SparseRows, rows: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The entries of the rows (n,), concatenated: their number per row (n,), columns and values."""
-    counts = matrix.start.diff()[rows]
-    entry = (matrix.start[rows] - _group_starts(counts)[:-1]).repeat_interleave(counts)
-    entry += torch.arange(len(entry), device=entry.device)
-    return counts, matrix.column.index_select(0, entry), matrix.value.index_select(0, entry)
-
-
-def _group_starts(counts: torch.Tensor) -> torch.Tensor:
-    """Row starts of a sparse matrix, given the entries per row: (n,) → (n + 1,)."""
-    return F.pad(counts.cumsum(0), (1, 0))

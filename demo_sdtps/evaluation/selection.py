@@ -18,7 +18,7 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import decode, parallel
 from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.datasets.masks import mask_paths
-from demo_sdtps.evaluation.extraction import CASES, cases_of
+from demo_sdtps.evaluation.extraction import CASES, missing_cases
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.tables import CASE_WIDTH, case_name
 from demo_sdtps.modeling import DeMo
@@ -80,7 +80,7 @@ def measure_selection(
     foreground (images, N) bool: whether a patch is in it; images in the loader's order, one for the three of a triplet.
     `illuminations` are "day", "night" or "" for each image.
     """
-    device, cases = next(model.parameters()).device, cases_of(model.modalities)
+    device, cases = next(model.parameters()).device, missing_cases(model.modalities)
     numbers: dict[tuple[str, str], Numbers] = defaultdict(lambda: defaultdict(list))
     sums: dict[str, torch.Tensor] = {}
     parts = progress(batches(loader), "measuring the selection", len(loader), unit="batch")

@@ -104,11 +104,9 @@ def cross_modal_tables(cfg: CfgNode, result: CrossModal) -> list[str]:
 
 def cross_modal_caption(cfg: CfgNode) -> str:
     """One line on what the matrices of sets of modalities show."""
-    how = cfg.TEST.CROSS_MODAL_DISTANCE
-    how += " of the features of one modality" if how == "pairs" else ""
     return (
         "modalities of the query (rows) and of the gallery (columns), incomplete ones by TEST.CROSS_MODAL_DISTANCE "
-        f"{how}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
+        f"{cfg.TEST.CROSS_MODAL_DISTANCE}, return pattern {PATTERN_NAMES[cfg.TEST.RETURN_PATTERN]}"
     )
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.evaluation.metrics import match_ranks, ranking_of
+from demo_sdtps.evaluation.distances import Matrix
+from demo_sdtps.evaluation.metrics import match_ranks, score_ranks
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, ATMoE
@@ -45,9 +46,9 @@ def _eval_func(
     distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50
 ) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    rows, ids, cameras = torch.as_tensor(distmat), (q_pids, g_pids), (q_camids, g_camids)
-    ranks = match_ranks(rows.__getitem__, rows.shape, ids, cameras)
-    ranking = ranking_of(*ranks, min(max_rank, rows.shape[1]))
+    distances = Matrix(torch.as_tensor(distmat))
+    ranks = match_ranks(distances, (q_pids, g_pids), (q_camids, g_camids))
+    ranking = score_ranks(*ranks, min(max_rank, distances.shape[1]))
     return ranking.cmc.numpy(), ranking.mAP
 
 

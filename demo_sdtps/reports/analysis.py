@@ -9,15 +9,15 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.evaluation import analysis
+from demo_sdtps.evaluation.distances import Distances
 from demo_sdtps.evaluation.embedding import METHODS, embed
 from demo_sdtps.evaluation.extraction import CASES
-from demo_sdtps.evaluation.metrics import DistanceRows
 from demo_sdtps.evaluation.protocol import (
     TestData,
-    distance_rows,
     exclude_key,
     normalise,
     rank_features,
+    ranked_distances,
 )
 from demo_sdtps.evaluation.tables import Record, options, reid_record
 from demo_sdtps.modeling.demo import missing_modalities
@@ -51,7 +51,7 @@ def analyse(
     lists and `points` samples in two dimensions. All but the cases is of TEST.RETURN_PATTERN in the case of TEST.MISS."""
     cases = {case: rank_patterns(cfg, patterns, data) for case, patterns in features.items()}
     chosen = features[analysis_case(cfg)][cfg.TEST.RETURN_PATTERN]
-    ranking = rank_rows(cfg, chosen, data)
+    ranking = labelled_distances(cfg, chosen, data)
     scores = analysis.score_queries(*ranking)
     worst = analysis.worst_queries(scores.average_precision, min(WORST, queries)).tolist()
     others = sorted({*range(len(data.query))} - {*worst})
@@ -98,16 +98,16 @@ def rank_patterns(cfg: CfgNode, features: Mapping[int, torch.Tensor], data: Test
     return reid_record({name: rank_features(cfg, each, data, name) for name, each in items})
 
 
-def rank_rows(
+def labelled_distances(
     cfg: CfgNode, features: torch.Tensor, data: TestData
-) -> tuple[DistanceRows, analysis.Labels, analysis.Labels]:
+) -> tuple[Distances, analysis.Labels, analysis.Labels]:
     """The first arguments of the functions of evaluation/analysis.py, by features (samples, D)."""
     names = ("identity", "camera", exclude_key(cfg))
     query, gallery = (
         analysis.Labels(*(data.labels(name, side) for name in names))
         for side in (data.query, data.gallery)
     )
-    return distance_rows(cfg, features, data), query, gallery
+    return ranked_distances(cfg, features, data), query, gallery
 
 
 def rank_lists(data: TestData, nearest: analysis.RankLists) -> list[list[Hit]]:

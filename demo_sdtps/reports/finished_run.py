@@ -13,7 +13,7 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import rank_sets
-from demo_sdtps.evaluation.extraction import CASES, cases_of, extract_features
+from demo_sdtps.evaluation.extraction import CASES, extract_features, missing_cases
 from demo_sdtps.evaluation.protocol import TestData, make_test_data
 from demo_sdtps.evaluation.tables import data_caption, options, reid_caption, reid_table
 from demo_sdtps.modeling import DeMo
@@ -70,7 +70,7 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         config = arguments.config_file or run_config(Path(folder), arguments.checkpoint.example)
         others.append(load_run(load_cfg(config, [*arguments.opts, "OUTPUT_DIR", folder])))
     case = analysis_case(cfg)
-    cases = cases_of(model.modalities) if arguments.html else {case: CASES[case]}
+    cases = missing_cases(model.modalities) if arguments.html else {case: CASES[case]}
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
     by_case = dict(zip(cases, extracted, strict=True))
     # Scored here rather than read from the records, so that table and images show the same weights.

@@ -10,7 +10,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
-from demo_sdtps.reports.analysis import rank_lists, rank_rows
+from demo_sdtps.reports.analysis import labelled_distances, rank_lists
 from demo_sdtps.reports.figures import image_grid, images, ink, label, np, save, spread
 from demo_sdtps.reports.palette import MATCH, WRONG
 
@@ -22,7 +22,7 @@ def failures(cfg: CfgNode, features: torch.Tensor, data: TestData) -> list[int]:
 
     A hit ranks after misses at its distance, as in the evaluation.
     """
-    first = analysis.score_queries(*rank_rows(cfg, features, data)).first_match
+    first = analysis.score_queries(*labelled_distances(cfg, features, data)).first_match
     failed = sorted((first > 1).nonzero()[0].tolist(), key=lambda number: -first[number])
     if not failed:
         raise UserError(
@@ -37,13 +37,11 @@ def draw_ranks(
     """A row for each of the queries `numbers`, four of the split by default: the query, then the nearest gallery samples that
     the protocol allows; features (samples, D)."""
     shown = torch.tensor(numbers or spread(len(data.query), 4))
-    distances, query, gallery = rank_rows(cfg, features, data)
+    distances, query, gallery = labelled_distances(cfg, features, data)
     nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
-    scores = analysis.score_queries(lambda rows: distances(shown[rows]), query.of(shown), gallery)
+    first_matches = analysis.score_queries(distances, query, gallery).first_match[shown.numpy()]
     cells = []  # of each row: (sample, title, colour of the frame)
-    for sample, hits, first in zip(
-        data.query[shown].tolist(), nearest, scores.first_match, strict=True
-    ):
+    for sample, hits, first in zip(data.query[shown].tolist(), nearest, first_matches, strict=True):
         late = f"\nfirst hit at rank {first}" if first > len(hits) else ""
         cells.append([(sample, f"query{late}", ink())])
         for place, (index, distance, is_match) in enumerate(hits, start=1):

@@ -11,20 +11,20 @@ import numpy as np
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FALSE_ACCEPT, set_of
+from demo_sdtps.config.common import FALSE_ACCEPT
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, find_reader, read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import (
-    comparison_of,
-    names_of,
-    present_in,
+    make_comparison,
+    present_modalities,
     set_distances,
+    set_name,
 )
-from demo_sdtps.evaluation.extraction import cases_of, extract_features
+from demo_sdtps.evaluation.extraction import extract_features, missing_cases
 from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import stored_config, weights_file
@@ -37,6 +37,7 @@ from demo_sdtps.retrieval.calibration import (
     settings_of,
 )
 from demo_sdtps.retrieval.extractor import make_extractor
+from demo_sdtps.retrieval.features import set_code
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import check_output_file, sha256, write_json
 from demo_sdtps.runtime.progress import progress
@@ -90,22 +91,32 @@ def labelled_distances(cfg: CfgNode, model: DeMo, chosen: Sequence[Sample]) -> I
     if (cameras == cameras[0]).all():
         cameras = np.arange(len(chosen))
     unknown = [replace(sample, camera=model.backbone.cameras) for sample in chosen]
-    cases = cases_of(model.modalities)
-    sets = [set_of(set(model.modalities) - missing) for missing in cases.values()]
-    present = present_in(chosen, model.modalities)
-    rows = {each: np.flatnonzero(present & each == each) for each in sets}
+    cases = missing_cases(model.modalities)
+    sets = {
+        frozenset(model.modalities) - missing: [
+            name in model.modalities and name not in missing for name in MODALITIES
+        ]
+        for missing in cases.values()
+    }
+    present = present_modalities(chosen, model.modalities)
+    rows = {each: np.flatnonzero(present[:, columns].all(axis=1)) for each, columns in sets.items()}
     features = extract_features(cfg, model, test_loader(cfg, unknown), [*cases.values()])
     for pattern in progress(features[0], "comparing", unit="return pattern"):
-        comparison = comparison_of(cfg, pattern)
+        comparison = make_comparison(cfg, pattern)
         sides = {
-            each: (F.normalize(of_case[pattern][rows[each]]), np.full(len(rows[each]), each))
+            each: (
+                F.normalize(of_case[pattern][rows[each]]),
+                np.tile(sets[each], (len(rows[each]), 1)),
+            )
             for each, of_case in zip(sets, features, strict=True)
         }
-        for one, other in ((one, other) for one in sets for other in sets if one <= other):
+        for one, other in (
+            (one, other) for one in sets for other in sets if set_code(one) <= set_code(other)
+        ):
             if comparison.is_defined(one, other) and len(rows[one]) and len(rows[other]):
                 yield Block(
                     pattern,
-                    f"{names_of(one)}, {names_of(other)}",
+                    f"{set_name(one)}, {set_name(other)}",
                     set_distances(comparison, sides[one], sides[other]).numpy(),
                     (identities[rows[one]], identities[rows[other]]),
                     (cameras[rows[one]], cameras[rows[other]]),

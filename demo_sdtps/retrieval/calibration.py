@@ -15,8 +15,9 @@ from scipy.special import expit
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import FALSE_ACCEPT_RATES, set_of
+from demo_sdtps.config.common import FALSE_ACCEPT_RATES
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint
+from demo_sdtps.retrieval.features import decode_set, encode_present, set_code
 from demo_sdtps.retrieval.origin import model_keys
 from demo_sdtps.runtime.files import read_json, sha256
 
@@ -38,7 +39,7 @@ class Calibration:
         self.slope, self.offset = np.full((2, SETS, SETS), np.nan)
         self.limits = {rate: np.full((SETS, SETS), np.nan) for rate in FALSE_ACCEPT_RATES}
         for name, values in fits.items():
-            sets = [set_of(side.split("+")) for side in name.split(", ")]
+            sets = [set_code(side.split("+")) for side in name.split(", ")]
             for place in {tuple(sets), tuple(reversed(sets))}:
                 self.slope[place], self.offset[place] = values["slope"], values["offset"]
                 for rate, limits in self.limits.items():
@@ -47,17 +48,23 @@ class Calibration:
     def judge(
         self, distances: np.ndarray, one: np.ndarray, other: np.ndarray, rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Of distances of triplets of the sets `one` and `other` (uint8), broadcast: the probability that both are of the same
+        """Of distances of triplets of the sets `one` and `other` (…, 3) bool: the probability that both are of the same
         identity, where pairs of one are as frequent as in the fit, and whether the distance is beyond that which the share
         `rate` of the pairs of different identities is within; nan and False for sets without a fit."""
+        one, other = map(encode_present, (one, other))
         probability = expit(self.offset[one, other] - self.slope[one, other] * distances)
         return probability, distances > self.limits[rate][one, other]
 
-    def scales(self) -> np.ndarray:
-        """(2, 8, 8): the distance of probability ½, and that in which the odds fall by e. Distances that are scaled by these
-        (`Comparison.scales`) ascend as the probability falls, whatever the sets; not finite for sets that have none."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.stack([self.offset / self.slope, 1 / self.slope])
+    def scales(self) -> dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]]:
+        """By two sets the distance of probability ½, and that in which the odds fall by e; none for sets without a fit.
+        Distances that are scaled by these (`Comparison.scales`) ascend as the probability falls, whatever the sets."""
+        return {
+            (decode_set(one), decode_set(other)): (
+                float(self.offset[one, other] / self.slope[one, other]),
+                float(1 / self.slope[one, other]),
+            )
+            for one, other in np.argwhere(self.slope > 0).tolist()
+        }
 
     def check_rate(self, rate: float) -> None:
         """Raise `UserError` for a rate that not all fits have."""

@@ -16,11 +16,12 @@ from demo_sdtps.config import UserError, with_values
 from demo_sdtps.config.cli import count_of, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.distances import comparison_of
+from demo_sdtps.evaluation.distances import make_comparison
 from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.feature_sets import LABELS, sample_labels, samples_digest
+from demo_sdtps.retrieval.features import set_code
 from demo_sdtps.retrieval.origin import describe_origin
 from demo_sdtps.retrieval.store import LOCK, Store, check_origin, check_store_folder, open_store
 from demo_sdtps.runtime import distributed
@@ -208,6 +209,6 @@ def describe_export(
     origin = describe_origin(cfg, arguments.return_pattern)
     origin["split"] = arguments.split
     origin["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
-    sources = comparison_of(cfg, arguments.return_pattern).sources
-    origin["configuration"] |= {"TEST.MISS": cfg.TEST.MISS, "sources": list(sources)}
+    sources = make_comparison(cfg, arguments.return_pattern).sources
+    origin["configuration"] |= {"TEST.MISS": cfg.TEST.MISS, "sources": [*map(set_code, sources)]}
     return origin, {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}

@@ -13,7 +13,8 @@ import torch
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
-from demo_sdtps.evaluation.distances import present_in
+from demo_sdtps.evaluation.distances import present_modalities
+from demo_sdtps.retrieval.features import decode_present, encode_present
 from demo_sdtps.retrieval.store import FeatureBlocks, Gallery, open_store
 from demo_sdtps.runtime.progress import progress
 
@@ -41,7 +42,7 @@ def sample_labels(samples: Sequence[Sample], modalities: Collection[str]) -> dic
         name: np.array([getattr(sample, label) for sample in samples], np.int64)
         for name, label in LABELS.items()
     }
-    return {**labels, "present": present_in(samples, modalities)}
+    return {**labels, "present": encode_present(present_modalities(samples, modalities))}
 
 
 def samples_digest(samples: Sequence[Sample]) -> str:
@@ -88,6 +89,7 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
             )
         labels = {name: store.numbers(name) for name in (*LABELS, "present")}
         origin = store.origin | store.record
+    labels["present"] = decode_present(labels["present"])
     settings = {name: origin[name] for name in SETTINGS}
     return FeatureSet(features, place=place, settings=settings, **labels, names=names)
 

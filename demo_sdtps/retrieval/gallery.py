@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
 from demo_sdtps.retrieval.reid import Reid
@@ -85,8 +85,9 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
 def read_gallery(index: Store) -> Gallery:
     """The triplets of an index, with those modalities present whose files their stamps have."""
     stamps = (stamp.split(" ") for stamp in index.texts("stamps"))
-    present = [sum(1 << n for n, file in enumerate(files) if file != "-") for files in stamps]
-    return Gallery(index.features(), np.array(present, np.uint8), list(index.texts("names")))
+    present = np.array([[file != "-" for file in files] for files in stamps], bool)
+    present = present.reshape(-1, len(MODALITIES))
+    return Gallery(index.features(), present, list(index.texts("names")))
 
 
 def update(

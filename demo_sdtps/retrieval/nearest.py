@@ -16,11 +16,10 @@ import torch
 from demo_sdtps.evaluation.distances import (
     Comparison,
     Side,
-    names_of,
-    reranked,
-    scaled,
-    scales_of,
+    cohort_scales,
+    set_name,
 )
+from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.store import FeatureBlocks, Gallery
 from demo_sdtps.runtime.progress import progress
@@ -39,33 +38,29 @@ def search_sets(
 ) -> Nearest:
     """The `top` nearest for each query by the distance of `comparison`: one list of hits of all sets of modalities, filled up
     by row -1 where fewer have a distance. Where the sets of the gallery differ, they are ordered by scaled distances
-    (`scales_of`); those of the hits are not scaled.
+    (`cohort_scales`); those of the hits are not scaled.
 
     Each set of the queries is compared with each one of the gallery by `search`, in the columns of both: the gallery is read
     once for each pair of sets.
     """
     queries, present = query
     hits = _no_hits(len(queries), top)
-    take = gallery.features.take
-    scales = scales_of(
-        comparison, query, gallery.present, lambda rows: torch.from_numpy(take(rows))
-    )
+    scales = cohort_scales(comparison, query, gallery.present, gallery.take)
     for one, places in comparison.groups(present).items():
         lists: list[Nearest] = []
         orders = []
         for other, rows in comparison.groups(gallery.present).items():
             if comparison.is_defined(one, other):
-                needed = comparison.needed(one, other)
+                shared = one & other
                 name = (
-                    f"{names_of(one)} in {names_of(other)} by {names_of(needed)}, {comparison.how}"
+                    f"{set_name(one)} in {set_name(other)} by {set_name(shared)}, {comparison.how}"
                 )
-                columns = partial(comparison.view, present=other, other=one)
-                view = gallery.features.view(rows, columns, name)
-                vectors = comparison.view(queries[places], one, other).numpy()
+                view = gallery.features.view(rows, partial(comparison.view, shared=shared), name)
+                vectors = comparison.view(queries[places], shared).numpy()
                 lists.append(search(vectors, view, gallery.names, min(top, len(view))))
+                mean, deviation = scales.get((one, other), (0.0, 1.0))
                 far = torch.from_numpy(lists[-1].distances)
-                scales_of_set = None if scales is None else scales[:, places]
-                orders.append(scaled(far, scales_of_set, np.array([other])).numpy())
+                orders.append(((far - mean) / deviation).numpy())
         if lists:
             merged = lists[0]
             if len(lists) > 1:
@@ -138,8 +133,8 @@ def rerank_all(comparison: Comparison, query: Side, gallery: Gallery, top: int) 
 def _reranked(
     comparison: Comparison, query: Side, gallery: Gallery, rows: np.ndarray
 ) -> np.ndarray:
-    side = torch.from_numpy(gallery.features.take(rows)), gallery.present[rows]
-    return reranked(comparison, query, side).numpy()
+    side = gallery.take(rows), gallery.present[rows]
+    return rerank(comparison, query, side).values.numpy()
 
 
 def distances(queries: np.ndarray, gallery: FeatureBlocks, rows: np.ndarray) -> np.ndarray:

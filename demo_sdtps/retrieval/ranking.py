@@ -9,11 +9,17 @@ import torch
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.base import UNKNOWN
-from demo_sdtps.evaluation.distances import Comparison, Side, without_common
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    Side,
+    describe_incomparable,
+    measure_distances,
+)
+from demo_sdtps.evaluation.metrics import score_distances
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
+from demo_sdtps.retrieval.features import decode_set
 from demo_sdtps.retrieval.nearest import nearest, search_sets, write_csv
-from demo_sdtps.retrieval.streaming import evaluate_stream
 from demo_sdtps.runtime.distributed import check_single
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, write_json
@@ -44,7 +50,7 @@ def rank_stores(arguments: argparse.Namespace) -> None:
             f"The features are of {names}, whose identities are not the same, or not known, so nothing can be scored; give "
             "--csv FILE alone for the nearest of each query."
         )
-    sources = gallery.settings["configuration"]["sources"]
+    sources = [*map(decode_set, gallery.settings["configuration"]["sources"])]
     comparison = Comparison(sources, arguments.cross_modal_distance, is_normalised)
     features = query.features.take(query.features.rows)
     side = torch.from_numpy(features), query.present
@@ -65,7 +71,7 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         else:
             print_lines(f"{len(query)} queries of {query.place}, the nearest of {gallery.place}")
     present, flag = (query.present, gallery.present), "--cross_modal_distance"
-    if text := without_common(comparison, *present, setting=flag):
+    if text := describe_incomparable(comparison, *present, setting=flag):
         print_lines(f"WARNING: {text}, otherwise their matches rank last.")
 
 
@@ -75,7 +81,8 @@ def figures(
     """What is ranked, in a sentence, and the scores by return pattern."""
     key, attribute = ("scene", "scenes") if gallery.scenes.any() else ("camera", "cams")
     keys = [getattr(each, attribute) for each in (query, gallery)]
-    ranking = evaluate_stream(comparison, side, gallery, (query.ids, gallery.ids), keys)
+    distances = measure_distances(comparison, side, gallery.present, gallery.take)
+    ranking = score_distances(distances, (query.ids, gallery.ids), keys)
     caption = (
         f"{len(query)} queries of {query.place}, {len(gallery)} gallery samples of {gallery.place}, the same identity "
         f"and {key} excluded{'' if comparison.normalise else ', features not normalised'}, in percent"

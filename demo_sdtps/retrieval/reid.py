@@ -12,8 +12,8 @@ from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
-from demo_sdtps.config.common import FALSE_ACCEPT, TOP, set_of
-from demo_sdtps.retrieval.features import Features, Hits
+from demo_sdtps.config.common import FALSE_ACCEPT, TOP
+from demo_sdtps.retrieval.features import Features, Hits, decode_present, encode_present
 
 if TYPE_CHECKING:  # an exported model needs no torch for features
     from torch import Tensor
@@ -78,9 +78,11 @@ class Reid(ABC):
                 )
         triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
-        is_present = np.array([[item is not None for item in triplet] for triplet in triplets])
-        present = is_present @ np.array([set_of([name]) for name in names])
-        return Features(self._extract(triplets, cameras, return_pattern, normalise), present)
+        present = np.zeros((len(triplets), len(MODALITIES)), bool)
+        columns = [MODALITIES.index(name) for name in names]
+        present[:, columns] = [[item is not None for item in triplet] for triplet in triplets]
+        features = self._extract(triplets, cameras, return_pattern, normalise)
+        return Features(features, encode_present(present))
 
     __call__ = features
 
@@ -103,10 +105,10 @@ class Reid(ABC):
                 f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
                 "give what features(…) returns, of one return pattern."
             )
-        from demo_sdtps.evaluation.distances import Comparison, comparison_of
+        from demo_sdtps.evaluation.distances import Comparison, make_comparison
 
         patterns = self._patterns_of(a)
-        comparison = comparison_of(self.cfg, patterns[0]) if patterns else Comparison()
+        comparison = make_comparison(self.cfg, patterns[0]) if patterns else Comparison()
         return comparison, self._side(a), self._side(b)
 
     def search(
@@ -133,14 +135,14 @@ class Reid(ABC):
             raise UserError(
                 f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
             )
-        from demo_sdtps.evaluation.distances import scaled, scales_of, set_distances
+        from demo_sdtps.evaluation.distances import cohort_scales, set_distances, standardise
 
         comparison, side, (others, present) = self._compared(query, gallery)
         distances = set_distances(comparison, side, (others, present), by_differences)
         if len(far := np.flatnonzero(distances.isinf().all(dim=1))):
             raise UserError(
                 f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
-                "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE pairs."
+                "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE all."
             )
         patterns = self._patterns_of(query)
         # two of one width are 1 and 2, which differ; three are the same features
@@ -148,8 +150,8 @@ class Reid(ABC):
         if calibration:
             calibration.check_rate(false_accept)
             comparison = replace(comparison, scales=calibration.scales())
-        scales = scales_of(comparison, side, present, others.__getitem__)
-        order = scaled(distances, scales, present).numpy()
+        scales = cohort_scales(comparison, side, present, others.__getitem__)
+        order = standardise(comparison, distances, side[1], present, scales).numpy()
         rows = order.argsort(axis=1, kind="stable")[:, :top]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
         is_none = np.isinf(hits.distances)
@@ -173,8 +175,11 @@ class Reid(ABC):
             logger.warning(
                 "Features that do not say what is present count as of complete triplets; give Features(values, present)."
             )
-            present = np.full(len(features), set_of(self.model.modalities), np.uint8)
-        return torch.from_numpy(np.asarray(features, np.float32)), present
+            complete = [name in self.model.modalities for name in MODALITIES]
+            return torch.from_numpy(np.asarray(features, np.float32)), np.tile(
+                complete, (len(features), 1)
+            )
+        return torch.from_numpy(np.asarray(features, np.float32)), decode_present(present)
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the last, the mean of all."""

@@ -22,10 +22,10 @@ from demo_sdtps.datasets.folders import Triplet, check_modality, read_folder, re
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
     Comparison,
-    comparison_of,
-    incomparable,
-    present_in,
-    without_common,
+    describe_incomparable,
+    find_incomparable,
+    make_comparison,
+    present_modalities,
 )
 from demo_sdtps.retrieval.approximate import CODES, approximate
 from demo_sdtps.retrieval.calibration import Calibration
@@ -89,7 +89,7 @@ def search(
     if queries is None:
         queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
     depths(arguments, cfg, len(gallery))
-    check_sets(arguments, cfg, queries, present_in(gallery, cfg.MODEL.MODALITIES))
+    check_sets(arguments, cfg, queries, present_modalities(gallery, cfg.MODEL.MODALITIES))
     check_equal((gallery, queries), "images")
     broken: dict[str, str] = {}
     check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
@@ -171,10 +171,10 @@ def check_sets(
 ) -> tuple[Comparison, np.ndarray]:
     """The comparison of the features, and what is present in the queries (Q,), each of which has a modality in common with some
     of the gallery, by what is present there (n,)."""
-    comparison = comparison_of(cfg, arguments.return_pattern)
-    present = present_in(queries, cfg.MODEL.MODALITIES)
-    if text := without_common(comparison, present, gallery):
-        first = queries[incomparable(comparison, present, gallery)[0]]
+    comparison = make_comparison(cfg, arguments.return_pattern)
+    present = present_modalities(queries, cfg.MODEL.MODALITIES)
+    if text := describe_incomparable(comparison, present, gallery):
+        first = queries[find_incomparable(comparison, present, gallery)[0][0]]
         raise UserError(f"{text}; or leave them out, the first is {first.files[0]}.")
     return comparison, present
 

@@ -115,7 +115,7 @@ class Texts(Sequence[str]):
 
 @dataclass(frozen=True)
 class Gallery:
-    """Features of n triplets, the modalities `present` in each (n,) uint8 (evaluation/distances.py), and their names."""
+    """Features of n triplets, the modalities `present` in each (n, 3) bool (evaluation/distances.py), and their names."""
 
     features: FeatureBlocks
     present: np.ndarray
@@ -123,6 +123,10 @@ class Gallery:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def take(self, rows: np.ndarray) -> torch.Tensor:
+        """The features (m, D) of ascending `rows` (m,)."""
+        return torch.from_numpy(self.features.take(rows))
 
 
 @dataclass

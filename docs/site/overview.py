@@ -27,7 +27,7 @@ def main() -> None:
     from demo_sdtps.evaluation.operations import count_macs
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.selection import check_selection
-    from demo_sdtps.reports.analysis import rank_lists, rank_rows
+    from demo_sdtps.reports.analysis import labelled_distances, rank_lists
     from demo_sdtps.reports.figures import hide_ticks, images, np, plt, save
     from demo_sdtps.reports.palette import HEAT, MATCH, WRONG
     from demo_sdtps.reports.tokens import cover_patches, patch_grids
@@ -42,7 +42,7 @@ def main() -> None:
     (features,) = extract_features(cfg, model, data.loader, [frozenset()])
     shown = data.query[[arguments.query]]
     number, sample = int(shown[0]), data.samples[int(shown[0])]
-    ranking = rank_rows(cfg, features[3], data)
+    ranking = labelled_distances(cfg, features[3], data)
     (hits,) = rank_lists(data, nearest_samples(*ranking, np.array([arguments.query]), HITS))
     image_of = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]

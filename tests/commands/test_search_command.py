@@ -74,7 +74,7 @@ def triplets(folder):
     }
 
 
-@pytest.mark.parametrize("how", ["shared", "all", "pairs"])
+@pytest.mark.parametrize("how", ["shared", "all"])
 def test_hits_are_those_of_the_extractors_features(run_search, weights, place, how):
     """Of queries in RGB and TI, by slow distances of what is present in each triplet."""
     words = ("--csv", "hits.csv", "--top", "4", "--return_pattern", 1)
@@ -109,7 +109,7 @@ def test_hits_are_those_of_the_extractors_features(run_search, weights, place, h
 
 
 def test_a_query_without_a_modality_in_common_is_told_so(run_search, place, files):
-    """Before anything is written; the others are searched for, and the distance of pairs compares all."""
+    """Before anything is written; the others are searched for, and the distance of all columns compares all."""
     for modality in ("RGB", "TI"):
         shutil.rmtree(place / "gallery" / modality)
     before = contents(place)
@@ -118,7 +118,7 @@ def test_a_query_without_a_modality_in_common_is_told_so(run_search, place, file
         assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
         assert f"any of the gallery: {count}; " in stderr and "query/RGB/<i>&" in stderr
         assert contents(place) == before
-    assert run_search("--top", "2", "TEST.CROSS_MODAL_DISTANCE", "pairs")[0] == 0
+    assert run_search("--top", "2", "TEST.CROSS_MODAL_DISTANCE", "all")[0] == 0
     copy(files["ni"][0], place / "query" / "NI" / "<i>&1.jpg")
     code, stdout, stderr = run_search(query="query/TI/<i>&1.jpg")
     assert code == 0 and "gallery/NI/photo" in stdout, stderr

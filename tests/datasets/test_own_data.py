@@ -266,15 +266,15 @@ def test_images_without_labels_are_refused_where_labels_are_needed(refusal, tmp_
 
 
 def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp_path, success):
-    """Queries in RGB, a gallery in TI: no distance by the columns of both, but one by pairs."""
+    """Queries in RGB, a gallery in TI: no distance by the columns of both, but one by all."""
     test = tiny_root / "RGBNT201" / "test"
     for split, modality in (("query", "RGB"), ("gallery", "TI")):
         shutil.copytree(test / modality, tmp_path / split / modality)
     cfg = configuration(tmp_path, "Folder", "MODEL.MODALITIES", "[RGB,TI]")
     weights = checkpoint_file(tmp_path / "last.pth", cfg)
     stdout = success(test_net.main, "--weight", weights)
-    assert "any of the gallery: 32 of 32 (RGB); TEST.CROSS_MODAL_DISTANCE pairs" in stdout
-    words = ("--weight", weights, "TEST.CROSS_MODAL_DISTANCE", "pairs")
+    assert "any of the gallery: 32 of 32 (RGB); TEST.CROSS_MODAL_DISTANCE all" in stdout
+    words = ("--weight", weights, "TEST.CROSS_MODAL_DISTANCE", "all")
     assert "WARNING" not in success(test_net.main, *words)
 
 

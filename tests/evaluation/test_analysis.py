@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 import torch
 from numeric import generator
-from ranking_cases import rank_distances
+from ranking_cases import Parts, rank_distances
 
-from demo_sdtps.evaluation import analysis, metrics
+from demo_sdtps.evaluation import analysis
 from tests.reference import analysis as plain
 
-PARTS = {"in parts": 100, "at once": 1 << 20}  # distances at a time
+PARTS = {"in parts": 11, "at once": 70}  # samples of the gallery at a time
 
 
 class Case:
     """Queries and a gallery with ties among their distances, queries without a match, and a camera that only one side has."""
 
-    def __init__(self, seed, by="camera", queries=30, gallery=70):
-        draws = generator(seed)
+    def __init__(self, seed, by="camera", queries=30, gallery=70, size=70):
+        draws, self.size = generator(seed), size
 
         def labels(count, kinds):
             return torch.randint(kinds, (count,), generator=draws)
@@ -34,15 +34,15 @@ class Case:
         ]
         self.rankings = plain.rankings(self.distance.tolist(), self.lists[0], self.lists[2])
 
-    def rows(self, queries):
-        return self.distance[queries]
+    @property
+    def distances(self):
+        return Parts(self.distance, self.size)
 
 
 @pytest.fixture(params=[(by, part) for by in ("camera", "scene") for part in PARTS], ids=", ".join)
-def case(request, monkeypatch):
+def case(request):
     by, parts = request.param
-    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", PARTS[parts])
-    return Case(1, by)
+    return Case(1, by, size=PARTS[parts])
 
 
 def known(values):
@@ -50,7 +50,7 @@ def known(values):
 
 
 def test_queries(case):
-    actual = analysis.score_queries(case.rows, *case.sides)
+    actual = analysis.score_queries(case.distances, *case.sides)
     averages = [plain.average_precision(ranking) for ranking in case.rankings]
     assert averages == known(actual.average_precision.tolist()) and None in averages
     assert actual.first_match.tolist() == [plain.first_match(ranking) for ranking in case.rankings]
@@ -60,7 +60,7 @@ def test_queries(case):
 
 
 def test_cameras(case):
-    actual = analysis.camera_matrix(case.rows, *case.sides)
+    actual = analysis.camera_matrix(case.distances, *case.sides)
     cameras, matrix = plain.camera_matrix(case.distance.tolist(), *case.lists)
     assert actual.cameras == cameras == [0, 1, 2, 3, 4]
     assert matrix == [known(row) for row in actual.mAP.tolist()]
@@ -70,7 +70,7 @@ def test_cameras(case):
 
 
 def test_identities(case):
-    averages = analysis.score_queries(case.rows, *case.sides).average_precision
+    averages = analysis.score_queries(case.distances, *case.sides).average_precision
     actual = analysis.score_identities(averages, case.ids[0])
     expected = plain.identity_scores(
         [plain.average_precision(ranking) for ranking in case.rankings], case.lists[0][0]
@@ -81,7 +81,7 @@ def test_identities(case):
 
 
 def test_worst_queries(case):
-    averages = analysis.score_queries(case.rows, *case.sides).average_precision
+    averages = analysis.score_queries(case.distances, *case.sides).average_precision
     expected = sorted((value, query) for query, value in enumerate(averages) if not np.isnan(value))
     for count in (1, 5, len(averages) + 1):
         assert analysis.worst_queries(averages, count).tolist() == [
@@ -91,7 +91,7 @@ def test_worst_queries(case):
 
 def test_nearest(case):
     chosen = torch.randperm(30, generator=generator(3))[:12]
-    actual = analysis.nearest_samples(case.rows, *case.sides, chosen, 10)
+    actual = analysis.nearest_samples(case.distances, *case.sides, chosen, 10)
     for row, query in enumerate(chosen.tolist()):
         listed = zip(*(column[row].tolist() for column in actual), strict=True)
         assert [
@@ -100,13 +100,13 @@ def test_nearest(case):
 
 
 def test_distances(case):
-    actual = analysis.distance_histogram(case.rows, *case.sides, bins=13)
+    actual = analysis.distance_histogram(case.distances, *case.sides, bins=13)
     largest = max(distance for ranking in case.rankings for distance, *_ in ranking)
     assert actual.edges[0] == 0 and actual.edges[-1] == largest and len(actual.edges) == 14
     # Inside the bins, where no rounding of an edge decides.
     inside = Case(2)
     inside.distance = inside.distance + 1 / 77
-    actual = analysis.distance_histogram(inside.rows, *inside.sides, bins=13)
+    actual = analysis.distance_histogram(inside.distances, *inside.sides, bins=13)
     expected = plain.histogram(
         inside.distance.tolist(), inside.lists[0], inside.lists[2], actual.edges.tolist()
     )
@@ -115,7 +115,7 @@ def test_distances(case):
 
 def test_distances_that_are_all_zero(case):
     case.distance = torch.zeros_like(case.distance)
-    actual = analysis.distance_histogram(case.rows, *case.sides)
+    actual = analysis.distance_histogram(case.distances, *case.sides)
     assert (
         actual.edges[-1] == 1
         and actual.positives[0] == actual.positives.sum() > 0

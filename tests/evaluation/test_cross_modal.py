@@ -18,6 +18,7 @@ from modality_sets import (
     comparison,
     lengths_of,
     parts_of,
+    present_in,
     scaled_errors,
     shuffled,
     sides_of,
@@ -26,25 +27,23 @@ from numeric import assert_close, generator, tolerance
 from tiny import SHALLOW, random_images, tiny_model
 
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import MODALITIES, load_cfg, with_values
-from demo_sdtps.config.common import set_of
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import rank_sets, sets_of
-from demo_sdtps.evaluation.distances import reranked, rows_of_distances, set_distances
+from demo_sdtps.evaluation.cross_modal import modality_sets, rank_sets
+from demo_sdtps.evaluation.distances import measure_in_memory, set_distances, squared_distances
 from demo_sdtps.evaluation.extraction import CASES, extract_features
-from demo_sdtps.evaluation.metrics import squared_distances
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.protocol import make_test_data
-from demo_sdtps.evaluation.reranking import k_reciprocal
+from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
 from demo_sdtps.modeling.fusion import SUBSETS
 from tests.reference import cross_modal as plain
 from tests.reference import ranking
 from tests.reference import reranking as plain_reranking
 
 pytestmark = pytest.mark.usefixtures("shallow")
-SETS = sets_of(MODALITIES)
+SETS = modality_sets(MODALITIES)
 
 
 def test_the_sets_are_named_by_what_is_present():
@@ -54,7 +53,7 @@ def test_the_sets_are_named_by_what_is_present():
 
 
 @pytest.mark.parametrize("sources", ALL_SOURCES.values(), ids=ALL_SOURCES)
-@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+@pytest.mark.parametrize("how", ["all", "shared"])
 def test_distances_of_two_sets_against_the_slow_version(how, sources):
     """In all 49 cells, of which 12 share nothing; what is not used may be anything, as a missing modality's columns."""
     draws, undefined = generator(len(sources)), 0
@@ -68,8 +67,8 @@ def test_distances_of_two_sets_against_the_slow_version(how, sources):
             assert actual.isinf().all() and not query_set & gallery_set
             continue
         assert_close(actual, expected, *lengths_of(sources), scale=4)
-        rows = rows_of_distances(comparison(sources, how), query, gallery)
-        assert torch.equal(rows(slice(None)), actual)
+        matrix = measure_in_memory(comparison(sources, how), query, gallery)
+        assert torch.equal(matrix.values, actual)
         if how == "all" or query_set == gallery_set == set(MODALITIES):
             assert torch.equal(actual, squared_distances(query[0], gallery[0]))
             continue
@@ -83,9 +82,9 @@ def test_distances_of_two_sets_against_the_slow_version(how, sources):
 
 
 @pytest.mark.parametrize("fewest", [1, 7])
-@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+@pytest.mark.parametrize("how", ["all", "shared"])
 def test_distances_of_triplets_that_have_other_sets_each(monkeypatch, how, fewest):
-    """All of them in one matrix, infinite where nothing is shared, and scaled; some rows of it are those of the whole."""
+    """All of them in one matrix, infinite where nothing is shared, and standardised; in parts, and of some of the gallery."""
     monkeypatch.setattr(distance_module, "FEWEST", fewest)
     draws, sources = generator(20), ALL_SOURCES["13C"]
     # 13 triplets have RGB, 12 NI, 12 TI, 6 all
@@ -95,13 +94,21 @@ def test_distances_of_triplets_that_have_other_sets_each(monkeypatch, how, fewes
     lengths = lengths_of(sources)
     actual = set_distances(comparison(sources, how), query, gallery)
     assert_close(actual, plain.distances(*arguments), *lengths, scale=4)
-    rows = rows_of_distances(comparison(sources, how), query, gallery)
     expected = np.array(plain.scaled(*arguments, fewest))
     scale = scaled_errors(expected, plain.scales(*arguments, fewest))
-    assert_close(rows(slice(None)), expected, *lengths, 50, scale=scale)
-    assert_close(rows(slice(4, 9)), expected[4:9], *lengths, 50, scale=scale)
-    some = rows(torch.tensor([7])), rows(torch.tensor([2, 11]))
-    assert_close(torch.cat(some), expected[[7, 2, 11]], *lengths, 50, scale=scale)
+    matrix = measure_in_memory(comparison(sources, how), query, gallery)
+    assert_close(matrix.values, expected, *lengths, 50, scale=scale)
+    monkeypatch.setattr(distance_module, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(distance_module, "TILE_ELEMENTS", 4 * query[0].shape[1])
+    parts = measure_in_memory(comparison(sources, how), query, gallery)
+    starts, blocks = zip(*parts.tiles(), strict=True)
+    assert starts == (0, 4, 8, 12, 16)
+    assert_close(torch.cat(blocks, dim=1), expected, *lengths, 50, scale=scale)
+    some, rows = np.array([2, 7, 11, 18]), np.array([20, 0, 5, 5])
+    for one in (matrix, parts):
+        chosen = torch.cat([block for _, block in one.select(some).tiles()], dim=1)
+        assert_close(chosen, expected[:, some], *lengths, 50, scale=scale)
+        assert_close(one.pairs(rows, some), expected[rows, some], *lengths, 50, scale=scale)
 
 
 def test_re_ranking_is_by_these_distances():
@@ -116,15 +123,14 @@ def test_re_ranking_is_by_these_distances():
         distances = np.array(values).clip(0, 4)
         ordered = np.sort(distances, axis=1)
         gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 4]
-    actual = reranked(comparison(sources, "shared"), query, gallery)
+    actual = rerank(comparison(sources, "shared"), query, gallery).values
     expected = plain_reranking.k_reciprocal_by(distances.tolist(), len(query[0]))
     sums, farthest = len(sources) * WIDTH, float(distances.max(axis=1).min())
     lengths = (*4 * (sums,), *3 * (len(samples),), 8)
     assert_close(actual, expected, *lengths, scale=4 * max(1, 2 / farthest))
-    whole = [(side, np.full_like(each, 7)) for side, each in (query, gallery)]
-    assert torch.equal(
-        reranked(comparison(sources, "shared"), *whole), k_reciprocal(query[0], gallery[0])
-    )
+    whole = [(side, np.ones_like(each)) for side, each in (query, gallery)]
+    actual = rerank(comparison(sources, "shared"), *whole).values
+    assert torch.equal(actual, k_reciprocal(query[0], gallery[0]))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ def test_the_columns_of_a_modality(changed, opts):
 
 @pytest.mark.parametrize(
     "how, pattern",
-    [("shared", 2), *(pytest.param(how, 3, marks=pytest.mark.slow) for how in ("all", "pairs"))],
+    [("shared", 2), pytest.param("all", 3, marks=pytest.mark.slow)],
 )
 def test_matrices_of_all_sets(how, pattern, loaded, fused_words, success, tmp_path):
     """By all columns, and of complete triplets, as TEST.MISS all has them, to the last bit; others by the slow versions."""
@@ -184,14 +190,13 @@ def test_matrices_of_all_sets(how, pattern, loaded, fused_words, success, tmp_pa
             assert is_equal or (how != "all" and name != "RNT"), (measure, name)
 
     cfg, model, data = loaded
-    used = 1 if how == "pairs" else pattern
     features = dict(
         zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True)
     )
-    sources = [*(OWN * (used != 2)), *(OWN * (used > 1)), *(SUBSETS.values() if used > 1 else ())]
+    sources = [*(OWN * (pattern != 2)), *OWN, *SUBSETS.values()]
     for query_set, gallery_set in (("R", "NT"), ("RT", "T"), ("RNT", "RN")):
         query, gallery = (
-            features[SETS[name]][used][side].double().unflatten(1, (len(sources), -1)).tolist()
+            features[SETS[name]][pattern][side].double().unflatten(1, (len(sources), -1)).tolist()
             for name, side in ((query_set, data.query), (gallery_set, data.gallery))
         )
         sets = (
@@ -232,13 +237,11 @@ def labels_of(data):
     return [data.labels(name, side).tolist() for name in ("identity", "camera") for side in sides]
 
 
-@pytest.mark.parametrize("how", ["shared", "pairs"])
-def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(how, loaded):
+def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(loaded):
     """In every cell, by the set's modalities; without any it comes last."""
     cfg, model, data = loaded
-    cfg = with_values(cfg, {"TEST.CROSS_MODAL_DISTANCE": how})
     sets = shuffled(generator(5), 5)[: len(data.samples)]
-    data = replace(data, present=np.array([set_of(each) for each in sets], np.uint8))
+    data = replace(data, present=present_in(sets))
     by_case = dict(
         zip(CASES, extract_features(cfg, model, data.loader, list(CASES.values())), strict=True)
     )
@@ -265,7 +268,7 @@ def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(how, loade
             parts = features[rows].double().unflatten(1, (len(sources), -1)).tolist()
             sides.append((parts, [both[row] for row in rows]))
         (query, query_sets), (gallery, gallery_sets) = sides
-        distances = plain.distances(query, gallery, sources, query_sets, gallery_sets, how)
+        distances = plain.distances(query, gallery, sources, query_sets, gallery_sets, "shared")
         expected = ranking.evaluate_distances(distances, *labels_of(data))[1]
         if np.isinf(distances).all():
             assert actual[one][other] is None

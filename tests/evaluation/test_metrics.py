@@ -5,11 +5,12 @@ import torch
 from commands import distance_rounding
 from golden_cases import load_case
 from numeric import generator
-from ranking_cases import LargestResult, assert_same, random_case, rank_distances
+from ranking_cases import LargestResult, Parts, assert_same, random_case, rank_distances
 
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation import metrics
-from demo_sdtps.evaluation.metrics import evaluate_ranking, squared_distances
+from demo_sdtps.evaluation import distances, metrics
+from demo_sdtps.evaluation.distances import squared_distances
+from demo_sdtps.evaluation.metrics import evaluate_ranking, score_distances
 from tests.reference import ranking
 
 
@@ -104,24 +105,14 @@ def test_given_distances_are_ranked_as_they_are(scenes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
 @pytest.mark.parametrize("seed", [12, 13])
 def test_a_gpu_counts_what_the_cpu_counts(monkeypatch, seed, dtype):
-    """Its counting, by torch on the CPU: many equal distances, queries of no match and of many, several chunks."""
+    """Its counting, by torch on the CPU: many equal distances, queries of no match and of many, several parts."""
     case = random_case(seed, identities=9)
     distance = (10 * squared_distances(*case[:2])).round().to(dtype)
     expected = rank_distances(distance, *case[2:])
-    counted = []
-
-    def within(array, limits, matches, pool):
-        counted.append(metrics._within_on_gpu(torch.from_numpy(array), limits, matches))
-        return counted[-1]
-
-    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 1000)
-    monkeypatch.setattr(metrics, "counts_within", within)
-    actual = rank_distances(distance, *case[2:])
-    assert (
-        len(counted) > 1
-        and actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
-        and torch.equal(actual.cmc, expected.cmc)
-    )
+    monkeypatch.setattr(metrics, "count_within", metrics._count_on_gpu)
+    actual = score_distances(Parts(distance, 50), case[2:4], case[4:])
+    assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
+    assert torch.equal(actual.cmc, expected.cmc)
 
 
 def test_distances_that_are_not_numbers_are_refused():
@@ -189,25 +180,27 @@ def test_the_length_of_the_curve(max_rank):
 
 
 @pytest.mark.parametrize("elements", [1, 119, 120, 1000, 4801])
-def test_chunks_do_not_change_the_result(monkeypatch, elements):
+def test_parts_of_the_gallery_do_not_change_the_result(monkeypatch, elements):
     case = random_case(1)
     whole = evaluate_ranking(*case)
-    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(distances, "TILE_ELEMENTS", elements)
     parts = evaluate_ranking(*case)
     assert parts.mAP == pytest.approx(whole.mAP, abs=1e-9)
     assert torch.equal(parts.cmc, whole.cmc)
 
 
-def test_the_distances_of_all_queries_are_never_there_at_once(monkeypatch):
-    """Ten times the queries do not need more memory at a time: 60,000 distances, 2,000 at most together."""
-    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 2000)
+def test_the_distances_of_the_whole_gallery_are_never_there_at_once(monkeypatch):
+    """Ten times the gallery does not need more memory at a time: 50,000 distances, 2,000 at most together."""
+    monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(distances, "TILE_ELEMENTS", 2000)
     largest = {}
-    for queries in (50, 500):
-        case = random_case(2, queries=queries)
+    for gallery in (100, 1000):
+        case = random_case(2, queries=50, gallery=gallery, identities=gallery // 10, dim=2)
         with LargestResult() as watched:
             evaluate_ranking(*case)
-        largest[queries] = watched.elements
-    assert largest[500] == largest[50] <= 2000
+        largest[gallery] = watched.elements
+    assert largest[1000] == largest[100] <= 2000
 
 
 def test_half_precision_features_are_compared_in_float32():

@@ -9,6 +9,7 @@ from numeric import assert_close, generator
 from ranking_cases import LargestResult, cosine_error, near_ties, rank_distances, roundings
 
 from demo_sdtps.evaluation import reranking
+from demo_sdtps.evaluation.distances import squared_distances as squared_distances_by_product
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from tests.reference import reranking as plain
 
@@ -131,11 +132,14 @@ def test_more_twins_than_neighbours(k2):
 def test_twins_are_exactly_as_far(monkeypatch, kept):
     """Whatever the processor does with the rows of a block; of wide features, where sums come out differently."""
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
-    monkeypatch.setattr(reranking, "STRIP", 37)
+    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 7 * 300)
     features = F.normalize(torch.cat(clusters(6, 40, 60, dim=517, ranks=[])), dim=1)
-    distances = reranking.Distances(features.repeat(3, 1))
-    assert len(distances.distinct) == 100
-    distance = torch.cat([distances[start : start + 7] for start in range(0, 300, 7)])
+
+    def between(places):
+        return squared_distances_by_product(features[places], features)
+
+    rows = reranking.Rows(between, torch.arange(100).repeat(3))
+    distance = torch.cat([block for _, block in rows.blocks(300, "")])
     assert (distance.diagonal() == 0).all()
     assert torch.equal(distance, distance[:, :100].repeat(1, 3))
     assert (distance[:100, :100] - squared_distances(features)).abs().max() < cosine_error(517)
@@ -154,14 +158,15 @@ def test_blocks_do_not_change_the_result(monkeypatch, elements):
     samples = torch.cat(clusters(8, 10, 20))
     sides = samples[:20], samples  # with ties
     expected = by_loops(*sides, 9, 4)
-    monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(reranking, "MEETINGS", elements)
     for kept in (reranking.KEPT_ELEMENTS, 0):
         monkeypatch.setattr(reranking, "KEPT_ELEMENTS", kept)
         assert_same(k_reciprocal(*sides, 9, 4), expected, sides)
 
 
 def test_all_pairs_are_never_there_at_once(monkeypatch):
-    monkeypatch.setitem(reranking.BLOCK_ELEMENTS, "cpu", 8000)
+    monkeypatch.setattr(reranking, "BLOCK_ELEMENTS", 8000)
     monkeypatch.setattr(reranking, "KEPT_ELEMENTS", 0)
     sides = clusters(9, 10, 590, identities=60, ranks=[])
     with LargestResult() as watched:

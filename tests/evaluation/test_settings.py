@@ -66,9 +66,12 @@ def test_distance_that_is_ranked(tiny_root, value):
     assert rank_features(cfg, features.float(), data).mAP == pytest.approx(expected, abs=step)
 
 
-@pytest.mark.parametrize(("value", "perfect"), [("all", False), ("shared", None), ("pairs", True)])
-def test_queries_of_rgb_find_their_thermal_images(tiny_root, value, perfect):
-    """The columns of both are the identity's direction, and all others are large and random."""
+@pytest.mark.parametrize(
+    ("value", "sets", "is_perfect"),
+    [("all", "RN", False), ("shared", "RN", True), ("shared", "T", None)],
+)
+def test_queries_of_rgb_are_compared_by_its_columns(tiny_root, value, sets, is_perfect):
+    """These are the identity's direction, and all others are large and random."""
     cfg, data = cfg_and_data(
         tiny_root, "TEST.CROSS_MODAL_DISTANCE", value, "TEST.RETURN_PATTERN", 1
     )
@@ -78,6 +81,6 @@ def test_queries_of_rgb_find_their_thermal_images(tiny_root, value, perfect):
     }
     identities = torch.tensor([sample.identity for sample in data.samples])
     direction = identities[:, None] == torch.arange(width)
-    features["nt"][1][:, :width] = features["rn"][1][:, 2 * width :] = direction
-    mean = rank_sets(cfg, make_model(cfg, 5, 8), features, data)["mAP"]["R"]["T"]
-    assert mean is None if perfect is None else (mean == pytest.approx(1)) is perfect
+    features["nt"][1][:, :width] = features["t"][1][:, :width] = direction
+    mean = rank_sets(cfg, make_model(cfg, 5, 8), features, data)["mAP"]["R"][sets]
+    assert mean is None if is_perfect is None else (mean == pytest.approx(1)) is is_perfect

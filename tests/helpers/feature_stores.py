@@ -18,5 +18,5 @@ def stack_of(features, size=7):
 
 def gallery_of(features, names, present=None, size=7):
     """A gallery of complete triplets, unless it is told what is present."""
-    present = np.full(len(features), 7, np.uint8) if present is None else present
+    present = np.ones((len(features), 3), bool) if present is None else present
     return Gallery(stack_of(features, size), present, names)

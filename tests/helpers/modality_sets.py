@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.config.common import set_of
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.modeling.fusion import SUBSETS
 
@@ -24,7 +24,7 @@ WIDTH = 5  # columns of a part
 
 
 def comparison(sources, how):
-    return Comparison([set_of(names) for names in sources], how)
+    return Comparison([*map(frozenset, sources)], how)
 
 
 def sides_of(draws, sources, *sets):
@@ -32,8 +32,13 @@ def sides_of(draws, sources, *sets):
     features = (
         torch.randn(len(side), len(sources) * WIDTH, generator=draws).double() for side in sets
     )
-    present = (np.array([set_of(names) for names in side], np.uint8) for side in sets)
+    present = (present_in(side) for side in sets)
     return list(zip((F.normalize(side).float() for side in features), present, strict=True))
+
+
+def present_in(sets):
+    """`present` (n, 3) of sets of modalities."""
+    return np.array([[name in each for name in MODALITIES] for each in sets])
 
 
 def shuffled(draws, copies):

@@ -1,5 +1,7 @@
 """Distances and labels to rank, and comparisons of rankings."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from commands import squared_distances
 from numeric import assert_close, generator, tolerance
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from demo_sdtps.evaluation.distances import Matrix
 from demo_sdtps.evaluation.metrics import score_distances
 
 
@@ -31,7 +34,7 @@ def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
 def rank_distances(distance, query_ids, gallery_ids, query_keys, gallery_keys, max_rank=50):
     """The ranking by distances (Q, G), and by identities and cameras, or scenes, of both sides."""
     sides = (query_ids, gallery_ids), (query_keys, gallery_keys)
-    return score_distances(distance.__getitem__, distance.shape, *sides, max_rank)
+    return score_distances(Matrix(distance), *sides, max_rank)
 
 
 def short(features):
@@ -78,3 +81,17 @@ def roundings(query, gallery):
     squared = squared_distances(F.normalize(torch.cat([query, gallery]).double(), dim=1))
     (samples, dim), farthest = (len(squared), query.shape[1]), float(squared.amax(1).min())
     return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
+
+
+@dataclass(frozen=True)
+class Parts(Matrix):
+    """Distances (Q, G) that come in parts of so many samples of the gallery."""
+
+    size: int
+
+    def tiles(self):
+        for start in range(0, self.shape[1], self.size):
+            yield start, self.values[:, start : start + self.size]
+
+    def select(self, samples):
+        return Parts(super().select(samples).values, self.size)

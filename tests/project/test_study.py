@@ -219,7 +219,7 @@ def test_the_table_is_that_of_the_measurements():
             [statistics.mean(run["missing"][case]["3"] for case in six) for run in runs]
         )
         assert row["recall of the object"] == spread([run["recall"] for run in runs])
-        for how in ("all", "shared", "pairs"):
+        for how in ("all", "shared"):
             for is_common, name in ((True, "a common modality"), (False, "none in common")):
                 if is_common or how != "shared":
                     assert row[f"mAP, {name}, {how}"] == spread(

@@ -7,20 +7,7 @@ from tests.reference.reranking import normalise
 
 
 def distance(query, gallery, sources, query_set, gallery_set, how):
-    """Features are lists of parts, lists of numbers, made from the modalities in `sources`, of which the first are of one
-    modality each: → a number, or None."""
-    if how != "all" and not (query_set and gallery_set):
-        return None
-    if how == "pairs" and query_set != gallery_set:
-        count = len({modality for source in sources for modality in source})
-        distances = [
-            squared_distance(normalise(one), normalise(other))
-            for one, source in zip(query[:count], sources[:count], strict=True)
-            if all(modality in query_set for modality in source)
-            for other, source in zip(gallery[:count], sources[:count], strict=True)
-            if all(modality in gallery_set for modality in source)
-        ]
-        return sum(distances) / len(distances)
+    """Features are lists of parts, lists of numbers, made from the modalities in `sources`: → a number, or None."""
     vectors = ([], [])
     for one, other, source in zip(query, gallery, sources, strict=True):
         if how == "all" or all(
@@ -48,9 +35,7 @@ def scales(queries, gallery, sources, query_sets, gallery_sets, how, fewest):
     sample are, with fewer than `fewest` of them those of most; 0 and 1 where the query is compared by the same with all."""
     rows = []
     for query, query_set in zip(queries, query_sets, strict=True):
-        parts_of = [
-            frozenset(query_set & each if how == "shared" else each) for each in gallery_sets
-        ]
+        parts_of = [frozenset(query_set & each) for each in gallery_sets]
         cohorts = {
             parts: [
                 distance(query, other, sources, query_set, parts, how)

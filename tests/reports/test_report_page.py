@@ -19,7 +19,7 @@ from demo_sdtps.commands import analyse, report
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal, sets_of
+from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal, modality_sets
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.evaluation.tables import MEASURES
 from demo_sdtps.modeling import make_model
@@ -130,7 +130,7 @@ def test_the_page_in_a_browser(page, analysed_run):
         for value in row
     ]
     matrices = np.array(page.texts("#cross-modal .matrix td")).reshape(2, 7, 7)
-    assert page.texts("#cross-modal thead th")[1:8] == [*sets_of(MODALITIES)]
+    assert page.texts("#cross-modal thead th")[1:8] == [*modality_sets(MODALITIES)]
     model, splits = load_model_and_data(cfg)
     expected = evaluate_cross_modal(cfg, model, make_test_data(cfg, **splits))
     for measure, matrix in zip(("mAP", "Rank-1"), matrices, strict=True):

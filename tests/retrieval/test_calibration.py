@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, copy, rows_of
 from interrupted import call
+from modality_sets import present_in
 from numeric import generator
 
 import demo_sdtps
@@ -20,7 +21,7 @@ from demo_sdtps.retrieval.calibrate import MOST, Block, chosen_samples
 from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit
 
 SETTINGS = (*KEEP_ALL, "MODEL.HDM", "True")
-WHOLE, WHOLE_SET = "RGB+NI+TI, RGB+NI+TI", np.uint8(7)
+WHOLE, WHOLE_SET = "RGB+NI+TI, RGB+NI+TI", np.ones(3, bool)
 
 
 def draw_pairs(same, different, seed=0):
@@ -73,8 +74,11 @@ def test_sets_without_a_fit_have_no_probability():
     calibration = Calibration(
         {"RGB, NI+TI": {"slope": 2.0, "offset": 1.0, "limits": {"0.01": 0.5}}}
     )
-    one, other = np.uint8([[1, 6, 1]]), np.uint8([[6, 1, 1]])
-    judged = calibration.judge(np.array([[0.5, 0.51, 0.9]]), one, other, 0.01)
+    one, other = (
+        present_in([{"RGB"}, {"NI", "TI"}, {"RGB"}]),
+        present_in([{"NI", "TI"}, {"RGB"}, {"RGB"}]),
+    )
+    judged = calibration.judge(np.array([[0.5, 0.51, 0.9]]), one[None], other[None], 0.01)
     expected = [[0.5, 1 / (1 + np.exp(0.02)), np.nan]]
     np.testing.assert_allclose(judged[0], expected)
     np.testing.assert_array_equal(judged[1], [[False, True, False]])
@@ -241,7 +245,7 @@ def test_without_its_own_calibration_nothing_of_it_is_shown(
         *("--query", files["rgb"][0], "--false_accept", "0.01"),
     )
     assert "demo-sdtps calibrate --weight" in sentence
-    other = demo_sdtps.load(path, "TEST.CROSS_MODAL_DISTANCE", "pairs")
+    other = demo_sdtps.load(path, "TEST.CROSS_MODAL_DISTANCE", "all")
     assert other.search(features, features).probability is None
     assert "of another value of TEST.CROSS_MODAL_DISTANCE" in caplog.text
     checkpoint_file(path, with_values(other.cfg, {"MODEL.SDTPS_BETA": 0.4}))

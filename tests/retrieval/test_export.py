@@ -18,6 +18,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.retrieval import export as exporting
 from demo_sdtps.retrieval.feature_sets import open_features
+from demo_sdtps.retrieval.features import decode_present
 from demo_sdtps.retrieval.store import open_store
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -57,7 +58,7 @@ def test_shards_and_parquet_hold_what_the_array_holds(export, tmp_path):
         assert np.array_equal(features, expected["features"])
     for names in ([*shards.names], table["name"].to_pylist()):
         assert names == expected["paths"][:, 0].tolist()
-    assert np.array_equal(expected["present"], shards.present)
+    assert np.array_equal(decode_present(expected["present"]), shards.present)
     for name, label in LABELS.items():
         assert np.array_equal(getattr(shards, name), expected[name])
         assert table[label].type == pa.int64() and table[label].to_pylist() == [*expected[name]]

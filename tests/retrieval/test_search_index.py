@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from demo_sdtps.config import UserError
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.folders import read_folder
 from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.retrieval import approximate, gallery
@@ -159,7 +159,7 @@ def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes
             gallery = read_gallery(index)
             features = torch.from_numpy(gallery.features.take(np.arange(len(gallery))))
             hits = search_sets(
-                Comparison((1, 2, 4), how),
+                Comparison([frozenset([name]) for name in MODALITIES], how),
                 (features, gallery.present),
                 gallery,
                 1,

@@ -15,7 +15,7 @@ from commands import (
     scores_of,
 )
 from feature_stores import gallery_of, stack_of
-from modality_sets import ALL_SOURCES, comparison, parts_of, shuffled, sides_of
+from modality_sets import ALL_SOURCES, OWN, comparison, parts_of, shuffled, sides_of
 from numeric import generator, numpy_generator
 from ranking_cases import assert_same, random_case
 
@@ -25,13 +25,12 @@ from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation import distances
-from demo_sdtps.evaluation.distances import Comparison
-from demo_sdtps.evaluation.metrics import evaluate_ranking
-from demo_sdtps.retrieval import store, streaming
+from demo_sdtps.evaluation.distances import Comparison, measure_distances
+from demo_sdtps.evaluation.metrics import evaluate_ranking, score_distances
+from demo_sdtps.retrieval import store
 from demo_sdtps.retrieval.feature_sets import open_features, sample_labels
 from demo_sdtps.retrieval.nearest import nearest
 from demo_sdtps.retrieval.store import Store
-from demo_sdtps.retrieval.streaming import evaluate_stream
 from tests.reference import cross_modal, ranking
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -58,26 +57,34 @@ def write(folder, features, ids, cams, rows=ROWS):
     return folder
 
 
+def rank(comparison, query, gallery, ids, keys):
+    """The scores of a gallery in blocks."""
+    measured = measure_distances(comparison, query, gallery.present, gallery.take)
+    return score_distances(measured, ids, keys)
+
+
 @pytest.mark.parametrize("size", [1, 7, 50, 200])
 def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     """Small whole numbers, whose distances are exact and often equal, and parts smaller than a block."""
-    monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 40 * 11)
+    monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(distances, "TILE_ELEMENTS", 40 * 11)
     query, gallery, *labels = random_case(15, identities=12, dim=3)
     query, gallery = (2 * query).round(), (2 * gallery).round()
     place = gallery_of(gallery.numpy(), names=(), size=size)
-    side = query, np.full(len(query), 7, np.uint8)
-    actual = evaluate_stream(Comparison(), side, place, labels[:2], labels[2:])
+    side = query, np.ones((len(query), 3), bool)
+    actual = rank(Comparison(), side, place, labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
     assert actual.mAP == pytest.approx(expected.mAP, abs=1e-12)
     assert torch.equal(actual.cmc, expected.cmc)
     assert_same(actual, *ranking.evaluate(*(side.tolist() for side in (query, gallery, *labels))))
 
 
-@pytest.mark.parametrize("how", ["all", "shared", "pairs"])
+@pytest.mark.parametrize("how", ["all", "shared"])
 def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
     """Against the slow versions of distance, scale and ranking; what has no distance comes last."""
     monkeypatch.setattr(distances, "FEWEST", 1)
-    monkeypatch.setattr(streaming, "CHUNK_ELEMENTS", 21 * 11)
+    monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
+    monkeypatch.setattr(distances, "TILE_ELEMENTS", 35 * 11)
     draws, sources, gaps = generator(16), ALL_SOURCES["7C"], np.zeros(1)
     sets = [shuffled(draws, 3), shuffled(draws, 9)]
     labels = [
@@ -90,7 +97,7 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
         ordered = np.sort(expected, axis=1).clip(max=99)
         gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 99]
     place = gallery_of(features.numpy(), names=(), present=present, size=10)
-    actual = evaluate_stream(comparison(sources, how), query, place, labels[:2], labels[2:])
+    actual = rank(comparison(sources, how), query, place, labels[:2], labels[2:])
     assert_same(actual, *ranking.evaluate_distances(expected, *(side.tolist() for side in labels)))
 
 
@@ -158,7 +165,7 @@ def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
             assert len(rows_of("x.csv")) == 1 + 32 * 4
         places = ("--query", "R", "--gallery", "NT.npz")
         code, stdout, _ = command(rank_features.main, *places, *words)
-        told = "any of the gallery: 32 of 32 (RGB); --cross_modal_distance pairs" in stdout
+        told = "any of the gallery: 32 of 32 (RGB); --cross_modal_distance all" in stdout
         assert code == 0 and told == (how == "shared")
         assert len(rows_of("x.csv")) == (1 if how == "shared" else 1 + 32 * 4)
 
@@ -213,7 +220,7 @@ def rank_and_search(folder):
     queries = actual.features.take(np.arange(50))
     labels = [(side[:50], side) for side in (actual.ids, actual.cams)]
     side = torch.from_numpy(queries), actual.present[:50]
-    evaluate_stream(Comparison((1, 2, 4)), side, actual, *labels)
+    rank(Comparison(tuple(map(frozenset, OWN))), side, actual, *labels)
     nearest(queries, actual.features, actual.names, 3)
 
 
