@@ -1,12 +1,12 @@
-"""Data loaders of image-text matching: batches of captions with their images.
+"""Batches of captions with their images.
 
 The loading processes load images only; the tokens of the captions stay in the main process.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -23,11 +23,16 @@ from demo_sdtps.datasets.loaders import (
 )
 from demo_sdtps.datasets.transforms import PerModality
 from demo_sdtps.runtime.distributed import shard_for_rank
+from demo_sdtps.runtime.transfer import to_device
 from demo_sdtps.seps.image_text import ImageTexts
 from demo_sdtps.seps.transforms import CropTransform, resize_transform
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+
+class Tokens(NamedTuple):
+    """Tokens of the captions of a split, and of the long captions, one for each image, None for data without."""
+
+    captions: list[list[int]]
+    long_captions: list[list[int]] | None
 
 
 @dataclass(frozen=True)
@@ -36,37 +41,26 @@ class CaptionBatch:
 
     images: torch.Tensor  # (B, 3, H, W) float
     captions: torch.Tensor  # (B, L) long, padded with 0
-    lengths: torch.Tensor  # (B,) long
+    lengths: torch.Tensor  # (B,) long, on the CPU, where they are read
     long_captions: torch.Tensor | None  # (B, L')
     long_lengths: torch.Tensor | None  # (B,)
     image_ids: torch.Tensor  # (B,) long: captions of the same image have the same id
 
-
-class CaptionLoader(DataLoader):
-    """Loads the images of captions; keeps the tokens of captions (per caption) and long captions (per image)."""
-
-    dataset: ImageDataset
-
-    def __init__(
-        self,
-        dataset: ImageDataset,
-        captions: list[list[int]],
-        long_captions: list[list[int]] | None,
-        **options: Any,
-    ):
-        super().__init__(dataset, **options)
-        self.captions, self.long_captions = captions, long_captions
+    def to(self, device: torch.device) -> "CaptionBatch":
+        """The batch on a device, but for the lengths."""
+        names = ("images", "captions", "long_captions", "image_ids")
+        tensors = {name: getattr(self, name) for name in names}
+        moved = {name: to_device(one, device) for name, one in tensors.items() if one is not None}
+        return replace(self, **moved)
 
 
-def caption_loader(
-    cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase"
-) -> CaptionLoader:
-    """Random batches of captions with their images; call `.batch_sampler.begin(epoch)` before each epoch."""
+def caption_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
+    """Loads the images of random batches of captions, for `caption_batches`; `.batch_sampler.begin(epoch)` precedes each
+    epoch."""
     count, batch_size = len(split.captions), cfg.SOLVER.IMS_PER_BATCH
     sampler = shuffled_batches(count, "captions", batch_size, cfg.SOLVER.SEED)
-    texts = encode_captions(cfg, split, tokenizer)
     dataset = _image_dataset(cfg, split.paths, split.image_of, PerModality(CropTransform(cfg)))
-    return CaptionLoader(dataset, *texts, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
+    return DataLoader(dataset, batch_sampler=sampler, **loader_kwargs(cfg, dataset))
 
 
 def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
@@ -79,22 +73,27 @@ def image_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
 def _image_dataset(
     cfg: CfgNode, files: Sequence[str], image_of: Sequence[int], transform: PerModality
 ) -> ImageDataset:
-    """Samples (images, index): sample i has the image `files[image_of[i]]`."""
+    """Samples (images, index, id of the image): sample i has the image `files[image_of[i]]`."""
     paths = [(file,) for file in files]
-    targets = [(index,) for index in range(len(image_of))]
+    targets = list(enumerate(image_of))
     cache = use_cache(cfg, paths, _decode_images)
     return ImageDataset(paths, targets, transform, cache, _decode_images, image_of)
 
 
-def caption_batches(loader: CaptionLoader) -> Iterator[CaptionBatch]:
+def _decode_images(paths: Paths) -> Images:
+    """The image of one path, uint8 (3, h, w)."""
+    assert paths[0]
+    return (decode(paths[0], advice="; replace it.", scale=None),)
+
+
+def caption_batches(loader: DataLoader, tokens: Tokens) -> Iterator[CaptionBatch]:
     """Batches of captions with prefetch."""
-    for (images,), _, indices in collated_batches(loader):
-        image_ids = [loader.dataset.source_of[index] for index in indices]
-        captions = pad_texts([loader.captions[index] for index in indices])
-        dense: tuple[Any, Any] = (None, None)
-        if loader.long_captions:
-            dense = pad_texts([loader.long_captions[image] for image in image_ids])
-        yield CaptionBatch(images, *captions, *dense, torch.tensor(image_ids))
+    for (images,), _, indices, image_ids in collated_batches(loader):
+        captions = pad_texts([tokens.captions[index] for index in indices])
+        long: tuple[Any, Any] = (None, None)
+        if tokens.long_captions:
+            long = pad_texts([tokens.long_captions[image] for image in image_ids])
+        yield CaptionBatch(images, *captions, *long, torch.tensor(image_ids))
 
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
@@ -103,18 +102,16 @@ def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:
         yield images
 
 
-def encode_captions(
-    cfg: CfgNode, split: ImageTexts, tokenizer: "PreTrainedTokenizerBase"
-) -> tuple[list[list[int]], list[list[int]] | None]:
-    """Tokens of the captions and, where there are any, of the long captions of a split."""
+def encode_captions(cfg: CfgNode, split: ImageTexts, tokenizer: Any) -> Tokens:
+    """Tokens of a split, truncated to INPUT.MAX_WORDS and INPUT.MAX_LONG_WORDS."""
     captions = encode_texts(tokenizer, split.captions, cfg.INPUT.MAX_WORDS)
     long = split.long_captions
-    return captions, encode_texts(tokenizer, long, cfg.INPUT.MAX_LONG_WORDS) if long else None
+    return Tokens(
+        captions, encode_texts(tokenizer, long, cfg.INPUT.MAX_LONG_WORDS) if long else None
+    )
 
 
-def encode_texts(
-    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], most: int
-) -> list[list[int]]:
+def encode_texts(tokenizer: Any, texts: Sequence[str], most: int) -> list[list[int]]:
     """Tokens of each text, [CLS] … [SEP], truncated to `most`."""
     # Avoids a warning of the tokenizer in every loading process that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -127,9 +124,3 @@ def pad_texts(texts: Iterable[Sequence[int] | torch.Tensor]) -> tuple[torch.Tens
     tensors = [torch.as_tensor(text) for text in texts]
     lengths = torch.tensor([len(tensor) for tensor in tensors])
     return pad_sequence(tensors, batch_first=True), lengths
-
-
-def _decode_images(paths: Paths) -> Images:
-    """The image of one path, uint8 (3, H, W)."""
-    assert paths[0]
-    return (decode(paths[0], advice="; replace it.", scale=None),)

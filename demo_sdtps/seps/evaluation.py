@@ -15,7 +15,13 @@ from demo_sdtps.modeling.inference import check_features, check_finite, evaluati
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu, to_device
-from demo_sdtps.seps.captions import encode_captions, image_batches, image_loader, pad_texts
+from demo_sdtps.seps.captions import (
+    Tokens,
+    encode_captions,
+    image_batches,
+    image_loader,
+    pad_texts,
+)
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.recall import five_fold
@@ -25,11 +31,10 @@ from demo_sdtps.seps.towers import load_tokenizer
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """A split to evaluate: its images, its captions as lists of tokens, and the number of folds."""
+    """A split to evaluate."""
 
-    loader: DataLoader  # loads this process's part of the images
-    captions: list[list[int]]
-    long_captions: list[list[int]] | None  # one per image
+    loader: DataLoader  # of this process's part of the images
+    tokens: Tokens
     image_of: torch.Tensor  # (captions,): the index of each caption's image
     folds: int
     batch: int  # texts encoded, and captions compared, at a time
@@ -74,13 +79,12 @@ def check_folds(split: ImageTexts, folds: int) -> None:
 
 
 def make_retrieval_data(
-    cfg: CfgNode, split: ImageTexts, tokenizer, folds: int = 1
+    cfg: CfgNode, split: ImageTexts, tokens: Tokens, folds: int = 1
 ) -> RetrievalData:
-    """Tokenise a split for evaluation."""
+    """A split and its tokens for evaluation."""
     check_folds(split, folds)
-    texts, image_of = encode_captions(cfg, split, tokenizer), torch.tensor(split.image_of)
-    loader = image_loader(cfg, split)
-    return RetrievalData(loader, *texts, image_of, folds, cfg.TEST.IMS_PER_BATCH)
+    loader, image_of = image_loader(cfg, split), torch.tensor(split.image_of)
+    return RetrievalData(loader, tokens, image_of, folds, cfg.TEST.IMS_PER_BATCH)
 
 
 def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
@@ -93,10 +97,10 @@ def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
     weights = read_weights(cfg.TEST.WEIGHT, EXAMPLE)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
     distributed.check_equal(split, "images and captions")
-    tokenizer = load_tokenizer(cfg)
+    tokens = encode_captions(cfg, split, load_tokenizer(cfg))
     model, _ = make_seps(cfg, pretrained=False)
     fill_model(model, weights, cfg.TEST.WEIGHT)
-    return model.eval().to(device), make_retrieval_data(cfg, split, tokenizer, cfg.TEST.FOLDS)
+    return model.eval().to(device), make_retrieval_data(cfg, split, tokens, cfg.TEST.FOLDS)
 
 
 def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
@@ -107,7 +111,7 @@ def evaluate_retrieval(model: SEPS, data: RetrievalData) -> dict[str, float]:
 
 def retrieval_caption(cfg: CfgNode, data: RetrievalData) -> str:
     """One line on what is evaluated: data set, split, images, captions and folds."""
-    caption = f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.captions)} captions"
+    caption = f"{cfg.DATASETS.NAMES}, {cfg.TEST.SPLIT}: {data.images} images, {len(data.tokens.captions)} captions"
     parts = f", in {data.folds} parts of {data.images // data.folds} images"
     return caption + parts if data.folds > 1 else caption
 
@@ -122,26 +126,29 @@ def similarities(model: SEPS, data: RetrievalData) -> torch.Tensor:
         batches = image_batches(data.loader)
         batches = progress(batches, "encoding images", len(data.loader), unit="batch")
         local = [model.image_tower(to_device(images, device)) for images in batches]
-        tokens = distributed.all_gather_rows(torch.cat(local), data.images)
-        words = _encode_texts(model, data.captions, data.batch)
-        long = data.long_captions and _encode_texts(model, data.long_captions, data.batch)
-        check_features("The tokens of images and captions", [tokens, *words, *(long or ())])
-        matrix, blocks = torch.zeros(len(tokens), len(words)), []
-        for fold in torch.arange(len(tokens)).chunk(data.folds):
-            images = slice(int(fold[0]), int(fold[-1]) + 1)
-            members = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
-            blocks += [(images, block) for block in _blocks(members, words, data.batch)]
+        images = distributed.all_gather_rows(torch.cat(local), data.images)
+        words = _encode_texts(model, data.tokens.captions, data.batch)
+        long = data.tokens.long_captions
+        long_words = _encode_texts(model, long, data.batch) if long else []
+        check_features("The tokens of images and captions", [images, *words, *long_words])
+        blocks = []
+        for fold in torch.arange(len(images)).chunk(data.folds):
+            captions = torch.isin(data.image_of, fold).nonzero().flatten().tolist()
+            rows = slice(int(fold[0]), int(fold[-1]) + 1)
+            blocks += [(rows, block) for block in _blocks(captions, words, data.batch)]
         blocks = blocks[distributed.rank() :: distributed.world_size()]
 
         def compare_blocks() -> Iterator[list[torch.Tensor]]:
-            for images, block in blocks:
-                dense = long and pad_texts([long[data.image_of[caption]] for caption in block])
-                captions = pad_texts([words[caption] for caption in block])
-                yield [model.network(tokens[images], *captions, *(dense or (None, None))).float()]
+            for rows, block in blocks:
+                texts = [*pad_texts([words[caption] for caption in block])]
+                if long_words:
+                    texts += pad_texts([long_words[data.image_of[caption]] for caption in block])
+                yield [model.network(images[rows], *texts).float()]
 
+        matrix = torch.zeros(len(images), len(words))
         results = progress(on_cpu(compare_blocks()), "comparing", len(blocks), unit="block")
-        for (images, block), (similarity,) in zip(blocks, results, strict=True):
-            matrix[images, block] = similarity
+        for (rows, block), (similarity,) in zip(blocks, results, strict=True):
+            matrix[rows, block] = similarity
     matrix = distributed.all_reduce(matrix)  # where another process compares, this one has zeros
     check_finite("The similarities", [matrix])
     return matrix

@@ -1,8 +1,6 @@
 """Losses of image-text matching: a ranking loss of the similarities, and a loss of the ratio of kept patches (docs/seps.md)."""
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
 
 import torch
 from torch import nn
@@ -44,9 +42,11 @@ class RatioLoss(nn.Module):
         """One mask of any shape, or those of the sparse and optionally the dense captions → scalar."""
         if isinstance(score_mask, torch.Tensor):
             return (score_mask.mean() - self.target_ratio).square()
-        weighted = zip(self.lambdas, score_mask, strict=False)  # the dense mask is optional
-        terms = (weight * (mask.mean() - self.target_ratio).square() for weight, mask in weighted)
-        return reduce(add, terms)
+        sparse, *dense = (
+            weight * (mask.mean() - self.target_ratio).square()
+            for weight, mask in zip(self.lambdas, score_mask, strict=False)
+        )
+        return sparse + dense[0] if dense else sparse
 
 
 class SEPSLoss(nn.Module):

@@ -8,7 +8,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.runtime.distributed import all_gather, world_size
 from demo_sdtps.runtime.matmul import matmul_library
-from demo_sdtps.seps import CrossSparseAggrNet
+from demo_sdtps.seps.network import CrossSparseAggrNet
 from demo_sdtps.seps.towers import ImageTower, TextTower
 
 Similarities = torch.Tensor | tuple[torch.Tensor, torch.Tensor | tuple[torch.Tensor, ...]]
@@ -42,13 +42,13 @@ class SEPS(nn.Module):
                 long = self.text_tower(long_captions, long_lengths)
         tokens, words = self.image_tower(images), self.text_tower(captions, lengths)
         if self.training and world_size() > 1:
-            words, lengths = _of_all(words, lengths)
+            words, lengths = _gather_texts(words, lengths)
             if long is not None and long_lengths is not None:
-                long, long_lengths = _of_all(long, long_lengths)
+                long, long_lengths = _gather_texts(long, long_lengths)
         return self.network(tokens, words, lengths, long, long_lengths)
 
 
-def _of_all(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather_texts(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Word vectors (B, L, C) and lengths (B,) of the captions of all processes, padded to the longest, with gradients.
 
     Captions have fewer tokens than images, and whatever is computed once per image is computed in one process only.

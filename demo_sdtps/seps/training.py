@@ -4,16 +4,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import percent_table
 from demo_sdtps.runtime.device import autocast, set_seed
 from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
-from demo_sdtps.runtime.transfer import to_device
-from demo_sdtps.seps import SEPSLoss, evaluation
-from demo_sdtps.seps.captions import CaptionBatch, CaptionLoader, caption_batches, caption_loader
+from demo_sdtps.seps import evaluation
+from demo_sdtps.seps.captions import (
+    CaptionBatch,
+    Tokens,
+    caption_batches,
+    caption_loader,
+    encode_captions,
+)
 from demo_sdtps.seps.image_text import ImageTexts
+from demo_sdtps.seps.losses import SEPSLoss
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.training.optim import group_parameters
@@ -35,7 +42,8 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         self,
         cfg: CfgNode,
         model: SEPS,
-        loader: CaptionLoader,
+        loader: DataLoader,
+        tokens: Tokens,
         dev: evaluation.RetrievalData,
         test: evaluation.RetrievalData,
         digest: Mapping[str, str],
@@ -43,26 +51,22 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
     ):
         super().__init__(cfg, model, loader, [make_seps_optimizer(cfg, model)], digest, notes=notes)
         self.network = wrap_ddp(model)
-        self.caption_loader, self.losses, self.dev, self.test = loader, make_losses(cfg), dev, test
+        self.tokens, self.losses, self.dev, self.test = tokens, make_losses(cfg), dev, test
 
     def begin_epoch(self, epoch: int) -> None:
         set_rates(self.cfg, self.optimizers[0], epoch)
         self.losses.set_max_violation(epoch > self.cfg.SOLVER.ALL_NEGATIVES_EPOCHS)
 
     def batches(self) -> Iterator[CaptionBatch]:
-        return caption_batches(self.caption_loader)
+        return caption_batches(self.loader, self.tokens)
 
     def loss(self, batch: CaptionBatch) -> Loss:
-        tensors = (batch.images, batch.captions, batch.image_ids)
-        images, captions, image_ids = (to_device(tensor, self.device) for tensor in tensors)
-        long_captions = batch.long_captions
-        if long_captions is not None:
-            long_captions = to_device(long_captions, self.device)
-        texts = captions, batch.lengths, long_captions, batch.long_lengths
+        batch = batch.to(self.device)
+        texts = batch.captions, batch.lengths, batch.long_captions, batch.long_lengths
         with autocast(self.device, self.precision):
-            similarities, masks = self.network(images, *texts)
+            similarities, masks = self.network(batch.images, *texts)
         # Each of several processes has the rows of its images, and computes the loss of the whole batch.
-        similarities, image_ids = all_gather(similarities.float()), all_gather(image_ids)
+        similarities, image_ids = all_gather(similarities.float()), all_gather(batch.image_ids)
         loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
         count = len(similarities)
         return loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count}
@@ -103,9 +107,10 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     tokenizer = load_tokenizer(cfg)
     set_seed(cfg.SOLVER.SEED)
     model, origin = make_seps(cfg, pretrained=not resumed)
-    loader = caption_loader(cfg, splits["train"], tokenizer)
-    dev = evaluation.make_retrieval_data(cfg, splits["dev"], tokenizer)
-    test = evaluation.make_retrieval_data(cfg, splits["test"], tokenizer, cfg.TEST.FOLDS)
+    tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}
+    loader = caption_loader(cfg, splits["train"])
+    dev = evaluation.make_retrieval_data(cfg, splits["dev"], tokens["dev"])
+    test = evaluation.make_retrieval_data(cfg, splits["test"], tokens["test"], cfg.TEST.FOLDS)
     sizes = [
         f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
         for name, split in splits.items()
@@ -117,23 +122,21 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         *evaluation.caption_warnings(splits),
     ]
     paths = {f"{name} images": split.paths for name, split in splits.items()}
-    texts = data_texts(splits, {"train": loader, "dev": dev, "test": test})
+    texts = data_texts(splits, tokens)
     digest = digest_data(cfg.DATASETS.ROOT_DIR, paths, texts)
-    return SEPSTrainer(cfg, model.to(device), loader, dev, test, digest, notes)
+    return SEPSTrainer(cfg, model.to(device), loader, tokens["train"], dev, test, digest, notes)
 
 
 def data_texts(
-    splits: Mapping[str, ImageTexts],
-    encoded: Mapping[str, CaptionLoader | evaluation.RetrievalData],
+    splits: Mapping[str, ImageTexts], tokens: Mapping[str, Tokens]
 ) -> dict[str, Iterable[str]]:
     """What a run reads of each caption, its image and its tokens among it, and of each long caption, by split and kind."""
     texts: dict[str, Iterable[str]] = {}
     for name, split in splits.items():
-        tokens, long_tokens = encoded[name].captions, encoded[name].long_captions
-        captions = zip(split.image_of, tokens, split.captions, strict=True)
+        captions = zip(split.image_of, tokens[name].captions, split.captions, strict=True)
         texts[f"{name} captions"] = map(repr, captions)
-        if split.long_captions and long_tokens:
-            long_captions = zip(long_tokens, split.long_captions, strict=True)
+        if long := tokens[name].long_captions:
+            long_captions = zip(long, split.long_captions or (), strict=True)
             texts[f"{name} long captions"] = map(repr, long_captions)
     return texts
 

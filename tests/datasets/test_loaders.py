@@ -33,7 +33,7 @@ from demo_sdtps.datasets.loaders import (
     use_cache,
 )
 from demo_sdtps.datasets.transforms import TrainTransform
-from demo_sdtps.seps.captions import caption_batches, caption_loader
+from demo_sdtps.seps.captions import caption_batches, caption_loader, encode_captions
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.seps.towers import load_tokenizer
 
@@ -56,8 +56,10 @@ def make(request):
     def captions(*opts):
         cfg = seps_tiny.cfg_for(request.getfixturevalue("shapes_root"), *opts)
         split = read_image_texts(cfg.DATASETS.ROOT_DIR, "shapes", "train")
-        loader = caption_loader(cfg, split, load_tokenizer(cfg))
-        return loader, lambda loader: [[*vars(batch).values()] for batch in caption_batches(loader)]
+        tokens = encode_captions(cfg, split, load_tokenizer(cfg))
+        return caption_loader(cfg, split), lambda loader: [
+            [*vars(batch).values()] for batch in caption_batches(loader, tokens)
+        ]
 
     return captions if request.param == "captions" else triplets
 

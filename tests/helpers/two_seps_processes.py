@@ -13,7 +13,7 @@ from seps_tiny import cfg_for
 
 from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.runtime import distributed
-from demo_sdtps.seps.captions import caption_loader
+from demo_sdtps.seps.captions import caption_loader, encode_captions
 from demo_sdtps.seps.evaluation import (
     evaluate_retrieval,
     make_retrieval_data,
@@ -49,12 +49,13 @@ def steps(root, version) -> dict:
     torch.manual_seed(seed_of())
     model, _ = make_seps(cfg)
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    loader = caption_loader(cfg, splits["train"], tokenizer)
+    tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}
+    loader = caption_loader(cfg, splits["train"])
     dev, test = (
-        make_retrieval_data(cfg, splits[name], tokenizer, folds)
+        make_retrieval_data(cfg, splits[name], tokens[name], folds)
         for name, folds in (("dev", 1), ("test", 2))
     )
-    trainer = SEPSTrainer(cfg, model.train(), loader, dev, test, {})
+    trainer = SEPSTrainer(cfg, model.train(), loader, tokens["train"], dev, test, {})
     # AdamW's first steps are the signs of gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
     losses, parts = [], []

@@ -15,6 +15,7 @@ from demo_sdtps.datasets.images import decode
 from demo_sdtps.seps.captions import (
     caption_batches,
     caption_loader,
+    encode_captions,
     encode_texts,
     image_batches,
     image_loader,
@@ -43,9 +44,10 @@ def load_epoch(shapes_root, tokenizer):
     """The batches of an epoch of a split."""
 
     def call(split, *opts):
-        loader = caption_loader(seps_tiny.cfg_for(shapes_root, *opts), split, tokenizer)
+        cfg = seps_tiny.cfg_for(shapes_root, *opts)
+        loader = caption_loader(cfg, split)
         loader.batch_sampler.epoch = 1
-        return list(caption_batches(loader))
+        return list(caption_batches(loader, encode_captions(cfg, split, tokenizer)))
 
     return call
 
@@ -109,7 +111,7 @@ def test_a_damaged_image_is_one_clean_error(shapes_root, tokenizer, tmp_path):
     split = read_image_texts(root, "shapes", "train")
     cut_short(Path(split.paths[4]))
     for batches in (
-        caption_batches(caption_loader(cfg, split, tokenizer)),
+        caption_batches(caption_loader(cfg, split), encode_captions(cfg, split, tokenizer)),
         image_batches(image_loader(cfg, split)),
     ):
         message = message_of(list, batches)

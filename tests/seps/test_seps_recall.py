@@ -4,7 +4,6 @@ import pytest
 import torch
 from numeric import generator
 
-from demo_sdtps.seps import recall as module
 from demo_sdtps.seps.recall import five_fold, retrieval
 from tests.reference import retrieval as reference
 
@@ -52,14 +51,6 @@ def test_a_match_ranks_after_its_equals(value):
     image_of = torch.arange(8).repeat_interleave(2)
     actual = retrieval(torch.full((8, 16), value), image_of)
     assert_same(actual, dict.fromkeys(NAMES, 0) | {"t2i R@10": 100, "rSum": 100})
-
-
-@pytest.mark.parametrize("elements", [1, 57, 300])
-def test_blocks_do_not_change_the_result(monkeypatch, elements):
-    similarity, image_of = draw(6, COUNTS["unequal"], levels=2)
-    whole = retrieval(similarity, image_of)
-    monkeypatch.setattr(module, "COMPARED_ELEMENTS", elements)
-    assert retrieval(similarity, image_of) == whole
 
 
 @pytest.mark.parametrize(("counts", "folds"), [("five", 5), ("unequal", 4), ("one", 30)])

@@ -170,13 +170,13 @@ def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root
     model, data = load_seps_and_data(cfg_for(shapes_root, "TEST.WEIGHT", run_folder / "last.pth"))
     with margins() as gaps:
         actual = similarities(model, data)
-    images = [image for (images,), _ in data.loader for image in images]
+    images = [image for (images,), *_ in data.loader for image in images]
     assert not model.training
     alone = actual.clone()
     with torch.no_grad():
         for image, caption in ((0, 0), (3, 11), (7, 2)):
-            long = data.long_captions[data.image_of[caption]]
-            words = torch.tensor([data.captions[caption]])
+            long = data.tokens.long_captions[data.image_of[caption]]
+            words = torch.tensor([data.tokens.captions[caption]])
             lengths = torch.tensor([words.shape[1]]), torch.tensor([len(long)])
             texts = words, lengths[0], torch.tensor([long]), lengths[1]
             alone[image, caption] = model(images[image][None], *texts)
