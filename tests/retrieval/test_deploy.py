@@ -12,16 +12,14 @@ import onnx
 import pytest
 import torch
 from commands import (
-    BASELINE,
     CONFIG,
     SHOWN,
     cameras_of,
-    checkpoint_file,
-    cli_args_for,
     near,
     rows_of,
     scores_of,
 )
+from exported import export
 from numeric import assert_close
 from PIL import Image
 from slim_models import CASES
@@ -29,9 +27,9 @@ from tiny import MODEL
 from torchvision.transforms import v2
 
 import demo_sdtps
-from demo_sdtps.commands import export_features, export_onnx, export_openvino, search
+from demo_sdtps.commands import export_features, search
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.exported import resized
 from demo_sdtps.retrieval.onnx_export.operators import OPERATORS
@@ -46,21 +44,6 @@ SLIM = shlex.split(
     "MODEL.USE_SDTPS False MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.5] INPUT.JOINT_AUGMENTATION True "
     "MODEL.SLIM_SCORE supervised"
 )
-
-
-def export(folder, root, name, *words, opts=(), config=BASELINE):
-    """A checkpoint in `folder`, and an export of it → their paths."""
-    from demo_sdtps.config.cli import run
-
-    weights, file = folder / "w.pth", folder / name
-    if not weights.exists():
-        checkpoint_file(weights, load_cfg(config, cli_args_for(root, *opts, config=config)[2:]))
-    main = (export_onnx if name.endswith("onnx") else export_openvino).main
-    with pytest.MonkeyPatch.context() as patch:
-        line = ["command", "--weight", weights, "--output", file, *words]
-        patch.setattr(sys, "argv", [*map(str, line)])
-        run(main)
-    return weights, file
 
 
 @pytest.fixture(scope="module")

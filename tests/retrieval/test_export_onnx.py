@@ -10,16 +10,16 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from commands import CONFIG, ROOT, SHOWN, cameras_of, checkpoint_file, cli_args_for, near, scores_of
+from commands import CONFIG, ROOT, SHOWN, cameras_of, near, scores_of
+from exported import export
 from numeric import assert_close
 from PIL import Image
 from tiny import SHALLOW, random_images, tiny_model
 from torchvision.transforms import v2
 
 import demo_sdtps
-from demo_sdtps.commands import export_onnx
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import RETURN_PATTERNS, load_cfg
+from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.retrieval import onnx_export
 
@@ -58,16 +58,13 @@ def test_an_exported_program_takes_any_batch(opts):
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, command, tmp_path):
+def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, capsys, tmp_path):
     """Of slimming, SDTPS, HDM and ATMoE, with preprocessing by the metadata alone; the last camera is the mean. Of images whose
     selection is a tie but for rounding, another patch may be kept."""
     opts = (*MODELS["saliency"], "MODEL.USE_SDTPS", True)
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:])
-    weights = checkpoint_file(tmp_path / "w.pth", cfg)
-    words = ("--weight", weights, "--output", tmp_path / "m.onnx")
-    code, stdout, stderr = command(export_onnx.main, *words)
-    assert code == 0, stderr
-    assert [line.split()[0] for line in stdout.splitlines()] == ["batch", "1", "3", "8", "Wrote"]
+    weights, _ = export(tmp_path, tiny_root, "m.onnx", opts=opts, config=CONFIG)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["batch", "1", "3", "8", "Wrote"]
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     about = session.get_modelmeta().custom_metadata_map
     size = [int(about["height"]), int(about["width"])]
@@ -110,14 +107,12 @@ def test_an_image_whose_selection_is_a_tie_is_told_from_others():
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_path, monkeypatch):
+def test_the_lines_of_the_page_give_the_features(tiny_root, files, tmp_path, monkeypatch):
     """Of images of the model's size and of larger ones, which Pillow and torchvision resize alike but for a few levels; and of
     the model in float16, whose inputs and outputs are float32."""
-    pixels = ("INPUT.PIXEL_MEAN", "[0.4, 0.5, 0.6]", "INPUT.PIXEL_STD", "[0.2, 0.25, 0.3]")
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "MODEL.USE_SDTPS", False, *pixels)[2:])
-    weights = checkpoint_file(tmp_path / "w.pth", cfg)
+    opts = ("INPUT.PIXEL_MEAN", "[0.4, 0.5, 0.6]", "INPUT.PIXEL_STD", "[0.2, 0.25, 0.3]")
+    weights, _ = export(tmp_path, tiny_root, "model.onnx", opts=opts)
     monkeypatch.chdir(tmp_path)
-    assert command(export_onnx.main, "--weight", weights, "--output", "model.onnx")[0] == 0
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.S)
     (lines,) = (block for block in blocks if "onnxruntime.InferenceSession" in block)
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
@@ -144,15 +139,14 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, command, tmp_
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_another_precision_is_compared_with_float32_on_the_test_split(tiny_root, command, tmp_path):
+def test_another_precision_is_compared_with_float32_on_the_test_split(
+    tiny_root, command, capsys, tmp_path
+):
     """Of a model that reads RGB alone, whose graph has no other input. Equal distances may change places."""
-    opts = ("MODEL.MODALITIES", "[RGB]", "MODEL.USE_SDTPS", False)
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *opts)[2:])
-    weights = checkpoint_file(tmp_path / "w.pth", cfg)
-    words = ("--weight", weights, "--output", tmp_path / "m.onnx", "--precision", "int8")
-    code, stdout, stderr = command(export_onnx.main, *words)
-    assert code == 0, stderr
-    header, *rows = [line.split() for line in stdout.splitlines()[4:7]]
+    opts = ("MODEL.MODALITIES", "[RGB]")
+    words = ("--precision", "int8")
+    weights, _ = export(tmp_path, tiny_root, "m.onnx", *words, opts=opts)
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[4:7]]
     assert header == ["precision", "mAP", "Rank-1", "ms/triplet"]
     assert [row[0] for row in rows] == ["float32", "int8"]
     command(test_net.main, "--weight", weights, "--json", tmp_path / "m.json")
