@@ -12,7 +12,7 @@ from PIL import Image
 from triplets import FIRST, a_text, config, cut_short, head_alone, images_of, message_of, zero_bytes
 
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.images import decode, decode_triplet, verify
+from demo_sdtps.datasets.images import decode, verify
 
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
@@ -21,12 +21,6 @@ def test_a_damaged_image_is_reported_by_name(own_root, damage):
     damage(path)
     message = message_of(decode, str(path))
     assert message.startswith(f"The image {path} cannot be read") and "\n" not in message
-
-
-def image(path, width, height=40):
-    pixels = np.random.default_rng(width).integers(256, size=(height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return str(path), torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 @pytest.mark.parametrize("library", ["simplejpeg", "Pillow"])
@@ -52,17 +46,6 @@ def test_jpegs_of_every_kind_have_the_pixels_that_pillow_gives(tmp_path, monkeyp
             assert np.array_equal(
                 actual.permute(1, 2, 0).numpy(), np.asarray(Image.open(path).convert("RGB"))
             ), (mode, how)
-
-
-def test_a_triplet_is_three_images_or_the_thirds_of_one(tmp_path):
-    paths, expected = zip(
-        *(image(tmp_path / f"{width}.png", width) for width in (5, 7, 9)), strict=True
-    )
-    for ours, theirs in zip(decode_triplet(paths), expected, strict=True):
-        assert torch.equal(ours, theirs)
-    path, whole = image(tmp_path / "whole.png", 12)
-    for number, third in enumerate(decode_triplet((path,))):
-        assert torch.equal(third, whole[:, :, 4 * number : 4 * number + 4])
 
 
 def test_verify_lists_all_damaged_images_and_no_other(own_root):

@@ -1,20 +1,21 @@
 """Foreground masks of a triplet, from their files to the batch, and flip and crop that are drawn once per triplet."""
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from layouts import WRITERS
+from layouts import WRITERS, pixels, save
 from numeric import assert_close, seed_of
 from PIL import Image
 from triplets import PLAIN, SCALED, config, message_of, normalise, random_image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
-from demo_sdtps.datasets.masks import mask_path
+from demo_sdtps.datasets.loaders import batches, make_decoder, test_loader, train_loader
+from demo_sdtps.datasets.masks import mask_path, mask_paths, write_masks
 from demo_sdtps.datasets.transforms import TrainTransform
 
 JOINT = ["INPUT.JOINT_AUGMENTATION", "True", "MODEL.SLIM_BLOCKS", "[2]", "MODEL.SLIM_KEEP", "[0.5]"]
@@ -118,3 +119,15 @@ def test_missing_masks_are_one_sentence(own_root):
     gone.unlink()
     message = message_of(train_loader, cfg, samples)
     assert f"the mask {gone} is missing" in message and "demo-sdtps masks" in message
+
+
+def test_masks_in_nested_folders_are_no_images_and_each_of_one_triplet(tmp_path):
+    for name in ("one/a", "two/a"):
+        save(tmp_path / "RGB" / f"{name}.png", pixels(1, 1, "RGB", 16, 32))
+    cfg = config(tmp_path, "DATASETS.NAMES", "Images")
+    samples = read_splits(cfg, ("query",))["query"]
+    write_masks(samples[:1], lambda image: torch.ones(image.shape[1:]), make_decoder(cfg), False)
+    assert read_splits(cfg, ("query",))["query"] == samples and len(samples) == 2
+    assert re.search(
+        r"RGB/one/a\.png and .*RGB/two/a\.png would have one mask", message_of(mask_paths, samples)
+    )

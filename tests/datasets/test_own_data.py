@@ -28,8 +28,7 @@ from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
-from demo_sdtps.datasets.loaders import batches, make_decoder, test_loader, train_loader
-from demo_sdtps.datasets.masks import mask_paths, write_masks
+from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
 from demo_sdtps.training.reid import make_reid_trainer
 from tests.reference import ranking
@@ -216,17 +215,6 @@ def test_mistakes_in_folders_are_told(tmp_path, mistake):
     with pytest.raises(UserError, match=re.escape(expected)) as error:
         read_splits(configuration(tmp_path, "Folder", *PATTERN, *opts))
     assert ("docs/own_data.md" in str(error.value)) == opts[0].startswith("DATASETS.")
-
-
-def test_masks_in_nested_folders_are_no_images_and_each_of_one_triplet(tmp_path):
-    for name in ("one/a", "two/a"):
-        save(tmp_path / "RGB" / f"{name}.png", pixels(1, 1, "RGB", *SIZE))
-    cfg = configuration(tmp_path, "Images")
-    samples = read_splits(cfg, ("query",))["query"]
-    write_masks(samples[:1], lambda image: torch.ones(image.shape[1:]), make_decoder(cfg), False)
-    assert read_splits(cfg, ("query",))["query"] == samples and len(samples) == 2
-    with pytest.raises(UserError, match=r"RGB/one/a\.png and .*RGB/two/a\.png would have one mask"):
-        mask_paths(samples)
 
 
 @pytest.mark.parametrize(

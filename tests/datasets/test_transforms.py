@@ -48,16 +48,6 @@ def test_mean_and_deviation_are_the_configurations(tiny_root):
     assert_close(test_transform(cfg)(image), (image.double() / 255 - mean) / std, *SCALED)
 
 
-def test_half_the_images_are_flipped(tiny_root):
-    transform = TrainTransform(config(tiny_root, *PLAIN, "INPUT.PROB", "0.5"))
-    image = random_image()
-    mirrored = normalise(image.flip(2))
-    random.seed(seed_of())
-    errors = [(augment(transform, image) - mirrored).abs().max() for _ in range(200)]
-    flips = sum(error < tolerance(*SCALED) for error in errors)
-    assert abs(flips - 100) < 6 * 50**0.5  # standard errors
-
-
 def test_a_move_is_padding_and_a_crop():
     image = random_image()
     padded = F.pad(image, (60, 60, 60, 60)).float()
