@@ -2,7 +2,6 @@
 
 import json
 import random
-import shlex
 import shutil
 import statistics
 from pathlib import Path
@@ -25,8 +24,11 @@ from tools import study as tool
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 
 
-def write(folder, **more):
-    """A study on tiny images: the baseline, a variant, and one that diverges."""
+SHORT = "--changed_tree SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0 DATASETS.ROOT_DIR"
+
+
+def write(folder, variants, **more):
+    """A study on tiny images."""
     content = {
         "title": "A study",
         "config": str(CONFIG),
@@ -34,11 +36,7 @@ def write(folder, **more):
         "set": dict(zip(SMALL[::2], SMALL[1::2], strict=True)),
         "missing": True,
         "selection": True,
-        "variants": {
-            "Baseline": {"config": str(BASELINE)},
-            "SDTPS": {},
-            "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
-        },
+        "variants": variants,
     } | more
     path = folder / "tiny.yml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -64,14 +62,8 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     """What is lost, and it alone, is made again; so are tables and plots, from the result."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
-    words = [
-        write(tmp_path, variants={"Baseline": {"config": str(BASELINE)}, "SDTPS": {}}),
-        *shlex.split(
-            "--overwrite --changed_tree --jobs 2 SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0"
-        ),
-        "DATASETS.ROOT_DIR",
-        tiny_root,
-    ]
+    study = write(tmp_path, {"Baseline": {"config": str(BASELINE)}, "SDTPS": {}})
+    words = [study, "--overwrite", "--jobs", "2", *SHORT.split(), tiny_root]
     assert command(tool.main, *words)[0] == 0
     (interrupted,), (unmeasured,) = (
         sorted(runs.glob(f"{name}-*/seed_{seed}"))
@@ -117,14 +109,8 @@ def test_a_failed_run_is_reported_and_the_others_continue(
         "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
         "Baseline": {"config": str(BASELINE)},
     }
-    path = write(tmp_path, variants=variants, missing=False, selection=False)
-    words = (
-        path,
-        *shlex.split("--changed_tree SOLVER.MAX_EPOCHS 1 SOLVER.WARMUP_ITERS 0"),
-        "DATASETS.ROOT_DIR",
-        tiny_root,
-    )
-    code, stdout, _ = command(tool.main, *words, "--seeds", "1")
+    path = write(tmp_path, variants, missing=False, selection=False)
+    code, stdout, _ = command(tool.main, path, "--seeds", "1", *SHORT.split(), tiny_root)
     assert code == 1
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
     assert "The loss became" in failure
@@ -277,7 +263,7 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
 
     def folder(variant, *opts, **more):
-        study = read_study(write(tmp_path, variants={"x": variant}, **more))
+        study = read_study(write(tmp_path, {"x": variant}, **more))
         return make_variants(study, list(opts), Path("r"))[0]
 
     plain = folder({})
@@ -317,7 +303,7 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
     """And its runs are kept where that is asked for, but for those that failed or have another configuration."""
     monkeypatch.chdir(ROOT)
     sets = {name: {"set": {"MODEL.SDTPS_BETA": beta / 10}} for beta, name in enumerate("abc")}
-    variants = make_variants(read_study(write(tmp_path, variants=sets)), [], tmp_path)
+    variants = make_variants(read_study(write(tmp_path, sets)), [], tmp_path)
     done = [variant.facts | {"gmacs": 2.0, "runs": {"1": {}, "2": {}}} for variant in variants]
     done[1]["runs"]["2"] = {"failed": "diverged"}
     done[2]["configuration"] = "0123456789"
@@ -335,7 +321,7 @@ def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     """And its result is that of test_net.py, not of the training's end."""
     monkeypatch.chdir(ROOT)
     slim = {"MODEL.SLIM_SCORE": "saliency", "MODEL.SLIM_BLOCKS": [0], "MODEL.SLIM_KEEP": [0.5]}
-    study = read_study(write(tmp_path, variants={"a": {}, "b": {"evaluate": slim}}, missing=False))
+    study = read_study(write(tmp_path, {"a": {}, "b": {"evaluate": slim}}, missing=False))
     dense, slimmed = make_variants(study, [], tmp_path)
     assert dense.folder == slimmed.folder and dense.configuration != slimmed.configuration
     assert (dense.cfg.MODEL.SLIM_BLOCKS, slimmed.cfg.MODEL.SLIM_BLOCKS) == ([], [0])
@@ -358,7 +344,7 @@ def test_a_tuned_variant_has_the_chosen_rate(tmp_path, monkeypatch):
     """That of its name, or of another that it names."""
     monkeypatch.chdir(ROOT)
     sets = {"a": {}, "b": {"rate_of": "a", "set": {"MODEL.SDTPS_BETA": 0.3}}}
-    study = read_study(write(tmp_path, variants=sets, tuned=True))
+    study = read_study(write(tmp_path, sets, tuned=True))
     variants = make_variants(study, [], tmp_path, rates={"a": 0.004})
     assert [variant.cfg.SOLVER.BASE_LR for variant in variants] == [0.004, 0.004]
     assert [variant.facts["rate"] for variant in variants] == [0.004, 0.004]

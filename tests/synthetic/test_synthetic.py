@@ -1,4 +1,4 @@
-"""The synthetic pedestrians: files, determinism, and that identity is spread over the modalities and nowhere else."""
+"""The synthetic triplets: files, determinism, and that identity is spread over the modalities and nowhere else."""
 
 import json
 import os
@@ -17,29 +17,17 @@ from PIL import Image, ImageFilter
 from demo_sdtps.commands import make_synthetic
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.synthetic import MARKER
-from demo_sdtps.synthetic import triplets
-from demo_sdtps.synthetic.body import LOOK_SHAPE
-from demo_sdtps.synthetic.pedestrians import draw_triplet, make_identities
+from demo_sdtps.synthetic import body, pedestrians, triplets, vehicles
 from demo_sdtps.synthetic.triplets import CAMERAS, is_night
 
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
-SMALL = [
-    "--identities",
-    "3",
-    "--test_identities",
-    "2",
-    "--images_per_camera",
-    "2",
-    "--height",
-    "64",
-    "--width",
-    "32",
-]
-HEIGHT, WIDTH = 128, 64
+SMALL = "--identities 3 --test_identities 2 --images_per_camera 2 --height 64 --width 32"
+LOOK = vehicles.Look(4, 3, 0, 2, 3)
+VEHICLES = "--vehicles --identities 2 --test_identities 1 --images_per_camera 1"
 
 
-def make(root, *more):
-    make_synthetic.main(["--root", str(root), *SMALL, "--workers", "1", *more])
+def make(root, *more, sizes=SMALL):
+    make_synthetic.main(["--root", str(root), *sizes.split(), "--workers", "1", *more])
     return Path(root) / "RGBNT201"
 
 
@@ -47,8 +35,19 @@ def stems(folder):
     return sorted(path.stem for path in folder.iterdir())
 
 
-def triplet(identity, camera, night, seed=0):
-    return draw_triplet(identity, camera, night, HEIGHT, WIDTH, np.random.default_rng(seed))
+def person(identity, camera, night, seed=0):
+    draws = np.random.default_rng(seed)
+    return pedestrians.draw_triplet(identity, camera, night, *pedestrians.SIZE, draws)
+
+
+def vehicle(look, seed=0, camera=0, unaligned=False):
+    draws = np.random.default_rng(seed)
+    return vehicles.draw_triplet(look, camera, camera == 3, *vehicles.SIZE, draws, unaligned)
+
+
+def near(mask, size):
+    """Pixels with one of a mask (H, W) in the square of `size` pixels around them."""
+    return np.asarray(Image.fromarray(mask).convert("L").filter(ImageFilter.MaxFilter(size))) > 0
 
 
 @pytest.fixture(scope="module")
@@ -98,51 +97,53 @@ def test_skipped_identities_leave_the_others_as_they_are(data, tmp_path):
 
 
 def test_only_the_three_looks_together_are_unique():
-    looks = [identity.look for identity in make_identities(140, 0)]
+    looks = [identity.look for identity in pedestrians.make_identities(140, 0)]
     assert len(set(looks)) == 140
-    for modality, count in zip(("rgb", "ni", "ti"), LOOK_SHAPE, strict=True):
+    for modality, count in zip(("rgb", "ni", "ti"), body.LOOK_SHAPE, strict=True):
         shared = Counter(getattr(look, modality) for look in looks)
         assert len(shared) == count and min(shared.values()) >= 4
     for pair in (("rgb", "ni"), ("rgb", "ti"), ("ni", "ti")):  # so that no modality can be left out
         assert len({tuple(getattr(look, modality) for modality in pair) for look in looks}) < 130
 
 
+def other_person(field):
+    identity = pedestrians.make_identities(1, seed=0)[0]
+    look = replace(identity.look, **{field: (getattr(identity.look, field) + 5) % 12})
+    return [person(one, 0, night=False) for one in (identity, replace(identity, look=look))]
+
+
+def other_vehicle(field):
+    count = vehicles.LOOK_SHAPE[LOOK._fields.index(field)]
+    return [vehicle(LOOK), vehicle(LOOK._replace(**{field: (getattr(LOOK, field) + 3) % count}))]
+
+
+@pytest.mark.parametrize("pair", [other_person, other_vehicle])
 @pytest.mark.parametrize("modality", MODALITIES)
-def test_a_look_is_seen_in_its_own_modality_alone(modality):
-    first = make_identities(1, seed=0)[0]
-    field = modality.lower()
-    look = replace(first.look, **{field: (getattr(first.look, field) + 5) % 12})
-    ours, mask = triplet(first, camera=0, night=False)
-    theirs, _ = triplet(replace(first, look=look), camera=0, night=False)
+def test_a_look_is_seen_in_its_own_modality_alone(pair, modality):
+    (ours, mask), (theirs, same) = pair(modality.lower())
+    assert mask.any() and (mask == same).all()
     for name in MODALITIES:
         assert np.array_equal(ours[name], theirs[name]) == (name != modality)
-    assert mask.any()
-
-
-def outside_of(mask, size):
-    """Pixels without one of a mask (H, W) in the square of `size` pixels around them."""
-    return np.asarray(Image.fromarray(mask).convert("L").filter(ImageFilter.MaxFilter(size))) == 0
+    # The blur of the lens carries it a few pixels beyond the mask.
+    assert (ours[modality] == theirs[modality])[~near(mask, 13)].all()
 
 
 def test_background_does_not_depend_on_the_identity():
     for camera, seed in product(range(len(CAMERAS)), range(2)):
-        identities = make_identities(4, seed=3)
-        triplets = [triplet(identity, camera, camera == 3, seed) for identity in identities]
-        # The blur of the lens carries the person a few pixels beyond the mask.
-        outside = outside_of(np.any([mask for _, mask in triplets], axis=0), 13)
+        identities = pedestrians.make_identities(4, seed=3)
+        people = [person(identity, camera, camera == 3, seed) for identity in identities]
+        outside = ~near(np.any([mask for _, mask in people], axis=0), 13)
         assert outside.mean() > 0.1
         for modality in MODALITIES:
-            views = np.stack([images[modality][outside] for images, _ in triplets])
+            views = np.stack([images[modality][outside] for images, _ in people])
             assert (views == views[0]).all()
             assert (camera == 3 and modality == "RGB") or views[0].std() > 3
 
 
 def test_night_hides_the_person_from_rgb_and_not_from_ni_and_ti():
-    identity = make_identities(1, seed=0)[0]
+    identity = pedestrians.make_identities(1, seed=0)[0]
     for seed in range(4):
-        day, night = (
-            triplet(identity, camera=2, night=night, seed=seed)[0] for night in (False, True)
-        )
+        day, night = (person(identity, 2, night, seed)[0] for night in (False, True))
         assert night["RGB"].mean() < 0.2 * day["RGB"].mean()
         assert night["NI"].mean() > 0.8 * day["NI"].mean()
         assert night["TI"].mean() > 0.5 * day["TI"].mean()
@@ -195,13 +196,73 @@ def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     assert len(tasks) == 3 and not list(tmp_path.iterdir())
 
 
-# Unaligned crops (--loose): the same persons and surroundings, with the person anywhere in the picture
-
-
-def test_the_recipe_records_it_and_the_standard_one_is_unchanged(tmp_path):
+def test_unaligned_crops_have_the_same_persons_and_surroundings(tmp_path):
+    """The recipe records the flag, and is otherwise as it was."""
     standard, unaligned = make(tmp_path / "standard"), make(tmp_path / "loose", "--loose")
     ours, theirs = contents(standard), contents(unaligned)
     recipe, other = (json.loads(files[MARKER])["arguments"] for files in (ours, theirs))
     assert "loose" not in recipe and other == recipe | {"loose": True}
     assert ours.keys() == theirs.keys()  # with the same identities, cameras and nights
     assert all(ours[name] != theirs[name] for name in ours if name.endswith(".png"))
+
+
+def test_vehicles_are_their_seed_s_whatever_the_workers(tmp_path):
+    def draw(name, *more):
+        return contents(make(tmp_path / name, *more, sizes=VEHICLES))
+
+    data, again = draw("data"), draw("again", "--workers", "2")
+    assert data == again
+    other = draw("other", "--seed", "1")
+    loose = draw("loose", "--loose", "--height", "32")
+    images = [name for name in data if re.search(r"/\d{6}_cam[1-4]_[01]_00\.(jpg|png)$", name)]
+    assert len(images) == 3 * len(CAMERAS) * 4 == len(data) - 1
+    assert all(data[name] != loose[name] for name in images)
+    assert not {data[name] for name in images} & set(other.values())
+    ours, theirs = (json.loads(files[MARKER])["arguments"] for files in (data, loose))
+    assert (ours["height"], ours["width"], ours["vehicles"]) == (64, 128, True)
+    assert theirs == ours | {"height": 32, "loose": True}
+    with Image.open(next((tmp_path / "data").rglob("*.jpg"))) as image:
+        assert image.size == (128, 64)
+
+
+def test_vehicles_differ_from_their_predecessors_in_one_look():
+    looks = vehicles.make_identities(40, seed=3)
+    assert len(set(looks)) == 40
+    changes = [
+        [part for part, pair in enumerate(zip(*pair, strict=True)) if len(set(pair)) == 2]
+        for pair in zip(looks[::2], looks[1::2], strict=True)
+    ]
+    assert sorted(changes) == [[part] for part in range(len(vehicles.LOOK_SHAPE)) for _ in range(4)]
+
+
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_the_mask_is_where_the_vehicle_is_drawn(monkeypatch, unaligned):
+    """Where a black vehicle and a white one differ, but for the lens's blur at the edge."""
+    real = vehicles._materials
+    for camera, seed in product(range(len(CAMERAS)), range(3)):
+        drawn = []
+        for value in (0.0, 1.0):
+
+            def plain(*arguments, value=value):
+                parts = dict.fromkeys(real(*arguments), ((value,) * 3, value, value))
+                return parts | {"shadow": ((0.1,) * 3, 0.1, 0.1)}
+
+            monkeypatch.setattr(vehicles, "_materials", plain)
+            drawn.append(vehicle(LOOK, seed, camera, unaligned))
+        (black, mask), (white, same) = drawn
+        assert (mask == same).all()
+        edge = near(mask, 7) & near(~mask, 7)
+        for name in ("NI", "TI"):  # RGB is dark at night
+            differs = np.abs(black[name].astype(int) - white[name]).max(-1) > 40
+            assert (differs == mask)[~edge].all()
+
+
+def test_vehicles_fill_the_picture_and_its_borders_cut_them():
+    masks = np.array(
+        [vehicle(look, seed)[1] for seed, look in enumerate(vehicles.make_identities(12, 0))]
+    )
+    assert np.mean(masks) > 0.65 and masks.mean((1, 2)).min() > 0.4
+    sides = [masks[:, 0], masks[:, -1], masks[:, :, 0], masks[:, :, -1]]
+    assert np.mean([side.any(-1) for side in sides]) > 0.65
+    loose = [vehicle(LOOK, seed, unaligned=True)[1].mean() for seed in range(12)]
+    assert np.mean(loose) < 0.45
