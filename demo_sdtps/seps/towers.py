@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import timm
 import torch
@@ -14,9 +14,6 @@ from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, RANDOM, fill, read_source
 from demo_sdtps.runtime.errors import check_extra
 
-if TYPE_CHECKING:
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
-
 GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
 
 
@@ -25,24 +22,35 @@ class ImageTower(nn.Module):
 
     def __init__(self, cfg: CfgNode):
         super().__init__()
-        self.name = cfg.MODEL.TRANSFORMER_TYPE
-        self.tower = _create(cfg)
-        self.projection = nn.Linear(self._width, cfg.MODEL.EMBED_SIZE)
-        self.tower.eval()  # no random draws such as those of stochastic depth
+        model, size = cfg.MODEL, list(cfg.INPUT.SIZE)
+        self.name = name = model.TRANSFORMER_TYPE
+        options = {"patch_size": model.PATCH_SIZE} if model.PATCH_SIZE else {}
+        options |= {"img_size": tuple(size), "drop_path_rate": model.DROP_PATH}
         try:
+            tower: Any = timm.create_model(name, num_classes=0, global_pool="", **options)
+            self.tower = tower.eval()  # no random draws such as those of stochastic depth
+            self.projection = nn.Linear(tower.num_features, model.EMBED_SIZE)
             with torch.no_grad():
-                tokens = self._tokens(torch.zeros(1, 3, *cfg.INPUT.SIZE))
-        except (AssertionError, RuntimeError) as error:  # unsupported image size
-            raise _unbuildable(cfg, error) from None
-        self.tower.train()
-        if tokens.ndim != 3 or tokens.shape[2] != self._width:
-            raise _unfit_tower(self.name)
-        self.num_patches = tokens.shape[1] - getattr(self.tower, "num_prefix_tokens", 0)
+                tokens = self._tokens(torch.zeros(1, 3, *size))
+        except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise UserError(
+                f"MODEL.TRANSFORMER_TYPE {name!r} takes no INPUT.SIZE {size} with MODEL.PATCH_SIZE {model.PATCH_SIZE} "
+                f"({' '.join(str(error).split())}); change them, or {GOOD_TOWERS}"
+            ) from None
+        tower.train()
+        # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
+        is_swin = getattr(tower, "output_fmt", None) == "NHWC"
+        prefix = getattr(tower, "num_prefix_tokens", 0 if is_swin else 2)
+        if prefix > 1 or tokens.ndim != 3 or tokens.shape[2] != tower.num_features:
+            raise UserError(
+                f"MODEL.TRANSFORMER_TYPE {name!r} has other tokens than patches and one class token or none; {GOOD_TOWERS}"
+            )
+        self.num_patches = tokens.shape[1] - prefix
         side = round(self.num_patches**0.5)
         if side * side != self.num_patches or side < 2:
             raise UserError(
-                f"INPUT.SIZE {list(cfg.INPUT.SIZE)} makes {self.num_patches} patches in {self.name}, which are no square grid "
-                "of at least 2×2; make the images square, or larger."
+                f"INPUT.SIZE {size} makes {self.num_patches} patches in {name}, which are no square grid of at least 2×2; "
+                "make the images square, or larger."
             )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -68,12 +76,8 @@ class ImageTower(nn.Module):
         resized = [name for name, shape in shapes.items() if shape != weights[name].shape]
         return fill(self.tower, converted, self.name, source, resized, example)
 
-    @property
-    def _width(self) -> int:
-        return int(self.tower.num_features)  # type: ignore[arg-type]  # timm's models do not declare it
-
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
-        tokens = self.tower.forward_features(images)  # type: ignore[operator]  # as num_features
+        tokens = self.tower.forward_features(images)
         # Swin Transformers return (B, H, W, C)
         return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
 
@@ -94,7 +98,7 @@ class TextTower(nn.Module):
         return self.projection(output.last_hidden_state)
 
 
-def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
+def load_tokenizer(cfg: CfgNode) -> Any:
     """Tokenizer of MODEL.TEXT_TOWER."""
     name = cfg.MODEL.TEXT_TOWER
     # without one of these files transformers makes a tokenizer with an empty vocabulary
@@ -112,36 +116,8 @@ def load_tokenizer(cfg: CfgNode) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def _create(cfg: CfgNode) -> nn.Module:
-    model = cfg.MODEL
-    options = {"img_size": tuple(cfg.INPUT.SIZE), "drop_path_rate": model.DROP_PATH}
-    if model.PATCH_SIZE:
-        options["patch_size"] = model.PATCH_SIZE
-    try:
-        tower = timm.create_model(model.TRANSFORMER_TYPE, num_classes=0, global_pool="", **options)
-    except (AssertionError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise _unbuildable(cfg, error) from None
-    # Swin Transformers return a grid; Vision Transformers declare the number of tokens before the patches.
-    is_swin = getattr(tower, "output_fmt", None) == "NHWC"
-    if getattr(tower, "num_prefix_tokens", 0 if is_swin else 2) > 1:
-        raise _unfit_tower(model.TRANSFORMER_TYPE)
-    return tower
-
-
-def _unbuildable(cfg: CfgNode, error: Exception) -> UserError:
-    return UserError(
-        f"MODEL.TRANSFORMER_TYPE {cfg.MODEL.TRANSFORMER_TYPE!r} takes no INPUT.SIZE {list(cfg.INPUT.SIZE)} with "
-        f"MODEL.PATCH_SIZE {cfg.MODEL.PATCH_SIZE} ({' '.join(str(error).split())}); change them, or {GOOD_TOWERS}"
-    )
-
-
-def _unfit_tower(name: str) -> UserError:
-    return UserError(
-        f"MODEL.TRANSFORMER_TYPE {name!r} has other tokens than patches and one class token or none; {GOOD_TOWERS}"
-    )
-
-
-def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
+def _bert(cfg: CfgNode, pretrained: bool) -> tuple[Any, str]:
+    """BertModel of MODEL.TEXT_TOWER, and a report of the origin of its weights."""
     name = cfg.MODEL.TEXT_TOWER
     config = _bert_config(name)
     most = config.max_position_embeddings
@@ -150,11 +126,10 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
             raise UserError(
                 f"INPUT.{key} is {cfg.INPUT[key]}, but {name} takes at most {most} words; lower it."
             )
+    options = {"config": config, "add_pooling_layer": False}
     if not pretrained:
-        return _transformers().BertModel(config, add_pooling_layer=False), ""
-    bert, loading = _read_pretrained(
-        "BertModel", name, config=config, add_pooling_layer=False, output_loading_info=True
-    )
+        return _transformers().BertModel(**options), ""
+    bert, loading = _read_pretrained("BertModel", name, output_loading_info=True, **options)
     if missing := sorted(loading["missing_keys"]):
         raise UserError(
             f"MODEL.TEXT_TOWER {name} is incomplete: {missing[0]}, …, are missing; give another folder or name."
@@ -162,7 +137,7 @@ def _bert(cfg: CfgNode, pretrained: bool) -> tuple["BertModel", str]:
     return bert.float(), f"text tower {name}: {len(bert.state_dict())} tensors loaded"
 
 
-def _bert_config(name: str) -> "BertConfig":
+def _bert_config(name: str) -> Any:
     config = _read_pretrained("AutoConfig", name)
     if config.model_type != "bert":
         raise UserError(
@@ -173,12 +148,13 @@ def _bert_config(name: str) -> "BertConfig":
 
 def _read_pretrained(kind: str, name: str, **options: Any) -> Any:
     """`from_pretrained` of a class of transformers, which executes no code of the folder or repository."""
-    transformers = _transformers()
+    load = getattr(_transformers(), kind).from_pretrained
     try:
-        return getattr(transformers, kind).from_pretrained(name, trust_remote_code=False, **options)
+        return load(name, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises many types of errors
-        is_folder = Path(name).is_dir()
-        failure = "cannot be read" if is_folder else "is no folder here, and not on the hub"
+        failure = (
+            "cannot be read" if Path(name).is_dir() else "is no folder here, and not on the hub"
+        )
         reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
         raise UserError(
             f"MODEL.TEXT_TOWER {name} {failure} ({reason}); give a folder with a BERT and its tokenizer, or a name "
