@@ -19,7 +19,7 @@ from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.slimming.tokens import Tokens
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
-from demo_sdtps.training.reid import make_reid_trainer
+from demo_sdtps.training.reid import make_task
 from studies.baselines import RATES, merge_into_nearest
 
 STEP, EPOCHS, RATE, WEIGHT = 4, 3, 0.1, 1000.0
@@ -176,20 +176,20 @@ def main() -> None:
     parser.add_argument("--operations", type=float, default=0.45, help="share of the dense model's")
     cli.add_output(parser, "--json", ".json", default=RATES, help="write the rates to this file")
     arguments, cfg = cli.parse(parser)
-    trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
-    model = trainer.model.requires_grad_(False).train()
+    task = make_task(cfg, torch.device("cpu"), None)
+    model = task.model.requires_grad_(False).train()
     # A training would start with a new classifier.
     load_weights(model, read_checkpoint(cfg.TEST.WEIGHT))
     search = Search(model.backbone)
     optimizer = torch.optim.AdamW(search.parameters(), RATE, weight_decay=0.0)
-    steps = EPOCHS * len(trainer.loader)
+    steps = EPOCHS * len(task.loader)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=RATE / 10)
     for epoch in range(1, 1 + EPOCHS):
-        epoch_sampler(trainer.loader).begin(epoch, 0)
+        epoch_sampler(task.loader).begin(epoch, 0)
         title = f"epoch {epoch}/{EPOCHS}"
-        bar = progress(trainer.batches(), title, len(trainer.loader), unit="batch")
+        bar = progress(task.batches(), title, len(task.loader), unit="batch")
         for batch in bar:
-            loss, *_ = trainer.loss(batch)
+            loss, *_ = task.loss(batch)
             operations = search.operations()
             optimizer.zero_grad()
             (loss + WEIGHT * (operations - arguments.operations) ** 2).backward()

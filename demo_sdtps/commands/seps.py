@@ -1,5 +1,7 @@
 """SEPS, image-text matching: demo-sdtps seps train shapes --data data, and seps test --weight runs/SEPS/shapes/best.pth"""
 
+from contextlib import suppress
+
 from demo_sdtps.config import cli
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
@@ -13,11 +15,13 @@ def train() -> None:
     )
     with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.runtime.distributed import check_divisible
-        from demo_sdtps.seps.training import make_seps_trainer
-        from demo_sdtps.training.command import train
+        from demo_sdtps.seps.training import make_seps_task
+        from demo_sdtps.training.loop import fit
+        from demo_sdtps.training.stop import Stopped
 
         check_divisible(cfg, cfg.SOLVER.IMS_PER_BATCH, "captions")
-        train(cfg, arguments.overwrite, make_seps_trainer, SEPS_SCHEMA)
+        with suppress(Stopped):  # the run is saved
+            fit(cfg, arguments.overwrite, make_seps_task, SEPS_SCHEMA)
 
 
 def test() -> None:

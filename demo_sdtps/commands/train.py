@@ -1,5 +1,7 @@
 """Train a model: python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml [KEY VALUE …]"""
 
+from contextlib import suppress
+
 from demo_sdtps.config import cli
 
 
@@ -11,5 +13,7 @@ def main() -> None:
     )
     with cli.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.training.reid import train
+        from demo_sdtps.training.stop import Stopped
 
-        train(cfg, arguments.overwrite)
+        with suppress(Stopped):  # the run is saved
+            train(cfg, arguments.overwrite)

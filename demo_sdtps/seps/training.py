@@ -1,15 +1,15 @@
 """Training of SEPS (docs/seps.md)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import percent_table
-from demo_sdtps.runtime.device import autocast, set_seed
+from demo_sdtps.runtime.device import set_seed
 from demo_sdtps.runtime.distributed import all_gather, wrap_ddp
 from demo_sdtps.seps import evaluation
 from demo_sdtps.seps.captions import (
@@ -24,59 +24,41 @@ from demo_sdtps.seps.losses import SEPSLoss
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.towers import load_tokenizer
 from demo_sdtps.training.optim import group_parameters
-from demo_sdtps.training.resume import Resumed, digest_data
-from demo_sdtps.training.trainer import Evaluation, Loss, Trainer
+from demo_sdtps.training.resume import Resumed, describe_files, digest_lines
+from demo_sdtps.training.run import Evaluation, Loss, Task
 
 TOWERS = ("image_tower.tower.", "text_tower.tower.")
 
 
-class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
-    """Trains SEPS; the dev split is evaluated when an evaluation is due, the test split after the last epoch.
+class SEPSTask:
+    """Loss and evaluation of SEPS: the dev split when an evaluation is due, the test split after the last epoch.
 
     best.pth is the epoch with the largest rSum on the dev split.
     """
 
-    unit = "captions"
-
-    def __init__(
-        self,
-        cfg: CfgNode,
-        model: SEPS,
-        loader: DataLoader,
-        tokens: Tokens,
-        dev: evaluation.RetrievalData,
-        test: evaluation.RetrievalData,
-        digest: Mapping[str, str],
-        notes: Sequence[str] = (),
-    ):
-        super().__init__(cfg, model, loader, [make_seps_optimizer(cfg, model)], digest, notes=notes)
-        self.network = wrap_ddp(model)
-        self.tokens, self.losses, self.dev, self.test = tokens, make_losses(cfg), dev, test
+    def __init__(self, cfg: CfgNode, model: SEPS, splits: Mapping[str, evaluation.RetrievalData]):
+        self.cfg, self.model, self.splits = cfg, model, splits
+        self.network, self.losses = wrap_ddp(model), make_losses(cfg)
+        self.optimizer = make_seps_optimizer(cfg, model)
 
     def begin_epoch(self, epoch: int) -> None:
-        set_rates(self.cfg, self.optimizers[0], epoch)
+        set_rates(self.cfg, self.optimizer, epoch)
         self.losses.set_max_violation(epoch > self.cfg.SOLVER.ALL_NEGATIVES_EPOCHS)
 
-    def batches(self) -> Iterator[CaptionBatch]:
-        return caption_batches(self.loader, self.tokens)
-
     def loss(self, batch: CaptionBatch) -> Loss:
-        batch = batch.to(self.device)
         texts = batch.captions, batch.lengths, batch.long_captions, batch.long_lengths
-        with autocast(self.device, self.precision):
-            similarities, masks = self.network(batch.images, *texts)
+        similarities, masks = self.network(batch.images, *texts)
         # Each of several processes has the rows of its images, and computes the loss of the whole batch.
         similarities, image_ids = all_gather(similarities.float()), all_gather(batch.image_ids)
         loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
         count = len(similarities)
-        return loss, count, {"align": align.detach() * count, "ratio": ratio.detach() * count}
+        sums = {"align": align.detach() * count, "ratio": ratio.detach() * count}
+        return Loss(loss, count, sums)
 
     def evaluate(self, epoch: int) -> Evaluation:
-        splits = {"dev": self.dev}
-        if epoch == self.cfg.SOLVER.MAX_EPOCHS:
-            splits["test"] = self.test
+        names = ("dev", "test") if epoch == self.cfg.SOLVER.MAX_EPOCHS else ("dev",)
         metrics = {
-            split: evaluation.evaluate_retrieval(self.model, data) for split, data in splits.items()
+            name: evaluation.evaluate_retrieval(self.model, self.splits[name]) for name in names
         }
         scalars = {
             f"{split}/{name}": value
@@ -85,9 +67,11 @@ class SEPSTrainer(Trainer[SEPS, CaptionBatch]):
         }
         return Evaluation(metrics, metrics["dev"]["rSum"], scalars, percent_table(metrics))
 
-    def describe(self, means: Mapping[str, float]) -> str:
-        parts = f"alignment {means['align']:.3f}, ratio {means['ratio']:.5f}"
-        return f"loss {means['loss']:.3f} ({parts})"
+
+def describe(means: Mapping[str, float]) -> str:
+    """An epoch's means, for the log."""
+    parts = f"alignment {means['align']:.3f}, ratio {means['ratio']:.5f}"
+    return f"loss {means['loss']:.3f} ({parts})"
 
 
 def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
@@ -97,8 +81,8 @@ def _ratios(masks: torch.Tensor | tuple[torch.Tensor, ...]) -> Any:
     return all_gather(masks.mean().unsqueeze(0))
 
 
-def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> SEPSTrainer:
-    """Trainer of the data set, towers and weights of `cfg`, on `device`."""
+def make_seps_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Task:
+    """Data set, towers, weights and loss of `cfg`, on `device`."""
     if cfg.TEST.WEIGHT:
         raise UserError(
             f"TEST.WEIGHT is {cfg.TEST.WEIGHT}, but seps train starts from MODEL.PRETRAIN_PATH_T alone; leave it out."
@@ -109,8 +93,11 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
     model, origin = make_seps(cfg, pretrained=not resumed)
     tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}
     loader = caption_loader(cfg, splits["train"])
-    dev = evaluation.make_retrieval_data(cfg, splits["dev"], tokens["dev"])
-    test = evaluation.make_retrieval_data(cfg, splits["test"], tokens["test"], cfg.TEST.FOLDS)
+    folds = {"dev": 1, "test": cfg.TEST.FOLDS}
+    evaluated = {
+        name: evaluation.make_retrieval_data(cfg, splits[name], tokens[name], folds[name])
+        for name in folds
+    }
     sizes = [
         f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
         for name, split in splits.items()
@@ -121,10 +108,23 @@ def make_seps_trainer(cfg: CfgNode, device: torch.device, resumed: Resumed | Non
         f"the weights are those of {resumed.path}" if resumed else origin,
         *evaluation.caption_warnings(splits),
     ]
-    paths = {f"{name} images": split.paths for name, split in splits.items()}
-    texts = data_texts(splits, tokens)
-    digest = digest_data(cfg.DATASETS.ROOT_DIR, paths, texts)
-    return SEPSTrainer(cfg, model.to(device), loader, tokens["train"], dev, test, digest, notes)
+    lines = data_texts(splits, tokens)
+    for name, split in splits.items():
+        lines[f"{name} images"] = describe_files(cfg.DATASETS.ROOT_DIR, split.paths)
+    seps = SEPSTask(cfg, model.to(device), evaluated)
+    return Task(
+        model=model,
+        loader=loader,
+        batches=partial(caption_batches, loader, tokens["train"]),
+        loss=seps.loss,
+        evaluate=seps.evaluate,
+        optimizers=[seps.optimizer],
+        begin_epoch=seps.begin_epoch,
+        describe=describe,
+        unit="captions",
+        digest=digest_lines(lines),
+        notes=notes,
+    )
 
 
 def data_texts(

@@ -15,52 +15,53 @@ from demo_sdtps.runtime.transfer import CPUCopy
 RECENT = 5  # finite losses that the error reports, the last of which the progress bar shows
 LAG = 2  # steps after which a loss is read, when a GPU has computed it
 
-Loaded = TypeVar("Loaded")
+AnyBatch = TypeVar("AnyBatch")
 
 
 @dataclass
 class Meter:
-    """Means over the samples of an epoch, and the time that was spent waiting for data."""
+    """Means over the samples of an epoch, and how long it took."""
 
     totals: dict[str, torch.Tensor] = field(default_factory=dict)
-    seen: int = 0
-    waited: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
+    count: int = 0  # samples
+    seconds: float = 0.0
+    waited: float = 0.0  # of them, for data
 
     def update(self, count: int, **totals: torch.Tensor) -> None:
         """Add a batch of `count` samples, given sums over the batch."""
         # Sums stay on the device: reading them every batch would make the CPU wait for the GPU.
         for name, total in totals.items():
             self.totals[name] = self.totals.get(name, 0.0) + total.detach()
-        self.seen += count
+        self.count += count
 
-    def time_loading(self, loaded: Iterable[Loaded]) -> Iterator[Loaded]:
+    def time(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
         """The same batches; the time until each arrives counts as waited."""
-        asked = time.perf_counter()
-        for batch in loaded:
-            self.waited += time.perf_counter() - asked
+        began = time.perf_counter()
+        for batch in batches:
+            waited = time.perf_counter() - began
+            self.waited, self.seconds = self.waited + waited, self.seconds + waited
             yield batch
-            asked = time.perf_counter()
+            before, began = began + waited, time.perf_counter()
+            self.seconds += began - before
 
     def means(self) -> dict[str, float]:
         """Means over the samples so far, by name; waits for a GPU."""
-        return {name: float(total) / self.seen for name, total in self.totals.items()}
+        return {name: float(total) / self.count for name, total in self.totals.items()}
 
-    def speed(self) -> tuple[float, float]:
-        """Samples per second, and the share of the time that was spent waiting for data."""
-        seconds = time.perf_counter() - self.started
-        return self.seen / seconds, self.waited / seconds
+    def speed(self) -> float:
+        """Samples per second."""
+        return self.count / self.seconds
 
     def state(self) -> dict[str, object]:
         """The input of `from_state`."""
-        seconds = time.perf_counter() - self.started
-        return {"totals": self.totals, "seen": self.seen, "waited": self.waited, "seconds": seconds}
+        times = {"waited": self.waited, "seconds": self.seconds}
+        return {"totals": self.totals, "seen": self.count, **times}
 
     @classmethod
     def from_state(cls, state: Mapping, device: torch.device) -> "Meter":
         """The meter that gave `state`, with its sums on `device`."""
         totals = {name: total.to(device) for name, total in state["totals"].items()}
-        return cls(totals, state["seen"], state["waited"], time.perf_counter() - state["seconds"])
+        return cls(totals, state["seen"], state["seconds"], state["waited"])
 
 
 class LossMonitor:

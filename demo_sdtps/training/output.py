@@ -1,4 +1,4 @@
-"""The files of a run: their names, metrics.json, TensorBoard and, with SOLVER.WANDB, Weights & Biases in OUTPUT_DIR/wandb."""
+"""The files of a run in OUTPUT_DIR: their names, TensorBoard and, with SOLVER.WANDB, Weights & Biases in OUTPUT_DIR/wandb."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +12,15 @@ from demo_sdtps.config import UserError
 from demo_sdtps.evaluation.tables import METRICS, RECORD
 from demo_sdtps.runtime.distributed import is_main
 from demo_sdtps.runtime.errors import check_extra
-from demo_sdtps.runtime.files import read_json
+from demo_sdtps.runtime.files import atomic_write, read_json
 
 LAST, PREVIOUS, BEST = "last.pth", "last.previous.pth", "best.pth"
 CONFIG, LOG = "config.yml", "log.txt"
 FINISHED = "finished"
 """Status of a run in run.json."""
-RUN_FILES = (METRICS, LAST, PREVIOUS, BEST, CONFIG, RECORD, LOG)
+RUN_FILES = (METRICS, LAST, PREVIOUS, BEST, RECORD, LOG, "events.out.tfevents.*", CONFIG)
+"""Patterns of a run's files. config.yml is the last: a start that is killed while it removes them leaves a folder in which
+RESUME auto starts the same run."""
 
 WriteScalars = Callable[[Mapping[str, float], int], None]
 """Writes the scalars of an epoch, by name."""
@@ -26,38 +28,38 @@ WriteScalars = Callable[[Mapping[str, float], int], None]
 logger = logging.getLogger(__name__)
 
 
-def own_files(output: Path) -> list[Path]:
+def run_files(output: Path) -> list[Path]:
     """What is in the folder under the names of a run's files."""
-    paths = [*(output / name for name in RUN_FILES), *sorted(output.glob("events.out.tfevents.*"))]
-    return [path for path in paths if path.exists()]
+    return [path for pattern in RUN_FILES for path in sorted(output.glob(pattern))]
 
 
-def make_output(output: Path) -> None:
-    """Make the folder and remove the files of an earlier run in it."""
+def prepare_folder(cfg: CfgNode, last: Path | None) -> None:
+    """Make OUTPUT_DIR, remove the files of an earlier run where none is resumed from the checkpoint `last`, and write
+    config.yml."""
+    output = Path(cfg.OUTPUT_DIR)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        # config.yml last: a start that is killed here leaves a folder in which RESUME auto starts the same run.
-        for file in sorted(own_files(output), key=lambda file: file.name == CONFIG):
+        for file in run_files(output) if last is None else ():
             file.unlink()
     except OSError as error:
         raise UserError(
             f"OUTPUT_DIR {output} cannot be written ({error.strerror}); choose another."
         ) from None
+    if last == output / PREVIOUS:
+        # The next save would otherwise keep the damaged one as the previous checkpoint, in place of the good one.
+        (output / LAST).unlink(missing_ok=True)
+    with atomic_write(output / CONFIG) as temporary:
+        temporary.write_text(cfg.dump(), encoding="utf-8")
 
 
 @contextmanager
-def scalar_boards(output: Path, cfg: CfgNode, first: int | None) -> Iterator[WriteScalars]:
-    """Writes to TensorBoard and, with SOLVER.WANDB, to Weights & Biases; only the main process has them.
-
-    A run that is resumed from epoch `first` on hides its points from there.
-    """
-    if not is_main():
-        yield lambda scalars, epoch: None
-        return
+def scalar_boards(cfg: CfgNode, first: int | None) -> Iterator[WriteScalars]:
+    """Writes to TensorBoard and, with SOLVER.WANDB, to Weights & Biases. A run that is resumed from epoch `first` on hides its
+    points from there."""
     # Training alone needs it, and its import is slow.
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(output, purge_step=first) as writer, _wandb(cfg, output) as log:
+    with SummaryWriter(cfg.OUTPUT_DIR, purge_step=first) as writer, _wandb(cfg) as log:
 
         def write(scalars: Mapping[str, float], epoch: int) -> None:
             for name, value in scalars.items():
@@ -82,13 +84,14 @@ def check_tracking(cfg: CfgNode) -> None:
 
 
 @contextmanager
-def _wandb(cfg: CfgNode, output: Path) -> Iterator[WriteScalars]:
+def _wandb(cfg: CfgNode) -> Iterator[WriteScalars]:
     """Nothing without SOLVER.WANDB. A resumed run goes on under its identifier."""
     if not cfg.SOLVER.WANDB:
         yield lambda scalars, epoch: None
         return
     import wandb
 
+    output = Path(cfg.OUTPUT_DIR)
     with _starting():
         run = wandb.init(
             project=cfg.SOLVER.WANDB,
@@ -101,12 +104,8 @@ def _wandb(cfg: CfgNode, output: Path) -> Iterator[WriteScalars]:
         )
     where = Path(run.dir).parent if run.offline else run.url or "disabled"
     logger.info("Weights & Biases: %s", where)
-    exit_code = 1
-    try:
+    with run:
         yield lambda scalars, epoch: run.log(dict(scalars), step=epoch)
-        exit_code = 0
-    finally:
-        run.finish(exit_code=exit_code)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 from yacs.config import CfgNode
@@ -39,21 +38,17 @@ SOURCES = (
     *(f"demo_sdtps/commands/{name}.py" for name in RUN_COMMANDS),
 )
 """The files of a checkout on which results depend, as pathspecs of git: what a run is made with."""
-STATUS_OF = {Stopped: "stopped", KeyboardInterrupt: "interrupted"}
-"""Status of a run by the exception that ended it; any other is a failure."""
-
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def track_run(
-    output: Path, cfg: CfgNode, device: torch.device, resumed: Resumed | None
-) -> Iterator[None]:
-    """Write run.json in `output` at the start of the context, and status and seconds at its end.
+def track_run(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Iterator[None]:
+    """Write run.json at the start of the context, and status and seconds at its end.
 
     It is separate from metrics.json, which depends on the seed alone. The record of a resumed run stays as it was at the
     start, with an entry for every resumption.
     """
+    path = Path(cfg.OUTPUT_DIR) / RECORD
     record = {
         "status": "running",
         "id": secrets.token_hex(8),
@@ -65,18 +60,21 @@ def track_run(
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     if resumed:
-        record = with_resumption(record, read_record(output), resumed)
+        record = with_resumption(record, read_json(path) or {}, resumed)
     started = time.perf_counter()
-    write_json(output / RECORD, record)
+    write_json(path, record)
     ended: dict[str, object] = {"status": FINISHED}
     try:
         yield
+    except (Stopped, KeyboardInterrupt):
+        ended = {"status": "stopped"}
+        raise
     except BaseException as error:
-        ended = {"status": STATUS_OF.get(type(error), "failed"), "error": str(error)}
+        ended = {"status": "failed", "error": str(error)}
         raise
     finally:
         with suppress(UserError):  # on a full disk, which the checkpoint's own error has reported
-            write_json(output / RECORD, record | ended | {"seconds": time.perf_counter() - started})
+            write_json(path, record | ended | {"seconds": time.perf_counter() - started})
 
 
 def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
@@ -110,14 +108,14 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
 def restore_threads(output: Path) -> None:
     """Compute with as many threads as the run in `output` started with, unless the user has set their number: sums come out
     differently with another one. Processes of torchrun divide the cores in any case."""
-    threads = read_record(output).get("machine", {}).get("threads")
+    threads = (read_json(output / RECORD) or {}).get("machine", {}).get("threads")
     if threads and world_size() == 1 and not threads_by_user():
         torch.set_num_threads(threads)
 
 
 def mark_finished(output: Path) -> None:
     """Finish the record of a run that was killed after its last checkpoint."""
-    write_json(output / RECORD, read_record(output) | {"status": FINISHED})
+    write_json(output / RECORD, (read_json(output / RECORD) or {}) | {"status": FINISHED})
 
 
 def command() -> str:
@@ -174,11 +172,6 @@ def machine(device: torch.device) -> dict[str, str | int]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """The content of a run's run.json, {} where it is missing or damaged."""
-    return read_json(folder / RECORD) or {}
 
 
 def _version(package: str) -> str | None:

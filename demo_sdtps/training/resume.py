@@ -1,10 +1,10 @@
-"""Whether a command starts or resumes a run (RESUME), from which checkpoint, and the state of a training in it."""
+"""Whether a command starts or resumes a run (RESUME), from which checkpoint, and the states of its random generators."""
 
 import logging
 import os
 import random
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -18,7 +18,7 @@ from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.runtime.files import read_json
-from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, RECORD, own_files
+from demo_sdtps.training.output import CONFIG, FINISHED, LAST, PREVIOUS, RECORD, run_files
 
 RESUMABLE_KEYS = (
     "OUTPUT_DIR",
@@ -39,7 +39,7 @@ RESUMABLE_KEYS = (
 """Keys that may differ when a run is resumed. But for the last, no number depends on them."""
 
 DIGEST = "files"
-"""Entry of last.pth: the `digest_data` of the run."""
+"""Entry of last.pth: the `digest_lines` of the data."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,47 +65,34 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
             f"TEST.WEIGHT {cfg.TEST.WEIGHT}, which the training starts from, is in OUTPUT_DIR {output}, whose files it "
             "replaces; give another OUTPUT_DIR."
         )
-    if cfg.RESUME == "no":
-        check_replaceable(output, overwrite)
-        return None
-    if overwrite:
+    if cfg.RESUME != "no" and overwrite:
         raise UserError(
             f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out."
         )
-    if not _has_checkpoint(output):
-        if cfg.RESUME == "yes" and not own_files(output):
-            raise UserError(
-                f"RESUME is yes, but OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct "
-                "OUTPUT_DIR, or set RESUME to auto or no to start one."
-            )
-        # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
-        is_finished = (read_json(output / RECORD) or {}).get("status") == FINISHED
-        is_same = not is_finished and _is_same(cfg, output / CONFIG, schema)
-        check_replaceable(output, overwrite=is_same and cfg.RESUME == "auto")
-        if is_same:
-            logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
-        return None
-    checkpoint = read_last(output)
-    check_config(cfg, checkpoint, schema)
-    return checkpoint
-
-
-def check_replaceable(output: Path, overwrite: bool) -> None:
-    """Raise `UserError` where the folder holds a file of a run, unless `overwrite` allows to replace it."""
-    files = own_files(output)
-    if files and not overwrite:
+    files = run_files(output)
+    has_checkpoint = any((output / name) in files for name in (LAST, PREVIOUS))
+    if cfg.RESUME != "no" and has_checkpoint:
+        resumed = read_last(output)
+        check_config(cfg, resumed, schema)
+        return resumed
+    if cfg.RESUME == "yes" and not files:
+        raise UserError(
+            f"RESUME is yes, but OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct "
+            "OUTPUT_DIR, or set RESUME to auto or no to start one."
+        )
+    # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
+    if files and cfg.RESUME == "auto" and _is_begun(cfg, output, schema):
+        logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
+    elif files and not overwrite:
         instead = "--overwrite to replace it, or RESUME yes to continue it"
-        if not _has_checkpoint(output):
+        if not has_checkpoint:
             instead = (
                 f"--overwrite, without RESUME, to replace it; without {LAST} it cannot be continued"
             )
         raise UserError(
             f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another OUTPUT_DIR, or pass {instead}."
         )
-
-
-def _has_checkpoint(output: Path) -> bool:
-    return any((output / name).exists() for name in (LAST, PREVIOUS))
+    return None
 
 
 def read_last(output: Path) -> Resumed:
@@ -121,24 +108,6 @@ def read_last(output: Path) -> Resumed:
         f"The run in OUTPUT_DIR {output} cannot be continued: {'; '.join(problems)}; start it again with "
         "--overwrite and without RESUME."
     )
-
-
-def check_config(cfg: CfgNode, checkpoint: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
-    """Raise `UserError` where another key than RESUMABLE_KEYS differs from the run's, and warn of another length."""
-    stored = load_cfg(StoredText(checkpoint.path, checkpoint.state["config"]), (), schema)
-    changed = _changes(cfg, stored, schema)
-    if changed:
-        key, (before, now) = next(iter(changed.items()))
-        more = f" ({len(changed) - 1} more keys differ)" if len(changed) > 1 else ""
-        raise UserError(
-            f"{key} is {now}, but the run in {checkpoint.path} was started with {before}{more}; to continue it, "
-            "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR."
-        )
-    if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
-        logger.warning(
-            f"SOLVER.MAX_EPOCHS is {cfg.SOLVER.MAX_EPOCHS} and was {stored.SOLVER.MAX_EPOCHS}: the learning "
-            "rates follow the new length, so the numbers are not those of an unbroken run."
-        )
 
 
 def _read_checkpoint(path: Path) -> Mapping:
@@ -161,11 +130,31 @@ def _read_checkpoint(path: Path) -> Mapping:
     return state
 
 
-def _is_same(cfg: CfgNode, path: Path, schema: Schema) -> bool:
+def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
+    """Raise `UserError` where another key than RESUMABLE_KEYS differs from the run's, and warn of another length."""
+    stored = load_cfg(StoredText(resumed.path, resumed.state["config"]), (), schema)
+    changes = _changes(cfg, stored, schema)
+    if changes:
+        key, (before, now) = next(iter(changes.items()))
+        more = f" ({len(changes) - 1} more keys differ)" if len(changes) > 1 else ""
+        raise UserError(
+            f"{key} is {now}, but the run in {resumed.path} was started with {before}{more}; to continue it, "
+            "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR."
+        )
+    if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
+        logger.warning(
+            f"SOLVER.MAX_EPOCHS is {cfg.SOLVER.MAX_EPOCHS} and was {stored.SOLVER.MAX_EPOCHS}: the learning "
+            "rates follow the new length, so the numbers are not those of an unbroken run."
+        )
+
+
+def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
+    """Whether the folder holds the start of the same run, which has not finished."""
     try:
-        return not _changes(cfg, load_cfg(path, (), schema), schema)
+        changes = _changes(cfg, load_cfg(output / CONFIG, (), schema), schema)
     except UserError:  # not a run's configuration
         return False
+    return not changes and (read_json(output / RECORD) or {}).get("status") != FINISHED
 
 
 def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[str, str]]:
@@ -178,22 +167,19 @@ def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[s
     }
 
 
-def digest_data(
-    root: str, files: Mapping[str, Sequence[str]], texts: Mapping[str, Iterable[str]] | None = None
-) -> dict[str, str]:
-    """A digest of each part of the data, such as "query NI": of paths below `root` and their sizes, or of texts. Contents of
-    images are not read."""
-    parts: dict[str, Iterable[str]] = {
-        name: (f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths)
-        for name, paths in files.items()
-    }
-    digests = {}
-    for name, lines in {**parts, **(texts or {})}.items():
-        digest = blake2b(digest_size=16)
-        for line in lines:
-            digest.update(line.encode(errors="surrogatepass") + b"\0")
-        digests[name] = digest.hexdigest()
-    return digests
+def describe_files(root: str, paths: Iterable[str]) -> list[str]:
+    """A line for each file, its path below `root` and its size; contents of images are not read."""
+    return [f"{os.path.relpath(path, root)} {os.path.getsize(path)}" for path in paths]
+
+
+def digest_lines(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """A digest of the lines of each part of the data, such as "query NI"."""
+
+    def digest(lines: Iterable[str]) -> str:
+        encoded = (line.encode(errors="surrogatepass") + b"\0" for line in lines)
+        return blake2b(b"".join(encoded), digest_size=16).hexdigest()
+
+    return {name: digest(lines) for name, lines in parts.items()}
 
 
 def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:

@@ -30,7 +30,7 @@ from demo_sdtps.datasets import SPLITS, Sample, read_splits
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.loaders import batches, test_loader, train_loader
 from demo_sdtps.evaluation.protocol import make_test_data, rank_features
-from demo_sdtps.training.reid import make_reid_trainer
+from demo_sdtps.training.reid import make_task
 from tests.reference import ranking
 
 SIZE = (16, 32)
@@ -138,9 +138,9 @@ def test_data_without_cameras(tmp_path, name):
     expected = ranking.evaluate_distances(distances, ids, ids, *[[*range(len(ids))]] * 2)
     all_columns = with_values(cfg, {"TEST.CROSS_MODAL_DISTANCE": "all"})
     assert_same(rank_features(all_columns, features, data), *expected)
-    trainer = make_reid_trainer(cfg, torch.device("cpu"), None)
-    assert trainer.model.backbone.camera_embedding is None and cfg.MODEL.SIE_CAMERA
-    assert any("the data have no cameras" in text for text in trainer.notes)
+    task = make_task(cfg, torch.device("cpu"), None)
+    assert task.model.backbone.camera_embedding is None and cfg.MODEL.SIE_CAMERA
+    assert any("the data have no cameras" in text for text in task.notes)
 
 
 def test_market_1501s_folders(tmp_path):

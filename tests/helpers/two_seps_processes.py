@@ -13,7 +13,8 @@ from seps_tiny import cfg_for
 
 from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.runtime import distributed
-from demo_sdtps.seps.captions import caption_loader, encode_captions
+from demo_sdtps.runtime.device import autocast, choose_precision
+from demo_sdtps.seps.captions import caption_batches, caption_loader, encode_captions
 from demo_sdtps.seps.evaluation import (
     evaluate_retrieval,
     make_retrieval_data,
@@ -22,7 +23,7 @@ from demo_sdtps.seps.evaluation import (
 )
 from demo_sdtps.seps.model import make_seps
 from demo_sdtps.seps.towers import load_tokenizer
-from demo_sdtps.seps.training import SEPSTrainer
+from demo_sdtps.seps.training import SEPSTask
 
 VERSIONS = {
     "paper": (),
@@ -55,15 +56,18 @@ def steps(root, version) -> dict:
         make_retrieval_data(cfg, splits[name], tokens[name], folds)
         for name, folds in (("dev", 1), ("test", 2))
     )
-    trainer = SEPSTrainer(cfg, model.train(), loader, tokens["train"], dev, test, {})
+    task = SEPSTask(cfg, model.train(), {"dev": dev, "test": test})
+    device = torch.device("cpu")
+    precision = choose_precision(cfg.SOLVER.AMP, device)
     # AdamW's first steps are the signs of gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=0.002)
     losses, parts = [], []
     for epoch in EPOCHS:
-        trainer.begin_epoch(epoch)
+        task.begin_epoch(epoch)
         epoch_sampler(loader).begin(epoch)
-        for batch in trainer.batches():
-            loss, count, sums = trainer.loss(batch)
+        for batch in caption_batches(loader, tokens["train"]):
+            with autocast(device, precision):
+                loss, count, sums = task.loss(batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -72,7 +76,7 @@ def steps(root, version) -> dict:
                 {
                     "local": len(batch.images),
                     "count": count,
-                    "hardest": trainer.losses.align.max_violation,
+                    "hardest": task.losses.align.max_violation,
                 }
                 | {name: float(total) for name, total in sums.items()}
             )

@@ -12,15 +12,15 @@ from seps_tiny import cli_args_for as seps_cli_args_for
 from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import UserError
-from demo_sdtps.seps.training import SEPSTrainer
+from demo_sdtps.seps.training import SEPSTask
 from demo_sdtps.training.monitor import LAG, LossMonitor
-from demo_sdtps.training.reid import ReIDTrainer
+from demo_sdtps.training.reid import ReIDLoss
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
 COMMANDS = {
-    "train_net": (train_net.main, ReIDTrainer, cli_args_for, "tiny_root"),
-    "seps train": (seps.train, SEPSTrainer, seps_cli_args_for, "shapes_root"),
+    "train_net": (train_net.main, (ReIDLoss, "__call__"), cli_args_for, "tiny_root"),
+    "seps train": (seps.train, (SEPSTask, "loss"), seps_cli_args_for, "shapes_root"),
 }
 
 
@@ -29,16 +29,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(
     request, command, tmp_path, monkeypatch, name, value
 ):
     """Step 2 of the first epoch; the step before was saved, and stays as it was."""
-    main, kind, words, root = COMMANDS[name]
+    main, method, words, root = COMMANDS[name]
     monkeypatch.chdir(train_net.__file__.rsplit("/", 1)[0])
-    original, calls = kind.loss, []
+    original, calls = getattr(*method), []
 
     def loss_of(self, batch):
         loss, count, sums = original(self, batch)
         calls.append(batch)
         return (loss * value if len(calls) == 2 else loss), count, sums
 
-    with mock.patch.object(kind, "loss", loss_of):
+    with mock.patch.object(*method, loss_of):
         code, _, stderr = command(
             main, *words(request.getfixturevalue(root), "OUTPUT_DIR", tmp_path / "run", *EVERY_STEP)
         )

@@ -5,6 +5,7 @@ The golden cases run there too (tests/conftest.py). GPU_TEST_DEVICE=cpu checks t
 
 import shlex
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,15 +17,15 @@ from tiny import CAMERAS, CLASSES
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import train_loader
+from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import CASES, extract_features
-from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
 from demo_sdtps.runtime import graphs
 from demo_sdtps.runtime.device import DTYPES, autocast
-from demo_sdtps.training.reid import ReIDTrainer
-from demo_sdtps.training.trainer import Trainer
+from demo_sdtps.training.loop import fit
+from demo_sdtps.training.monitor import Meter
+from demo_sdtps.training.reid import make_task
 
 pytestmark = pytest.mark.gpu
 
@@ -51,7 +52,7 @@ def test_a_resumed_run_equals_another_of_the_same_seed(gpu, mode, tiny_root, tmp
         cli_args_for(tiny_root, *opts, "OUTPUT_DIR", tmp_path / name) for name in ("one", "other")
     )
     assert call(one) == 0
-    with at(Trainer, "_train_step", 9, kill):
+    with at(Meter, "update", 9, kill):
         assert call(other) == 130
     assert call(other) == 0
     assert_same(tmp_path / "one", tmp_path / "other")
@@ -115,7 +116,7 @@ def test_a_recorded_step_equals_others(gpu, mode, tiny_root, tmp_path, monkeypat
         patch.setattr(graphs, "WARM_UPS", 99)
         assert call(one) == 0
     replays = at(torch.cuda.CUDAGraph, "replay", 1, lambda: None)
-    with replays, at(Trainer, "_train_step", 9, kill):
+    with replays, at(Meter, "update", 9, kill):
         assert call(other) == 130
     assert call(other) == 0
     assert_same(tmp_path / "one", tmp_path / "other")
@@ -138,7 +139,7 @@ def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("name", ["DeMo_SDTPS", "DeMo_Slim"])
-def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root):
+def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root, tmp_path):
     """Neither in an epoch with a progress bar nor in the loop of an evaluation."""
     if gpu.type == "cpu":
         pytest.skip("there is no GPU to wait for")
@@ -150,17 +151,29 @@ def test_the_cpu_does_not_wait_for_the_gpu(gpu, name, tiny_root):
         *TWO_STEPS,
         "MODEL.DEVICE",
         "cuda",
+        "OUTPUT_DIR",
+        str(tmp_path),
     ]
     cfg = load_cfg(ROOT / "configs" / "Synthetic" / f"{name}.yml", words)
-    splits = read_splits(cfg)
-    test_data = make_test_data(cfg, splits["query"], splits["gallery"])
-    model = make_model(cfg, CLASSES + 1, CAMERAS).cuda()
-    trainer = ReIDTrainer(cfg, model, train_loader(cfg, splits["train"]), test_data, {})
-    for mode in ("default", "error"):  # first without, for what is done once
-        torch.cuda.set_sync_debug_mode(mode)
+    modes, splits = ["default", "error"], read_splits(cfg)  # first without, for what is done once
+
+    def watched(batches):
+        torch.cuda.set_sync_debug_mode(modes.pop(0))
         try:
-            trainer.train_epoch()
-            extract_features(cfg, trainer.model, test_data.loader, [CASES["nothing"], CASES["r"]])
+            yield from batches
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        trainer.step = 0
+
+    def make(*arguments):
+        task = make_task(*arguments)
+        return replace(task, batches=lambda: watched(task.batches()))
+
+    model = fit(cfg, False, make).task.model
+    assert not modes
+    loader = test_loader(cfg, splits["query"])
+    for mode in ("default", "error"):
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            extract_features(cfg, model, loader, [CASES["nothing"], CASES["r"]])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -12,7 +12,7 @@ from torch.nn.modules import module
 import demo_sdtps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.runtime import matmul
-from demo_sdtps.training.trainer import Trainer
+from demo_sdtps.training.monitor import Meter
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -70,7 +70,7 @@ def test_a_run_has_the_products_of_its_configuration(
         return seen
 
     key = () if library == "default" else ("SOLVER.FLOAT32_MATMUL", library)
-    with at(Trainer, "_train_step", 2, terminate):
+    with at(Meter, "update", 2, terminate):
         assert train("run", *key) == {("training", expected), ("backward", expected)}
     assert train("run", "RESUME", "yes", *key) == passes
     assert train("whole", "SOLVER.FLOAT32_MATMUL", "auto" if not key else library) == passes

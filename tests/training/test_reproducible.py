@@ -18,12 +18,9 @@ from interrupted import call
 
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.datasets import read_splits
-from demo_sdtps.datasets.loaders import train_loader
-from demo_sdtps.evaluation.protocol import make_test_data
-from demo_sdtps.modeling import make_model
+from demo_sdtps.training.loop import fit
 from demo_sdtps.training.record import SOURCES, commit, source_tree
-from demo_sdtps.training.reid import ReIDTrainer
+from demo_sdtps.training.reid import make_task
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
 """Everything random that the model has."""
@@ -55,28 +52,28 @@ def test_the_same_seed_gives_the_same_run_to_the_last_bit(runs):
 @pytest.mark.parametrize(("asked", "inside"), [("default", 0), ("warn", 2)])
 # of operations that are not deterministic, which the mode "warn" tells
 @pytest.mark.filterwarnings("ignore")
-def test_the_backward_pass_is_deterministic_where_that_is_asked_for(tiny_root, asked, inside):
+def test_the_backward_pass_is_deterministic_where_that_is_asked_for(
+    tiny_root, tmp_path, asked, inside
+):
     """As on a GPU, where a warning would leave the fused attention as it is; the rest of the step is as before."""
-    cfg = load_cfg(CONFIG, cli_args_for(tiny_root)[2:])
-    splits = read_splits(cfg)
-    trainer = ReIDTrainer(
-        cfg,
-        make_model(cfg, 6, 4),
-        train_loader(cfg, splits["train"]),
-        make_test_data(cfg, splits["query"], splits["gallery"]),
-        {},
-    )
+    words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path, "SOLVER.MAX_EPOCHS", 1)
+    cfg = load_cfg(CONFIG, words[2:])
     modes = {"forward": [], "backward": []}
-    trainer.model.register_forward_hook(
-        lambda *_: modes["forward"].append(torch.get_deterministic_debug_mode())
-    )
-    next(trainer.model.parameters()).register_hook(
-        lambda _: modes["backward"].append(torch.get_deterministic_debug_mode())
-    )
+
+    def make(*arguments):
+        task = make_task(*arguments)
+        task.model.register_forward_hook(
+            lambda *_: modes["forward"].append(torch.get_deterministic_debug_mode())
+        )
+        next(task.model.parameters()).register_hook(
+            lambda _: modes["backward"].append(torch.get_deterministic_debug_mode())
+        )
+        return task
+
     torch.set_deterministic_debug_mode(asked)
     try:
         before = torch.get_deterministic_debug_mode()
-        trainer.train_epoch()
+        fit(cfg, False, make)
         assert torch.get_deterministic_debug_mode() == before
     finally:
         torch.set_deterministic_debug_mode("default")

@@ -1,4 +1,4 @@
-"""A run that is interrupted resumes as if nothing had happened (training/trainer.py), and says why where it cannot."""
+"""A run that is interrupted resumes as if nothing had happened (training/run.py), and says why where it cannot."""
 
 import json
 import random
@@ -18,8 +18,14 @@ from torch.utils.tensorboard import SummaryWriter
 from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.training import reid
-from demo_sdtps.training.resume import digest_data, random_states, set_random_states
-from demo_sdtps.training.trainer import Trainer
+from demo_sdtps.training.monitor import Meter
+from demo_sdtps.training.resume import (
+    describe_files,
+    digest_lines,
+    random_states,
+    set_random_states,
+)
+from demo_sdtps.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -48,7 +54,7 @@ def reference(tiny_root, tmp_path_factory):
 def sigterm_run(tiny_root, tmp_path_factory):
     """A run that SIGTERM ended in its second epoch → its folder, for tests to copy."""
     output = tmp_path_factory.mktemp("stopped") / "run"
-    with at(Trainer, "_train_step", 8, terminate):
+    with at(Meter, "update", 8, terminate):
         assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *EVERY_STEP)) == 0
     return output
 
@@ -73,11 +79,11 @@ def fails(command):
 
 
 PLACES = {
-    "in a step": (Trainer, "_train_step", 9, kill, EVERY_STEP),
+    "in a step": (Meter, "update", 9, kill, EVERY_STEP),
     "SIGTERM in an evaluation": (reid, "evaluate_reid", 2, terminate, ()),
-    "in a step, with two loading processes": (Trainer, "_train_step", 9, kill, LOADING),
-    "between evaluation and saving": (Trainer, "_save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
-    "before anything was saved": (Trainer, "_train_step", 9, kill, NO_MINUTES),
+    "in a step, with two loading processes": (Meter, "update", 9, kill, LOADING),
+    "between evaluation and saving": (Run, "save", 2, kill, ("SOLVER.CHECKPOINT_PERIOD", "1")),
+    "before anything was saved": (Meter, "update", 9, kill, NO_MINUTES),
 }
 QUICKEST = ("in a step", "SIGTERM in an evaluation")
 
@@ -117,7 +123,7 @@ def test_seps_goes_on_likewise(shapes_root, tmp_path):
         shapes_root, "MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.DROP_PATH", "0.2", *AUTO, *EVERY_STEP
     )
     assert call([*words, "OUTPUT_DIR", tmp_path / "reference"], seps.train) == 0
-    with at(Trainer, "_train_step", 5, kill):
+    with at(Meter, "update", 5, kill):
         assert call([*words, "OUTPUT_DIR", tmp_path / "run"], seps.train) == 130
     assert call([*words, "OUTPUT_DIR", tmp_path / "run"], seps.train) == 0
     assert_same(tmp_path / "reference", tmp_path / "run")
@@ -170,7 +176,7 @@ def test_another_machine_is_a_warning(run_copy, tiny_root):
     record["machine"] |= {"cpu": "ABACUS", "threads": 64}
     record["versions"]["torch"] = "0.4"
     (run_copy / "run.json").write_text(json.dumps(record))
-    with at(Trainer, "_train_step", 1, kill):
+    with at(Meter, "update", 1, kill):
         assert call(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *AUTO)) == 130
     (warning,) = (
         line
@@ -254,7 +260,8 @@ def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
         open(path, "w").close()
 
     def digest(paths, *captions):
-        return digest_data(str(tmp_path), {"train": paths}, {"captions": captions})
+        files = describe_files(str(tmp_path), paths)
+        return digest_lines({"train": files, "captions": captions})
 
     first = digest(paths, "a dog", "a cat")
     assert first == digest(paths, "a dog", "a cat")

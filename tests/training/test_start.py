@@ -16,7 +16,7 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
-from demo_sdtps.training.reid import make_reid_trainer
+from demo_sdtps.training.reid import make_task
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -35,25 +35,23 @@ def test_all_but_classifiers_is_loaded(cfg, tmp_path, cameras):
     """Of other identities; embeddings of cameras where there are as many."""
     path = checkpoint_file(tmp_path / "best.pth", cfg, classes=11, cameras=cameras)
     start = torch.load(path, weights_only=True)["model"]
-    fresh = make_reid_trainer(cfg, torch.device("cpu"), None).model.state_dict()
-    trainer = make_reid_trainer(
-        with_values(cfg, {"TEST.WEIGHT": str(path)}), torch.device("cpu"), None
-    )
+    fresh = make_task(cfg, torch.device("cpu"), None).model.state_dict()
+    task = make_task(with_values(cfg, {"TEST.WEIGHT": str(path)}), torch.device("cpu"), None)
     anew = [*ANEW] if cameras == 4 else ["backbone.camera_embedding", *ANEW]
-    for name, tensor in trainer.model.state_dict().items():
+    for name, tensor in task.model.state_dict().items():
         assert torch.equal(tensor, (fresh if name in anew else start)[name]), name
-    (note,) = (text for text in trainer.notes if str(path) in text)
+    (note,) = (text for text in task.notes if str(path) in text)
     assert note == f"the weights are those of {path}, but of new ones: {', '.join(anew)}"
 
 
 def test_a_start_with_other_parts_is_told_and_another_backbone_refused(cfg, tmp_path):
     path = checkpoint_file(tmp_path / "best.pth", with_values(cfg, {"MODEL.HDM": True}))
     start = with_values(cfg, {"TEST.WEIGHT": str(path), "MODEL.GLOBAL_LOCAL": False})
-    trainer = make_reid_trainer(start, torch.device("cpu"), None)
-    assert any(re.search("not used of it: .*hdm.*pife", text) for text in trainer.notes)
+    task = make_task(start, torch.device("cpu"), None)
+    assert any(re.search("not used of it: .*hdm.*pife", text) for text in task.notes)
     other = with_values(start, {"MODEL.PATCH_SIZE": 8, "MODEL.STRIDE_SIZE": [8, 8]})
     with pytest.raises(UserError, match=r"pos_embed has the shape \(1, 33, 64\), not \(1, 9, 64\)"):
-        make_reid_trainer(other, torch.device("cpu"), None)
+        make_task(other, torch.device("cpu"), None)
 
 
 def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_path):
@@ -87,6 +85,6 @@ def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, capl
     data = make_test_data(run, held_out, held_out)
     (rankings,) = evaluate_reid(run, trained.model, data).values()
     assert trained.metrics[-1]["validation"] == reid_record(rankings)
-    evaluation = make_reid_trainer(run, torch.device("cpu"), None).evaluate(0)
+    evaluation = make_task(run, torch.device("cpu"), None).evaluate(0)
     record = {name: patterns["3"]["mAP"] for name, patterns in evaluation.record.items()}
     assert evaluation.score == record["validation"] != record["patterns"]

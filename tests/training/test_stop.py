@@ -14,7 +14,7 @@ import pytest
 import torch
 from commands import ROOT, cli_args_for
 
-from demo_sdtps.training.stop import StopRequest
+from demo_sdtps.training.stop import listen
 
 LOADING = shlex.split(
     "DATASETS.CACHE no DATALOADER.NUM_WORKERS 2 SOLVER.MAX_EPOCHS 1000 SOLVER.EVAL_PERIOD 1000"
@@ -36,8 +36,8 @@ def test_the_first_signal_is_a_request_and_the_second_has_its_default(number, mo
     for torchrun, second in ((False, signal.SIG_DFL), (True, signal.SIG_IGN)):
         if torchrun:
             monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-        stop, before = StopRequest(), signal.getsignal(number)
-        with stop.listening():
+        before = signal.getsignal(number)
+        with listen() as stop:
             signal.raise_signal(number)
             assert stop.signal == number.name
             assert {signal.getsignal(other) for other in SIGNALS} == {second}
@@ -47,8 +47,7 @@ def test_the_first_signal_is_a_request_and_the_second_has_its_default(number, mo
 def test_a_signal_that_is_ignored_remains_so():
     """nohup starts a command with SIGHUP ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    stop = StopRequest()
-    with stop.listening():
+    with listen() as stop:
         signal.raise_signal(signal.SIGHUP)
     assert not stop.signal
 

@@ -10,7 +10,7 @@ from commands import ROOT
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, terminate
 
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.training.trainer import Trainer
+from demo_sdtps.training.monitor import Meter
 
 ON = ("SOLVER.WANDB", "demo")
 NEEDS_WANDB = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def test_an_interrupted_run_goes_on_as_the_same_one(own_home, tiny_root, monkeyp
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("WANDB_MODE", "offline")
     output, without = own_home / "tracked", own_home / "without"
-    with at(Trainer, "_train_step", 8, terminate):
+    with at(Meter, "update", 8, terminate):
         assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *ON, *EVERY_STEP)) == 0
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *ON, "RESUME", "yes")) == 0
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", without)) == 0

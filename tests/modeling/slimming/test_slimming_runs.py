@@ -11,7 +11,7 @@ from interrupted import EVERY_STEP, assert_same, at, call, kill
 from demo_sdtps.commands import export_features, profile_flops
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.training.trainer import Trainer
+from demo_sdtps.training.monitor import Meter
 
 SLIM = (
     "MODEL.SLIM_BLOCKS",
@@ -35,7 +35,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
     """Heads and their optimiser's state are in the checkpoint; every command reads it."""
     more = ("MODEL.SLIM_SCORE", "supervised", "SOLVER.AMP", "bf16", "MODEL.GLOBAL_LOCAL", "True")
     assert call(words(tiny_root, tmp_path / "reference", *more)) == 0
-    with at(Trainer, "_train_step", 7, kill):
+    with at(Meter, "update", 7, kill):
         assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 130
     assert call(words(tiny_root, tmp_path / "run", *more, *EVERY_STEP, "RESUME", "auto")) == 0
     assert_same(tmp_path / "reference", tmp_path / "run")

@@ -1,0 +1,298 @@
+"""A run: the files in OUTPUT_DIR, its progress, and how it starts, is saved, resumed and stopped (docs/reliability.md)."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from demo_sdtps.config.cli import print_lines
+from demo_sdtps.config.schema import Schema
+from demo_sdtps.datasets.loaders import epoch_sampler
+from demo_sdtps.evaluation.tables import METRICS
+from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
+from demo_sdtps.runtime.device import choose_device, choose_precision, log_to, set_seed
+from demo_sdtps.runtime.distributed import (
+    all_gather_object,
+    any_rank,
+    check_equal,
+    is_main,
+    rank,
+    world_size,
+)
+from demo_sdtps.runtime.files import LOCK, lock_file, write_json
+from demo_sdtps.training.monitor import LossMonitor, Meter
+from demo_sdtps.training.output import (
+    BEST,
+    LAST,
+    LOG,
+    PREVIOUS,
+    WriteScalars,
+    check_tracking,
+    prepare_folder,
+    scalar_boards,
+)
+from demo_sdtps.training.record import mark_finished, restore_threads, track_run
+from demo_sdtps.training.resume import (
+    DIGEST,
+    Resumed,
+    check_unchanged,
+    find_run,
+    random_states,
+    set_random_states,
+)
+from demo_sdtps.training.stop import Stopped, StopRequest, listen
+
+PART = "loss/"  # prefix of the names of the loss's parts
+logger = logging.getLogger(__name__)
+
+
+class Loss(NamedTuple):
+    """The mean loss of a batch, its number of samples, and sums over them of what else is recorded, by name.
+
+    A name "loss/<part>" is a part of the loss, recorded under "losses".
+    """
+
+    mean: torch.Tensor
+    samples: int
+    sums: Mapping[str, torch.Tensor]
+
+
+class Evaluation(NamedTuple):
+    """The results of an evaluation."""
+
+    record: Mapping[str, object]  # entries of the epoch's record in metrics.json
+    score: float  # the epoch with the largest is saved as best.pth
+    scalars: Mapping[str, float]  # for the boards, as TensorBoard
+    table: str  # for the log
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the loop is given: a model on its device, and what it is trained by."""
+
+    model: nn.Module
+    loader: DataLoader
+    batches: Callable[[], Iterator[Any]]  # of an epoch of `loader`; a batch has `to(device)`
+    loss: Callable[[Any], Loss]  # of a batch on the device
+    evaluate: Callable[[int], Evaluation]  # after an epoch, 0 for the untrained model
+    optimizers: Sequence[torch.optim.Optimizer]  # the model's first
+    begin_epoch: Callable[[int], object]  # sets what depends on the epoch, from 1, such as rates
+    describe: Callable[[Mapping[str, float]], str]  # an epoch's means in a few words, for the log
+    unit: str  # plural name of a sample, for the log
+    digest: Mapping[str, str]  # of the data, by `digest_lines`
+    notes: Sequence[str] = ()  # lines for the log; "WARNING: " begins a warning
+    about: Mapping[str, object] = field(default_factory=dict)  # saved in every checkpoint
+    auxiliary: Mapping[str, nn.Module] = field(default_factory=dict)  # saved in last.pth
+
+
+MakeTask = Callable[[CfgNode, torch.device, Resumed | None], Task]
+
+
+class Run:
+    """A run in progress: `epoch` epochs are done, and `step` steps of the next. `records` are those of metrics.json."""
+
+    def __init__(
+        self, cfg: CfgNode, task: Task, stop: StopRequest, write_scalars: WriteScalars | None
+    ):
+        self.cfg, self.task, self.stop, self.write_scalars = cfg, task, stop, write_scalars
+        self.output = Path(cfg.OUTPUT_DIR)
+        self.device = next(task.model.parameters()).device
+        self.precision = choose_precision(cfg.SOLVER.AMP, self.device)
+        # Only the gradients of float16 underflow; with other types the scaler does nothing.
+        is_half = self.precision is torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_half)
+        self.monitor, self.meter = LossMonitor(), Meter()
+        self.epoch, self.step, self.best = 0, 0, -1.0
+        self.records: list[dict] = []
+        self.saved = self.started = time.monotonic()
+        self.resumed_at = 0.0  # epochs that were done when the run started or was resumed
+
+    def is_finished(self) -> bool:
+        return self.epoch >= self.cfg.SOLVER.MAX_EPOCHS
+
+    def is_time_to_save(self) -> bool:
+        """Whether SOLVER.CHECKPOINT_MINUTES have passed."""
+        minutes = self.cfg.SOLVER.CHECKPOINT_MINUTES
+        return bool(minutes) and time.monotonic() - self.saved >= 60 * minutes
+
+    def checkpoint(self, is_due: bool) -> None:
+        """Save where that is due in any process, or where a signal asks for it, which ends the run by `Stopped`."""
+        is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
+        if is_stopped or is_due:
+            self.save()
+        if is_stopped and not self.is_finished():
+            raise Stopped
+
+    def evaluate(self, epoch: int) -> Evaluation:
+        """The task's evaluation, which a signal aborts: it is repeated when the run is resumed."""
+        self.checkpoint(is_due=False)
+        # Several processes finish it together: a process that left would block the others.
+        self.stop.is_immediate = world_size() == 1
+        try:
+            return self.task.evaluate(epoch)
+        except Stopped:
+            self.save()
+            raise
+        finally:
+            self.stop.is_immediate = False
+
+    def finish_epoch(self) -> None:
+        """Record an epoch whose steps are done, evaluate it where that is due, and save the best checkpoint."""
+        solver, task, meter, epoch = self.cfg.SOLVER, self.task, self.meter, self.epoch + 1
+        self.monitor.flush()
+        rate = max(group["lr"] for group in task.optimizers[0].param_groups)
+        means = meter.means() | {"lr": rate}
+        terms = "".join(f", {name} {value:.3f}" for name, value in loss_parts(means).items())
+        logger.info(
+            f"epoch {epoch}: {task.describe(means)}{terms}, lr {rate:.2e}, {meter.speed():.0f} {task.unit}/s, "
+            f"waited {100 * meter.waited / meter.seconds:.1f} % for data"
+        )
+        is_last = epoch == solver.MAX_EPOCHS
+        evaluation = self.evaluate(epoch) if is_last or epoch % solver.EVAL_PERIOD == 0 else None
+        self.report(epoch, means, evaluation)
+        self.epoch, self.step, self.meter = epoch, 0, Meter()
+        if evaluation and evaluation.score > self.best:
+            self.best = evaluation.score
+            if is_main():
+                save_checkpoint(self.output / BEST, self.cfg, task.model, epoch, state=task.about)
+        if epoch > self.resumed_at and not is_last:  # not where evaluation alone was left of it
+            seconds = (time.monotonic() - self.started) / (epoch - self.resumed_at)
+            left = timedelta(seconds=round(seconds * (solver.MAX_EPOCHS - epoch)))
+            logger.info("%d of %d epochs, about %s left", epoch, solver.MAX_EPOCHS, left)
+
+    def report(self, epoch: int, means: Mapping[str, float], evaluation: Evaluation | None) -> None:
+        """Write the record of an epoch to metrics.json and the boards, and its evaluation to the log."""
+        record: dict[str, object] = {"epoch": epoch}
+        record |= {name: value for name, value in means.items() if "/" not in name}
+        if losses := loss_parts(means):
+            record["losses"] = losses
+        scalars = {f"train/{name}": value for name, value in means.items()}
+        if evaluation:
+            record |= evaluation.record
+            scalars |= evaluation.scalars
+            title = f"epoch {epoch}" + ("" if epoch else " (before training)")
+            logger.info("%s\n%s", title, evaluation.table)
+        self.records.append(record)
+        if self.write_scalars:  # in the main process
+            write_json(self.output / METRICS, self.records)
+            self.write_scalars(scalars, epoch)
+
+    def save(self) -> None:
+        """Write last.pth, from which the run can be resumed; the previous one is kept beside it.
+
+        Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the
+        batches of an epoch follow from the seed.
+        """
+        self.monitor.flush()
+        states = all_gather_object(random_states())
+        self.saved = time.monotonic()
+        if not is_main():
+            return
+        task = self.task
+        state = {
+            **task.about,
+            "step": self.step,
+            "best": self.best,
+            "records": self.records,
+            "meter": self.meter.state(),
+            "scaler": self.scaler.state_dict(),
+            DIGEST: task.digest,
+            "random": states,
+            "optimizers": [optimizer.state_dict() for optimizer in task.optimizers],
+            **{name: module.state_dict() for name, module in task.auxiliary.items()},
+        }
+        path, previous = self.output / LAST, self.output / PREVIOUS
+        save_checkpoint(path, self.cfg, task.model, self.epoch, previous, state)
+
+    def restore(self, resumed: Resumed) -> None:
+        """Set the state that `save` wrote."""
+        state, task = resumed.state, self.task
+        fill_model(task.model, state["model"], resumed.path)
+        for name, module in task.auxiliary.items():
+            module.load_state_dict(state[name])
+        for optimizer, content in zip(task.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(content)
+        if state["scaler"]:  # in float16
+            self.scaler.load_state_dict(state["scaler"])
+        for name in ("epoch", "step", "best", "records"):
+            setattr(self, name, state[name])
+        if self.step:
+            self.meter = Meter.from_state(state["meter"], self.device)
+        epoch_sampler(task.loader).begin(self.epoch + 1)
+        self.resumed_at = self.epoch + self.step / len(task.loader)
+        states = state["random"]
+        if len(states) != world_size():
+            logger.warning(
+                "the run had %d processes and is resumed with %d, so its random numbers differ from here on",
+                len(states),
+                world_size(),
+            )
+        set_random_states(states[rank() % len(states)])
+
+
+def loss_parts(means: Mapping[str, float]) -> dict[str, float]:
+    """Those of an epoch's means that are parts of the loss, by part."""
+    return {name.removeprefix(PART): mean for name, mean in means.items() if name.startswith(PART)}
+
+
+@contextmanager
+def open_run(
+    cfg: CfgNode, overwrite: bool, make_task: MakeTask, schema: Schema
+) -> Iterator[Run | None]:
+    """The run of `cfg` in OUTPUT_DIR, new or resumed, with its files open in the context; None where it is finished.
+
+    Nothing is written or replaced before the input has been checked. Only the main process writes.
+    """
+    output, write_scalars = Path(cfg.OUTPUT_DIR), None
+    with ExitStack() as contexts:
+        if is_main():
+            contexts.enter_context(lock_file(output / LOCK, f"OUTPUT_DIR {output}"))
+        device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
+        if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
+            if is_main():
+                mark_finished(output)
+                print_lines(
+                    f"The run in {output} is finished ({resumed.progress}); nothing is left to do."
+                )
+            yield None
+            return
+        if resumed:
+            restore_threads(output)
+        check_tracking(cfg)
+        task = make_task(cfg, device, resumed)
+        check_equal(task.digest, "files of the data set")
+        if resumed:
+            check_unchanged(resumed, task.digest)
+        all_gather_object(None)  # wait: another process may still read what is replaced
+        if is_main():
+            prepare_folder(cfg, resumed.path if resumed else None)
+            contexts.enter_context(log_to(output / LOG))
+            contexts.enter_context(track_run(cfg, device, resumed))
+            write_scalars = contexts.enter_context(
+                scalar_boards(cfg, resumed.state["epoch"] + 1 if resumed else None)
+            )
+        else:  # processes start with equal models and draw different random numbers
+            set_seed((cfg.SOLVER.SEED + rank()) % 2**32)
+        run = Run(cfg, task, contexts.enter_context(listen()), write_scalars)
+        for note in task.notes:
+            text = note.removeprefix("WARNING: ")  # the log has the level
+            logger.log(logging.INFO if text == note else logging.WARNING, "%s", text)
+        precision, threads = run.precision or torch.float32, torch.get_num_threads()
+        logger.info("device %s, precision %s, threads: %d", device, precision, threads)
+        if resumed:
+            logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
+            run.restore(resumed)
+        yield run
+        # Nothing can damage the last checkpoint of a finished run any more, so the previous one is not needed.
+        if is_main():
+            (output / PREVIOUS).unlink(missing_ok=True)
+        logger.info("the run is in %s", output)
