@@ -5,8 +5,8 @@ from tiny import PATCHES, WIDTH, exact
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.checkpoints.names import to_demo
+from tests.reference import sdtps as reference
 from tests.reference.fusion import Fusion
-from tests.reference.sdtps_branches import ThreeBranches
 
 B, C = 16, WIDTH
 
@@ -50,8 +50,9 @@ def expected_features(model, images, cameras):
     patches, global_feats = by_hand(model, images, cameras)
     features = []
     if model.sdtps:
-        sdtps = ThreeBranches(C, PATCHES).load_ours(model.sdtps.state_dict()).double()
-        slimmed = sdtps(*patches.values(), *global_feats.values())[:3]
+        weights = {name: tensor.double() for name, tensor in model.sdtps.state_dict().items()}
+        tokens = list(patches.values()), list(global_feats.values())
+        slimmed, _ = reference.sdtps(weights, *tokens, 0.5, 0.4, 0.25)
         assert all(tokens.shape == (len(cameras), KEPT_TOKENS, C) for tokens in slimmed)
         features.append(torch.cat([tokens.sum(dim=1) / KEPT_TOKENS for tokens in slimmed], dim=1))
         patches = dict(zip(MODALITIES, slimmed, strict=True))
