@@ -1,12 +1,13 @@
 """Published weights of ViT-B/16, at their real names and shapes, from every container into the backbone; timm's hub."""
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import huggingface_hub
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import _convert_openai_clip
 from tiny import CAMERAS
 from weight_files import (
     hub_cache,
@@ -39,95 +40,37 @@ def openai_weights(seed):
         "token_embedding.weight": (49, 512),
     }
     for tower, width, norms in (("visual.", 768, ("ln_pre", "ln_post")), ("", 512, ("ln_final",))):
-        for norm in norms:
-            shapes |= {f"{tower}{norm}.weight": (width,), f"{tower}{norm}.bias": (width,)}
+        layers = dict.fromkeys(norms, (width,))
         for block in range(BLOCKS if tower else 1):
-            prefix = f"{tower}transformer.resblocks.{block}"
-            for name, *weight in (
-                ("ln_1", width),
-                ("ln_2", width),
-                ("attn.out_proj", width, width),
-                ("mlp.c_fc", 4 * width, width),
-                ("mlp.c_proj", width, 4 * width),
-            ):
-                shapes |= {
-                    f"{prefix}.{name}.weight": tuple(weight),
-                    f"{prefix}.{name}.bias": (weight[0],),
-                }
-            shapes |= {
-                f"{prefix}.attn.in_proj_weight": (3 * width, width),
-                f"{prefix}.attn.in_proj_bias": (3 * width,),
-            }
+            prefix = f"transformer.resblocks.{block}"
+            layers |= {f"{prefix}.ln_1": (width,), f"{prefix}.ln_2": (width,)}
+            layers[f"{prefix}.attn.out_proj"] = (width, width)
+            layers[f"{prefix}.mlp.c_fc"] = (4 * width, width)
+            layers[f"{prefix}.mlp.c_proj"] = (width, 4 * width)
+            shapes[f"{tower}{prefix}.attn.in_proj_weight"] = (3 * width, width)
+            shapes[f"{tower}{prefix}.attn.in_proj_bias"] = (3 * width,)
+        for name, shape in layers.items():
+            shapes |= {f"{tower}{name}.weight": shape, f"{tower}{name}.bias": shape[:1]}
     return random_tensors(shapes, seed, torch.half)
-
-
-def openai_name(name):
-    """OpenAI's name of one of timm's tensors."""
-    top = {
-        "cls_token": "class_embedding",
-        "pos_embed": "positional_embedding",
-        "patch_embed.proj.weight": "conv1.weight",
-        "head.weight": "proj",
-        "norm_pre.weight": "ln_pre.weight",
-        "norm_pre.bias": "ln_pre.bias",
-        "norm.weight": "ln_post.weight",
-        "norm.bias": "ln_post.bias",
-    }
-    inner = {
-        "norm1": "ln_1",
-        "norm2": "ln_2",
-        "attn.proj": "attn.out_proj",
-        "mlp.fc1": "mlp.c_fc",
-        "mlp.fc2": "mlp.c_proj",
-    }
-    if name in top:
-        return f"visual.{top[name]}"
-    _, block, rest = name.split(".", 2)
-    layer, _, leaf = rest.rpartition(".")
-    theirs = f"attn.in_proj_{leaf}" if layer == "attn.qkv" else f"{inner[layer]}.{leaf}"
-    return f"visual.transformer.resblocks.{block}.{theirs}"
 
 
 CLIP, IMAGENET = "ViT-B-16", "vit_base_patch16_224"
 TIMMS_CLIP = "vit_base_patch16_clip_quickgelu_224"
-REAL = {
+HALF = partial(timm_weights, dtype=torch.half)
+REAL = {  # backbone, weights of a seed, key above them in the file, file, and how it is written
     "OpenAI's archive": (CLIP, openai_weights, None, "ViT-B-16.pt", save_archive),
     "OpenAI's state dict": (CLIP, openai_weights, None, "ViT-B-16.pt", save_torch),
-    "timm's CLIP in safetensors": (
-        CLIP,
-        lambda seed: timm_weights(TIMMS_CLIP, seed, torch.half),
-        None,
-        "w.safetensors",
-        save_safetensors,
-    ),
-    "timm's state dict": (
+    "timm's CLIP": (CLIP, partial(HALF, TIMMS_CLIP), None, "w.safetensors", save_safetensors),
+    "timm's state dict": (IMAGENET, partial(timm_weights, IMAGENET), None, "w.pth", save_torch),
+    "DeiT": (
         IMAGENET,
-        lambda seed: timm_weights(IMAGENET, seed),
-        None,
-        "w.pth",
-        save_torch,
-    ),
-    "DeiT's model": (
-        IMAGENET,
-        lambda seed: timm_weights("deit_base_patch16_224", seed),
+        partial(timm_weights, "deit_base_patch16_224"),
         "model",
         "w.pth",
         save_torch,
     ),
-    "a run's state_dict": (
-        IMAGENET,
-        lambda seed: timm_weights(IMAGENET, seed),
-        "state_dict",
-        "w.pth.tar",
-        save_torch,
-    ),
-    "timm's safetensors": (
-        IMAGENET,
-        lambda seed: timm_weights(IMAGENET, seed, torch.half),
-        None,
-        "w.safetensors",
-        save_safetensors,
-    ),
+    "a run": (IMAGENET, partial(timm_weights, IMAGENET), "state_dict", "w.pth.tar", save_torch),
+    "safetensors": (IMAGENET, partial(HALF, IMAGENET), None, "w.safetensors", save_safetensors),
 }
 GRIDS = {16: (16, 8), 12: (21, 10)}
 """Of 256×128 images, by stride; the weights have 14×14."""
@@ -144,15 +87,12 @@ def real_backbone(name, stride):
     return backbone.to_empty(device="cpu")
 
 
-def expected_of(weights, name, grid):
-    """The tensor of the file for one of the backbone's, as the backbone must hold it."""
-    actual = weights[name] if name in weights else weights[openai_name(name)]
-    actual = actual.float()
-    if name == "pos_embed":
-        actual = resize_position(actual.reshape(1, 197, 768), grid)
-    elif name == "head.weight" and name not in weights:  # OpenAI multiplies from the right
-        actual = actual.T
-    return actual.reshape(1, 1, -1) if name == "cls_token" else actual
+def expected_of(weights, grid):
+    """The tensors of the file as the backbone must hold them, by their names there."""
+    if "visual.proj" in weights:
+        weights = _convert_openai_clip(weights, None)
+    expected = {name: tensor.float() for name, tensor in weights.items()}
+    return expected | {"pos_embed": resize_position(expected["pos_embed"], grid)}
 
 
 PLAIN = ("OpenAI's state dict", "timm's state dict")
@@ -185,9 +125,9 @@ def test_published_weights(seed, stride, case, tmp_path):
         1 + math.prod(GRIDS[stride]),
         768,
     )
+    expected = expected_of(weights, GRIDS[stride])
     for name, tensor in state.items():
-        expected = expected_of(weights, name, GRIDS[stride])
-        assert tensor.dtype is torch.float32 and torch.equal(tensor, expected), name
+        assert tensor.dtype is torch.float32 and torch.equal(tensor, expected[name]), name
     # All blocks and what is before and after them; no classifier, text tower or bias of a head.
     assert len(state) == 12 * BLOCKS + (8 if kind == CLIP else 6)
     assert report == (
@@ -205,11 +145,7 @@ def vit_b_32(seed):
     "kind, make, reason",
     [
         (IMAGENET, openai_weights, "there is a norm before the blocks, as CLIP has it"),
-        (
-            CLIP,
-            lambda seed: timm_weights(IMAGENET, seed),
-            "there is no norm before the blocks, as CLIP has it",
-        ),
+        (CLIP, REAL["timm's state dict"][1], "there is no norm before the blocks, as CLIP has it"),
         (
             CLIP,
             vit_b_32,
