@@ -1,22 +1,34 @@
 """Baselines of slimming as scores in its harness, such as MODEL.SLIM_SCORE studies.baselines:EViT (slimming.yml).
 
-Each drops and merges as its paper says, between two blocks in place of inside one; a second loss in training is left out.
-Used with MODEL.SLIM_SHARED False: none of them knows of other modalities.
+Each drops and merges as its paper says, between two blocks in place of inside one; a second loss in training is left out. None
+of them knows of other modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.modeling.sdtps import gather_tokens
-from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.stage import remaining_patches
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.modeling.class_attention import (
+    CLASS_TOKEN,
+    attention_weights,
+    check_attention,
+    keys,
+)
+from demo_sdtps.modeling.sdtps import gather_tokens, select
+from demo_sdtps.modeling.slimming.scores.base import Score
+from demo_sdtps.modeling.slimming.stage import (
+    Stage,
+    Step,
+    append_token,
+    keep_tokens,
+    make_context,
+    make_record,
+)
+from demo_sdtps.modeling.slimming.state import State
 from demo_sdtps.runtime.errors import UserError
 from demo_sdtps.runtime.files import read_json
 
@@ -24,9 +36,109 @@ RATES = Path(__file__).with_name("diffrate.json")
 """Those that `DiffRate` reads."""
 
 
-def mean_attention(attention: torch.Tensor) -> torch.Tensor:
-    """Mean over the heads of attention weights (B, heads, N) → (B, N) float32, without gradient."""
-    return attention.detach().float().mean(dim=1)
+@dataclass(frozen=True)
+class SizedState(State):
+    """The state of tokens of which each stands for a number of patches, its weight in attention."""
+
+    sizes: torch.Tensor | None = None  # (B, P + n + E)
+
+    def block_arguments(self, values: torch.Tensor) -> dict[str, Any]:
+        """Proportional attention (ToMe): a key that stands for s patches weighs s times as much."""
+        assert self.sizes is not None
+        return {"attn_mask": self.sizes.log().to(values.dtype)[:, None, None, :]}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tokens of images of any modality before a stage: B images, n patches, of which `keep` are left."""
+
+    values: torch.Tensor  # (B, L, C)
+    state: State
+    keep: int
+    block: Any  # the next one, of timm's VisionTransformer or Eva
+    rope: torch.Tensor | None  # its rotary embedding
+
+    @property
+    def places(self) -> slice:
+        """Of the patches among the tokens."""
+        end = int(self.values.shape[1]) - self.state.extra
+        return slice(end - self.state.count, end)
+
+    @property
+    def patches(self) -> torch.Tensor:
+        """(B, n, C)"""
+        return self.values[:, self.places]
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """(B, n): the number of patches that each stands for."""
+        sizes = getattr(self.state, "sizes", None)
+        return (
+            torch.ones_like(self.patches[..., 0]).float()
+            if sizes is None
+            else sizes[:, self.places]
+        )
+
+    def attention(self, queries: slice = CLASS_TOKEN) -> torch.Tensor:
+        """Attention of the next block to each patch, mean over queries and heads (B, n) float32, without gradient."""
+        check_attention(
+            self.block, "MODEL.SLIM_SCORE is a baseline", "choose another score or backbone"
+        )
+        sizes = getattr(self.state, "sizes", None)
+        bias = None if sizes is None else sizes.log()[:, None, None, :]
+        weights = attention_weights(self.block, self.values, queries, self.rope, bias)
+        return weights.mean(dim=2)[..., self.places].mean(dim=1)
+
+    def keys(self) -> torch.Tensor:
+        """Keys of the next block, mean over its heads (B, n, D)."""
+        return keys(self.block, self.values).mean(dim=1)[:, self.places]
+
+
+class Baseline(Score):
+    """A subclass says which patches are kept, and what becomes of the others."""
+
+    def run_stage(
+        self,
+        values: torch.Tensor,
+        state: State,
+        stage: Stage,
+        block: Any,
+        rope: torch.Tensor | None,
+    ) -> Step:
+        rows, context = Rows(values, state, stage.keep, block, rope), make_context(values, state)
+        score = self.rank(rows)
+        if stage.keep < state.count:
+            kept, decision = select(score, stage.keep)
+            values, state = keep_tokens(values, state, kept.sort(dim=1).values)
+            if stage.merge:
+                values, state = self.merge(rows, values, state, score, decision)
+        return Step(values, state, make_record(context, score, state.places(values)), None)
+
+    def rank(self, rows: Rows) -> torch.Tensor:
+        """(B, n), the best highest."""
+        raise NotImplementedError
+
+    def merge(
+        self,
+        rows: Rows,
+        values: torch.Tensor,
+        state: State,
+        score: torch.Tensor,
+        decision: torch.Tensor,
+    ) -> tuple[torch.Tensor, State]:
+        """The kept tokens `values` (B, L', C) with what becomes of the dropped patches of `rows`; `score` and `decision`
+        (B, n), 1 for a kept patch and 0 for another."""
+        raise NotImplementedError
+
+
+def with_sizes(
+    values: torch.Tensor, state: State, patches: torch.Tensor, sizes: torch.Tensor
+) -> tuple[torch.Tensor, State]:
+    """Tokens (B, L, C), whose last are the patches, with others (B, n, C) in their place, and their sizes (B, n)."""
+    values = torch.cat([values[:, : -patches.shape[1]], patches.to(values.dtype)], dim=1)
+    sizes = F.pad(sizes, (values.shape[1] - sizes.shape[1], 0), value=1.0)
+    known = {field.name: getattr(state, field.name) for field in fields(State)}
+    return values, SizedState(**known, sizes=sizes)
 
 
 def ranks(score: torch.Tensor) -> torch.Tensor:
@@ -34,36 +146,33 @@ def ranks(score: torch.Tensor) -> torch.Tensor:
     return score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
 
 
-class EViT(Score):
+class EViT(Baseline):
     """Attention of the class token, mean over the heads (Liang et al., ICLR 2022); the sum of the dropped patches, weighted by
     it, is an extra token, which no later stage drops; the weights carry no gradient."""
 
-    needs_attention = True
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return mean_attention(context.attention[context.modality])
+    def rank(self, rows: Rows) -> torch.Tensor:
+        return rows.attention()
 
     def merge(
         self,
-        tokens: Tokens,
-        slimmed: Tokens,
+        rows: Rows,
+        values: torch.Tensor,
+        state: State,
         score: torch.Tensor,
         decision: torch.Tensor,
-        context: Context,
-    ) -> Tokens:
+    ) -> tuple[torch.Tensor, State]:
         with torch.autocast(score.device.type, enabled=False):
             weights = (score * (decision <= 0)).unsqueeze(1)
-            return slimmed.with_extra(weights @ tokens.patches(score.shape[1]).float())
+            token = weights @ rows.patches.float()
+        return append_token(values, state, token)
 
 
-class ToMe(Score):
+class ToMe(Baseline):
     """Token merging (Bolya et al., ICLR 2023): every second patch from the first on is in a set A, the others in B; those of A
     whose keys are nearest to one of B become part of it, by means weighted with the number of patches that each stands for.
 
     A patch of B has the score 0, one of A a lower one, the lower the nearer it is to a patch of B.
     """
-
-    needs_keys = needs_sizes = keeps_own = True
 
     def __init__(
         self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object
@@ -75,32 +184,25 @@ class ToMe(Score):
                 "0.5 or more, and drop more by more MODEL.SLIM_BLOCKS."
             )
 
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        similarity, _ = nearest_in_b(context.keys[context.modality])
-        scores = torch.zeros(tokens.shape[:2], device=tokens.device)
+    def rank(self, rows: Rows) -> torch.Tensor:
+        similarity, _ = nearest_in_b(rows.keys())
+        scores = torch.zeros_like(rows.patches[..., 0], dtype=torch.float32)
         scores[:, ::2] = (ranks(similarity) - similarity.shape[1]).float()
         return scores
 
     def merge(
         self,
-        tokens: Tokens,
-        slimmed: Tokens,
+        rows: Rows,
+        values: torch.Tensor,
+        state: State,
         score: torch.Tensor,
         decision: torch.Tensor,
-        context: Context,
-    ) -> Tokens:
-        """`slimmed` with each dropped patch merged into the nearest of B; there is no extra token."""
-        sizes = torch.cat(list(context.sizes.values()))
+    ) -> tuple[torch.Tensor, State]:
+        """Each dropped patch becomes part of the nearest of B; there is no extra token."""
         goal = own_places(score)
-        goal[:, ::2] = torch.cat([nearest_in_b(keys)[1] for keys in context.keys.values()])
-        return merge_into(
-            tokens,
-            slimmed,
-            torch.where(decision > 0, own_places(score), goal),
-            decision,
-            sizes,
-            sizes,
-        )
+        goal[:, ::2] = nearest_in_b(rows.keys())[1]
+        goal = torch.where(decision > 0, own_places(score), goal)
+        return merge_into(rows, values, state, goal, decision, rows.sizes)
 
 
 @torch.no_grad()
@@ -113,44 +215,31 @@ def nearest_in_b(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return similarity, 2 * partner + 1
 
 
-class MCTF(Score):
+class MCTF(Baseline):
     """Multi-criteria token fusion (Lee et al., CVPR 2024): of the sets A and B of `ToMe`, half of the dropped patches are those
     of A that are drawn most to one of B (`fusion_goals`), the others those of B that are drawn most to one that is left in A.
     Means are weighted by attention and number of patches. The attention is that of the block after, before the fusion."""
 
-    needs_attention = needs_sizes = keeps_own = True
-    attention_of = slice(None)
-
-    def __init__(
-        self, width: int, grid: tuple[int, int], keep: Sequence[float] = (), **settings: object
-    ):
-        super().__init__(width, grid, **settings)
-        counts = (math.prod(grid), *remaining_patches(math.prod(grid), keep))
-        self.left = dict(pairwise(counts))  # by the number of patches before
-
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        goal = self.goals(context.modality, context)
+    def rank(self, rows: Rows) -> torch.Tensor:
+        goal, _ = self.goals(rows)
         return -(goal != own_places(goal)).float()
 
-    def goals(self, modality: str, context: Context) -> torch.Tensor:
-        tokens, sizes = context.tokens[modality], context.sizes[modality]
-        attention = mean_attention(context.attention[modality])
-        patches = int(tokens.shape[1])  # a number in a trace too
-        dropped = patches - self.left[patches]
-        return fusion_goals(tokens, attention, sizes, dropped)
+    def goals(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """`fusion_goals` (B, n), and the attention (B, n)."""
+        attention = rows.attention(slice(None))
+        dropped = rows.state.count - rows.keep
+        return fusion_goals(rows.patches, attention, rows.sizes, dropped), attention
 
     def merge(
         self,
-        tokens: Tokens,
-        slimmed: Tokens,
+        rows: Rows,
+        values: torch.Tensor,
+        state: State,
         score: torch.Tensor,
         decision: torch.Tensor,
-        context: Context,
-    ) -> Tokens:
-        goal = torch.cat([self.goals(modality, context) for modality in context.tokens])
-        sizes = torch.cat(list(context.sizes.values()))
-        weights = sizes * torch.cat([mean_attention(part) for part in context.attention.values()])
-        return merge_into(tokens, slimmed, goal, decision, weights, sizes)
+    ) -> tuple[torch.Tensor, State]:
+        goal, attention = self.goals(rows)
+        return merge_into(rows, values, state, goal, decision, rows.sizes * attention)
 
 
 @torch.no_grad()
@@ -174,12 +263,10 @@ def fusion_goals(
     return goal.gather(1, goal)  # of one that became part of a patch of B that is dropped then
 
 
-class DiffRate(Score):
+class DiffRate(Baseline):
     """DiffRate (Chen et al., ICCV 2023): attention of the class token; the lowest are pruned, the others of the dropped become
     part of the kept patch that is most similar, by plain means. How many are kept and how many pruned was learned beforehand,
     by `python -m studies.diffrate`: MODEL.SLIM_BLOCKS and SLIM_KEEP are those of its file."""
-
-    needs_attention = needs_sizes = keeps_own = True
 
     def __init__(self, width: int, grid: tuple[int, int], **settings: object):
         super().__init__(width, grid, **settings)
@@ -187,29 +274,25 @@ class DiffRate(Score):
         before = (rates["patches"], *rates["kept"])
         self.unpruned = dict(zip(before, rates["unpruned"], strict=False))
 
-    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        return mean_attention(context.attention[context.modality])
+    def rank(self, rows: Rows) -> torch.Tensor:
+        return rows.attention()
 
     def merge(
         self,
-        tokens: Tokens,
-        slimmed: Tokens,
+        rows: Rows,
+        values: torch.Tensor,
+        state: State,
         score: torch.Tensor,
         decision: torch.Tensor,
-        context: Context,
-    ) -> Tokens:
-        left = int(slimmed.positions.shape[1])  # type: ignore[union-attr]  # a stage sets the positions
-        merged = self.unpruned[int(score.shape[1])] - left
+    ) -> tuple[torch.Tensor, State]:
+        merged = self.unpruned[rows.state.count] - rows.keep
         index = score.masked_fill(decision > 0, -torch.inf).topk(merged).indices
-        sizes = torch.cat(list(context.sizes.values()))
-        kept_sizes = sizes.gather(1, decision.topk(left).indices.sort(dim=1).values)
-        patches, kept = tokens.patches(score.shape[1]), slimmed.values[:, -left:]
-        values, sizes = merge_into_nearest(
-            kept, gather_tokens(patches, index), kept_sizes, sizes.gather(1, index)
+        kept_sizes = rows.sizes.gather(1, decision.topk(rows.keep).indices.sort(dim=1).values)
+        dropped = gather_tokens(rows.patches, index), rows.sizes.gather(1, index)
+        patches, sizes = merge_into_nearest(
+            values[:, -rows.keep :], dropped[0], kept_sizes, dropped[1]
         )
-        values = torch.cat([slimmed.values[:, :-left], values.to(kept.dtype)], dim=1)
-        sizes = F.pad(sizes, (values.shape[1] - left, 0), value=1.0)
-        return replace(slimmed, values=values, sizes=sizes)
+        return with_sizes(values, state, patches, sizes)
 
 
 def merge_into_nearest(
@@ -234,23 +317,19 @@ def own_places(rows: torch.Tensor) -> torch.Tensor:
 
 
 def merge_into(
-    tokens: Tokens,
-    slimmed: Tokens,
+    rows: Rows,
+    values: torch.Tensor,
+    state: State,
     goal: torch.Tensor,
     decision: torch.Tensor,
     weights: torch.Tensor,
-    sizes: torch.Tensor,
-) -> Tokens:
-    """`slimmed` with means, by `weights` (B, n), of the patches that have the same `goal`, the place of a kept patch, (B, n);
-    their `sizes` (B, n) are summed."""
-    kept = decision > 0
-    left = int(slimmed.positions.shape[1])  # type: ignore[union-attr]  # a stage sets the positions
-    place = (kept.cumsum(dim=1) - 1).gather(1, goal)
+) -> tuple[torch.Tensor, State]:
+    """The kept tokens `values` with means, by `weights` (B, n), of the patches of `rows` that have the same `goal` (B, n), the
+    place of a kept patch; their sizes are summed."""
+    place = ((decision > 0).cumsum(dim=1) - 1).gather(1, goal)
     with torch.autocast(weights.device.type, enabled=False):
         # Matrix products are deterministic on every device, which a scatter that adds is not.
-        is_part = place.unsqueeze(1) == torch.arange(left, device=place.device).unsqueeze(-1)
-        shares, merged = is_part * weights.unsqueeze(1), (is_part * sizes.unsqueeze(1)).sum(dim=-1)
-        patches = shares @ tokens.patches(goal.shape[1]).float() / shares.sum(dim=-1, keepdim=True)
-    values = torch.cat([slimmed.values[:, :-left], patches.to(slimmed.values.dtype)], dim=1)
-    sizes_of_all = F.pad(merged, (values.shape[1] - left, 0), value=1.0)
-    return replace(slimmed, values=values, sizes=sizes_of_all)
+        is_part = place.unsqueeze(1) == torch.arange(rows.keep, device=place.device).unsqueeze(-1)
+        shares, sizes = is_part * weights.unsqueeze(1), (is_part * rows.sizes.unsqueeze(1)).sum(-1)
+        patches = shares @ rows.patches.float() / shares.sum(dim=-1, keepdim=True)
+    return with_sizes(values, state, patches, sizes)

@@ -16,7 +16,6 @@ from demo_sdtps.config import cli
 from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
-from demo_sdtps.modeling.slimming.tokens import Tokens
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.training.reid import make_task
@@ -73,7 +72,8 @@ class SearchBlock(nn.Module):
 
     def drop(self, values: torch.Tensor, state: Pass) -> torch.Tensor:
         visible = F.pad(state.sizes * state.live.detach(), (1, 0), value=1.0)
-        weights = attention_weights(self.block, Tokens(values, sizes=visible), CLASS_TOKEN)
+        bias = visible.log()[:, None, None, :]
+        weights = attention_weights(self.block, values, CLASS_TOKEN, bias=bias)
         order = weights.mean(dim=1)[:, 0, 1:].argsort(dim=1, descending=True, stable=True)
         patches = values[:, 1:].gather(1, order.unsqueeze(-1).expand_as(values[:, 1:]))
         state.sizes, state.live = state.sizes.gather(1, order), state.live.gather(1, order)

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from demo_sdtps.evaluation.missing import return_patterns
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone
-from demo_sdtps.modeling.class_attention import attention_weights, check_class_attention
+from demo_sdtps.modeling.class_attention import attention_weights, check_attention
 from demo_sdtps.modeling.inference import check_finite
-from demo_sdtps.modeling.modalities import ByModality, split_rows
+from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
 from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.modeling.slimming.state import State
 
 
 class Maps(NamedTuple):
@@ -34,18 +34,27 @@ class FusionWeights(NamedTuple):
     gates: torch.Tensor | None  # (B, heads, 7): each head's weights of HDM's features; sum 1
 
 
+class BlockInput(NamedTuple):
+    """The input of a block: tokens (B, L, C), and where slimming is on what it knows of them."""
+
+    values: torch.Tensor
+    state: State | None
+
+
 @contextmanager
-def record_blocks(backbone: Backbone) -> Iterator[list[Tokens]]:
+def record_blocks(backbone: Backbone) -> Iterator[list[BlockInput]]:
     """Context manager: the list holds the input of every block that has run, in order; for a pass of one part
     (`Backbone.chunks`)."""
-    outputs: list[Tokens] = []
+    outputs: list[BlockInput] = []
     run = backbone.run_blocks
 
-    def one_by_one(tokens: Tokens, start: int, stop: int) -> Tokens:
+    def one_by_one(
+        values: torch.Tensor, state: State | None, start: int, stop: int
+    ) -> torch.Tensor:
         for index in range(start, stop):
-            outputs.append(tokens)
-            tokens = run(tokens, index, index + 1)
-        return tokens
+            outputs.append(BlockInput(values, state))
+            values = run(values, state, index, index + 1)
+        return values
 
     vars(backbone)["run_blocks"] = one_by_one  # hides the method of the class
     try:
@@ -67,17 +76,19 @@ def rollout(
     """
     backbone = model.backbone
     for block in backbone.vit.blocks:
-        check_class_attention(block, "The method is rollout", "choose gradcam")
+        check_attention(block, "The method is rollout", "choose gradcam")
     context, outputs = _encode(model, images, cameras, missing)
     prefix, first = backbone.vit.num_prefix_tokens, outputs[0]
     rows, length = first.values.shape[:2]
     product = torch.eye(length, device=first.values.device).repeat(rows, 1, 1)
     for index, tokens in enumerate(outputs):
         product = _carry_rows(product, outputs[max(0, index - 1)], tokens, backbone)
-        rope = backbone.block_arguments(tokens)(index).get("rope")
-        attention = attention_weights(backbone.vit.blocks[index], tokens, rope=rope).mean(dim=1)
+        more = backbone.block_arguments(*tokens)(index)
+        block, bias = backbone.vit.blocks[index], more.get("attn_mask")
+        attention = attention_weights(block, tokens.values, rope=more.get("rope"), bias=bias)
+        attention = attention.mean(dim=1)
         product = (attention @ product + product) / 2
-    positions = first.grid_positions(backbone.num_patches)
+    positions = _places(first, backbone.grid_size)
     values = product[:, 0, prefix : prefix + positions.shape[1]]
     return _on_grid(values, positions, outputs[-1], context)
 
@@ -99,7 +110,7 @@ def grad_cam(
     context, outputs = _encode(model, images, cameras, missing)
     last, prefix = outputs[-1], backbone.vit.num_prefix_tokens
     gradient = torch.autograd.grad(target(context).sum(), last.values)[0]
-    positions = last.grid_positions(backbone.num_patches)
+    positions = _places(last, backbone.grid_size)
     patches = slice(prefix, prefix + positions.shape[1])
     weights = gradient[:, patches].mean(dim=1, keepdim=True)
     relevance = (last.values[:, patches] * weights).sum(dim=-1).relu()
@@ -132,7 +143,7 @@ def fusion_weights(model: DeMo, context: Context) -> FusionWeights:
 
 def _encode(
     model: DeMo, images: ByModality, cameras: torch.Tensor, missing: frozenset[str]
-) -> tuple[Context, list[Tokens]]:
+) -> tuple[Context, list[BlockInput]]:
     """Encoded triplets with their gradients, and the input of every block."""
     inputs = {
         name: torch.zeros_like(image) if name in missing else image
@@ -148,24 +159,32 @@ def _encode(
 
 
 def _carry_rows(
-    product: torch.Tensor, before: Tokens, after: Tokens, backbone: Backbone
+    product: torch.Tensor, before: BlockInput, after: BlockInput, backbone: Backbone
 ) -> torch.Tensor:
     """The rows of `product` (B, L, L_0), which belong to the tokens `before`, for those `after` a stage of slimming."""
-    if after.positions is before.positions:
+    old, new = (_places(tokens, backbone.grid_size) for tokens in (before, after))
+    if old.shape == new.shape:
         return product
-    prefix, old = backbone.vit.num_prefix_tokens, before.grid_positions(backbone.num_patches)
-    assert after.positions is not None
-    rows = torch.searchsorted(old.contiguous(), after.positions) + prefix  # positions ascend
+    prefix = backbone.vit.num_prefix_tokens
+    rows = torch.searchsorted(old.contiguous(), new) + prefix  # positions ascend
     kept = product.gather(1, rows.unsqueeze(-1).expand(-1, -1, product.shape[2]))
-    extra = product.new_zeros(product.shape[0], after.extra - before.extra, product.shape[2])
+    added = after.values.shape[1] - (before.values.shape[1] - old.shape[1] + new.shape[1])
+    extra = product.new_zeros(product.shape[0], added, product.shape[2])
     return torch.cat([product[:, :prefix], kept, product[:, prefix + old.shape[1] :], extra], dim=1)
 
 
-def _on_grid(values: torch.Tensor, positions: torch.Tensor, last: Tokens, context: Context) -> Maps:
+def _places(tokens: BlockInput, grid: Grid) -> torch.Tensor:
+    """(B, n) int64: index on the grid of each patch."""
+    return (tokens.state or State(grid)).places(tokens.values)
+
+
+def _on_grid(
+    values: torch.Tensor, positions: torch.Tensor, last: BlockInput, context: Context
+) -> Maps:
     """Values (M·B, n) of the patches at `positions`, by modality on the grid, 0 where the `last` tokens have no patch."""
     patches = prod(context.grid)
     zeros = values.new_zeros(len(values), patches)
-    kept = zeros.scatter(1, last.grid_positions(patches), 1.0)
+    kept = zeros.scatter(1, _places(last, context.grid), 1.0)
     whole = zeros.scatter(1, positions, values) * kept
     grids = (each.unflatten(1, context.grid).cpu() for each in (whole, kept > 0))
     return Maps(*(split_rows(grid, list(context.tokens)) for grid in grids))

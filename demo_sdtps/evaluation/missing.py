@@ -11,7 +11,7 @@ from demo_sdtps.modeling.demo import DeMo, EncodedTriplets, images_of
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.slimming.scores.base import Context
 
-ENCODED = ("tokens", "class_tokens", "global_feats", "missing")
+ENCODED = ("tokens", "global_feats", "missing")
 """Fields of a `Context` without slimming that have a row for each triplet."""
 
 

@@ -160,7 +160,7 @@ def choices(
                 name: values for name, values in selection.terms.items() if name not in missing
             }
             scores = {"score": selection.score, **terms}
-            positions, kept = context.positions_of(modality), selection.mask > 0
+            positions, kept = context.places(modality), selection.mask > 0
             choices_of[SDTPS_NAME][modality] = Choice(positions, kept, scores)
     for by_modality in choices_of.values():
         for choice in by_modality.values():

@@ -16,8 +16,9 @@ from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.layout import make_layout
 from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
+from demo_sdtps.modeling.slimming.backbone import make_slimming, slim_backbone
 from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord
-from demo_sdtps.modeling.slimming.stage import make_slimming, patch_shares, slim_backbone
+from demo_sdtps.modeling.slimming.stage import patch_shares
 from demo_sdtps.runtime.matmul import matmul_library
 
 
@@ -186,7 +187,7 @@ class DeMo(nn.Module):
     ) -> Context:
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
         grid, missing = self.backbone.grid_size, is_missing(images)
-        return Context(patches, class_tokens, grid, global_feats, missing)
+        return Context(patches, global_feats, grid, missing)
 
 
 def images_of(images: ByModality) -> ByModality:

@@ -48,6 +48,7 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
     letters = missing_letters(cfg)
     slimming = attach_to(
         model,
+        model,
         towers,
         keys.SLIM_BLOCKS,
         keys.SLIM_KEEP,

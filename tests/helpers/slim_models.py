@@ -179,7 +179,9 @@ def slim_both(case, blocks, keep, score="saliency", **settings):
 def record(model):
     """What the stages of the forwards to come keep, by the number of the stage, in the order of the calls."""
     steps = defaultdict(list)
-    model.slimming.register_forward_hook(lambda module, args, step: steps[args[0]].append(step[1]))
+    model.slimming.register_forward_hook(
+        lambda module, args, step: steps[args[0]].append(step.record)
+    )
     return steps
 
 

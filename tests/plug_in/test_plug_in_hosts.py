@@ -21,7 +21,6 @@ from demo_sdtps.runtime.errors import UserError
 from tests.reference.hosts import CLASSES, GRID, HOSTS, NAMES, PATCH, PATCHES, SIZE, WIDTH, Tower
 from tests.reference.patch_scores import saliency
 
-EVIT = "studies.baselines:EViT"
 BATCH, BLOCKS, KEEP = 3, [1, 2], [0.5, 0.5]
 PIXELS = 3 * PATCH**2
 """Length of the longest sum (numeric.py) in a score of saliency."""
@@ -96,7 +95,7 @@ def leaves(output):
 def watch(model):
     """[(modalities, positions that they keep (B, K))] of every stage of the next forwards, in the order of the calls."""
     kept = []
-    model.slimming.register_forward_hook(lambda module, batch, step: kept.append(step[1].kept))
+    model.slimming.register_forward_hook(lambda module, batch, step: kept.append(step.record.kept))
     return kept
 
 
@@ -200,7 +199,7 @@ def test_a_block_sees_the_kept_patches_among_the_other_tokens(name):
 
 @pytest.mark.parametrize("name, is_one_set", [("UGG", False), ("MFRNet", True), ("TOPReID", True)])
 def test_a_score_of_tokens_chooses_in_each_call_or_in_the_first(name, is_one_set):
-    model = slim(name, SLIM_SCORE=EVIT)
+    model = slim(name, SLIM_SCORE="distinctness")
     kept = watch(model)
     outputs(model, inputs(name))
     first, *others = [places for stage in kept[:: len(BLOCKS)] for places in stage.values()]
@@ -251,7 +250,7 @@ STAGE = {"SLIM_BLOCKS": [1], "SLIM_KEEP": [0.5]}
         ("EDITOR", STAGE, "it multiplies the attention of all blocks"),
         ("UGG", STAGE | {"SLIM_SCORE": "supervised"}, "the loader of UGG-ReID has none"),
         ("UGG", STAGE | {"SLIM_SCORE": "self_supervised"}, "the training of UGG-ReID adds none"),
-        ("UGG", STAGE | {"SLIM_SCORE": "studies.baselines:ToMe"}, "whose merged tokens weigh more"),
+        ("UGG", STAGE | {"SLIM_SCORE": "studies.baselines:ToMe"}, "brings a stage of its own"),
         ("UGG", STAGE | {"SLIM_BLOCKS": [4]}, "has 4 blocks"),
     ],
 )

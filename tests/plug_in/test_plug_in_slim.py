@@ -93,8 +93,7 @@ def features(model, inputs=None):
     [
         [*STAGES, *FUSED],
         [*STAGES, "MODEL.SLIM_MERGE", False, "MODEL.DIRECT", 0],
-        [*STAGES, *OWN, "studies.baselines:EViT", "MODEL.GLOBAL_LOCAL", False],
-        [*STAGES, *OWN, "distinctness"],
+        [*STAGES, *OWN, "distinctness", "MODEL.GLOBAL_LOCAL", False],
         [*STAGES, "TEST.MISS", "rt", *FUSED],
         [*ON, "MODEL.DIRECT", 0],
         [*ON, "MODEL.HDM", True],

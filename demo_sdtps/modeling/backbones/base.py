@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.modeling.slimming.state import State
 
 Transformer = VisionTransformer | Eva
 
@@ -94,25 +94,26 @@ class Backbone(nn.Module, ABC):
             whole = whole + vit.pos_embed
         return vit.norm_pre(vit.pos_drop(whole))
 
-    def run_blocks(self, tokens: Tokens, start: int, stop: int) -> Tokens:
-        """The blocks from `start` to `stop`, without `stop`."""
-        values, arguments = tokens.values, self.block_arguments(tokens)
+    def run_blocks(
+        self, values: torch.Tensor, state: State | None, start: int, stop: int
+    ) -> torch.Tensor:
+        """Tokens (B, L, C) after the blocks from `start` to `stop`, without `stop`; `state` is slimming's, None for none."""
+        arguments = self.block_arguments(values, state)
         for index in range(start, stop):
             values = self.vit.blocks[index](values, **arguments(index))
-        return tokens.with_values(values)
+        return values
 
     def finish(self, values: torch.Tensor) -> torch.Tensor:
         """The last block's output (B, L, C) → final norm and projection (B, L, width)."""
         # The head is CLIP's projection, applied to every token, and the identity of other backbones.
         return self.vit.head(self.vit.norm(values))
 
-    def block_arguments(self, tokens: Tokens) -> Callable[[int], dict[str, Any]]:
-        """Keyword arguments of the forward of block i, beside the values of `tokens`."""
-        if tokens.sizes is None:
-            return lambda index: {}
-        # Proportional attention (ToMe): a key that stands for s patches weighs s times as much.
-        bias = tokens.sizes.log().to(tokens.values.dtype)[:, None, None, :]
-        return lambda index: {"attn_mask": bias}
+    def block_arguments(
+        self, values: torch.Tensor, state: State | None
+    ) -> Callable[[int], dict[str, Any]]:
+        """Keyword arguments of the forward of block i, beside the tokens."""
+        arguments = state.block_arguments(values) if state else {}
+        return lambda index: arguments
 
     def learning_rate(self, base_lr: float) -> float:
         """Learning rate of the backbone's parameters where that of new layers is `base_lr` (SOLVER.BASE_LR)."""
@@ -124,7 +125,7 @@ class Backbone(nn.Module, ABC):
         """images (B, 3, H, W), cameras (B,) from 0 → patch tokens (B, N, C), class token (B, C)."""
         depth = len(self.vit.blocks)
         tokens = self._in_chunks(
-            lambda *chunk: self.finish(self._start(chunk, depth).values), images, cameras
+            lambda *chunk: self.finish(self._start(chunk, depth)), images, cameras
         )
         if self.precision:
             tokens = tokens.to(images.dtype)
@@ -132,10 +133,10 @@ class Backbone(nn.Module, ABC):
 
     def stem(self, images: torch.Tensor, cameras: torch.Tensor, stop: int) -> torch.Tensor:
         """images (B, 3, H, W), cameras (B,) → tokens after the first `stop` blocks, (B, P + N, C)."""
-        return self._in_chunks(lambda *chunk: self._start(chunk, stop).values, images, cameras)
+        return self._in_chunks(lambda *chunk: self._start(chunk, stop), images, cameras)
 
-    def _start(self, images_cameras: tuple[torch.Tensor, ...], stop: int) -> Tokens:
-        return self.run_blocks(Tokens(self.embed(*images_cameras)), 0, stop)
+    def _start(self, images_cameras: tuple[torch.Tensor, ...], stop: int) -> torch.Tensor:
+        return self.run_blocks(self.embed(*images_cameras), None, 0, stop)
 
     def _in_chunks(
         self, work: Callable[..., torch.Tensor], images: torch.Tensor, cameras: torch.Tensor

@@ -1,238 +1,386 @@
-"""Slimming of any Vision Transformer, by hooks on its blocks (docs/method.md).
+"""Slimming of any Vision Transformer by hooks on its blocks (docs/method.md).
 
-The convolution that makes the patches begins a `Stream`, the way of its images through the blocks. In one forward the i-th call
-of a block continues the i-th call of the block before, whether the host goes image by image or block by block. Before the block
-after a stage a hook drops patches, before every later one it cuts the arguments that have a row for each position, and after
-the last it takes the extra tokens away. To restore is to give the whole grid after every block, which the next hook cuts again.
-What is kept is said by stage.py and, where images share it, by streams.py.
+The forward of the model, or of a tower alone, begins a `Call`; the convolution that makes the patches begins a `Batch`, whose
+state goes with its images from block to block: the i-th call of a block continues the i-th call of the block before. Before the
+block after a stage a hook drops patches (stage.py), before every later one it cuts the arguments that have a row for each
+position, and after the last it takes the extra tokens away. To restore is to give the whole grid after every block, which the
+next hook cuts again.
+
+- Several forwards before a backward work, as every one begins anew and nothing of the ones before is needed.
+- Under gradient checkpointing (not reentrant) there is one forward for each backward: the blocks that are computed again read
+  what the last forward kept, and an earlier forward is refused.
+- nn.DataParallel is refused; DistributedDataParallel works. One thread runs a model at a time.
+- A block that is called by itself is dense.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from math import prod
 from typing import Any
-from weakref import ref
 
 import torch
-import torch._dynamo
 from torch import nn
 
-from demo_sdtps.modeling.modalities import split_rows
+from demo_sdtps.modeling.modalities import Grid, split_rows
 from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.modeling.slimming.budget import make_budget
-from demo_sdtps.modeling.slimming.records import State, is_backward
-from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.stage import BlockInput, patch_shares
-from demo_sdtps.modeling.slimming.streams import (
-    ForwardPass,
-    Stream,
-    StreamSlimming,
-    without_graph,
-)
-from demo_sdtps.modeling.slimming.tokens import (
-    PER_POSITION,
-    Tokens,
-    rope_of,
-    rotary,
-    scatter_tokens,
-)
+from demo_sdtps.modeling.slimming.scores.base import Score
+from demo_sdtps.modeling.slimming.scores.saliency import saliency
+from demo_sdtps.modeling.slimming.stage import Slimming, Window, patch_shares
+from demo_sdtps.modeling.slimming.state import PER_POSITION, UNNAMED, State, scatter_tokens
 from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
 STEM = -1  # in place of the index of a block: the patch convolution
+FIRST = "first"
 
 
-class Slim(StreamSlimming):
-    """The stages that a model gets as its module `slimming`, and the hooks on its towers, which are methods, so that
-    `copy.deepcopy` copies them with the model; `settings` are those of `StreamSlimming`. In place of `keep` the
-    stages may leave a share `operations` of those of the dense model."""
+@dataclass(eq=False)
+class Batch:
+    """The images of one call of a tower's patch convolution, on their way through its blocks."""
+
+    states: list[State]  # before the first stage, and after each
+    next_block: int = 0
+    # With `restore`: the whole grid (B, N, C) at each stage, and the extra tokens (B, E, C) that the output of the block before
+    # lacks, by block.
+    grids: list[torch.Tensor] = field(default_factory=list)
+    extras: dict[int, torch.Tensor] = field(default_factory=dict)
+    inputs: dict[int, Any] = field(default_factory=dict)  # `address` of the input of each block
+
+
+@dataclass(eq=False)
+class Call:
+    """One forward of a model, or of a tower where a method of the model was called, `by` whose module it is under way."""
+
+    by: nn.Module | None = None
+    images: dict[str, torch.Tensor] = field(default_factory=dict)  # by the names of the arguments
+    foreground: torch.Tensor | None = None
+    batches: dict[int, list[Batch]] = field(default_factory=dict)  # by tower
+    current: Batch | None = None  # of the block that runs
+    modalities: list[str] = field(default_factory=list)  # of the batches so far
+    saliency: dict[tuple, torch.Tensor] = field(
+        default_factory=dict
+    )  # of all images that are alike
+    scores: dict[tuple, tuple] = field(
+        default_factory=dict
+    )  # by stage and grid: the first batch, and its score
+    losses: list[torch.Tensor] = field(default_factory=list)
+
+
+class Slim(Slimming):
+    """The stages of a model's towers, and the hooks, which are methods, so that `copy.deepcopy` copies them with the model.
+
+    In place of `keep` the stages may leave a share `operations` of those of the dense model. `follow`: True, the saliency of
+    the images of a forward is summed, and all keep the same; "first", all keep what the first keeps; False, each keeps its own.
+    `names` are the modalities in the order in which the host encodes them; with `is_stacked` one call encodes all. `missing`
+    ones have no vote in evaluation.
+    """
 
     def __init__(
         self,
         towers: Sequence[Tower],
-        *settings: Any,
+        blocks: Sequence[int],
+        keep: Sequence[float],
+        scores: Sequence[Score],
+        merge: bool = True,
         operations: float | None = None,
-        **named_settings: Any,
+        restore: bool = False,
+        follow: bool | str = True,
+        names: Sequence[str] = UNNAMED,
+        is_stacked: bool = False,
+        missing: frozenset[str] = frozenset(),
     ):
-        super().__init__(*settings, **named_settings)
-        self.towers, self.budget = tuple(towers), None
+        super().__init__(blocks, keep, scores, merge, shared=bool(follow))
+        self.towers, self.restore, self.follow = tuple(towers), restore, follow
+        self.names, self.is_stacked, self.missing = tuple(names), is_stacked, missing
+        self.budget = None
         if operations is not None:
             self.budget = make_budget(operations, towers, self.blocks, self.merge)
             self.counts(10_000)  # refuses what images of no size allow
         self.handles: list[Any] = []
-        self.state = State()
+        self.call = Call()
+        # What the backward pass computes again: its place in the graph, the batch, and the next block.
+        self.region: tuple[Any, Batch | None, int] = None, None, 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {
+            "call": Call(),
+            "region": (None, None, 0),
+        }  # a copy has no forward under way
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise UserError(
+            "nn.DataParallel does not run a slimmed model; use nn.parallel.DistributedDataParallel."
+        )
 
     def counts(self, patches: int) -> tuple[int, ...]:
-        """Patches of a grid of `patches` that each stage leaves."""
         return self.budget.counts(patches) if self.budget else super().counts(patches)
 
-    def attach(self, model: nn.Module) -> None:
-        """Become a model's module `slimming`, and add the hooks to the model and its towers."""
-        model.add_module("slimming", self)
+    def attach(self, model: nn.Module, home: nn.Module) -> None:
+        """Become `model.slimming` and add the hooks; the weights of the scores are in the module `home` of the model."""
+        home.add_module("slimming", self)
         add = self.handles.append
-        add(model.register_forward_pre_hook(self.begin, with_kwargs=True))
-        add(model.register_forward_hook(self.end, always_call=True))
-        for number, tower in enumerate(self.towers):
+        if home is not model:
+            vars(model)["slimming"] = self
+            (path,) = (name for name, module in model.named_modules() if module is home)
+            rename = partial(_rename, f"{path}.slimming.")
+            add(model.register_load_state_dict_pre_hook(rename))
+        owners = [model.get_submodule(tower.path) for tower in self.towers]
+        for module in dict.fromkeys([model, *owners]):
+            is_model = module is model
+            add(module.register_forward_pre_hook(partial(self.begin, is_model), with_kwargs=True))
+            add(module.register_forward_hook(self.end, always_call=True))
+        for number, (tower, owner) in enumerate(zip(self.towers, owners, strict=True)):
             add(tower.patches.register_forward_hook(partial(self.embed, number)))
-            for index, block in enumerate(tower.blocks[self.blocks[0] :], self.blocks[0]):
-                hook = partial(self.before, number, index)
-                add(block.register_forward_pre_hook(hook, with_kwargs=True))
+            for index, block in enumerate(tower.blocks):
+                keys = tuple(signature(block.forward).parameters)
+                before = partial(self.before, number, index, keys)
+                add(block.register_forward_pre_hook(before, with_kwargs=True))
                 if self.restore or block is tower.blocks[-1]:
                     # First, so that the hooks by which a library collects outputs get the changed ones.
                     after = partial(self.after, number, index)
                     add(block.register_forward_hook(after, prepend=True))
-            replace_methods(model.get_submodule(tower.path), self.restore)
+            replace_methods(owner, self.restore)
 
-    def _replicate_for_data_parallel(self) -> Any:
-        self.state.losses.clear()  # nn.DataParallel does not call the model itself
-        return super()._replicate_for_data_parallel()
+    def begin(self, is_model: bool, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+        """A forward of the model or of a tower begins; the model's has no argument `foreground`."""
+        masks = kwargs.get("foreground") if is_model else None
+        if is_model:
+            kwargs = {key: value for key, value in kwargs.items() if key != "foreground"}
+        if self.call.by is None and not is_recomputed():
+            self.call = Call(module, find_images((args, kwargs)), masks)
+        return args, kwargs
 
-    @torch._dynamo.disable
-    def begin(self, model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The model is called, which has no argument `foreground`: a forward begins."""
-        inputs = {key: value for key, value in kwargs.items() if key != "foreground"}
-        if not is_backward():
-            if not getattr(model, "_is_replica", False):
-                self.state.losses.clear()
-            self.state.forget()
-            images, masks = images_in((args, inputs)), kwargs.get("foreground")
-            now = ForwardPass(model.slimming, True, images, masks, self.state.losses)
-            self.state.thread.now = now
-        return args, inputs
+    def end(self, module: nn.Module, *_: object) -> None:
+        """The forward has ended, also by an error."""
+        if self.call.by is module and not is_recomputed():
+            self.call.by = self.call.foreground = None
+            self.call.images = {}
+            if not torch.is_grad_enabled():
+                self.call.batches = {}
 
-    @torch._dynamo.disable
-    def end(self, *_: object) -> None:
-        """The model has ended, also by an error."""
-        if not is_backward():
-            self.state.thread.now = self.state.thread.stream = None
-
-    @torch._dynamo.disable
-    def embed(
-        self, tower: int, convolution: nn.Conv2d, args: tuple[torch.Tensor], patches: torch.Tensor
-    ) -> None:
-        """The patch convolution of a tower has made patches (B, C, rows, columns) of images: a stream begins."""
-        images, now = args[0], self.state.thread.now
-        if is_backward():
-            self._recomputed_stream(tower, STEM, images)
+    def embed(self, number: int, stem: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
+        """The patch convolution of a tower has made patches (B, C, rows, columns) of images."""
+        images = args[0]
+        if is_recomputed():
+            self._recompute(number, STEM, images)
             return
-        streams = [] if now is None else [stream for way in now.streams.values() for stream in way]
-        is_under_way = any(stream.next_block == self.blocks[0] for stream in streams)
-        # A method of the model is called, which has no hooks: a forward begins, or goes on where a tower has not begun.
-        if now is None or not (now.is_whole or is_under_way):
-            self.state.losses.clear()
-            self.state.forget()
-            now = self.state.thread.now = ForwardPass(self, False, {}, None, self.state.losses)
-        slimming, size, stride = now.slimming, convolution.kernel_size, convolution.stride
-        names = slimming.names_of(now, images)
+        if self.call.by is None:  # a method of a tower is called, which has no hooks
+            self.call = Call()
+        names, window = self._names(images), (stem.kernel_size, stem.stride)
         all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
-        missing = {name: all_absent for name in names if name in slimming.absent}
-        shares = _foreground_shares(now.foreground, images, size, stride)
-        foreground = {} if shares is None else split_rows(shares, names)
-        # A traced graph (torch.jit) has tensors for numbers, and `len` of a tensor would fix an exported graph's batch.
+        missing = {name: all_absent for name in names if name in self.absent}
+        masks = _foreground_shares(self.call.foreground, images, *window)
+        foreground = {} if masks is None else split_rows(masks, names)
+        # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
-        known = Context({}, {}, grid, missing=missing, patch_size=size, patch_stride=stride)
-        context = replace(known, images=split_rows(images, names), foreground=foreground)
-        # Pseudo-masks are made here, as nothing else keeps the images for the backward pass.
-        known = replace(known, foreground=slimming.foreground(context))
-        stream = Stream(slimming, names, lambda: images, known, self.blocks[0])
-        now.streams[tower].append(stream)
-        stream.record = replace(stream, images=ref(images), grids=[], extras={})
-        self.state.add(tower, STEM, images, stream.record)
+        rows, known = split_rows(images, names), self._shared_saliency(images, window, grid)
+        state = self.make_state(grid, window, names, rows, missing, foreground, known)
+        batch = Batch([replace(state, extra=self.towers[number].suffix)])
+        batch.inputs[STEM] = address(images)
+        self.call.batches.setdefault(number, []).append(batch)
 
-    @torch._dynamo.disable
     def before(
-        self, number: int, index: int, block: nn.Module, args: tuple, kwargs: dict
-    ) -> tuple[tuple, dict] | None:
-        """The input of block `index` of a tower, without the tokens that the stages so far drop."""
+        self,
+        number: int,
+        index: int,
+        keys: tuple[str, ...],
+        block: nn.Module,
+        args: tuple,
+        kwargs: dict,
+    ) -> Any:
+        """The input of block `index` of a tower without the tokens that the stages so far drop; `keys` are the names of the
+        block's arguments."""
         tower, name = self.towers[number], "" if args else next(iter(kwargs))
-        values = kwargs[name] if name else args[0]
-        stream = self.state.thread.stream = self._stream(number, index, values)
-        if stream is None:
+        tokens = kwargs[name] if name else args[0]
+        self.call.current = batch = self._batch(number, index, tokens)
+        if batch is None:
             return None
-        stage = bisect_left(self.blocks, index)  # the number of those before
-        tokens = stream.stages[stage - 1] if stage else Tokens(values, extra=tower.suffix)
-        if index in stream.extras:
-            values = tower.swap(_cut(tower.swap(values), stream, index, tokens, tower.suffix))
+        stage = sum(block_before < index for block_before in self.blocks)
+        values, state = tower.swap(tokens), batch.states[stage]
+        if index in batch.extras:
+            values = _cut(values, state, batch.extras[index], tower.suffix)
         if index in self.blocks:
-            rope = rope_of(kwargs)
-            if rope is not None and tokens.positions is not None:
-                rope = rotary(rope, tokens)
-            rows = tokens.with_values(tower.swap(values))
-            prefix = _prefix_of(rows, stream, tower, block)
-            block_input = BlockInput(rows, stream.names, block, prefix, rope)
-            now = self.state.thread.now if stream.record else None
-            values = tower.swap(stream.slimming.run_stage(stage, stream, now, block_input))
-            tokens = stream.stages[stage]
-        if tokens.positions is None:
+            _check_prefix(values, state, tower, block)
+            values, state = self._run(stage, batch, values, block)
+        if state.positions is None:
             return None
 
         def cut(key: str, value: Any) -> Any:
             is_cut = key in PER_POSITION and value is not None
-            return PER_POSITION[key](value, tokens, tower.suffix) if is_cut else value
+            return PER_POSITION[key](value, state, tower.suffix) if is_cut else value
 
         kwargs = {key: cut(key, value) for key, value in kwargs.items()}
         # transformers gives masks, which an exported graph always has, by their place
-        if len(args) > 1:
-            keys = [*signature(block.forward).parameters, *[""] * len(args)]
-            args = tuple(cut(*each) for each in zip(keys, args, strict=False))
+        args = tuple(map(cut, [*keys, *[""] * len(args)], args))
+        values = tower.swap(values)
         return (args, kwargs | {name: values}) if name else ((values, *args[1:]), kwargs)
 
-    @torch._dynamo.disable
     def after(self, number: int, index: int, block: nn.Module, args: tuple, output: Any) -> Any:
         """The output of a block of a tower without extra tokens, or with the whole grid."""
-        thread, tower = self.state.thread, self.towers[number]
-        stream, thread.stream = thread.stream, None
-        if thread.now and not thread.now.is_whole and not any(thread.now.streams.values()):
-            thread.now = None
-        stage = bisect_right(self.blocks, index)
-        tokens = stream.stages[stage - 1] if stream else None
-        if stream is None or tokens is None or tokens.positions is None:
+        batch, tower = self.call.current, self.towers[number]
+        self.call.current = None
+        if batch is None:
             return None
-        values = tower.swap(output[0] if isinstance(output, tuple) else output)
-        end = values.shape[1] - tokens.extra
-        start = end - tokens.positions.shape[1]
-        patches = values[:, start:end]
+        stage = sum(before <= index for before in self.blocks)
+        state, is_last = batch.states[stage], index + 1 == len(tower.blocks)
+        if state.positions is not None:
+            tokens = output[0] if isinstance(output, tuple) else output
+            values, extras = self._uncut(tower.swap(tokens), state, batch, stage, tower.suffix)
+            if self.restore and not is_recomputed():
+                batch.extras[index + 1] = extras
+            tokens = tower.swap(values)
+            output = (tokens, *output[1:]) if isinstance(output, tuple) else tokens
+        if (
+            is_last and not is_recomputed()
+        ):  # what is left is for the backward pass, which has its own graph
+            batch.grids = [without_graph(grid) for grid in batch.grids]
+            batch.extras = {key: without_graph(extra) for key, extra in batch.extras.items()}
+        return output
+
+    def _uncut(
+        self, values: torch.Tensor, state: State, batch: Batch, stage: int, suffix: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values (B, L, C) without extra tokens, and with the whole grid to restore; and the extra tokens (B, E, C)."""
+        end = int(values.shape[1]) - state.extra
+        start, patches = end - state.count, state.patches(values)
         if self.restore:
-            grid = stream.grids[-1].to(patches.dtype)
-            patches = scatter_tokens(grid, tokens.positions, patches)
-            # Not a view, which would keep the whole output.
-            stream.extras[index + 1] = extras = values[:, end + tower.suffix :].clone()
-            if stream.record is not None and torch.is_grad_enabled():
-                stream.record.extras[index + 1] = without_graph(extras)
-        suffix = values[:, end : end + tower.suffix]
-        values = tower.swap(torch.cat([values[:, :start], patches, suffix], dim=1))
-        return (values, *output[1:]) if isinstance(output, tuple) else values
+            grid = batch.grids[stage - 1].to(patches.dtype)
+            patches = scatter_tokens(grid, state.places(values), patches)
+        whole = torch.cat([values[:, :start], patches, values[:, end : end + suffix]], dim=1)
+        # Not a view, which would keep the whole output.
+        return whole, values[:, end + suffix :].clone()
 
-    def _stream(self, tower: int, index: int, values: torch.Tensor) -> Stream | None:
-        """The stream whose tokens are the input of block `index`; None for a block that is called by itself."""
-        if is_backward():
-            return self._recomputed_stream(tower, index, values)
-        streams = self.state.thread.now.streams[tower] if self.state.thread.now else []
-        stream = next((stream for stream in streams if stream.next_block == index), None)
-        if stream is None or stream.record is None:
+    def _run(
+        self, stage: int, batch: Batch, values: torch.Tensor, block: nn.Module
+    ) -> tuple[torch.Tensor, State]:
+        """A stage on the tokens of a batch → the remaining, and their state."""
+        state, again = batch.states[stage], is_recomputed()
+        if self.restore:
+            grid = state.patches(values)
+            if stage:
+                grid = scatter_tokens(batch.grids[stage - 1], state.places(values), grid)
+            batch.grids += [] if again else [grid.clone()]
+        key, score, positions = (stage, state.grid), None, None
+        leader, shared_score = self.call.scores.get(key, (batch, None))
+        if leader is not batch and len(values) % len(shared_score) == 0:
+            score = shared_score.repeat(len(values) // len(shared_score), 1)
+        if again:
+            positions = batch.states[stage + 1].positions
+        step = self(stage, values, state, block, score=score, positions=positions)
+        if again:
+            return step.values, batch.states[stage + 1]
+        batch.states.append(step.state)
+        self.call.losses += [] if step.loss is None else [step.loss]
+        if self.follow == FIRST and state.names[0] not in self.absent:
+            self.call.scores.setdefault(key, (batch, torch.cat(list(step.record.score.values()))))
+        return step.values, step.state
+
+    def _batch(self, number: int, index: int, values: torch.Tensor) -> Batch | None:
+        """The batch whose tokens are the input of block `index`; None for a block that is called by itself."""
+        if is_recomputed():
+            return self._recompute(number, index, values)
+        batches = self.call.batches.get(number, [])
+        batch = next((batch for batch in batches if batch.next_block == index), None)
+        if batch is not None:
+            batch.next_block += 1
+            batch.inputs[index] = address(values)
+        return batch
+
+    def _recompute(self, number: int, index: int, values: torch.Tensor) -> Batch:
+        """The batch that the backward pass computes again from this block on, or goes on to compute.
+
+        Reentrant checkpointing detaches the inputs of what it computes again, and so loses the gradients of dropped patches.
+        """
+        node: Any = torch._C._current_autograd_node()
+        if "CheckpointFunction" in node.name():
+            raise UserError(
+                "A slimmed model is computed again by reentrant checkpointing; use checkpointing with use_reentrant=False."
+            )
+        place = number, torch._C._current_graph_task_id(), node._sequence_nr()
+        region, batch, next_block = self.region
+        if batch is None or (region, next_block) != (place, index):
+            key, batches = address(values), self.call.batches.get(number, [])
+            batch = next((batch for batch in batches if batch.inputs.get(index) == key), None)
+        if batch is None:
+            raise UserError(
+                "Checkpointing computes again a forward that is not the last of the slimmed model; call backward after each "
+                "forward, or leave checkpointing off."
+            )
+        self.region = place, batch, index + 1
+        return batch
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The modalities that have no vote now."""
+        return frozenset() if self.training else self.missing
+
+    def _names(self, images: torch.Tensor) -> tuple[str, ...]:
+        """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
+        call = self.call
+        if len(self.names) == 1:
+            return self.names
+        if self.is_stacked:
+            present = tuple(name for name in self.names if name not in self.absent)
+            batch = next(iter(call.images.values()), images).shape[0]
+            return present if images.shape[0] == len(present) * batch else self.names
+        # A second image of a modality has its name with a number.
+        known = [
+            name
+            for key, image in call.images.items()
+            for name in self.names
+            if image is images and key.startswith(name)
+        ]
+        rest = (name for name in self.names if name not in call.modalities)
+        name = [*known, *rest, *self.names][0]
+        call.modalities.append(name)
+        return (name,)
+
+    def _shared_saliency(
+        self, images: torch.Tensor, window: Window, grid: Grid
+    ) -> torch.Tensor | None:
+        """The sum (B, N) of the saliency of those images of the call that are alike, None for a single one."""
+        if self.follow is not True or self.is_stacked or not self.reads_saliency:
             return None
-        stream.next_block += 1
-        if stream.next_block == len(self.towers[tower].blocks):
-            streams.remove(stream)
-        self.state.add(tower, index, values, stream.record)
-        return stream
+        alike = {
+            name: image
+            for name, image in self.call.images.items()
+            if image.shape[1:] == images.shape[1:] and (name in self.names or self.names == UNNAMED)
+        }
+        if len({image.shape[0] for image in alike.values()}) > 1:
+            alike = {n: image for n, image in alike.items() if image.shape[0] == images.shape[0]}
+        voters = {name: image for name, image in alike.items() if name not in self.absent}
+        if len(alike) < 2 or not voters:
+            return None
+        key = grid, window, *voters
+        if key not in self.call.saliency:
+            total = torch.stack(list(saliency(voters, *window, grid).values())).sum(dim=0)
+            self.call.saliency[key] = total
+        total = self.call.saliency[key]
+        # A host that stacks them has all in one batch.
+        whole = images.shape[0] % total.shape[0] == 0
+        return total.repeat(images.shape[0] // total.shape[0], 1) if whole else None
 
-    def _recomputed_stream(self, tower: int, index: int, values: torch.Tensor) -> Stream | None:
-        """The stream that the backward pass computes again from this block on, or goes on to compute."""
-        thread, record = self.state.thread, self.state.get(tower, index, values)
-        place = tower, torch._C._current_graph_task_id()
-        if record:
-            again = replace(record, grids=list(record.grids), extras=dict(record.extras))
-            if index == STEM:
-                again.images = lambda: values
-            thread.recomputed = place, again
-        return thread.recomputed[1] if thread.recomputed[0] == place else None
+
+def is_recomputed() -> bool:
+    """Whether autograd runs, which computes blocks again under checkpointing."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
+def address(values: torch.Tensor) -> Any:
+    """What tells tensors that exist at the same time; None where no backward pass computes them again."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(values):
+        return None
+    return values.untyped_storage()._cdata, int(values.storage_offset())
+
+
+def without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def find_images(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
     """The images (B, C, H, W) of floating point in nested arguments, by their innermost names."""
     if isinstance(inputs, torch.Tensor):
         return {name: inputs} if inputs.ndim == 4 and inputs.is_floating_point() else {}
@@ -240,32 +388,33 @@ def images_in(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
         inputs = {f"{name}{number}": value for number, value in enumerate(inputs)}
     images: dict[str, torch.Tensor] = {}
     for key, value in inputs.items() if isinstance(inputs, Mapping) else ():
-        images |= images_in(value, str(key))
+        images |= find_images(value, str(key))
     return images
 
 
-def _cut(
-    values: torch.Tensor, stream: Stream, index: int, tokens: Tokens, suffix: int
-) -> torch.Tensor:
-    """Values (B, L, C) with the whole grid, the input of block `index`, → those of `tokens`."""
-    patches = prod(stream.known.grid)
-    end = values.shape[1] - suffix
-    kept = gather_tokens(values[:, end - patches : end], tokens.grid_positions(patches))
-    ends = values[:, : end - patches], values[:, end:], stream.extras.pop(index)
-    return torch.cat([ends[0], kept, *ends[1:]], dim=1)
+def _rename(path: str, module: nn.Module, weights: dict, prefix: str, *_: object) -> None:
+    """Names of a checkpoint in which the scores belong to the model itself → where they are."""
+    for name in [name for name in weights if name.startswith(f"{prefix}slimming.")]:
+        weights[f"{prefix}{path}{name.removeprefix(f'{prefix}slimming.')}"] = weights.pop(name)
 
 
-def _prefix_of(tokens: Tokens, stream: Stream, tower: Tower, block: nn.Module) -> int:
-    """The number of tokens before the patches at the input of a block."""
-    length, grid = tokens.values.shape[1], prod(stream.known.grid)
-    patches = grid if tokens.positions is None else tokens.positions.shape[1]
-    prefix = int(length) - tokens.extra - int(patches)
+def _cut(values: torch.Tensor, state: State, extra: torch.Tensor, suffix: int) -> torch.Tensor:
+    """Values (B, L, C) with the whole grid → those of `state`, with its extra tokens (B, E, C)."""
+    patches = prod(state.grid)
+    end = int(values.shape[1]) - suffix
+    kept = gather_tokens(values[:, end - patches : end], state.places(values))
+    return torch.cat([values[:, : end - patches], kept, values[:, end:], extra], dim=1)
+
+
+def _check_prefix(values: torch.Tensor, state: State, tower: Tower, block: nn.Module) -> None:
+    """Refuse the input of a block whose tokens are not those that the grid and the tower say."""
+    length = int(values.shape[1])
+    prefix = length - state.extra - state.count
     if prefix < 0 or (tower.prefix is not None and prefix != tower.prefix):
         raise UserError(
-            f"{type(block).__name__} gets {length} tokens where the grid has {patches} patches, but "
+            f"{type(block).__name__} gets {length} tokens where the grid has {state.count} patches, but "
             f"prefix={tower.prefix} and suffix={tower.suffix} were expected around them; correct these numbers."
         )
-    return prefix
 
 
 def _foreground_shares(

@@ -1,6 +1,6 @@
 """Slimming of any Vision Transformer in one line: `slim`, `unslim` and the loss of a score (docs/slim.md).
 
-The method and its hooks are in stage.py and hooks.py; neither needs a configuration or a library beside torch.
+Neither it nor what it imports needs a configuration or a library beside torch.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from demo_sdtps.modeling.slimming.hooks import Slim
+from demo_sdtps.modeling.slimming.hooks import FIRST, Slim
 from demo_sdtps.modeling.slimming.scores import score_class
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
-from demo_sdtps.modeling.slimming.streams import FIRST, UNNAMED
+from demo_sdtps.modeling.slimming.state import UNNAMED
 from demo_sdtps.modeling.slimming.towers import METHODS, Tower, find_towers
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
@@ -86,37 +86,36 @@ def slim(
         )
     scores = _scores(score, len(blocks), towers[0].patches.out_channels)
     settings = {"merge": merge, "restore": restore, "follow": shared, "operations": operations}
-    attach_to(model, towers, blocks, keep if operations is None else (), scores, **settings)
+    shares = keep if operations is None else ()
+    attach_to(model, towers[0].home, towers, blocks, shares, scores, **settings)
     return model
 
 
 def attach_to(
     model: nn.Module,
+    home: nn.Module,
     towers: Sequence[Tower],
     blocks: Sequence[int],
     keep: Sequence[float],
     scores: Sequence[Score],
     **settings: Any,
 ) -> Slim:
-    """Add slimming with these scores to the towers of a model; `settings` are those of `Slim`."""
+    """Add slimming with these scores to the towers of a model, whose weights are in the module `home`; `settings` are those of
+    `Slim`."""
     kind = type(model).__name__
-    slimming = Slim(towers, blocks, keep, scores, **settings)
     for tower in towers:
-        what = f"{kind}{tower.path and '.' + tower.path}"
-        names = "blocks", f"score is {type(scores[0]).__name__!r}"
-        check_stages(slimming, tower.blocks, what, names)
+        check_stages(
+            blocks, len(tower.blocks), "blocks", f"{kind}{tower.path and '.' + tower.path}"
+        )
     for scorer in scores:
-        name = type(scorer).__name__
-        if scorer.needs_sizes:
+        if scorer.run_stage is not None:
             raise UserError(
-                f"score is {name}, whose merged tokens weigh more (needs_sizes), in this project's model alone; choose another."
+                f"score is {type(scorer).__name__}, which brings a stage of its own, for this project's model alone; choose "
+                "another."
             )
-        if scorer.needs_attention and not all(tower.has_class for tower in towers):
-            raise UserError(
-                f"score is {name}, which reads attention of a class token, but {kind} has none; choose another."
-            )
+    slimming = Slim(towers, blocks, keep, scores, **settings)
     slimming.to(towers[0].patches.weight).train(model.training)
-    slimming.attach(model)
+    slimming.attach(model, home)
     return slimming
 
 
@@ -128,7 +127,8 @@ def unslim(model: Model) -> Model:
         if isinstance(slimming, Slim):
             for handle in slimming.handles:
                 handle.remove()
-            del module.slimming
+            vars(module).pop("slimming", None)
+            module._modules.pop("slimming", None)
         for name in METHODS:
             vars(module).pop(name, None)
     return model
@@ -141,7 +141,7 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     """
     slimming_of(model)
     slims = (module for module in model.modules() if isinstance(module, Slim))
-    losses = [loss for slim in slims for loss in slim.state.losses]
+    losses = [loss for slim in slims for loss in slim.call.losses]
     if not losses:
         raise UserError(
             "The last forward had no loss of a score; call the model in training mode, with foreground=masks of "

@@ -1,7 +1,7 @@
 """The Vision Transformers in a module: their blocks, their patch convolution, the layout of their tokens (docs/method.md)."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
@@ -20,8 +20,8 @@ class Tower:
     tokens_first: bool  # (L, B, C) in place of (B, L, C)
     prefix: int | None  # tokens before the patches; None: those that the others leave
     suffix: int
-    has_class: bool
     prefix_count: int  # as far as it is known before the first forward
+    home: nn.Module  # where the scores can be: no forward goes over its children
 
     def swap(self, values: torch.Tensor) -> torch.Tensor:
         """Tokens as the blocks see them → (B, L, C), and back."""
@@ -55,8 +55,13 @@ KNOWN = (
     "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, TransReID, transformers' ViT, DeiT, ViTMAE, "
     "CLIP, SigLIP, DINOv2 and DINOv3"
 )
-CLASS_TOKENS = {"cls_token", "class_token", "class_embedding"}
-PREFIX_TOKENS = CLASS_TOKENS | {"distillation_token", "register_tokens"}
+PREFIX_TOKENS = {
+    "cls_token",
+    "class_token",
+    "class_embedding",
+    "distillation_token",
+    "register_tokens",
+}
 
 REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos"
 """Parts of the names of classes that attend in windows, or with a fixed bias for every pair of positions."""
@@ -91,7 +96,9 @@ def find_towers(
         raise UserError(
             f"{type(model).__name__} reconstructs patches that it masks itself; slim its encoder alone."
         )
-    return [_tower(model, place, prefix, suffix) for place in places]
+    towers = (_tower(model, place, prefix, suffix) for place in places)
+    # A class that is not known may call its children one after the other.
+    return [replace(tower, home=tower.patches) if blocks_at else tower for tower in towers]
 
 
 Place = tuple[str, nn.Module, nn.Module]  # path of a tower, its blocks, what makes its patches
@@ -141,10 +148,9 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
         prefix = getattr(owner, "num_prefix_tokens", None)
     # nn.MultiheadAttention, and open_clip's own attention.
     tokens_first = False in [getattr(part, "batch_first", None) for part in inner[0].modules()]
-    has_class = bool(named.keys() & CLASS_TOKENS)
     tokens = (named[name].numel() // patches.out_channels for name in named.keys() & PREFIX_TOKENS)
     count = sum(tokens) if prefix is None else prefix
-    return Tower(path, inner, patches, tokens_first, prefix, suffix, has_class, count)
+    return Tower(path, inner, patches, tokens_first, prefix, suffix, count, owner)
 
 
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import dataclass, replace
 from itertools import chain
 from itertools import count as numbers
 
@@ -11,11 +12,12 @@ from numeric import assert_close, generator, tolerance
 from tiny import ENCODER, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.sdtps import gather_tokens, select
+from demo_sdtps.modeling.sdtps import select
+from demo_sdtps.modeling.slimming.backbone import slim_backbone
 from demo_sdtps.modeling.slimming.scores import make_score
-from demo_sdtps.modeling.slimming.scores.base import Context
-from demo_sdtps.modeling.slimming.stage import slim_backbone
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.modeling.slimming.stage import keep_tokens
+from demo_sdtps.modeling.slimming.state import State
+from studies.baselines import Rows, SizedState
 from studies.diffrate import Search
 from tests.reference import patch_scores as reference_scores
 from tests.reference import slim_scores as reference
@@ -29,40 +31,35 @@ LEFT = (32, 24, 12)
 """Patches of the tiny model at its input, and after each stage."""
 
 
-def by_modality(rows):
-    return dict(zip(MODALITIES, rows.chunk(len(MODALITIES)), strict=True))
+@dataclass(frozen=True)
+class Drawn(Rows):
+    """With attention (B, heads, n) and keys (B, n, D) that no block has computed."""
+
+    weights: torch.Tensor
+    block_keys: torch.Tensor
+
+    def attention(self, queries=None):
+        return self.weights.mean(dim=1)
+
+    def keys(self):
+        return self.block_keys
 
 
 def draw(seed, has_sizes):
-    """Tokens with a class token before the patches, and the context of their scores, for ROWS images of three modalities."""
+    """Tokens with a class token before the patches for ROWS images of three modalities."""
     draws = generator(seed)
     values = torch.randn(ROWS, 1 + PATCHES, WIDTH, generator=draws)
     attention = torch.randn(ROWS, HEADS, PATCHES, generator=draws).softmax(dim=-1)
     keys = torch.randn(ROWS, PATCHES, WIDTH, generator=draws)
-    most = 5 if has_sizes else 2
-    sizes = torch.randint(1, most, (ROWS, 1 + PATCHES), generator=draws).float()
-    tokens = Tokens(values.requires_grad_(), sizes=sizes if has_sizes else None)
-    context = Context(
-        by_modality(values[:, 1:]),
-        by_modality(values[:, 0]),
-        GRID,
-        attention=by_modality(attention),
-        keys=by_modality(keys),
-        sizes=by_modality(sizes[:, 1:]),
-    )
-    return tokens, context
+    sizes = torch.randint(1, 5, (ROWS, 1 + PATCHES), generator=draws).float()
+    state = SizedState(GRID, MODALITIES, sizes=sizes) if has_sizes else State(GRID, MODALITIES)
+    return Drawn(values.requires_grad_(), state, PATCHES, None, None, attention, keys)
 
 
-def join(parts):
-    return torch.cat(list(parts.values())).detach().double()
-
-
-def exactly(context):
+def exactly(rows):
     """Keys, attention and sizes of all rows in float64."""
-    attention = torch.stack(
-        [torch.stack(reference_scores.mean_attention(row)) for row in join(context.attention)]
-    )
-    return join(context.keys), attention, join(context.sizes)
+    attention = [torch.stack(reference_scores.mean_attention(row)) for row in rows.weights.double()]
+    return rows.block_keys.double(), torch.stack(attention), rows.sizes.double()
 
 
 def are_apart(values, *lengths):
@@ -82,21 +79,21 @@ def cosines(tokens):
 def clear(has_sizes):
     """The first draw in which ToMe decides nothing by roundings."""
     for seed in numbers(1):
-        tokens, context = draw(seed, has_sizes)
-        if are_apart(cosines(exactly(context)[0]), WIDTH, WIDTH):
-            return tokens, context
+        rows = draw(seed, has_sizes)
+        if are_apart(cosines(exactly(rows)[0]), WIDTH, WIDTH):
+            return rows
 
 
-def merge(name, tokens, context, count):
-    """What a baseline makes of the patches when it keeps `count`, and the places of these."""
+def merge(name, rows, count):
+    """What a baseline makes of the patches when it keeps `count`: values and state, and the places of these."""
     cfg = tiny_cfg("MODEL.SLIM_BLOCKS", "[0]", "MODEL.SLIM_KEEP", f"[{count / PATCHES:.4f}]")
     score = make_score(PLACE + name, cfg, WIDTH, GRID)
-    scores = torch.cat(list(score(context).values()))
+    rows = replace(rows, keep=count)
+    scores = score.rank(rows)
     kept, decision = select(scores, count)
     kept = kept.sort(dim=1).values
-    rows = [tokens.values[:, :1], gather_tokens(tokens.values, 1 + kept)]
-    slimmed = Tokens(torch.cat(rows, dim=1), kept)
-    return score.merge(tokens, slimmed, scores, decision, context), kept
+    slimmed = keep_tokens(rows.values, rows.state, kept)
+    return *score.merge(rows, *slimmed, scores, decision), kept
 
 
 UNPRUNED = 13
@@ -126,11 +123,11 @@ def test_merging_against_its_description(name, count, has_sizes, monkeypatch, tm
     rates = {"patches": PATCHES, "kept": [count], "unpruned": [UNPRUNED]}
     (tmp_path / "rates.json").write_text(json.dumps(rates))
     monkeypatch.setattr("studies.baselines.RATES", tmp_path / "rates.json")
-    tokens, context = clear(has_sizes)
+    rows = clear(has_sizes)
     with torch.autocast("cpu", torch.bfloat16):
-        merged, kept = merge(name, tokens, context, count)
-    keys, attention, sizes = exactly(context)
-    values, expected = tokens.values.detach().double().requires_grad_(), []
+        merged, state, kept = merge(name, rows, count)
+    keys, attention, sizes = exactly(rows)
+    values, expected = rows.values.detach().double().requires_grad_(), []
     for row in range(ROWS):
         patches = values.detach()[row, 1:]
         groups, weights, added = groups_of(
@@ -141,14 +138,14 @@ def test_merging_against_its_description(name, count, has_sizes, monkeypatch, tm
         )
         assert kept[row].tolist() == sorted(group[0] for group in groups)
         assert_close(
-            merged.sizes[row], torch.tensor([1, *reference.totals(added, groups)]), WIDTH, PATCHES
+            state.sizes[row], torch.tensor([1, *reference.totals(added, groups)]), WIDTH, PATCHES
         )
-    assert torch.equal(merged.positions, kept) and merged.extra == 0
-    assert_close(merged.values, torch.stack(expected), *SUMS)
-    probe = torch.randn(merged.values.shape, generator=generator(2))
-    (merged.values * probe).sum().backward()
+    assert torch.equal(state.positions, kept) and state.extra == 0
+    assert_close(merged, torch.stack(expected), *SUMS)
+    probe = torch.randn(merged.shape, generator=generator(2))
+    (merged * probe).sum().backward()
     (torch.stack(expected) * probe).sum().backward()
-    assert_close(tokens.values.grad, values.grad, *SUMS)
+    assert_close(rows.values.grad, values.grad, *SUMS)
 
 
 def set_logits(rate, patches):
@@ -187,18 +184,17 @@ def test_the_search_of_diffrate_computes_what_its_rates_give(monkeypatch, tmp_pa
 
 
 def test_evit_scores_by_the_mean_over_the_heads():
-    _, context = draw(3, has_sizes=False)
+    rows = draw(3, has_sizes=False)
     score = make_score(PLACE + "EViT", tiny_cfg(), WIDTH, GRID)
-    _, attention, _ = exactly(context)
-    assert_close(torch.cat(list(score(context).values())), attention, HEADS)
+    assert_close(score.rank(rows), exactly(rows)[1], HEADS)
 
 
 def test_evit_sums_what_it_drops():
     """Weighted by their attention, value and gradient."""
-    tokens, context = draw(4, has_sizes=False)
-    merged, kept = merge("EViT", tokens, context, 8)
-    extra = merged.values[:, -1]
-    values, (_, attention, _) = tokens.values.detach().double().requires_grad_(), exactly(context)
+    rows = draw(4, has_sizes=False)
+    merged, _, kept = merge("EViT", rows, 8)
+    extra = merged[:, -1]
+    values, (_, attention, _) = rows.values.detach().double().requires_grad_(), exactly(rows)
     expected = torch.stack(
         [
             sum(
@@ -212,7 +208,7 @@ def test_evit_sums_what_it_drops():
     assert_close(extra, expected, HEADS, PATCHES)
     actual, slow = (
         torch.autograd.grad(output.square().sum(), inputs)[0]
-        for output, inputs in ((extra, tokens.values), (expected, values))
+        for output, inputs in ((extra, rows.values), (expected, values))
     )
     assert_close(actual, slow, HEADS, PATCHES, PATCHES)
 
@@ -221,7 +217,7 @@ def with_inputs(*opts):
     """A model, and the tokens that its backbone's blocks are run on."""
     model, inputs = tiny_model(*opts), []
     run = model.backbone.run_blocks
-    model.backbone.run_blocks = lambda tokens, *span: inputs.append(tokens) or run(tokens, *span)
+    model.backbone.run_blocks = lambda *tokens: inputs.append(tokens[:2]) or run(*tokens)
     return model, inputs
 
 
@@ -234,11 +230,12 @@ def test_a_baseline_in_the_model(name):
     gradient = model.backbone.vit.patch_embed.proj.weight.grad
     assert gradient.isfinite().all() and gradient.norm() > 0
     prefix = model.backbone.vit.num_prefix_tokens
-    for number, (tokens, left) in enumerate(zip(inputs, LEFT, strict=True)):
+    for number, ((values, state), left) in enumerate(zip(inputs, LEFT, strict=True)):
         extra = number if name == "EViT" else 0
-        assert tokens.values.shape[1] == prefix + left + extra and tokens.extra == extra
+        assert values.shape[1] == prefix + left + extra
+        assert state is None if number == 0 else state.extra == extra
         if number == 0 or name == "EViT":
-            assert tokens.sizes is None
+            assert not isinstance(state, SizedState)
             continue
-        assert tokens.sizes[:, :prefix].eq(1).all() and tokens.sizes[:, prefix:].min() >= 1
-        assert tokens.sizes[:, prefix:].sum(dim=1).eq(32).all()
+        assert state.sizes[:, :prefix].eq(1).all() and state.sizes[:, prefix:].min() >= 1
+        assert state.sizes[:, prefix:].sum(dim=1).eq(32).all()

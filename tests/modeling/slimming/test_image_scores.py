@@ -10,6 +10,8 @@ from tiny import tiny_cfg
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.modeling.slimming.scores.saliency import saliency
+from demo_sdtps.modeling.slimming.state import State
 from tests.reference import patch_scores
 from tests.reference import sdtps as reference
 
@@ -72,7 +74,7 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
         exact = {name: tensor.detach().double().requires_grad_() for name, tensor in named.items()}
         expected = []
         for sample, tokens in enumerate(exact["tokens"]):
-            guides = [context.class_tokens[other][sample].double() for other in MODALITIES]
+            guides = [context.global_feats[other][sample].double() for other in MODALITIES]
             missing_places = [MODALITIES.index(name) for name in missing]
             scores = reference.scores_of(exact, tokens, place, guides, beta, missing_places)
             expected.append(torch.stack(scores))
@@ -100,8 +102,12 @@ def picture_of(seed, positions=None):
     )
     images = {"NI": torch.rand(3, 3, height, width, generator=draws)}
     places = {} if positions is None else {"NI": positions}
-    context = Context({"NI": tokens}, {}, LARGE, positions=places, images=images)
-    return replace(context, patch_size=SIZE, patch_stride=STRIDE)
+    return salient_context({"NI": tokens}, LARGE, (SIZE, STRIDE), images, positions=places)
+
+
+def salient_context(tokens, grid, window, images, **more):
+    state = State(grid, tuple(images), images=images, saliency=saliency(images, *window, grid))
+    return Context(tokens, {}, grid, state=state, **more)
 
 
 def some_places():
@@ -137,8 +143,8 @@ def test_an_object_is_salient_also_where_it_touches_the_border():
     """And nothing of an even picture is."""
     image = torch.full((2, 3, 45, 45), 0.5)
     image[1, :, 10:, 20:30] = 0.9
-    context = Context({"TI": torch.zeros(2, 81, 8)}, {}, (9, 9), images={"TI": image})
-    context = replace(context, patch_size=(5, 5), patch_stride=(5, 5))
+    tokens, window = {"TI": torch.zeros(2, 81, 8)}, ((5, 5), (5, 5))
+    context = salient_context(tokens, (9, 9), window, {"TI": image})
     (score,) = make_score("saliency", tiny_cfg(), 8, (9, 9)).scores(context).values()
     is_object = image[1, 0, 2::5, 2::5].flatten() > 0.6
     assert score[0].abs().max() == 0 and score[1][is_object].min() > score[1][~is_object].max()

@@ -1,6 +1,5 @@
 """The score that learns from pseudo-masks, against saliency by shortest ways and Otsu's threshold by trial, patch by patch."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,7 +15,9 @@ import demo_sdtps
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Context
+from demo_sdtps.modeling.slimming.scores.saliency import saliency
 from demo_sdtps.modeling.slimming.scores.supervised import above_otsu
+from demo_sdtps.modeling.slimming.state import State
 from tests.reference import patch_scores as reference_scores
 from tests.reference.slim_scores import otsu
 
@@ -46,8 +47,9 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
         places[name] = order[:, :LEFT].sort(dim=1).values
         scores[name] = torch.randn(BATCH, LEFT, generator=draws, requires_grad=True)
     tokens = {name: torch.zeros(BATCH, LEFT, WIDTH) for name in MODALITIES}
-    context = Context(tokens, {}, GRID, positions=places, images=images)
-    context = replace(context, patch_size=side, patch_stride=side)
+    known = saliency(images, side, side, GRID)
+    state = State(GRID, MODALITIES, shared=shared, saliency=known)
+    context = Context(tokens, {}, GRID, positions=places, state=state)
     torch.manual_seed(seed_of())
     cfg = tiny_cfg("MODEL.SLIM_LOSS_WEIGHT", 2.5)
     score = make_score("self_supervised", cfg, WIDTH, GRID).train()
@@ -66,16 +68,12 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
                 p = 1 / (1 + (-exact[name][row, number]).exp())
                 terms.append(-mask[place] * p.log() - (1 - mask[place]) * (1 - p).log())
     expected = 2.5 * sum(terms) / len(terms)
-    foreground = {
-        name: mask.gather(1, places[name])
-        for name, mask in score.pseudo_masks(context, shared).items()
-    }
-    actual = score.loss(scores, replace(context, foreground=foreground))
+    actual = score.loss(scores, context)
     assert_close(actual, expected, BATCH * LEFT, len(MODALITIES))
     ours = torch.autograd.grad(actual, list(scores.values()))
     theirs = torch.autograd.grad(expected, list(exact.values()))
     assert_close(torch.stack(ours), torch.stack(theirs), 3, 3)
-    assert score.eval().pseudo_masks(context, shared) == {}
+    assert score.eval().loss(scores, context) is None and not score.reads_saliency
 
 
 def test_any_vision_transformer_learns_it_without_masks():

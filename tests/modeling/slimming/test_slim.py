@@ -9,9 +9,7 @@ import torch
 from slim_models import (
     CASES,
     DEPTH,
-    GRID,
     WIDTH,
-    attention,
     by_saliency,
     compare,
     distinctness,
@@ -25,8 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import demo_sdtps
 from demo_sdtps.evaluation.operations import total_macs
-from demo_sdtps.modeling.slimming.scores.base import Score
-from studies.baselines import EViT
 
 pytestmark = pytest.mark.numeric
 
@@ -38,20 +34,6 @@ def case(request):
 
 def test_values_and_gradients_are_those_of_the_slow_version(case):
     compare(case, "saliency", (1, 2), (0.6, 0.5), by_saliency(case))
-
-
-class ByAttention(EViT):
-    """With the extra token of other scores."""
-
-    merge = Score.merge
-
-
-def test_by_the_attention_that_the_next_block_computes(case):
-    if not case.prefix:
-        pytest.skip("there is no class token")
-    compare(
-        case, ByAttention(WIDTH, case.grid), (0, 2), (0.6, 0.5), lambda model, images: attention
-    )
 
 
 @pytest.mark.parametrize("settings", [{"merge": False}, {"restore": True}], ids=str)
@@ -75,8 +57,7 @@ def test_by_a_score_with_weights(merge):
 @pytest.mark.parametrize("restore", [True, False])
 def test_keeping_all_is_the_dense_model(case, restore):
     """Bit by bit, as no token moves; gradients too."""
-    score = EViT(WIDTH, GRID) if case.prefix else "distinctness"
-    dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), score, restore=restore)
+    dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), "distinctness", restore=restore)
     images = case.draw().requires_grad_()
     actual, expected = case.call(model, images), case.call(dense, images)
     assert torch.equal(actual, expected)

@@ -28,7 +28,7 @@ def test_an_example_runs_as_printed(example):
     model = names["model"]
     outputs = [value for value in names.values() if isinstance(value, torch.Tensor)]
     assert isinstance(model, nn.Module) and all(value.isfinite().all() for value in outputs)
-    assert model.slimming.state.records  # the hooks have seen the forward
+    assert model.slimming.call.batches  # the hooks have seen the forward
     demo_sdtps.unslim(model)
     assert not hasattr(model, "slimming")
 

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -220,20 +218,8 @@ def test_weights_of_scores_are_in_the_state_dict():
     assert torch.equal(case.call(other, case.draw()), case.call(model, case.draw()))
 
 
-@pytest.mark.parametrize("kind", ["one model", "replicas"])
-def test_threads_do_not_mix(kind):
-    """Two stop before each call of the second block, so that each is in the middle of its forward."""
-    case = host_case()
-    _, model, _ = slim_both(case, *STAGES, "supervised")
-    batches = [case.draw(6, seed) for seed in (1, 2)]
-    expected = [case.call(model, images) for images in batches]
-    together = threading.Barrier(2, timeout=20)
-    models = [model, model] if kind == "one model" else replicas_of(model, 2)
-
-    def stop(module, args):
-        together.wait()
-
-    model.tower.blocks[1].register_forward_pre_hook(stop)
-    with ThreadPoolExecutor(2) as pool:
-        actual = list(pool.map(case.call, models, batches))
-    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+def test_replicas_are_refused():
+    """nn.DataParallel makes them of every module before it runs them in threads."""
+    model = demo_sdtps.slim(host_case().model(), *STAGES, blocks_at="tower.blocks")
+    with pytest.raises(UserError, match=r"^nn.DataParallel .*; use .*DistributedDataParallel\.$"):
+        replicas_of(model, 2)

@@ -8,7 +8,7 @@ from tiny import BLOCK, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling.class_attention import keys
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from studies.baselines import SizedState
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.75,0.5]", "MODEL.SLIM_SHARED", "False")
 
@@ -20,13 +20,13 @@ def test_keys_are_those_of_the_next_block(name):
     """Before a rotary embedding."""
     backbone = tiny_model("MODEL.TRANSFORMER_TYPE", name, "MODEL.PATCH_SIZE", 8).eval().backbone
     images, cameras = random_images(15)
-    outputs, tokens = [], Tokens(backbone.stem(images["RGB"], cameras, 2))
+    outputs, tokens = [], backbone.stem(images["RGB"], cameras, 2)
     backbone.vit.blocks[2].attn.k_norm.register_forward_hook(
         lambda module, arguments, output: outputs.append(output)
     )
-    actual = keys(backbone.vit.blocks[2], tokens.values)
+    actual = keys(backbone.vit.blocks[2], tokens)
     with torch.no_grad(), backbone.ready(actual.device):
-        backbone.run_blocks(tokens, 2, 3)
+        backbone.run_blocks(tokens, None, 2, 3)
     _, expected = outputs
     # norm and projection, of keys alone and with the others
     assert_close(actual, expected, *4 * [backbone.vit.embed_dim])
@@ -48,12 +48,13 @@ def test_a_merged_token_weighs_as_much_as_its_patches(precision, limit):
     repeated = torch.cat([values, *7 * [values[:, -1:]]], dim=1)
     sizes = torch.ones(2, 6)
     sizes[:, -1] = 8
+    sized = SizedState(backbone.grid_size, sizes=sizes)
     for fused in (True, False):
         backbone.fused_attention = fused
         with torch.no_grad(), backbone.ready(values.device):
             plain, merged, apart = (
-                backbone.run_blocks(tokens, 0, 3).values[:, :6] - values
-                for tokens in (Tokens(values), Tokens(values, sizes=sizes), Tokens(repeated))
+                backbone.run_blocks(tokens, state, 0, 3)[:, :6] - values
+                for tokens, state in ((values, None), (values, sized), (repeated, None))
             )
         assert relative_error(merged, apart) < limit and relative_error(plain, apart) > 0.1
 

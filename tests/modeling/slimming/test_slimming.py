@@ -15,8 +15,9 @@ from tiny import CAMERAS, random_images, tiny_cfg
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
-from demo_sdtps.modeling.slimming.stage import make_slimming, remaining_patches, slim_backbone
-from demo_sdtps.modeling.slimming.tokens import Tokens
+from demo_sdtps.modeling.slimming.backbone import make_slimming, slim_backbone
+from demo_sdtps.modeling.slimming.stage import remaining_patches
+from demo_sdtps.modeling.slimming.state import State
 from tests.reference import slim as reference
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
@@ -256,10 +257,9 @@ def test_less_than_one_patch_is_refused():
         remaining_patches(8, [0.5, 0.2])
 
 
-def weights_of(backbone, tokens, queries=slice(None)):
-    return attention_weights(
-        backbone.vit.blocks[1], tokens, queries, backbone.block_arguments(tokens)(1).get("rope")
-    )
+def weights_of(backbone, values, state, queries=slice(None)):
+    rope = backbone.block_arguments(values, state)(1).get("rope")
+    return attention_weights(backbone.vit.blocks[1], values, queries, rope)
 
 
 CHANGED = {
@@ -286,30 +286,30 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         ],
         dim=1,
     )
-    for tokens in (Tokens(stem), Tokens(few, places, extra=2)):
+    slimmed = State(backbone.grid_size, positions=places, extra=2)
+    for values, state in ((stem, None), (few, slimmed)):
         attentions = []
         weights = backbone.vit.blocks[1].attn.attn_drop
         handle = weights.register_forward_pre_hook(
             lambda _, inputs, attentions=attentions: attentions.append(inputs[0])
         )
         with backbone.ready(torch.device("cpu")):
-            backbone.run_blocks(tokens, 1, 2)
-            actual = weights_of(backbone, tokens, CLASS_TOKEN).squeeze(2)
+            backbone.run_blocks(values, state, 1, 2)
+            actual = weights_of(backbone, values, state, CLASS_TOKEN).squeeze(2)
         handle.remove()
         assert actual.dtype == torch.float32 and not actual.requires_grad
-        assert actual.shape == (6, backbone.vit.blocks[1].attn.num_heads, tokens.values.shape[1])
+        assert actual.shape == (6, backbone.vit.blocks[1].attn.num_heads, values.shape[1])
         assert_close(actual, attentions[0][:, :, 0], *SCORE)
         with backbone.ready(torch.device("cpu")):
-            assert_close(weights_of(backbone, tokens), attentions[0], *SCORE)
+            assert_close(weights_of(backbone, values, state), attentions[0], *SCORE)
 
 
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
     monkeypatch.setattr(
         timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock)
     )
-    with pytest.raises(
-        UserError,
-        match=r"MODEL.SLIM_SCORE is 'studies.baselines:EViT', which reads .* \(ParallelScalingBlock\)",
-    ):
-        build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", "studies.baselines:EViT")
+    cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", EVIT)
+    stem = stem_of(backbone, draw(cfg), 1)
+    with pytest.raises(UserError, match=r"a baseline, which reads .* \(ParallelScalingBlock\)"):
+        slim_backbone(slimming, backbone, stem)
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)

@@ -12,7 +12,7 @@ from torchvision.models.vision_transformer import ConvStemConfig
 
 import demo_sdtps
 from demo_sdtps.config import UserError
-from studies.baselines import EViT, ToMe
+from studies.baselines import ToMe
 
 KNOWN = (
     "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, TransReID, transformers' ViT, DeiT, ViTMAE, "
@@ -88,11 +88,6 @@ def without_class_token():
         ),
         (lambda: transformers_model("CLIPModel").text_model, f"CLIPTextModel {NONE}", {}),
         (convolutions, f"ModuleDict.body makes its patches by Sequential, {STEM}", {}),
-        (
-            without_class_token,
-            "score is EViT, which reads attention of a class token, but VisionTransformer has none; choose another.",
-            {"score": EViT(32, (4, 4))},
-        ),
         (compiled_block, f"VisionTransformer {COMPILED}", {}),
     ],
 )
@@ -136,7 +131,7 @@ BOTH = "but there must be increasing blocks and one share in (0, 1] for each, su
         ),
         (
             {"score": ToMe(32, (2, 2))},
-            "score is ToMe, whose merged tokens weigh more (needs_sizes), in this project's model alone; choose another.",
+            "score is ToMe, which brings a stage of its own, for this project's model alone; choose another.",
         ),
         (
             {"keep": None, "operations": 0.2},

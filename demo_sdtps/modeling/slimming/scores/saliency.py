@@ -11,36 +11,38 @@ ROUNDS = 6
 
 
 class Saliency(Score):
-    """How far a patch's mean colour is from the border's, and how far a way over the grid leads away from it, in the own
-    modality; float32, without gradient; needs `Context.images`.
+    """`saliency` of the images, summed over those that keep the same places."""
+
+    reads_saliency = True
+
+    def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
+        assert context.state is not None
+        return context.state.saliency[context.modality].gather(1, context.places(context.modality))
+
+
+@torch.no_grad()
+def saliency(
+    images: ByModality, size: tuple[int, ...], stride: tuple[int, ...], grid: Grid
+) -> ByModality:
+    """How far a patch's mean colour is from the border's, and how far a way over the grid leads away from it: images
+    (B, 3, H, W) → (B, N) float32 in the own modality, without gradient. Patches of `size` pixels stand at steps of `stride`.
 
     The border is background where a picture is a crop around its object, and background is connected with it (Wei et al.,
     Geodesic saliency using background priors, ECCV 2012). With d_i the distance of patch i to the third nearest of the border's
     colours, the score is d_i + min over ways from border patches b to i of d_b + the sum of the distances of neighbours on it.
     """
-
-    of_images = True
-
-    def scores(self, context: Context) -> ByModality:
-        whole = saliency(context)
-        return {name: whole[name].gather(1, context.positions_of(name)) for name in context.tokens}
-
-
-@torch.no_grad()
-def saliency(context: Context) -> ByModality:
-    """Score (B, N) of `Saliency` on the whole grid."""
     # All modalities in one batch, as the way over the grid takes many small operations.
-    images = torch.cat(list(context.images.values()))
-    border = border_places(context.grid, images.device)
-    with torch.autocast(images.device.type, enabled=False):
-        means = F.avg_pool2d(images.float(), context.patch_size, context.patch_stride)
+    rows = torch.cat(list(images.values()))
+    border = border_places(grid, rows.device)
+    with torch.autocast(rows.device.type, enabled=False):
+        means = F.avg_pool2d(rows.float(), size, stride)
         colours = means.flatten(2).transpose(1, 2)  # (B, N, 3)
         exactly = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(colours, colours[:, border], compute_mode=exactly)
         nearest = distances.kthvalue(min(NEAREST, len(border)), dim=-1).values
         start = torch.full_like(nearest, torch.inf).index_copy(1, border, nearest[:, border])
-        score = nearest + geodesic(start, colours, context.grid)
-    return split_rows(score, context.images)
+        score = nearest + geodesic(start, colours, grid)
+    return split_rows(score, images)
 
 
 def border_places(grid: Grid, device: torch.device) -> torch.Tensor:

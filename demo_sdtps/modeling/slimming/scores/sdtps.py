@@ -31,7 +31,7 @@ class SDTPSScore(Score):
         self.score_predictor = nn.ModuleDict({name: sdtps.score_mlp(width) for name in modalities})
 
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
-        guides = context.class_tokens
+        guides = context.global_feats
         weights = sdtps.guide_weights(context.modality, guides, context.missing)
         guidance = sdtps.cosine_guidance(tokens, torch.stack([guides[guide] for guide in weights]))
         predicted = sdtps.predict(self.score_predictor[context.modality], tokens)

@@ -9,7 +9,6 @@ from torch import nn
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.modeling.modalities import ByModality, Grid
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
-from demo_sdtps.modeling.slimming.scores.saliency import saliency
 
 HIDDEN = 64
 """Channels of the MLP; with 16 an earlier study gained 3.2 mAP in place of 5.9."""
@@ -19,7 +18,7 @@ class Supervised(Score):
     """LayerNorm → Linear(HIDDEN) → GELU → Linear(1) by modality; its logit is the score.
 
     The loss is `loss_weight` (MODEL.SLIM_LOSS_WEIGHT) times the binary cross-entropy against the patch's share of the
-    foreground (`Context.foreground`), 0 for a missing image; its gradient reaches the backbone.
+    foreground (`State.foreground`), 0 for a missing image; its gradient reaches the backbone.
     """
 
     masks = True
@@ -43,27 +42,39 @@ class Supervised(Score):
         return self.heads[context.modality](tokens).squeeze(-1).float()
 
     def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
-        if not (self.training and context.foreground):
+        foreground = self.foreground(context) if self.training else {}
+        if not foreground:
             return None
+        shares = context.at_places(foreground)
         weights = {modality: 1.0 - absent.float() for modality, absent in context.missing.items()}
         losses = []
         for modality, score in scores.items():
-            share, weight = context.foreground[modality].float(), weights.get(modality)
+            share, weight = shares[modality].float(), weights.get(modality)
             losses.append(F.binary_cross_entropy_with_logits(score, share, weight))
         return self.loss_weight * torch.stack(losses).mean()
+
+    def foreground(self, context: Context) -> ByModality:
+        """Shares (B, N) of the whole grid that the loss compares with; {} for none."""
+        return context.state.foreground if context.state else {}
 
 
 class SelfSupervised(Supervised):
     """`Supervised` by pseudo-masks where no masks are given: the patches whose saliency (`Saliency`), summed over the
-    modalities where these keep the same places, is above Otsu's threshold. Needs `Context.images` in training."""
+    modalities where these keep the same places, is above Otsu's threshold."""
 
     masks = False
 
-    def pseudo_masks(self, context: Context, shared: bool) -> ByModality:
-        if not self.training:
-            return {}
-        scores = saliency(context)
-        if shared:
+    @property
+    def reads_saliency(self) -> bool:
+        return self.training
+
+    def foreground(self, context: Context) -> ByModality:
+        state = context.state
+        assert state is not None
+        if state.foreground:
+            return state.foreground
+        scores = state.saliency
+        if state.shared:
             scores = dict.fromkeys(scores, torch.stack(list(scores.values())).sum(dim=0))
         return {modality: above_otsu(score) for modality, score in scores.items()}
 

@@ -1,0 +1,101 @@
+"""Slimming of this project's backbones: the modalities are one batch, on which every stage is one call."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
+from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores.base import StageRecord
+from demo_sdtps.modeling.slimming.stage import Slimming, check_stages, remaining_patches
+
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
+    from demo_sdtps.modeling.backbones.base import Backbone
+
+
+@dataclass(frozen=True)
+class BackboneOutput:
+    """The backbone's output of slimmed images."""
+
+    tokens: ByModality  # (B, K, C), of the patches kept by the last stage
+    class_tokens: ByModality  # (B, C)
+    stages: tuple[StageRecord, ...]
+    loss: torch.Tensor | None  # (1,): mean of the stages' losses; None where no score has one
+
+
+def make_slimming(cfg: "CfgNode", backbone: "Backbone") -> Slimming:
+    """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
+    model, blocks = cfg.MODEL, cfg.MODEL.SLIM_BLOCKS
+    settings = backbone.vit.embed_dim, backbone.grid_size, model.MODALITIES
+    scores = [make_score(model.SLIM_SCORE, cfg, *settings) for _ in blocks]
+    check_stages(blocks, len(backbone.vit.blocks), "MODEL.SLIM_BLOCKS", model.TRANSFORMER_TYPE)
+    remaining_patches(backbone.num_patches, model.SLIM_KEEP, "MODEL.SLIM_KEEP")
+    return Slimming(blocks, model.SLIM_KEEP, scores, model.SLIM_MERGE, model.SLIM_SHARED)
+
+
+def slim_backbone(
+    slimming: Slimming,
+    backbone: "Backbone",
+    stem: ByModality,
+    images: Mapping[str, torch.Tensor] | None = None,
+    foreground: torch.Tensor | None = None,
+) -> BackboneOutput:
+    """Tokens after `slimming.blocks[0]` blocks of a backbone of this project, (B, P + N, C) by modality → those after all.
+
+    `images` tell which are missing; they and `foreground` (B, N), share of each patch in the foreground mask, are for the
+    scores that read them.
+    """
+    images, count, outputs = images or {}, len(stem), []
+    rows = [*stem.values(), *images.values(), *([] if foreground is None else [foreground])]
+    with backbone.ready(rows[0].device):
+        for chunk in zip(*backbone.chunks(*rows, images_each=count), strict=True):
+            stem_rows = dict(zip(stem, chunk, strict=False))
+            image_rows = dict(zip(images, chunk[count:], strict=False))
+            masks = {} if foreground is None else dict.fromkeys(stem, chunk[-1])
+            outputs.append(_run(slimming, backbone, stem_rows, image_rows, masks))
+    return outputs[0] if len(outputs) == 1 else _join(outputs)
+
+
+def _run(
+    slimming: Slimming,
+    backbone: "Backbone",
+    stem: ByModality,
+    images: ByModality,
+    masks: ByModality,
+) -> BackboneOutput:
+    place, missing = (backbone.grid_size, backbone.patch_windows), is_missing(images)
+    state = slimming.make_state(*place, tuple(stem), images, missing, masks)
+    values, records, losses = torch.cat(list(stem.values())), [], []
+    prefix, dtype = backbone.vit.num_prefix_tokens, values.dtype
+    stops = (*slimming.blocks[1:], len(backbone.vit.blocks))
+    for number, (start, stop) in enumerate(zip(slimming.blocks, stops, strict=True)):
+        rope = backbone.block_arguments(values, state)(start).get("rope")
+        step = slimming(number, values, state, backbone.vit.blocks[start], rope)
+        state = step.state
+        records.append(step.record)
+        losses += [] if step.loss is None else [step.loss]
+        values = backbone.run_blocks(step.values, state, start, stop)
+    values = backbone.finish(values[:, : prefix + state.count])
+    values = values.to(dtype) if backbone.precision else values
+    parts = values[:, prefix:], values[:, 0]
+    patches, class_tokens = (split_rows(each, state.names) for each in parts)
+    loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
+    return BackboneOutput(patches, class_tokens, tuple(records), loss)
+
+
+def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
+    """The chunks of a batch as one; evaluation has no loss."""
+
+    def join(*rows: ByModality) -> ByModality:
+        return {modality: torch.cat([row[modality] for row in rows]) for modality in rows[0]}
+
+    tokens, class_tokens = map(join, *((chunk.tokens, chunk.class_tokens) for chunk in outputs))
+    stages = (
+        StageRecord(*map(join, *((stage.scored, stage.score, stage.kept) for stage in chunks)))
+        for chunks in zip(*(chunk.stages for chunk in outputs), strict=True)
+    )
+    return BackboneOutput(tokens, class_tokens, tuple(stages), None)
