@@ -34,7 +34,7 @@ def attention_weights(
         query = query if query.shape[2] == 1 else _rotate(query, rope, block.attn)
     with torch.autocast(query.device.type, enabled=False):
         logits = (query.float() * query.shape[-1] ** -0.5) @ key.float().transpose(-2, -1)
-        return (logits if bias is None else logits + bias).softmax(dim=-1)
+        return (logits if bias is None else logits + bias.float()).softmax(dim=-1)
 
 
 @torch.no_grad()
