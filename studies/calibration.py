@@ -8,6 +8,7 @@ splits. "Another camera": that of one side of the measured pairs is in no pair o
 from collections import defaultdict
 from statistics import mean
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.config.common import FALSE_ACCEPT
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
@@ -17,9 +18,9 @@ SPLIT_COUNT, COMPLETE = 10, "RGB+NI+TI, RGB+NI+TI"
 
 
 def main() -> None:
-    parser = cli.config_parser(__doc__.split("\n\n")[1], checkpoint=cli.WEIGHT)
+    parser = flags.config_parser(__doc__.split("\n\n")[1])
     cli.add_output(parser, "--json", ".json", help="write it to this file")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     import numpy as np
 
     from demo_sdtps.datasets import read_splits

@@ -30,7 +30,7 @@ def main() -> None:
     for word in arguments.models:
         if not all(word.partition("=")):
             raise UserError(
-                f"{word} is not NAME=CHECKPOINT; write for example demo={cli.WEIGHT_EXAMPLE}."
+                f"{word} is not NAME=CHECKPOINT; write for example demo=runs/demo/last.pth."
             )
 
     import torch
@@ -48,7 +48,7 @@ def main() -> None:
     rows = []
     for word in progress(arguments.models, "models"):
         name, _, weight = word.partition("=")
-        stored = stored_config(Path(weight), cli.WEIGHT_EXAMPLE)
+        stored = stored_config(Path(weight))
         cfg = load_cfg(stored, ["TEST.WEIGHT", weight, "MODEL.DEVICE", "cpu"])
         reid, splits = make_extractor(cfg), read_splits(cfg, ("train", "query", "gallery"))
         train, commit = splits.pop("train"), reid.origin["commit"]

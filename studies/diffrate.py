@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
@@ -172,10 +173,10 @@ class Search:
 
 
 def main() -> None:
-    parser = cli.config_parser(__doc__.split("\n\n")[1], checkpoint=cli.WEIGHT)
+    parser = flags.config_parser(__doc__.split("\n\n")[1])
     parser.add_argument("--operations", type=float, default=0.45, help="share of the dense model's")
     cli.add_output(parser, "--json", ".json", default=RATES, help="write the rates to this file")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     task = make_task(cfg, torch.device("cpu"), None)
     model = task.model.requires_grad_(False).train()
     # A training would start with a new classifier.

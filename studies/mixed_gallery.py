@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import UserError, cli
 from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import write_json
@@ -28,9 +29,9 @@ COLUMNS = ("explained", *KINDS, *(f"last of ten, {kind}" for kind in KINDS))
 
 
 def main() -> None:
-    parser = cli.config_parser(__doc__.split("\n\n")[1], checkpoint=cli.WEIGHT)
+    parser = flags.config_parser(__doc__.split("\n\n")[1])
     cli.add_output(parser, "--json", ".json", help="write it to this file")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from dataclasses import replace
 
     import numpy as np

@@ -10,14 +10,15 @@ from statistics import mean
 import torch
 import torch.nn.functional as F
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = cli.config_parser(__doc__.split("\n\n")[1], checkpoint=cli.WEIGHT)
+    parser = flags.config_parser(__doc__.split("\n\n")[1])
     cli.add_output(parser, "--json", ".json", help="write it to this file")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.loaders import batches, test_loader
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.modeling.inference import evaluating

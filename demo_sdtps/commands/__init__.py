@@ -40,6 +40,7 @@ COMMANDS = {
     "synthetic captions": ("make_synthetic_captions", "write synthetic images with captions"),
     "seps train": ("seps:train", "train SEPS, image-text matching"),
     "seps test": ("seps:test", "evaluate a checkpoint of SEPS"),
+    "seps check": ("seps:check", "counts of images with captions beside the expected ones"),
 }
 """By name: the module here, with the function that is not its `main`, and what the command does; the first of two words names a
 group."""

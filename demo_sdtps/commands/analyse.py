@@ -2,22 +2,22 @@
 
 import argparse
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities, average precision of "
         "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
         "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file.",
-        checkpoint=cli.WEIGHT,
     )
-    cli.add_return_pattern(parser, "features that are analysed")
+    flags.add_return_pattern(parser, "features that are analysed")
     cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")
     add_limits(parser, "the file")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     check_extra("demo-sdtps analyse", "report", {"sklearn": "scikit-learn"})
     from demo_sdtps.evaluation.command import load_any_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features, missing_cases

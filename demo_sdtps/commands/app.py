@@ -1,5 +1,6 @@
 """Search in a browser: demo-sdtps app --weight W --gallery FOLDER"""
 
+from demo_sdtps.commands import flags
 from demo_sdtps.commands.search import search_parser
 from demo_sdtps.config import cli
 
@@ -13,7 +14,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
     cli.add_count(parser, "--port", 7860, "port to serve at")
     parser.set_defaults(keep_self=True)  # what is uploaded is a file of its own
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.reports.app import serve
 
     serve(arguments, cfg)

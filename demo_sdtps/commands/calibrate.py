@@ -1,5 +1,6 @@
 """Fit the probability of the same identity, and thresholds: demo-sdtps calibrate --weight W"""
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.config.common import FALSE_ACCEPT_RATES
 from demo_sdtps.datasets import SPLITS
@@ -8,13 +9,12 @@ from demo_sdtps.datasets.base import VALIDATION
 
 def main() -> None:
     rates = ", ".join(f"{rate:g}" for rate in FALSE_ACCEPT_RATES)
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Fit, for each pair of sets of modalities, the probability that two triplets are of one identity, and the distances "
         f"that the shares {rates} of the pairs of different identities are within, and write them to NAME.calibration.json "
         "beside the checkpoint NAME.pth. Searches with the checkpoint then show the probability, and mark hits beyond the "
         "threshold as unknown. The identities must be ones that the model was not trained on: by default those that "
         "DATASETS.VALIDATION left out of the training.",
-        checkpoint=cli.WEIGHT,
     )
     which = "of labelled images; of another data set, by DATASETS.ROOT_DIR, any"
     cli.add_choice(parser, "--split", (VALIDATION, *SPLITS), VALIDATION, which)
@@ -24,7 +24,7 @@ def main() -> None:
         "measure it on query and gallery too: the error of the probability, and what the thresholds accept",
     )
     cli.add_overwrite(parser)
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.retrieval.calibrate import calibrate
 
     calibrate(arguments, cfg)

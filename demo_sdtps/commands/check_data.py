@@ -1,35 +1,50 @@
 """Counts of a data set beside the expected ones, and how to fix them: demo-sdtps check --config_file F"""
 
+import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
+from yacs.config import CfgNode
+
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets import find_reader
 from demo_sdtps.runtime.files import write_json
-from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def main() -> None:
-    parser = cli.config_parser(
-        "Read a data set, re-identification or image-text, and print its counts by split beside the expected ones, where known "
-        "(docs/data.md).",
+    arguments, cfg = parse(DEMO_SCHEMA)
+    from demo_sdtps.reports.data import check_triplets
+
+    folder = find_reader(cfg).folder_in(Path(cfg.DATASETS.ROOT_DIR))
+    report_findings(arguments, cfg, check_triplets(cfg, arguments.decode), folder)
+
+
+def parse(schema: Schema) -> tuple[argparse.Namespace, CfgNode]:
+    parser = flags.config_parser(
+        "Read a data set, and print its counts by split beside the expected ones, where known (docs/data.md).",
         "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if not",
-        DEMO_SCHEMA,
-        SEPS_SCHEMA,
+        schema,
+        weight="",
     )
     cli.add_switch(parser, "--decode", "decode every image, and name those that are damaged")
     cli.add_output(parser, "--json", ".json", help="write counts and warnings there as well")
-    arguments, cfg = cli.parse(parser)
-    from demo_sdtps.reports.data import check_captions, check_triplets, count_table
+    return flags.parse(parser)
 
-    is_seps = arguments.schema is SEPS_SCHEMA
-    findings = (check_captions if is_seps else check_triplets)(cfg, arguments.decode)
-    root = Path(cfg.DATASETS.ROOT_DIR)
-    folder = root / cfg.DATASETS.NAMES if is_seps else find_reader(cfg).folder_in(root)
+
+def report_findings(
+    arguments: argparse.Namespace, cfg: CfgNode, findings: dict[str, Any], folder: Path
+) -> None:
+    """Print and write what `check_triplets` or `check_captions` tells, and end with exit code 1 where counts differ from the
+    expected ones."""
     if arguments.json:
         about = {"data set": cfg.DATASETS.NAMES, "folder": str(folder)}
         write_json(arguments.json, {**about, **findings, "decoded": arguments.decode})
+    from demo_sdtps.reports.data import count_table
+
     decoded = "every" if arguments.decode else "without --decode, not every"
     cli.print_lines(
         f"{cfg.DATASETS.NAMES} in {folder}",

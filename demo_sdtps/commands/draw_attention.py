@@ -1,23 +1,23 @@
 """Draw what the model looks at: demo-sdtps draw attention --weight W --method rollout --output attention.png"""
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli, with_values
 from demo_sdtps.config.common import ATTENTION_METHODS
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Draw where the model looks in triplets of the query split: attention rollout from the class token, or Grad-CAM of the "
         "last block's tokens towards the similarity with the identity's gallery samples. Beside them, HDM's weights of the "
         "modalities and ATMoE's gates, where the model has these.",
         "docs/method.md has the formulas. The backbone runs in float32.",
-        checkpoint=cli.WEIGHT,
         images=True,
     )
     cli.add_choice(parser, "--method", ATTENTION_METHODS, "rollout")
-    cli.add_return_pattern(parser, "features of Grad-CAM")
+    flags.add_return_pattern(parser, "features of Grad-CAM")
     cli.add_picture(parser, "attention.png")
     cli.add_count(parser, "--samples", 4, "triplets, spread over the split")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.evaluation.command import load_model_and_data
     from demo_sdtps.evaluation.protocol import count_matched
     from demo_sdtps.reports.attention import attention_maps, draw_attention, gallery_matches

@@ -1,21 +1,21 @@
 """Draw the features as points: demo-sdtps draw embedding --weight W --method tsne --output embedding.png"""
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
         "SOLVER.SEED seeds the methods.",
-        checkpoint=cli.WEIGHT,
         images=True,
     )
     cli.add_choice(parser, "--method", METHODS, "pca", "umap needs pip install '.[umap]'")
-    cli.add_return_pattern(parser, "features that are drawn")
+    flags.add_return_pattern(parser, "features that are drawn")
     cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
     cli.add_picture(parser, "embedding.png")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.evaluation.command import load_any_model_and_data
     from demo_sdtps.evaluation.extraction import extract_features

@@ -1,5 +1,6 @@
 """Write the features of a split: demo-sdtps export --weight W --output X.npz"""
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.modeling.exported import ExportedModel
@@ -9,7 +10,7 @@ DEFAULT_SHARD_ROWS = 8192  # 50 MB of float32 features of width 1,536
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Write the features of a split to an .npz file: features (n, D) float32; ids, cams and scenes (n,), identities as "
         "named on disk, cameras from 0, both -1 with --images, scenes 0 where there are none; present (n,) uint8, the sum of "
         "1, 2 and 4 for RGB, NI and TI, where the features are of them; paths (n, 3) in the order RGB, NI, TI, or (n, 1) "
@@ -21,7 +22,6 @@ def main() -> None:
         "camera, scene, present (such as RGB,TI), split, return_pattern and feature, a list of D numbers; the other single "
         "values are metadata of the file. "
         "Processes of torchrun share the work.",
-        checkpoint=cli.WEIGHT,
         images=True,
     )
     patterns = "1 original, 2 enhanced, 3 both"
@@ -44,7 +44,7 @@ def main() -> None:
     )
     cli.add_switch(parser, "--normalise", "L2-normalise the features, as evaluation does")
     cli.add_overwrite(parser)
-    with cli.parse_in_group(parser) as (arguments, cfg):
+    with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.command import load_any_model_and_data
         from demo_sdtps.retrieval import export
 

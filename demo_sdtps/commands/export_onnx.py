@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import UserError, cli
 from demo_sdtps.modeling.exported import IMAGENET, INPUTS
 from demo_sdtps.runtime.errors import check_extra
@@ -28,7 +29,7 @@ def export(
 ) -> None:
     """A command that exports a model: `what` begins its description, the last of `precisions` is calibrated."""
     calibrated = precisions[-1]
-    parser = cli.config_parser(f"{what} {TENSORS}", checkpoint=cli.WEIGHT, images=True)
+    parser = flags.config_parser(f"{what} {TENSORS}", images=True)
     cli.add_output(parser, "--output", suffix, required=True, help="the file to write")
     images = f"others are compared with float32; {calibrated} is calibrated on the training split, or --images"
     cli.add_choice(parser, "--precision", precisions, precisions[0], images)
@@ -37,7 +38,7 @@ def export(
         "deviation; imagenet: by ImageNet's, without camera, one output by TEST.RETURN_PATTERN, as trackers give them"
     )
     cli.add_choice(parser, "--input", INPUTS, inputs, kinds)
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     check_extra(parser.prog, extra, packages)
     if arguments.input == IMAGENET and len(cfg.MODEL.MODALITIES) > 1:
         raise UserError(

@@ -1,5 +1,6 @@
 """Write foreground masks beside the images of a data set: demo-sdtps masks --config_file F --weight hub"""
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import MODALITIES, cli, with_values
 from demo_sdtps.config.common import FOREGROUND
 from demo_sdtps.config.scores import MASK
@@ -7,9 +8,10 @@ from demo_sdtps.datasets import SPLITS, read_splits
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         f"Segment the images of a data set and write a foreground mask for each triplet into its {MASK}/ "
-        "folder, where MODEL.SLIM_SCORE looks for them (docs/data.md)."
+        "folder, where MODEL.SLIM_SCORE looks for them (docs/data.md).",
+        weight="",
     )
     parser.add_argument(
         "--split", choices=SPLITS, action="append", help="may be repeated (default: all three)"
@@ -26,7 +28,7 @@ def main() -> None:
     segmented = "the image that is segmented; all: each of the three, united"
     cli.add_choice(parser, "--modality", (*MODALITIES, "all"), "RGB", segmented)
     cli.add_overwrite(parser, "replace masks that exist, which are otherwise kept")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.commands.segmenters import make_segmenter
     from demo_sdtps.datasets.loaders import make_decoder
     from demo_sdtps.datasets.masks import mask_path, write_masks

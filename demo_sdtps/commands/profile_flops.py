@@ -3,6 +3,7 @@
 The cost of HDM's reference formulation, in which published figures count, is printed beside that of the shortcut in use.
 """
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 
 CLASSES, CAMERAS = 171, 4  # RGBNT201's
@@ -10,11 +11,11 @@ CLASSES, CAMERAS = 171, 4  # RGBNT201's
 
 def main() -> None:
     description = "Print the trainable parameters and GMACs of one triplet, per part and in total."
-    parser = cli.config_parser(description, checkpoint=cli.WEIGHT)
+    parser = flags.config_parser(description)
     of_weights = "default: as in the checkpoint, without one"
     cli.add_count(parser, "--num_class", None, f"training identities ({of_weights} {CLASSES})")
     cli.add_count(parser, "--camera_num", None, f"cameras ({of_weights} {CAMERAS})")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.evaluation.operations import operations_table
     from demo_sdtps.modeling import make_model
     from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import RETURN_PATTERNS, cli
 from demo_sdtps.config.common import (
     APPROXIMATE,
@@ -17,16 +18,15 @@ from demo_sdtps.config.common import (
 
 def search_parser(what: str) -> argparse.ArgumentParser:
     """Parser of a command that searches in a gallery; `what` begins its description."""
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         f"{what} FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
         "image, may be missing. Images need no labels and no naming rule; cameras are unknown, so the mean of the model's is "
         "taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
         epilog=f"distance: {SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {RERANKED}.",
-        checkpoint=cli.WEIGHT,
         data=False,
     )
     cli.add_path(parser, "--gallery", "FOLDER", "images to search in")
-    cli.add_modality(parser)
+    flags.add_modality(parser)
     cli.add_count(parser, "--top", None, f"hits per query, at most all (default: {TOP})")
     cli.add_switch(parser, "--skip_unreadable", "go on without unreadable images; list them")
     parser.add_argument(
@@ -70,7 +70,7 @@ def main() -> None:
         "their triplets"
     )
     cli.add_output(parser, "--csv", ".csv", help=columns)
-    with cli.parse_in_group(parser) as (arguments, cfg):
+    with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.retrieval.search import search
 
         result = search(arguments, cfg)

@@ -2,24 +2,24 @@
 
 from dataclasses import asdict
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import UserError, cli
 from demo_sdtps.datasets import SPLITS
 from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Measure how many of the patches that SDTPS and the stages of slimming keep lie on the person. Needs foreground "
         "masks, which synthetic pedestrians have. The tables have, for complete triplets (by day and by night too, where that "
         "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
         "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
         "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
         "features of RGB, NI and TI.",
-        checkpoint=cli.WEIGHT,
     )
     cli.add_choice(parser, "--split", SPLITS, "query")
     cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.datasets.loaders import test_loader
     from demo_sdtps.datasets.synthetic import illumination
     from demo_sdtps.evaluation import selection

@@ -1,19 +1,21 @@
-"""SEPS, image-text matching: demo-sdtps seps train shapes --data data, and seps test --weight runs/SEPS/shapes/best.pth"""
+"""SEPS, image-text matching: demo-sdtps seps train shapes --data data, seps test --weight W, seps check shapes"""
 
 from contextlib import suppress
+from pathlib import Path
 
+from demo_sdtps.commands import check_data, flags
 from demo_sdtps.config import cli
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
 
 
 def train() -> None:
-    parser = cli.training_parser(
+    parser = flags.training_parser(
         "Train SEPS on images with captions and evaluate it as it learns.",
         "shapes --data data --epochs 10",
         SEPS_SCHEMA,
     )
-    with cli.parse_in_group(parser) as (arguments, cfg):
+    with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.runtime.distributed import check_divisible
         from demo_sdtps.seps.training import make_seps_task
         from demo_sdtps.training.loop import fit
@@ -25,15 +27,15 @@ def train() -> None:
 
 
 def test() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Evaluate a checkpoint of SEPS: R@1, R@5 and R@10 of captions found by an image (i2t) and of "
         "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
         "example: %(prog)s --weight runs/SEPS/shapes/best.pth",
         SEPS_SCHEMA,
-        checkpoint=cli.WEIGHT._replace(example=EXAMPLE),
+        example=EXAMPLE,
     )
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
-    with cli.parse_in_group(parser) as (arguments, cfg):
+    with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation.tables import percent_table
         from demo_sdtps.runtime.distributed import is_main
         from demo_sdtps.seps import evaluation
@@ -46,3 +48,11 @@ def test() -> None:
         if arguments.json:
             write_json(arguments.json, {"caption": caption, **metrics})
         cli.print_lines(caption, percent_table(metrics))
+
+
+def check() -> None:
+    arguments, cfg = check_data.parse(SEPS_SCHEMA)
+    from demo_sdtps.reports.data import check_captions
+
+    folder = Path(cfg.DATASETS.ROOT_DIR) / cfg.DATASETS.NAMES
+    check_data.report_findings(arguments, cfg, check_captions(cfg, arguments.decode), folder)

@@ -2,14 +2,14 @@
 
 import argparse
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained with: for each score "
         "and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN.",
-        checkpoint=cli.WEIGHT,
     )
     parser.add_argument(
         "--scores",
@@ -36,7 +36,7 @@ def main() -> None:
     )
     cli.add_output(parser, "--output", *cli.PICTURE, help="draw the curve into this file")
     cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
-    arguments, cfg = cli.parse(parser)
+    arguments, cfg = flags.parse(parser)
     from demo_sdtps.reports.slim_curve import evaluate_settings
 
     evaluate_settings(cfg, arguments)

@@ -1,15 +1,15 @@
 """Evaluate a checkpoint: python test_net.py --weight runs/RGBNT201/DeMo_SDTPS/best.pth"""
 
+from demo_sdtps.commands import flags
 from demo_sdtps.config import UserError, cli
 from demo_sdtps.runtime.files import write_json
 
 
 def main() -> None:
-    parser = cli.config_parser(
+    parser = flags.config_parser(
         "Evaluate a checkpoint: mAP and Rank-1/5/10 of the original, the enhanced and both features. TEST.MISS all adds the "
         "six cases of missing modalities, TEST.RE_RANKING yes re-ranks.",
         "example: %(prog)s --weight runs/Synthetic/DeMo_SDTPS/best.pth",
-        checkpoint=cli.WEIGHT,
     )
     parser.add_argument(
         "--cross_modal",
@@ -20,7 +20,7 @@ def main() -> None:
     )
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     cli.add_output(parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal")
-    with cli.parse_in_group(parser) as (arguments, cfg):
+    with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.evaluation import tables
         from demo_sdtps.evaluation.command import load_any_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal

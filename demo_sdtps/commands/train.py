@@ -2,16 +2,16 @@
 
 from contextlib import suppress
 
-from demo_sdtps.config import cli
+from demo_sdtps.commands import flags
 
 
 def main() -> None:
-    parser = cli.training_parser(
+    parser = flags.training_parser(
         "Train a model and evaluate it as it learns.",
         "Synthetic/DeMo_Slim --data data --epochs 2 OUTPUT_DIR runs/short",
-        checkpoint=cli.WEIGHT._replace(gives="a checkpoint to start from"),
+        weight="a checkpoint to start from",
     )
-    with cli.parse_in_group(parser) as (arguments, cfg):
+    with flags.parse_in_group(parser) as (arguments, cfg):
         from demo_sdtps.training.reid import train
         from demo_sdtps.training.stop import Stopped
 

@@ -2,9 +2,8 @@
 
 from yacs.config import CfgNode
 
-from demo_sdtps.config.backbones import backbone_class
 from demo_sdtps.config.common import CLIP_BACKBONE, HUB, MISSING_CASES
-from demo_sdtps.config.scores import check_score, reads_masks
+from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.runtime.errors import UserError
 
 
@@ -40,7 +39,6 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(
             f"MODEL.PATCH_SIZE is {patch}, but {name} with its published weights has a patch size of its own; set it to 0."
         )
-    backbone_class(name)
     if cfg.TEST.CROSS_MODAL and (cfg.TEST.RE_RANKING == "yes" or miss not in ("None", "nothing")):
         raise UserError(
             "TEST.CROSS_MODAL is True, which compares all cases without re-ranking; leave TEST.MISS and TEST.RE_RANKING out."
@@ -55,7 +53,6 @@ def check_cfg(cfg: CfgNode) -> None:
 def check_stage_keys(model: CfgNode) -> None:
     """Raise `UserError` where MODEL.SLIM_BLOCKS and MODEL.SLIM_KEEP do not fit each other."""
     blocks, keep = model.SLIM_BLOCKS, model.SLIM_KEEP
-    check_score(model.SLIM_SCORE, "MODEL.SLIM_SCORE")
     if len(blocks) != len(keep):
         raise UserError(
             f"MODEL.SLIM_BLOCKS is {blocks} and MODEL.SLIM_KEEP {keep}; give one share for each block."

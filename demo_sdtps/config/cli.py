@@ -1,5 +1,5 @@
-"""Shared parts of all commands: flags of the configuration, and error messages. Without torch, as are the parsers of all
-commands, so that --help comes at once."""
+"""What all programs have in common: flags, files to write, lines of output, and errors as one sentence. Without torch, so that
+--help comes at once."""
 
 import argparse
 import errno
@@ -8,43 +8,22 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any
 
-from yacs.config import CfgNode
-
-from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS, WEIGHT_EXAMPLE
-from demo_sdtps.config.find import OWN, complete_word, config_of, is_key
-from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, pairs_of, schema_of
-from demo_sdtps.config.schema import Schema
 from demo_sdtps.runtime.errors import UserError, is_out_of_memory, nearest_name
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.runtime.threads import prepare_threads
 
 PICTURE = (".png", ".pdf", ".svg")
 """Suffixes of a figure."""
-NEGATIVE, FLAG = re.compile(r"-\.?\d\S*|-inf|-nan"), re.compile(r"(?<=^--)[\w-]+")
-ANSWERED = {"-h", "--help", "--keys"}
+NEGATIVE, FLAG = re.compile(r"-(\.?\d\S*|inf|nan)$"), re.compile(r"(?<=^--)[\w-]+")
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable: a shell asks by argcomplete what may stand at the cursor."""
-ROOT, NAMES = "DATASETS.ROOT_DIR", "DATASETS.NAMES"
-DATA_SETS = "demo_sdtps.datasets:configs_for"
-"""The function, as module:name, that says which data a folder holds."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class _PrintKeys(argparse.Action):
-    def __call__(self, parser, namespace, values, option_string=None):
-        keys = schema_of(namespace.config_file, parser.get_default("schemas")).keys
-        rows = [key for key in keys if (values or "").upper() in key.name]
-        if not rows:
-            raise UserError(f"No configuration key has {values!r} in its name; --keys prints all.")
-        print_lines(*(f"{key.name} = {key.default!r}\n    {key.description}" for key in rows))
-        parser.exit()
 
 
 def positive_int(text: str) -> int:
@@ -106,146 +85,12 @@ def add_picture(parser: ArgumentParser, default: str) -> None:
     add_output(parser, "--output", *PICTURE, default=default, help=f"default: {default}")
 
 
-def add_return_pattern(parser: ArgumentParser, features: str) -> None:
-    """Add the flag --return_pattern to a `config_parser`; `features` says what becomes of them."""
-    parser.add_argument(
-        "--return_pattern",
-        dest="TEST.RETURN_PATTERN",
-        choices=[str(pattern) for pattern in RETURN_PATTERNS],
-        help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)",
-    )
-
-
-class _SetKeys(argparse.Action):
-    def __call__(self, parser, namespace, values, option_string=None):
-        vars(namespace).update({key: text.format(values) for key, text in self.const.items()})
-
-
-def add_modality(parser: ArgumentParser, **options: Any) -> None:
-    """Add the flag --modality."""
-    parser.add_argument(
-        "--modality",
-        choices=MODALITIES,
-        type=str.upper,
-        **options,
-        help="modality of the images of a folder that has no subfolder RGB, NI or TI",
-    )
-
-
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `UserError` where a file of `add_output` cannot be written, or exists without --overwrite. To be called before any
     work; `read_arguments` does."""
     for name, suffixes in getattr(arguments, "outputs", {}).items():
         if path := getattr(arguments, name):
             check_output_file(path, suffixes, arguments.overwrite)
-
-
-class CheckpointFlag(NamedTuple):
-    """Flag for the checkpoint of a command; without --config_file its stored configuration is used."""
-
-    name: str
-    metavar: str
-    gives: str  # what its value is
-    key: str  # of the configuration, equivalent to the flag
-    stored: str  # the function, as module:name, that reads the configuration from the checkpoint
-    example: str = WEIGHT_EXAMPLE  # a checkpoint, for messages
-    several: bool = False  # can be repeated: a list, of which the key's value is the first
-
-
-STORED = "demo_sdtps.modeling.checkpoints.loading:stored_config"
-WEIGHT = CheckpointFlag("weight", "W", "a checkpoint", "TEST.WEIGHT", STORED)
-"""The flag --weight."""
-
-
-def config_parser(
-    description: str,
-    epilog: str | None = None,
-    *schemas: Schema,
-    checkpoint: CheckpointFlag | None = None,
-    images: bool = False,
-    data: bool = True,
-) -> ArgumentParser:
-    """Parser of a configuration of the first of `schemas` (default: DEMO_SCHEMA) that has its keys: its name or --config_file,
-    which is optional with a `checkpoint` flag, that flag, --keys, and KEY VALUE pairs, which override the rest; with `images`
-    also --images and --modality, own images without labels as the data; without `data` no --data."""
-    parser = ArgumentParser(description=description, epilog=epilog)
-    parser.set_defaults(schemas=schemas or (DEMO_SCHEMA,), checkpoint=checkpoint)
-    default = f" (default: that in the checkpoint of --{checkpoint.name})" if checkpoint else ""
-    parser.add_argument(
-        "configuration",
-        nargs="?",
-        metavar="CONFIGURATION",
-        help=f"such as DeMo_Slim or RGBNT201/DeMo, or a YAML file{default}",
-    )
-    parser.add_argument("--config_file", metavar="F", help="the same as a flag, for a YAML file")
-    if data:
-        parser.add_argument(
-            "--data",
-            dest=ROOT,
-            metavar="PLACE",
-            help="folder that holds the data set's own folder; of own data the one with train, query and gallery, or the "
-            f"table, which is seen (docs/own_data.md; equivalent to {ROOT}, {NAMES})",
-        )
-    if checkpoint:
-        parser.add_argument(
-            f"--{checkpoint.name}",
-            dest=checkpoint.key,
-            metavar=checkpoint.metavar,
-            action="append" if checkpoint.several else "store",
-            help=f"{checkpoint.gives} (equivalent to the key {checkpoint.key})",
-        )
-    parser.add_argument(
-        "--keys",
-        metavar="TEXT",
-        nargs="?",
-        action=_PrintKeys,
-        help="print the keys whose name contains TEXT (without it: all) with their defaults, and exit",
-    )
-    if images:
-        parser.add_argument(
-            "--images",
-            action=_SetKeys,
-            const={NAMES: "Images", ROOT: "{}"},
-            metavar="FOLDER",
-            help="own images without labels, in folders as for demo-sdtps search, in place of the data set (equivalent to "
-            f"{NAMES} Images, {ROOT})",
-        )
-        add_modality(parser, action=_SetKeys, const={"DATASETS.FOLDERS": "[{}=.]"})
-    parser.add_argument(
-        "opts",
-        nargs="*",
-        metavar="KEY VALUE",
-        help="override the configuration, e.g. SOLVER.MAX_EPOCHS 10 or SOLVER.MAX_EPOCHS=10",
-    )
-    for action in parser._get_positional_actions():
-        vars(action)["completer"] = complete_word  # as argcomplete reads it
-    return parser
-
-
-def training_parser(
-    description: str,
-    example: str,
-    schema: Schema = DEMO_SCHEMA,
-    checkpoint: CheckpointFlag | None = None,
-) -> ArgumentParser:
-    """Parser of a training's command, with a flag for a `checkpoint` to start from; `example` is its arguments."""
-    parser = config_parser(
-        f"{description} OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard "
-        "scalars, last.pth and best.pth. RESUME auto continues it.",
-        f"example: %(prog)s {example}",
-        schema,
-        checkpoint=checkpoint,
-    )
-    parser.add_argument(
-        "--epochs",
-        dest="SOLVER.MAX_EPOCHS",
-        metavar="N",
-        help="epochs of training (equivalent to the key SOLVER.MAX_EPOCHS)",
-    )
-    add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
-    # Passed by old versions of torch.distributed.launch; the environment has it too.
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    return parser
 
 
 def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> argparse.Namespace:
@@ -256,12 +101,9 @@ def read_arguments(parser: ArgumentParser, words: list[str] | None = None) -> ar
         argcomplete.autocomplete(parser)  # ends the process
     words = sys.argv[1:] if words is None else words
     words = [FLAG.sub(lambda flag: flag[0].replace("-", "_"), word) for word in words]
-    # argparse takes a value such as -1e-4 for a flag unless it begins with a space, which is stripped afterwards.
-    words = [f" {word}" if NEGATIVE.fullmatch(word) else word for word in words]
+    parser._negative_number_matcher = NEGATIVE  # argparse takes -1e-4 for a flag
     _check_flags(parser, words)
     arguments = parser.parse_intermixed_args(words)
-    if "opts" in arguments:
-        arguments.opts = [word.strip() for word in arguments.opts]
     check_outputs(arguments)
     return arguments
 
@@ -271,61 +113,11 @@ def _check_flags(parser: ArgumentParser, words: Iterable[str]) -> None:
     flags = parser._option_string_actions
     for word in takewhile(lambda word: word != "--", words):
         name = word.partition("=")[0]
-        is_flag = name.startswith("-") and " " not in name
+        is_flag = name.startswith("-") and " " not in name and not NEGATIVE.match(name)
         if is_flag and not any(flag.startswith(name) for flag in flags):
             raise UserError(
                 f"There is no flag {name}{nearest_name(name, flags)}; --help lists all."
             )
-
-
-def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
-    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. In the
-    arguments `config_file` becomes the file of a name, `opts` the keys of flags too, and `schema` is added."""
-    arguments = read_arguments(parser)
-    schemas, checkpoint, data = arguments.schemas, arguments.checkpoint, vars(arguments).get(ROOT)
-    kinds = resolve_name(DATA_SETS)(Path(data)) if data else []
-    words = [*filter(None, [arguments.configuration]), *arguments.opts]
-    if words and not arguments.config_file and not is_key(words[0], schemas[0]):
-        arguments.config_file = str(config_of(name := words.pop(0), data, kinds, schemas[0]))
-        if arguments.config_file != name and os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"configuration: {arguments.config_file}\n")
-    arguments.schema = schema = schema_of(arguments.config_file, schemas)
-    pairs = dict(pairs_of(words))
-    for key, value in vars(arguments).items():
-        if key in schema.by_name and value:
-            pairs[key] = value[0] if isinstance(value, list) else value
-    if data and kinds == [OWN] and schema is DEMO_SCHEMA:
-        pairs.setdefault(NAMES, "CSV" if Path(data).is_file() else "Folder")
-    config = arguments.config_file
-    if config is None:
-        path = checkpoint and pairs.get(checkpoint.key)
-        if not path:
-            flag = (
-                checkpoint and f"give --{checkpoint.name} {checkpoint.gives}, which contains one, "
-            )
-            raise UserError(
-                f"There is no configuration: name one, such as {schema.example.removeprefix('configs/').removesuffix('.yml')}, "
-                f"{flag or ''}or give --config_file a YAML file."
-            )
-        config = resolve_name(checkpoint.stored)(Path(path), checkpoint.example)
-    arguments.opts = [word for pair in pairs.items() for word in pair]
-    return arguments, load_cfg(config, arguments.opts, schema)
-
-
-@contextmanager
-def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
-    """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
-    rank 0.
-
-    A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
-    """
-    if COMPLETING in os.environ or not ANSWERED.isdisjoint(sys.argv):
-        parse(parser)
-    from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
-
-    with init_distributed():
-        arguments, cfg = parse(parser)
-        yield arguments, broadcast_from_main(lambda: cfg)
 
 
 def print_lines(*lines: object) -> None:
@@ -339,14 +131,11 @@ def count_of(number: int, noun: str) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Set the number of threads and their wait policy, before torch is imported, and call `main`.
-
-    A `UserError` becomes one sentence on stderr and exit code 2, a bug keeps its stack trace.
-
-    Errors of the system that name a file, a full disk, a lack of memory and failed loading processes are reported likewise.
-    Ctrl-C is exit code 130; where the reader of the output (head, less) has ended, it is 141, that of other programs then.
-    """
-    code, sentence = 2, ""
+    """Call `main` with the number of threads and their wait policy set, before torch is imported, and end the process where it
+    fails: code 2 and one sentence on stderr for a `UserError`, and for errors of the system that name a file, a full disk, a
+    lack of memory and failed loading processes; 130 after Ctrl-C; 141 where the reader of the output (head, less) has ended. A
+    bug keeps its stack trace."""
+    code, sentence = 0, ""
     prepare_threads()
     with suppress(AttributeError):  # of a notebook
         # a name of a file need not be text
@@ -354,31 +143,15 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
         sys.stdout.flush()
-        code = 0
-    except UserError as error:
-        sentence = error.args[0]
     except KeyboardInterrupt:
         code, sentence = 130, "interrupted"
     except BrokenPipeError:
         # Python would write the rest at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141  # 128 + SIGPIPE, as the shell reports it
-    except OSError as error:
-        if error.filename is None and error.errno not in DISK_ERRORS:
-            raise
-        sentence = f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct path, rights or disk."
-    except (MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            sentence = "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
-        elif "DataLoader" in str(error) and not str(error).startswith("Caught "):
-            # which is an error of our own code there
-            sentence = (
-                f"The loading processes failed ({error}); lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge "
-                "/dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk."
-            )
-        elif re.search(r"No working C\+\+ compiler|Failed to find C compiler", str(error)):
-            sentence = "MODEL.COMPILE needs a compiler, and there is none; install g++ (gcc for a GPU), or set it to False."
-        else:
+    except Exception as error:
+        code, sentence = 2, _sentence(error)
+        if not sentence:
             raise
     # After the error is freed, whose traceback keeps the loading processes alive.
     if sentence:
@@ -388,3 +161,24 @@ def run(main: Callable[[], None]) -> None:
         for process in multiprocessing.active_children():
             process.kill()  # one that waits for a lock of another that was killed does not end by itself
         sys.exit(code)
+
+
+def _sentence(error: Exception) -> str:
+    """What the user is told of an error, '' for a bug."""
+    text = str(error)
+    if isinstance(error, UserError):
+        return text
+    if is_out_of_memory(error):
+        return "There is not enough memory for this; lower SOLVER.IMS_PER_BATCH, TEST.IMS_PER_BATCH or INPUT's sizes."
+    if isinstance(error, OSError) and (error.filename or error.errno in DISK_ERRORS):
+        return f"{error.filename or 'The output'}: the system says {error.strerror!r}; correct path, rights or disk."
+    if isinstance(error, RuntimeError):
+        # one that begins so is an error of our own code in a loading process
+        if "DataLoader" in text and not text.startswith("Caught "):
+            return (
+                f"The loading processes failed ({text}); lower DATALOADER.NUM_WORKERS (0 loads in this process), enlarge "
+                "/dev/shm (docker run --shm-size=8g), or raise DATALOADER.TIMEOUT for a slow disk."
+            )
+        if re.search(r"No working C\+\+ compiler|Failed to find C compiler", text):
+            return "MODEL.COMPILE needs a compiler, and there is none; install g++ (gcc for a GPU), or set it to False."
+    return ""

@@ -46,7 +46,7 @@ FLAT, APPROXIMATE = "flat", ("ivfpq", "hnsw")
 """Indices of demo-sdtps search: exact, and approximate."""
 
 CLIP_BACKBONE = "ViT-B-16"
-"""MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (config/backbones.py)."""
+"""MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones)."""
 
 HUB, RANDOM_WEIGHTS = "hub", ("", "none")
 """Values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; the weights are random, '' with a warning."""

@@ -1,6 +1,5 @@
 """Configurations by their names, with or without the folder and the ending .yml."""
 
-from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def published() -> dict[str, Path]:
     return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in paths}
 
 
-def names() -> list[str]:
+def config_names() -> list[str]:
     """Names of the published configurations, with and without their folders."""
     return sorted({*published(), *(path.stem for path in published().values())})
 
@@ -40,26 +39,14 @@ def is_key(word: str, schema: Schema) -> bool:
     return "=" in word or word in schema.by_name or Path(word).suffix not in ENDINGS
 
 
-def complete_word(parser: ArgumentParser, parsed_args: Namespace, **_: object) -> list[str]:
-    """What may stand at the cursor of a shell, for argcomplete: a configuration or a key, or a value of the key before it."""
-    schema = parser.get_default("schemas")[0]
-    words = [*filter(None, [parsed_args.configuration]), *(parsed_args.opts or [])]
-    is_named = bool(words) and not is_key(words[0], schema)
-    keys = words[is_named:]
-    if len(keys) % 2 == 0:
-        return [*schema.by_name, *([] if words or parsed_args.config_file else names())]
-    allowed = schema.by_name[keys[-1]].allowed if keys[-1] in schema.by_name else ()
-    return [*map(str, allowed)] if isinstance(allowed, tuple) else []
-
-
-def config_of(name: str, data: str | None, kinds: Collection[str], schema: Schema) -> Path:
+def find_config(name: str, data: str | None, kinds: Collection[str], schema: Schema) -> Path:
     """The file of a configuration. A name without a folder that several folders have is that of the data: `kinds` are the
     names of the folders for what `data` holds."""
     if (path := config_path(Path(name))).is_file():
         return path
     same = {key: path for key, path in published().items() if name in (path.stem, path.name)}
     if not same:
-        known = [*names(), *schema.by_name]
+        known = [*config_names(), *schema.by_name]
         raise UserError(
             f"There is no configuration {name!r}{nearest_name(name, known)}; give another name or a YAML file."
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES, MISSING_CASES
 from demo_sdtps.config.model_keys import MODEL_KEYS
-from demo_sdtps.config.ranges import EXAMPLE, range_of
+from demo_sdtps.config.ranges import EXAMPLE, parse_range
 from demo_sdtps.config.schema import (
     AMP,
     BELOW_ONE,
@@ -45,14 +45,12 @@ UNUSED_KEYS: dict[str, dict[str, object]] = {
 }
 """By the reason: keys and defaults."""
 
+RESUME, CACHE, NECK_FEAT = ("no", "yes", "auto"), ("auto", *YES_NO), ("before", "after")
+SEED = (lambda value: 0 <= value < 2**32, "in [0, 2^32)")
+
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
-    Key(
-        "RESUME",
-        "no",
-        "continue the run in OUTPUT_DIR: no, yes, or auto (where there is one)",
-        ("no", "yes", "auto"),
-    ),
+    Key("RESUME", "no", "continue the run: no, yes, or auto (where there is one)", RESUME),
     *MODEL_KEYS,
     Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the images in training", *SIZE),
     Key("INPUT.SIZE_TEST", [256, 128], "[height, width] in evaluation; as in training", *SIZE),
@@ -65,30 +63,21 @@ KEYS = (
         lambda value: 0 <= value <= LONGEST_SIDE,
         f"0 or greater, at most {LONGEST_SIDE}",
     ),
-    Key(
-        "INPUT.JOINT_AUGMENTATION",
-        False,
-        "draw flip and crop once for the three modalities of a triplet, so that a patch is the same place in each",
-    ),
+    Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for all images of a triplet"),
     Key(
         "INPUT.MODALITY_DROPOUT",
         0.0,
-        "probability of each modality of a training triplet to be dropped (its image becomes zeros), never of all",
+        "probability that the image of a modality becomes zeros in training, never of all",
         *BELOW_ONE,
     ),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean to normalise images with", *NUMBERS),
-    Key(
-        "INPUT.PIXEL_STD",
-        [0.5, 0.5, 0.5],
-        "standard deviation to normalise with",
-        *POSITIVE_NUMBERS,
-    ),
+    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "deviation to normalise with", *POSITIVE_NUMBERS),
     Key(
         "INPUT.RANGES",
         [],
         "values that become black and white, of own images of 16 bits or floats: MODALITY=LOW:HIGH, one scale for all images, "
         f"such as {EXAMPLE} (centikelvin from 0 to 40 °C), or percentiles of each image, by default 1%:99%",
-        lambda value: len(dict(filter(None, map(range_of, value)))) == len(value),
+        lambda value: len(dict(filter(None, map(parse_range, value)))) == len(value),
         f"a list of MODALITY=LOW:HIGH such as {EXAMPLE}, or TI=1%:99%, with LOW below HIGH, each modality once",
     ),
     Key(
@@ -123,17 +112,8 @@ KEYS = (
         "validation, by which best.pth is chosen, and which demo-sdtps calibrate reads",
         *BELOW_ONE,
     ),
-    Key(
-        "DATASETS.VERIFY",
-        False,
-        "decode every image before training and list those that cannot be read",
-    ),
-    Key(
-        "DATASETS.CACHE",
-        "auto",
-        "keep decoded images in memory: yes, no, or auto (where all fit into 1 GB)",
-        ("auto", *YES_NO),
-    ),
+    Key("DATASETS.VERIFY", False, "decode every image first and list those that cannot be read"),
+    Key("DATASETS.CACHE", "auto", "keep images in memory; auto: where they fit into 1 GB", CACHE),
     Key(
         "DATALOADER.NUM_WORKERS",
         -1,
@@ -142,12 +122,7 @@ KEYS = (
         lambda value: -1 <= value <= MOST_WORKERS,
         f"-1 or greater, at most {MOST_WORKERS}",
     ),
-    Key(
-        "DATALOADER.TIMEOUT",
-        1800.0,
-        "seconds without any batch from the loading processes after which a command ends; 0: no limit",
-        *NOT_NEGATIVE,
-    ),
+    Key("DATALOADER.TIMEOUT", 1800.0, "seconds to wait for a batch; 0: no limit", *NOT_NEGATIVE),
     Key(
         "DATALOADER.SAMPLER",
         "softmax_triplet",
@@ -155,19 +130,8 @@ KEYS = (
         "softmax: shuffled triplets, without the triplet loss",
         ("softmax_triplet", "softmax"),
     ),
-    Key(
-        "DATALOADER.NUM_INSTANCE",
-        16,
-        "triplets per identity in a batch (SAMPLER softmax_triplet)",
-        *POSITIVE,
-    ),
-    Key(
-        "SOLVER.SEED",
-        1111,
-        "seed of everything random",
-        lambda value: 0 <= value < 2**32,
-        "in [0, 2^32)",
-    ),
+    Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch", *POSITIVE),
+    Key("SOLVER.SEED", 1111, "seed of everything random", *SEED),
     Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
     Key(
@@ -197,12 +161,7 @@ KEYS = (
         "(with AMX it rounds to bfloat16); auto, of older files, is default",
         ("default", "onednn", "auto"),
     ),
-    Key(
-        "SOLVER.EVAL_PERIOD",
-        1,
-        "epochs between evaluations; the last epoch is always evaluated",
-        *POSITIVE,
-    ),
+    Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations, and at the last", *POSITIVE),
     Key("SOLVER.EVAL_UNTRAINED", False, "evaluate before the first epoch too, as epoch 0"),
     Key("SOLVER.LOG_PERIOD", 10, "iterations between updates of the progress bar", *POSITIVE),
     Key(
@@ -212,30 +171,15 @@ KEYS = (
         lambda value: len(value) <= 128 and not set(value) & set("/\\#?%:"),
         r"a name of at most 128 characters without / \ # ? % :",
     ),
-    Key(
-        "SOLVER.CHECKPOINT_PERIOD",
-        10,
-        "epochs between writes of last.pth; written after the last epoch too",
-        *POSITIVE,
-    ),
+    Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth", *POSITIVE),
     Key(
         "SOLVER.CHECKPOINT_MINUTES",
         10.0,
         "minutes after which last.pth is written within an epoch too; 0: never",
         *NOT_NEGATIVE,
     ),
-    Key(
-        "SOLVER.GRAD_CLIP",
-        0.0,
-        "maximum norm of the gradient of the model's parameters, to which it is clipped; 0: no clipping",
-        *NOT_NEGATIVE,
-    ),
-    Key(
-        "SOLVER.CENTER_LR",
-        0.5,
-        "learning rate of the centers, by SGD whatever the optimiser",
-        *POSITIVE,
-    ),
+    Key("SOLVER.GRAD_CLIP", 0.0, "maximum norm of the gradient; 0: no clipping", *NOT_NEGATIVE),
+    Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD", *POSITIVE),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
     *(
         constant_key(name, default, UNUSED, why)
@@ -280,16 +224,6 @@ KEYS = (
         CROSS_MODAL_DISTANCES,
     ),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
-    Key(
-        "TEST.NECK_FEAT",
-        "before",
-        "features before or after the neck's BatchNorm",
-        ("before", "after"),
-    ),
-    Key(
-        "TEST.RE_RANKING",
-        "no",
-        "k-reciprocal re-ranking of the distances, then those of L2-normalised features",
-        YES_NO,
-    ),
+    Key("TEST.NECK_FEAT", "before", "features before or after the neck's BatchNorm", NECK_FEAT),
+    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking, of L2-normalised features", YES_NO),
 )

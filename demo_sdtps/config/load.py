@@ -1,13 +1,16 @@
 """Checked configuration from a YAML file and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
 
 import difflib
+import io
 from ast import literal_eval
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from fvcore.common.config import BASE_KEY
+from fvcore.common.config import CfgNode as BasedCfgNode
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
@@ -19,17 +22,9 @@ from demo_sdtps.runtime.errors import UserError, nearest_name
 
 DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
 """Configuration of train_net.py and of all commands but those of SEPS."""
-TYPE_NAMES = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    list: "a list",
-    tuple: "a list",
-}
+TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
-BASE = "_BASE_"
 
 
 class StoredText(NamedTuple):
@@ -58,19 +53,16 @@ def load_cfg(
     config: Source | None = None, opts: Sequence[str] = (), schema: Schema = DEMO_SCHEMA
 ) -> CfgNode:
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
-    cfg, path, pairs = get_cfg(schema), Path("default.yml"), dict(pairs_of(opts))
-    layers: list[tuple[Source, dict]] = []
+    cfg, path, pairs = get_cfg(schema), Path("default.yml"), parse_pairs(opts)
     if isinstance(config, StoredText):
-        layers = [(config, parse_yaml(config.text, f"The configuration in {config}"))]
+        content = parse_yaml(config.text, f"The configuration in {config}")
+        _merge(cfg, schema, flatten(content), config)
+        if schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in pairs:
+            check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     elif config is not None:
         path = config_path(Path(config))
-        advice = f"give --config_file an existing YAML file such as {schema.example}"
-        layers += with_bases(path, advice)
-    for source, content in layers:
-        _merge(cfg, schema, dict(flatten(content, schema)), source)
+        _merge(cfg, schema, flatten(read_config(path, schema.example)), path)
     _merge(cfg, schema, pairs, "the command line")
-    if isinstance(config, StoredText) and schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in pairs:
-        check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     if not cfg.OUTPUT_DIR:
         cfg.OUTPUT_DIR = str(Path("runs") / path.resolve().parent.name / path.stem)
     schema.check(cfg)
@@ -78,19 +70,23 @@ def load_cfg(
     return cfg
 
 
-def with_bases(path: Path, advice: str) -> list[tuple[Path, dict]]:
-    """A YAML file and those that it starts from by `_BASE_: file`, relative to its folder (fvcore's convention), the first
-    base first: paths and sections."""
-    layers: list[tuple[Path, dict]] = []
-    while path.resolve() not in [place.resolve() for place, _ in layers]:
-        content = read_yaml(path, "configuration", advice)
-        layers.insert(0, (path, content))
-        if not (base := content.pop(BASE, None)):
-            return layers
-        path = path.parent / str(base)
-    raise UserError(
-        f"The configuration {path} starts from itself ({BASE}); remove one of the lines."
-    )
+def read_config(path: Path, example: str) -> dict:
+    """Sections of a YAML file on those of its `_BASE_: file`, which fvcore reads; a section whose keys are all commented out
+    changes none."""
+
+    class File(BasedCfgNode):
+        @classmethod
+        def _open_cfg(cls, filename):
+            advice = f"give --config_file an existing YAML file such as {example}"
+            content = read_yaml(Path(filename), "configuration", advice)
+            return io.StringIO(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
+
+    try:
+        return File.load_yaml_with_base(str(path))
+    except (AssertionError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"The configuration {path} cannot start from its {BASE_KEY} ({error}); correct these lines."
+        ) from None
 
 
 def read_yaml(path: Path, kind: str, advice: str) -> dict:
@@ -117,31 +113,19 @@ def parse_yaml(text: str, what: str) -> dict:
     return content or {}
 
 
-def pairs_of(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Keys and values of KEY VALUE and KEY=VALUE arguments."""
-    cli_args = iter(opts)
-    for arg in cli_args:
-        key, joined, value = arg.partition("=")
+def parse_pairs(opts: Sequence[str]) -> dict[str, str]:
+    """Values by key of KEY VALUE and KEY=VALUE arguments; of a key that is repeated the last."""
+    pairs, words = {}, iter(opts)
+    for word in words:
+        key, joined, value = word.partition("=")
         if not joined:
-            value = next(cli_args, "=")
+            value = next(words, "=")
         if (joined and not value) or str(value).startswith("="):
             raise UserError(
                 f"The option {key!r} has no value, or a space beside its =; write KEY VALUE or KEY=VALUE."
             )
-        yield key, value
-
-
-def schema_of(config: str | Path | None, schemas: Sequence[Schema]) -> Schema:
-    """The first of `schemas` that has every key of a YAML file, else the first of all."""
-    if config is None or len(schemas) == 1:
-        return schemas[0]
-    advice = f"give an existing YAML file such as {schemas[0].example}"
-    files = with_bases(config_path(Path(config)), advice)
-    for schema in schemas:
-        names = {name for _, content in files for name, _ in flatten(content, schema)}
-        if names <= schema.by_name.keys():
-            return schema
-    return schemas[0]
+        pairs[key] = value
+    return pairs
 
 
 def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
@@ -154,21 +138,15 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
     return cfg
 
 
-def flat(cfg: CfgNode, schema: Schema = DEMO_SCHEMA) -> dict[str, object]:
-    """Full keys of a configuration and their values, as a YAML file of it holds them."""
-    return dict(flatten(yaml.safe_load(cfg.dump()), schema))
-
-
-def flatten(content: Mapping, schema: Schema, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Full keys of nested sections and their values."""
+def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
+    """Values by full key of nested sections."""
+    values: dict[str, object] = {}
     for name, value in content.items():
-        name = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            yield from flatten(value, schema, f"{name}.")
-        elif value is None and any(key.startswith(f"{name}.") for key in schema.by_name):
-            continue  # a section whose keys are all commented out
+            values |= flatten(value, f"{prefix}{name}.")
         else:
-            yield name, value
+            values[f"{prefix}{name}"] = value
+    return values
 
 
 def _merge(cfg: CfgNode, schema: Schema, values: Mapping[str, object], source: Source) -> None:
@@ -183,9 +161,9 @@ def _advice(schema: Schema, name: str, source: Source) -> str:
     if isinstance(source, StoredText):
         return "it belongs to another command or version; give --config_file the one of this"
     # A key with the same last part is preferred to one with a similar spelling.
-    near = [
-        key for key in schema.by_name if key.split(".")[-1] == name.split(".")[-1].upper()
-    ] or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5)
+    last = name.split(".")[-1].upper()
+    near = [key for key in schema.by_name if key.split(".")[-1] == last]
+    near = near or difflib.get_close_matches(name.upper(), schema.by_name, n=1, cutoff=0.5)
     return f"the nearest valid key is {near[0]}" if near else "--keys lists the valid ones"
 
 
@@ -201,9 +179,8 @@ def _check_value(key: Key, value: object, source: Source) -> object:
     value = _coerce(key, value)
     wrong = f"{key.name} in {source} is {value!r}, but it must be"
     if type(value) is not type(key.default):
-        raise UserError(
-            f"{wrong} {TYPE_NAMES[type(key.default)]} such as {key.default!r}; it is: {key.description}."
-        )
+        kind = TYPE_NAMES.get(type(key.default), "a list")
+        raise UserError(f"{wrong} {kind} such as {key.default!r}; it is: {key.description}.")
     if isinstance(key.allowed, tuple) and value not in key.allowed:
         why = f" ({key.allowed_text})" if key.allowed_text else nearest_name(value, key.allowed)
         raise UserError(f"{wrong} {' or '.join(map(repr, key.allowed))}{why}.")

@@ -23,7 +23,7 @@ MODEL_KEYS = (
     Key(
         "MODEL.MODALITIES",
         list(MODALITIES),
-        "modalities that the model reads, in this order; images of others are not",
+        "modalities that the model reads, in this order",
         lambda value: value and value == [name for name in MODALITIES if name in value],
         "some of RGB, NI, TI, in this order",
     ),
@@ -41,11 +41,7 @@ MODEL_KEYS = (
         lambda value: value.isdecimal() and len(value) < 4,
         "the number of one GPU",
     ),
-    Key(
-        "MODEL.DIST_TRAIN",
-        False,
-        "refuse to train in a single process: torchrun starts several, with or without this key",
-    ),
+    Key("MODEL.DIST_TRAIN", False, "refuse to train in one process; torchrun starts several"),
     Key(
         "MODEL.TRANSFORMER_TYPE",
         "vit_base_patch16_224",
@@ -63,35 +59,16 @@ MODEL_KEYS = (
         "side of a patch in pixels for a backbone without published weights; 0: the backbone's own",
         *NOT_NEGATIVE,
     ),
-    Key(
-        "MODEL.STRIDE_SIZE",
-        [16, 16],
-        "step between patches [vertical, horizontal]; below the patch they overlap",
-        *SIZE,
-    ),
-    Key(
-        "MODEL.DROP_PATH",
-        0.1,
-        "stochastic depth of the last block, rising linearly from 0; not for CLIP's backbone",
-        *BELOW_ONE,
-    ),
-    Key(
-        "MODEL.DROP_OUT",
-        0.0,
-        "dropout in the backbone, on its tokens, after attention and in its MLPs; not for CLIP's backbone",
-        *BELOW_ONE,
-    ),
+    Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches; below the patch they overlap", *SIZE),
+    Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block; not in CLIP's", *BELOW_ONE),
+    Key("MODEL.DROP_OUT", 0.0, "dropout in the backbone; not in CLIP's", *BELOW_ONE),
     Key("MODEL.ATT_DROP_RATE", 0.0, "dropout on attention weights; not in CLIP's", *BELOW_ONE),
     Key("MODEL.SIE_CAMERA", True, "add a learned embedding of the camera (side information)"),
     constant_key(
         "MODEL.SIE_VIEW", False, "add an embedding of the view", "data sets have no view labels"
     ),
     Key("MODEL.SIE_COE", 3.0, "weight of the camera embedding", math.isfinite, "a finite number"),
-    Key(
-        "MODEL.FROZEN",
-        False,
-        "keep the backbone's weights fixed; the camera embedding, PIFE and everything after it learn",
-    ),
+    Key("MODEL.FROZEN", False, "train all but the backbone's weights; its camera embedding too"),
     constant_key("MODEL.PROMPT", False, "prompts of MambaPro, DeMo's sister", NOT_DEMO),
     constant_key("MODEL.ADAPTER", False, "adapters of MambaPro, DeMo's sister", NOT_DEMO),
     Key(
@@ -100,16 +77,11 @@ MODEL_KEYS = (
         "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a compiler (g++ on a "
         "CPU, gcc on a GPU); record a training step as a CUDA graph on one GPU",
     ),
-    Key(
-        "MODEL.GLOBAL_LOCAL",
-        False,
-        "PIFE: mix the mean of the patch tokens into each modality's global feature",
-    ),
+    Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patches into the global feature"),
     Key(
         "MODEL.SLIM_BLOCKS",
         [],
-        "blocks of the backbone after which patches are dropped (token pruning, 'slimming'), "
-        "strictly increasing, 0 for the input; []: none",
+        "blocks of the backbone after which patches are dropped (token pruning, 'slimming'), rising, 0 for the input",
         lambda value: all(type(block) is int for block in value),
         "a list of whole numbers such as [4, 8]",
     ),
@@ -123,7 +95,8 @@ MODEL_KEYS = (
     Key(
         "MODEL.SLIM_SCORE",
         "saliency",
-        "score by which patches are kept: one of config/scores.py, or package.module:Class of your own",
+        "score by which patches are kept: saliency, distinctness, sdtps, supervised, self_supervised (docs/method.md), or "
+        "package.module:Class of your own",
     ),
     Key(
         "MODEL.SLIM_SHARED",
@@ -141,11 +114,7 @@ MODEL_KEYS = (
         "weight of the loss of SLIM_SCORE supervised against the masks, and of self_supervised against pseudo-masks",
         *NOT_NEGATIVE,
     ),
-    Key(
-        "MODEL.USE_SDTPS",
-        False,
-        "select and aggregate patch tokens after the backbone (sparse and dense token-aware patch selection)",
-    ),
+    Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (SDTPS)"),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches after aggregation", *RATIO),
     Key(
@@ -155,11 +124,7 @@ MODEL_KEYS = (
         lambda value: 0 <= value <= 0.5,
         "in [0, 0.5]",
     ),
-    Key(
-        "MODEL.SDTPS_USE_GUMBEL",
-        False,
-        "straight-through gradients with Gumbel noise through the choice of patches",
-    ),
+    Key("MODEL.SDTPS_USE_GUMBEL", False, "straight-through gradients with Gumbel noise"),
     Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),
     Key(
         "MODEL.SDTPS_GUMBEL_SELECT",
@@ -172,24 +137,11 @@ MODEL_KEYS = (
         "use the global feature of a missing modality (TEST.MISS) as a guide of the others",
     ),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
-    Key(
-        "MODEL.SDTPS_FEEDS_HDM",
-        True,
-        "HDM attends to the tokens of SDTPS, as published, and not to all patches",
-    ),
-    Key(
-        "MODEL.HDM",
-        False,
-        "hierarchical decoupling module (HDM): one feature per subset of the modalities",
-    ),
+    Key("MODEL.SDTPS_FEEDS_HDM", True, "HDM attends to the tokens of SDTPS, not to all patches"),
+    Key("MODEL.HDM", False, "hierarchical decoupling: a feature per subset of the modalities"),
     Key("MODEL.ATM", False, "attention-triggered mixture of experts (ATMoE) over HDM's features"),
     Key("MODEL.HEAD", 12, "heads of the mixture of experts", *POSITIVE),
-    Key(
-        "MODEL.DIRECT",
-        1,
-        "1: one head on the three globals concatenated; 0: one head per modality",
-        (0, 1),
-    ),
+    Key("MODEL.DIRECT", 1, "1: one head on the globals concatenated; 0: one each", (0, 1)),
     constant_key(
         "MODEL.NECK", "bnneck", "between feature and classifier", "DeMo has no other neck"
     ),
@@ -206,10 +158,5 @@ MODEL_KEYS = (
     ),
     Key("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "weight of the triplet loss", *NOT_NEGATIVE),
     Key("MODEL.NO_MARGIN", True, "soft-margin triplet loss; False: the margin SOLVER.MARGIN"),
-    Key(
-        "MODEL.IF_WITH_CENTER",
-        "no",
-        "'yes' requires a MODEL.METRIC_LOSS_TYPE that contains center, which is what enables the center loss",
-        YES_NO,
-    ),
+    Key("MODEL.IF_WITH_CENTER", "no", "'yes' requires a METRIC_LOSS_TYPE with center", YES_NO),
 )

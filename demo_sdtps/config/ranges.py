@@ -26,7 +26,7 @@ PERCENTILES = Range(1, 99, of_image=True)
 """Of a modality without an entry: the hottest pixel of an image does not darken the others."""
 
 
-def range_of(entry: object) -> tuple[str, Range] | None:
+def parse_range(entry: object) -> tuple[str, Range] | None:
     """Modality and range of an entry MODALITY=LOW:HIGH or MODALITY=LOW%:HIGH%; None for another text."""
     match = ENTRY.fullmatch(entry) if isinstance(entry, str) else None
     if not match or match[3] != match[5]:
@@ -36,8 +36,8 @@ def range_of(entry: object) -> tuple[str, Range] | None:
     return (match[1], Range(low, high, of_image)) if is_valid else None
 
 
-def ranges_of(cfg: CfgNode) -> dict[str, Range]:
+def read_ranges(cfg: CfgNode) -> dict[str, Range]:
     """The range of each modality."""
     return dict.fromkeys(MODALITIES, PERCENTILES) | dict(
-        filter(None, map(range_of, cfg.INPUT.RANGES))
+        filter(None, map(parse_range, cfg.INPUT.RANGES))
     )

@@ -1,63 +1,28 @@
-"""Which scores MODEL.SLIM_SCORE can name, and which of them read masks; without torch, for --help."""
+"""What the configuration says of foreground masks and of scores of the user's; without torch, for --help."""
 
 import sys
-from inspect import signature
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import Any
 
-from demo_sdtps.runtime.errors import UserError, nearest_name
+from yacs.config import CfgNode
 
-if TYPE_CHECKING:
-    from yacs.config import CfgNode
-
-
-SCORES = {
-    "distinctness": "distinctness:Distinctness",
-    "saliency": "saliency:Saliency",
-    "sdtps": "sdtps:SDTPSScore",
-    "supervised": "supervised:Supervised",
-    "self_supervised": "supervised:SelfSupervised",
-}
-"""By name: file in modeling/slimming/scores, and class."""
-WITH_MASKS = ("supervised",)
-"""Those of them that read foreground masks in training (docs/data.md)."""
-
-SETTINGS = ("keep", "modalities", "beta", "loss_weight")
-"""What the constructor of a score is given by name, after the tokens' width and the grid."""
+from demo_sdtps.runtime.errors import UserError
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
+WITH_MASKS = ("supervised",)
+"""Values of MODEL.SLIM_SCORE that read foreground masks in training (docs/data.md)."""
 
 
-def check_score(name: str, key: str) -> None:
-    """Raise `UserError` where the score that `key` names is neither one of SCORES nor "package.module:Class" of the user's."""
-    if name in SCORES:
-        return
-    if ":" not in name:
-        raise UserError(
-            f"{key} is {name!r}, but it must be {' or '.join(map(repr, SCORES))}, or package.module:Class of your own"
-            f"{nearest_name(name, SCORES)}."
-        )
+def import_score(name: str) -> Any:
+    """The user's class "package.module:Class"."""
     try:
-        score = resolve_name(name)
-        score.masks  # noqa: B018 (an `AttributeError` for another class)
+        return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"{key} is {name!r}, which cannot be imported as a score ({error}); give the module and a subclass "
-            "of demo_sdtps.modeling.slimming.scores.base.Score, with the module on PYTHONPATH."
+            f"MODEL.SLIM_SCORE is {name!r}, which cannot be imported ({error}); give package.module:Class, with the module on "
+            "PYTHONPATH."
         ) from None
-    try:
-        signature(score).bind("width", "grid", **dict.fromkeys(SETTINGS))
-    except TypeError as error:
-        raise UserError(
-            f"{key} is {name!r}, whose constructor cannot be given width, grid, and by name {', '.join(SETTINGS)} "
-            f"({error}); take those that it reads, and the others as **settings (docs/extending.md)."
-        ) from None
-
-
-def score_reads_masks(name: str) -> bool:
-    """Whether a score that `check_score` accepts reads foreground masks in training."""
-    return name in WITH_MASKS if name in SCORES else bool(resolve_name(name).masks)
 
 
 def check_stored_score(name: str, place: object) -> None:
@@ -70,6 +35,9 @@ def check_stored_score(name: str, place: object) -> None:
         )
 
 
-def reads_masks(cfg: "CfgNode") -> bool:
+def reads_masks(cfg: CfgNode) -> bool:
     """Whether the images of a triplet include its foreground mask in training."""
-    return bool(cfg.MODEL.SLIM_BLOCKS) and score_reads_masks(cfg.MODEL.SLIM_SCORE)
+    name = cfg.MODEL.SLIM_SCORE
+    if not cfg.MODEL.SLIM_BLOCKS:
+        return False
+    return getattr(import_score(name), "masks", False) if ":" in name else name in WITH_MASKS

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.config.ranges import ranges_of
+from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.datasets import OWN
 from demo_sdtps.datasets.base import Sample, identity_labels
@@ -132,7 +132,7 @@ def make_decoder(cfg: CfgNode) -> Decode:
 
 def image_scales(cfg: CfgNode) -> Scales:
     """`scale` of `decode` by modality: own images are turned and scaled, by INPUT.RANGES, those of others are not."""
-    return ranges_of(cfg) if cfg.DATASETS.NAMES in OWN else STORED
+    return read_ranges(cfg) if cfg.DATASETS.NAMES in OWN else STORED
 
 
 def _triplets(

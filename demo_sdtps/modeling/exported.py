@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WITHOUT_EFFECT
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, flatten
+from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
@@ -28,8 +28,6 @@ HINTS = {"off": "f32", "bf16": "bf16", "fp16": "f16"}
 
 FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
 """Keys beside those of MODEL whose values are part of the graph."""
-UNCHECKED = DEMO_SCHEMA._replace(check=lambda cfg: None)
-"""Without the check of the backbone, which was made when the file was written, and would import timm, and torch."""
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
@@ -68,8 +66,8 @@ class ExportedModel:
 
     def check_settings(self, cfg: CfgNode) -> None:
         """Raise `UserError` where a configuration differs from the file's in what the graph fixes."""
-        stored = dict(flatten(yaml.safe_load(self.config.text), DEMO_SCHEMA))
-        for key, value in flat(cfg).items():
+        stored = flatten(yaml.safe_load(self.config.text))
+        for key, value in flatten(cfg).items():
             is_fixed = key in FIXED or (key.startswith("MODEL.") and key not in WITHOUT_EFFECT)
             if is_fixed and value != stored.get(key, value):
                 raise UserError(

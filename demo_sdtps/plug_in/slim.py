@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.config.check import check_stage_keys
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.config.scores import check_score, score_reads_masks
+from demo_sdtps.config.scores import reads_masks
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.slim import attach_to
@@ -30,8 +30,7 @@ def add_slimming(model: Any, host: Host, cfg: CfgNode, grid: tuple[int, int]) ->
             "leave it empty."
         )
     check_stage_keys(keys)
-    check_score(name, "MODEL.SLIM_SCORE")
-    if score_reads_masks(name):
+    if reads_masks(cfg):
         raise UserError(
             f"MODEL.SLIM_SCORE is {name!r}, which reads foreground masks, but the loader of {host.name} has none; "
             "choose another score, or train with this project's train_net.py."

@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import TOP, WEIGHT_EXAMPLE
-from demo_sdtps.config.ranges import ranges_of
+from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets.base import FORMATS
 from demo_sdtps.datasets.folders import Triplet, read_folder
 from demo_sdtps.datasets.images import decode, decode_triplet
@@ -163,7 +163,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 def example(cfg: CfgNode, triplet: Triplet, folder: Path) -> list[str | None]:
     """Copies of the images of a triplet, with 8 bits, as browsers show no more; None for a missing one."""
     names = cfg.MODEL.MODALITIES
-    images = decode_triplet(triplet.paths, names, ranges_of(cfg))
+    images = decode_triplet(triplet.paths, names, read_ranges(cfg))
     copies: list[str | None] = []
     for name, image in zip(names, images, strict=True):
         copy = folder / name / f"{Path(triplet.name).name}.png"

@@ -24,10 +24,10 @@ def evaluated_run(folder: Path) -> list[dict]:
     return records
 
 
-def run_config(run: Path, example: str) -> StoredText:
+def run_config(run: Path) -> StoredText:
     """The configuration of a finished run."""
     evaluated_run(run)
-    return stored_config(run / LAST, example)
+    return stored_config(run / LAST)
 
 
 def draw_curves(records: list[dict], path: Path) -> Path:

@@ -67,7 +67,7 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     # before the first is evaluated, which may take long
     others = []
     for folder in folders[1:]:
-        config = arguments.config_file or run_config(Path(folder), arguments.checkpoint.example)
+        config = arguments.config_file or run_config(Path(folder))
         others.append(load_run(load_cfg(config, [*arguments.opts, "OUTPUT_DIR", folder])))
     case = analysis_case(cfg)
     cases = missing_cases(model.modalities) if arguments.html else {case: CASES[case]}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import with_values
-from demo_sdtps.config.load import flat
+from demo_sdtps.config.load import flatten
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.images import parallel
 from demo_sdtps.evaluation import tables
@@ -133,8 +133,8 @@ def named_by_folder(cfg: CfgNode) -> CfgNode:
 
 def differing(cfgs: Sequence[CfgNode]) -> dict[str, list[object]]:
     """The keys in which the configurations of runs differ, with the value of each."""
-    first, *others = map(flat, cfgs)
-    shown = [flat(named_by_folder(cfg)) for cfg in cfgs]
+    first, *others = map(flatten, cfgs)
+    shown = [flatten(named_by_folder(cfg)) for cfg in cfgs]
     return {
         key: [values[key] for values in shown]
         for key, value in first.items()

@@ -17,8 +17,8 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.common import UNSHARED
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat, get_cfg, with_values
-from demo_sdtps.config.ranges import Range, ranges_of
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
+from demo_sdtps.config.ranges import Range, read_ranges
 from demo_sdtps.datasets import check_trained_on
 from demo_sdtps.datasets.images import Images, decode, flat_images
 from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
@@ -100,7 +100,7 @@ class Extractor(
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         self.origin = origin or {}
         choose_device(self.cfg)  # refused here, before any image is read
-        ranges = ranges_of(self.cfg)
+        ranges = read_ranges(self.cfg)
         self._decode = partial(_decode, [ranges[name] for name in self.cfg.MODEL.MODALITIES])
         self.calibrations = calibrations_of(self.origin.get("calibration"), self.cfg)
         self.model = make_model(self.cfg, num_class, camera_num).eval()
@@ -145,10 +145,10 @@ class Extractor(
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """README.md of `save_pretrained`: data set, configuration and, where they are known, metrics and commit."""
-        default = flat(get_cfg())
+        default = flatten(get_cfg())
         settings = [
             f"{name}: {value}"
-            for name, value in flat(self.cfg).items()
+            for name, value in flatten(self.cfg).items()
             if name not in UNSHARED and value != default[name]
         ]
         metrics = {

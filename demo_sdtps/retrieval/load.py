@@ -9,9 +9,9 @@ import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import load_cfg
-from demo_sdtps.config.ranges import Range, ranges_of
+from demo_sdtps.config.ranges import Range, read_ranges
 from demo_sdtps.datasets.pixels import read_pixels
-from demo_sdtps.modeling.exported import UNCHECKED, ExportedModel, is_exported
+from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.retrieval.reid import Reid
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load(
     on_device = ["MODEL.DEVICE", device] if device else []
     pairs = [*map(str, [*opts, *on_device]), "TEST.WEIGHT", str(weight)]
     if is_exported(weight):
-        return open_reid(load_cfg(config_file or ExportedModel(weight).config, pairs, UNCHECKED))
+        return open_reid(load_cfg(config_file or ExportedModel(weight).config, pairs))
     from demo_sdtps.modeling.checkpoints.loading import stored_config
 
     return open_reid(load_cfg(config_file or stored_config(weight), pairs))
@@ -71,7 +71,7 @@ class ExportedReid(Reid):
         self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
     ) -> np.ndarray:
         self.model.check_pattern(pattern)
-        ranges = ranges_of(self.cfg)
+        ranges = read_ranges(self.cfg)
         scales = [ranges[name] for name in self.model.modalities]
         blocks, size = [], self.cfg.TEST.IMS_PER_BATCH
         for start in range(0, len(triplets), size):

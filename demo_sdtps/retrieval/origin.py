@@ -5,7 +5,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.common import WITHOUT_EFFECT
-from demo_sdtps.config.load import DEMO_SCHEMA, flat
+from demo_sdtps.config.load import DEMO_SCHEMA, flatten
 from demo_sdtps.modeling.checkpoints.loading import weights_file
 from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.files import sha256
@@ -27,7 +27,7 @@ def describe_origin(cfg: CfgNode, pattern: int) -> dict[str, Any]:
 
 def model_keys(cfg: CfgNode) -> dict[str, Any]:
     """The configuration keys on which features depend, but for the precision."""
-    values = flat(cfg)
+    values = flatten(cfg)
     keys = {
         key: values[key]
         for key in DEMO_SCHEMA.by_name

@@ -14,7 +14,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flat
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.modeling.checkpoints.names import load_file
 from demo_sdtps.runtime.files import read_json
@@ -159,7 +159,7 @@ def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
 
 def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[str, str]]:
     """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
-    before, now = flat(stored, schema), flat(cfg, schema)
+    before, now = flatten(stored), flatten(cfg)
     return {
         key: (repr(before[key]), repr(value))
         for key, value in sorted(now.items())

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from demo_sdtps.config.cli import WEIGHT, add_overwrite, config_parser, parse, print_lines, run
+from demo_sdtps.commands.flags import config_parser, parse
+from demo_sdtps.config.cli import add_overwrite, print_lines, run
 
 IMAGES = Path(__file__).resolve().parents[1] / "images"
 COLOURS = {"overview.png": ("white", "#1f2328"), "overview_dark.png": ("#0d1117", "#e6edf3")}
@@ -14,7 +15,6 @@ def main() -> None:
     parser = config_parser(
         "Draw the project: the images of a triplet, the patches that slimming keeps, the backbone, the feature, and the ranked "
         "gallery, into docs/images.",
-        checkpoint=WEIGHT,
     )
     add_overwrite(parser)
     parser.add_argument("--query", type=int, default=0, metavar="N", help="its number (default: 0)")

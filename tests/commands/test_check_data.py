@@ -9,7 +9,7 @@ import seps_tiny
 from commands import CONFIG, ROOT, cli_args_for
 from layouts import CAMERAS, SCENES, TEST, TRAIN, WRITERS
 
-from demo_sdtps.commands import check_data
+from demo_sdtps.commands import check_data, seps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import READERS
 from demo_sdtps.reports.data import published_counts
@@ -21,10 +21,8 @@ SMALL = ("SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2")
 def check(command, tmp_path):
     """Call the command with --json → its exit code, what it prints, and the content of the file."""
 
-    def call(*words):
-        code, stdout, stderr = command(
-            check_data.main, *words, "--json", tmp_path / "x.json", "--overwrite"
-        )
+    def call(*words, main=check_data.main):
+        code, stdout, stderr = command(main, *words, "--json", tmp_path / "x.json", "--overwrite")
         assert not stderr.strip(), stderr
         return code, stdout, json.loads((tmp_path / "x.json").read_text())
 
@@ -103,14 +101,14 @@ def test_damaged_images_are_all_found_by_decoding(refusal, check, own_root):
 
 def test_captions(check, refusal, shapes_root, tmp_path):
     words = seps_tiny.cli_args_for(shapes_root)
-    code, stdout, actual = check(*words, "--decode")
+    code, stdout, actual = check(*words, "--decode", main=seps.check)
     sizes, captions = seps_tiny.SIZES, seps_tiny.CAPTIONS
     assert code == 0 and actual["decoded"] and "not known here" in stdout
     assert actual["counts"] == {
         split: {"images": count, "captions": captions * count, "long": count}
         for split, count in sizes.items()
     }
-    assert "TEST.FOLDS is 3" in refusal(check_data.main, *words, "TEST.FOLDS", "3")
+    assert "TEST.FOLDS is 3" in refusal(seps.check, *words, "TEST.FOLDS", "3")
     (tmp_path / "shapes").mkdir()
-    message = refusal(check_data.main, *words, "DATASETS.ROOT_DIR", tmp_path)
+    message = refusal(seps.check, *words, "DATASETS.ROOT_DIR", tmp_path)
     assert "_caps.txt is missing" in message

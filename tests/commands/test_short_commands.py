@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 
-from demo_sdtps.commands import check_data, draw_curves, main, make_synthetic, search
+from demo_sdtps.commands import check_data, draw_curves, flags, main, make_synthetic, search, seps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import MODALITIES, cli, load_cfg
+from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import SPLITS
 
 CONFIGS = ROOT / "configs"
@@ -57,7 +57,7 @@ def place(tmp_path, monkeypatch):
 def test_a_configuration_is_found_by_its_name(place, monkeypatch, capsys, words, config, name):
     """It is told, but for one that is written as it is."""
     monkeypatch.setattr(sys, "argv", ["x", *words.split(), "--epochs", "2", "SOLVER.SEED", "7"])
-    arguments, cfg = cli.parse(cli.training_parser("", ""))
+    arguments, cfg = flags.parse(flags.training_parser("", ""))
     assert arguments.config_file == str(config)
     assert name == cfg.DATASETS.NAMES and (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.SEED) == (2, 7)
     told = "" if str(config) in words.split() else f"configuration: {config}\n"
@@ -69,7 +69,7 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
     monkeypatch.setattr(
         sys, "argv", ["x", "OUTPUT_DIR", "x", "--weight", str(weights), "--data=own"]
     )
-    arguments, cfg = cli.parse(cli.config_parser("", checkpoint=cli.WEIGHT))
+    arguments, cfg = flags.parse(flags.config_parser(""))
     assert (cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR) == ("Folder", "own")
     assert cfg.MODEL.USE_SDTPS and "own" in arguments.opts  # for the other --weight and --run
 
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (check_data, "DeMo_Slm --data own", "configuration 'DeMo_Slm'; the nearest is 'DeMo_Slim'"),
         (check_data, "RGBNT20/DeMo", "the nearest is 'RGBNT201/DeMo'"),
         (check_data, "OUTPUTDIR x", "the nearest is 'OUTPUT_DIR'"),
-        (check_data, "shapes --data none", "The data set shapes is not at none/shapes"),
+        (seps.check, "shapes --data none", "The data set shapes is not at none/shapes"),
         (train_net, "", "no configuration: name one, .* give --weight a .* or give"),
         (train_net, "SOLVER.SED 1", "There is no configuration: name one"),
         (train_net, "RGB SOLVER.SED 1", "nearest valid key is SOLVER.SEED"),
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
     ],
 )
 def test_what_is_unknown_gets_the_nearest(place, command, module, words, message):
-    code, stdout, stderr = command(module.main, *words.split())
+    code, stdout, stderr = command(getattr(module, "main", module), *words.split())
     lines = [line for line in stderr.splitlines() if not line.startswith("configuration: ")]
     assert code == 2 and not stdout and len(lines) == 1 and lines[0].startswith(ONE_LINE)
     assert re.search(message, lines[0]), lines

@@ -1,11 +1,13 @@
-"""What config/ knows of scores and backbones without torch is true of the classes."""
+"""Every name of a score and of a backbone has its class, and config/ knows which scores read masks."""
 
 from pkgutil import resolve_name
 
-from demo_sdtps.config.backbones import TIMM_MODULES, backbone_class
-from demo_sdtps.config.scores import SCORES, WITH_MASKS
-from demo_sdtps.modeling.backbones import Backbone
-from demo_sdtps.modeling.slimming.scores import score_class
+import pytest
+
+from demo_sdtps.config import UserError
+from demo_sdtps.config.scores import WITH_MASKS
+from demo_sdtps.modeling.backbones import CLIP, TIMM_MODULES, Backbone, backbone_class
+from demo_sdtps.modeling.slimming.scores import SCORES, score_class
 from demo_sdtps.modeling.slimming.scores.base import Score
 
 
@@ -16,5 +18,10 @@ def test_scores():
 
 
 def test_backbones():
-    for place in (backbone_class("ViT-B-16"), *TIMM_MODULES.values()):
+    assert backbone_class("ViT-B-16") == CLIP
+    for place in (CLIP, *TIMM_MODULES.values()):
         assert issubclass(resolve_name(f"demo_sdtps.modeling.backbones.{place}"), Backbone)
+    with pytest.raises(
+        UserError, match=r"VisionTransformer or Eva .* nearest is 'vit_base_patch16"
+    ):
+        backbone_class("vit_base_patch16_224x")

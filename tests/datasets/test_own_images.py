@@ -15,7 +15,7 @@ from triplets import message_of
 import demo_sdtps
 from demo_sdtps.commands import check_data
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
-from demo_sdtps.config.ranges import PERCENTILES, Range, ranges_of
+from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
 from demo_sdtps.datasets import SPLITS, data_name, read_splits
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches, test_loader
@@ -127,7 +127,7 @@ def test_the_model_scales_features_as_its_data_were(own, tmp_path):
     features = reid.features(ti=arrays)
     assert np.array_equal(features, reid.features(ti=paths))
     assert np.abs(features - reid.features(ti=[array - 50 for array in arrays])).max() > 1e-3
-    assert ranges_of(reid.cfg) | {"TI": 0} == {"RGB": PERCENTILES, "NI": PERCENTILES, "TI": 0}
+    assert read_ranges(reid.cfg) | {"TI": 0} == {"RGB": PERCENTILES, "NI": PERCENTILES, "TI": 0}
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,14 @@ import re
 import sys
 
 import pytest
-from commands import BASELINE, ONE_LINE, ROOT, cli_args_for
+from commands import BASELINE, ROOT, cli_args_for
 from interrupted import call
 from tiny import tiny_cfg
 
 from demo_sdtps.commands import draw_tokens, profile_flops, selection_quality
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config.scores import SETTINGS
-from demo_sdtps.modeling.slimming.scores import make_score
+from demo_sdtps.modeling.slimming.scores import SETTINGS, make_score
 from demo_sdtps.modeling.slimming.scores.base import Score
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -94,15 +93,16 @@ def test_an_operator_without_a_rule_is_reported_and_not_counted(command, caplog)
     [
         ("salincy", ["'salincy'", "the nearest is 'saliency'"]),
         ("nowhere:Score", ["'nowhere:Score'", "cannot be imported"]),
-        (f"{__name__}:Unsuited", ["Unsuited", "cannot be imported as a score"]),
+        (f"{__name__}:Unsuited", ["Unsuited", "is no score; give a subclass of"]),
         (f"{__name__}:Configured", ["whose constructor", "(missing a required argument: 'grid')"]),
         (f"{__name__}:WithoutSettings", ["'keep'", "the others as **settings"]),
     ],
 )
-def test_an_unsuited_score_is_one_sentence_before_any_data_are_read(command, name, phrases):
-    code, stdout, stderr = command(train_net.main, *cli_args_for("/nowhere", *SLIM, name))
-    assert code == 2 and not stdout and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
-    assert all(phrase in stderr for phrase in phrases)
+def test_an_unsuited_score_is_one_sentence_before_anything_is_written(
+    refusal, tiny_root, name, phrases
+):
+    message = refusal(train_net.main, *cli_args_for(tiny_root, *SLIM, name, "OUTPUT_DIR", "run"))
+    assert "\n" not in message and all(phrase in message for phrase in phrases)
 
 
 def test_settings_reach_the_scores_by_their_names():

@@ -21,13 +21,13 @@ from tiny import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
-from demo_sdtps.config.scores import SCORES
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.operations import count_macs, tokens_of_hdm
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.losses import total_loss
+from demo_sdtps.modeling.slimming.scores import SCORES
 from tests.reference.patch_scores import distinctness
 
 SLIM = ("MODEL.SLIM_BLOCKS", "[1,3]", "MODEL.SLIM_KEEP", "[0.5,0.7]")

@@ -1,0 +1,218 @@
+"""The flags of commands with a configuration, and the configuration that the words of a command give."""
+
+import argparse
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from demo_sdtps.config.cli import COMPLETING, add_overwrite, print_lines, read_arguments
+from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS, WEIGHT_EXAMPLE
+from demo_sdtps.config.find import OWN, config_names, find_config, is_key
+from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, parse_pairs
+from demo_sdtps.config.schema import Schema
+from demo_sdtps.datasets import configs_for
+from demo_sdtps.runtime.errors import UserError
+
+ANSWERED = {"-h", "--help", "--keys"}
+ROOT, NAMES = "DATASETS.ROOT_DIR", "DATASETS.NAMES"
+
+
+class _PrintKeys(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        keys = parser.get_default("schema").keys
+        rows = [key for key in keys if (values or "").upper() in key.name]
+        if not rows:
+            raise UserError(f"No configuration key has {values!r} in its name; --keys prints all.")
+        print_lines(*(f"{key.name} = {key.default!r}\n    {key.description}" for key in rows))
+        parser.exit()
+
+
+def config_parser(
+    description: str,
+    epilog: str | None = None,
+    schema: Schema = DEMO_SCHEMA,
+    *,
+    weight: str = "a checkpoint",
+    example: str = WEIGHT_EXAMPLE,
+    several: bool = False,
+    images: bool = False,
+    data: bool = True,
+) -> ArgumentParser:
+    """Parser of a configuration, by its name or --config_file, and of KEY VALUE pairs, which override it.
+
+    `weight` says what --weight is, or several of it, whose configuration is used where none is named, '' for no such flag; with
+    `images` there are --images and --modality, for own images without labels as the data; without `data` there is no --data.
+    """
+    parser = ArgumentParser(description=description, epilog=epilog)
+    parser.set_defaults(schema=schema, stored=None)
+    words = parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="CONFIGURATION KEY VALUE",
+        help="a configuration such as DeMo_Slim or RGBNT201/DeMo, or a YAML file; a checkpoint has its own; then keys that "
+        "override it, as SOLVER.MAX_EPOCHS 10 or SOLVER.MAX_EPOCHS=10",
+    )
+    vars(words)["completer"] = complete_word  # as argcomplete reads it
+    parser.add_argument("--config_file", metavar="F", help="the configuration as a YAML file")
+    if data:
+        parser.add_argument(
+            "--data",
+            dest=ROOT,
+            metavar="PLACE",
+            help="folder that holds the data set's own folder; of own data the one with train, query and gallery, or the "
+            f"table, which is seen (docs/own_data.md; equivalent to {ROOT}, {NAMES})",
+        )
+    if weight:
+        read = partial(_read_checkpoint, example)
+        add_stored(parser, "--weight", "W", weight, "TEST.WEIGHT", read, several)
+    parser.add_argument(
+        "--keys",
+        metavar="TEXT",
+        nargs="?",
+        action=_PrintKeys,
+        help="print the keys whose name contains TEXT (without it: all) with their defaults, and exit",
+    )
+    if images:
+        parser.add_argument(
+            "--images",
+            metavar="FOLDER",
+            help="own images without labels, in folders as for demo-sdtps search, in place of the data set (equivalent to "
+            f"{NAMES} Images, {ROOT})",
+        )
+        add_modality(parser)
+    return parser
+
+
+def training_parser(
+    description: str, example: str, schema: Schema = DEMO_SCHEMA, weight: str = ""
+) -> ArgumentParser:
+    """Parser of a training's command; `example` is its arguments, `weight` what --weight is."""
+    parser = config_parser(
+        f"{description} OUTPUT_DIR receives config.yml, run.json (seed, commit, versions), metrics.json, log.txt, TensorBoard "
+        "scalars, last.pth and best.pth. RESUME auto continues it.",
+        f"example: %(prog)s {example}",
+        schema,
+        weight=weight,
+    )
+    parser.add_argument(
+        "--epochs",
+        dest="SOLVER.MAX_EPOCHS",
+        metavar="N",
+        help="epochs of training (equivalent to the key SOLVER.MAX_EPOCHS)",
+    )
+    add_overwrite(parser, "replace an earlier run in OUTPUT_DIR: its own files, no other")
+    # Passed by old versions of torch.distributed.launch; the environment has it too.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def add_stored(
+    parser: ArgumentParser,
+    flag: str,
+    metavar: str,
+    meaning: str,
+    key: str,
+    read: Callable[[Path], StoredText],
+    several: bool = False,
+) -> None:
+    """Add a flag, equivalent to a `key`, for what holds a configuration, which is `read` from the first where none is named."""
+    action, text = "append" if several else "store", f"{meaning} (equivalent to the key {key})"
+    parser.add_argument(flag, dest=key, metavar=metavar, action=action, help=text)
+    parser.set_defaults(stored=(f"{flag} {meaning}", key, read))
+
+
+def _read_checkpoint(example: str, path: Path) -> StoredText:
+    from demo_sdtps.modeling.checkpoints.loading import stored_config
+
+    return stored_config(path, example)
+
+
+def add_return_pattern(parser: ArgumentParser, features: str) -> None:
+    """Add the flag --return_pattern; `features` says what becomes of them."""
+    parser.add_argument(
+        "--return_pattern",
+        dest="TEST.RETURN_PATTERN",
+        choices=[str(pattern) for pattern in RETURN_PATTERNS],
+        help=f"{features}: 1 original, 2 enhanced, 3 both (equivalent to the key TEST.RETURN_PATTERN)",
+    )
+
+
+def add_modality(parser: ArgumentParser) -> None:
+    """Add the flag --modality."""
+    meaning = "modality of the images of a folder that has no subfolder RGB, NI or TI"
+    parser.add_argument("--modality", choices=MODALITIES, type=str.upper, help=meaning)
+
+
+def complete_word(parser: ArgumentParser, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """What may stand at the cursor of a shell, for argcomplete: a configuration or a key, or a value of the key before it."""
+    schema, words = parser.get_default("schema"), parsed_args.words or []
+    is_named = bool(words) and not is_key(words[0], schema)
+    keys = words[is_named:]
+    if len(keys) % 2 == 0:
+        return [*schema.by_name, *([] if words or parsed_args.config_file else config_names())]
+    allowed = schema.by_name[keys[-1]].allowed if keys[-1] in schema.by_name else ()
+    return [*map(str, allowed)] if isinstance(allowed, tuple) else []
+
+
+def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
+    """`read_arguments` of a `config_parser`, and the checked configuration: a flag whose `dest` is a key sets it. In the
+    arguments `config_file` becomes the file of a name, and `opts` are the keys of flags too."""
+    arguments = read_arguments(parser)
+    schema, words, flags = arguments.schema, arguments.words, vars(arguments)
+    data = flags.get(ROOT)
+    kinds = configs_for(Path(data)) if data else []
+    if words and not arguments.config_file and not is_key(words[0], schema):
+        name, *words = words
+        arguments.config_file = str(find_config(name, data, kinds, schema))
+        if arguments.config_file != name and os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"configuration: {arguments.config_file}\n")
+    pairs = parse_pairs(words)
+    for key, value in flags.items():
+        if key in schema.by_name and value:
+            pairs[key] = value[0] if isinstance(value, list) else value
+    if flags.get("images"):
+        pairs |= {NAMES: "Images", ROOT: arguments.images}
+        if arguments.modality:
+            pairs["DATASETS.FOLDERS"] = f"[{arguments.modality}=.]"
+    if data and kinds == [OWN] and schema is DEMO_SCHEMA:
+        pairs.setdefault(NAMES, "CSV" if Path(data).is_file() else "Folder")
+    arguments.opts = [word for pair in pairs.items() for word in pair]
+    config = arguments.config_file or _stored_config(arguments, pairs)
+    return arguments, load_cfg(config, arguments.opts, schema)
+
+
+def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> StoredText:
+    """The configuration that a checkpoint holds, or a run."""
+    flag = ""
+    if arguments.stored:
+        flag, key, read = arguments.stored
+        if key in pairs:
+            return read(Path(pairs[key]))
+        flag = f"give {flag}, which contains one, "
+    name = arguments.schema.example.removeprefix("configs/").removesuffix(".yml")
+    raise UserError(
+        f"There is no configuration: name one, such as {name}, {flag}or give --config_file a YAML file."
+    )
+
+
+@contextmanager
+def parse_in_group(parser: ArgumentParser) -> Iterator[tuple[argparse.Namespace, CfgNode]]:
+    """Context manager: the processes that torchrun started form a group, with the arguments of each and the configuration of
+    rank 0.
+
+    A mistake ends all of them, so they are connected first, and only what needs no other process is answered before.
+    """
+    if COMPLETING in os.environ or not ANSWERED.isdisjoint(sys.argv):
+        parse(parser)
+    from demo_sdtps.runtime.distributed import broadcast_from_main, init_distributed
+
+    with init_distributed():
+        arguments, cfg = parse(parser)
+        yield arguments, broadcast_from_main(lambda: cfg)
