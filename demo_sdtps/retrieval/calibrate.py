@@ -4,14 +4,16 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError, load_cfg
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT
 from demo_sdtps.config.load import with_values
@@ -19,6 +21,7 @@ from demo_sdtps.datasets import Sample, find_reader, read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import (
+    Side,
     make_comparison,
     present_modalities,
     set_distances,
@@ -32,17 +35,31 @@ from demo_sdtps.retrieval.calibration import (
     FEWEST,
     Pairs,
     calibration_file,
+    calibration_settings,
     fit,
     quality,
-    settings_of,
 )
 from demo_sdtps.retrieval.extractor import make_extractor
-from demo_sdtps.retrieval.features import set_code
+from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import check_output_file, sha256, write_json
 from demo_sdtps.runtime.progress import progress
 
 MOST = 1000  # triplets whose pairs are compared
+
+
+class Group(NamedTuple):
+    """The rows (n,) of the samples that have some modalities, and the features (…, D) of all samples by these, by return
+    pattern."""
+
+    modalities: frozenset[str]
+    rows: np.ndarray
+    features: Mapping[int, torch.Tensor]
+
+    def side(self, pattern: int) -> Side:
+        """Its features of length 1, and what is present in them."""
+        present = np.tile(modality_mask(self.modalities), (len(self.rows), 1))
+        return F.normalize(self.features[pattern][self.rows]), present
 
 
 class Block(NamedTuple):
@@ -70,7 +87,7 @@ class Block(NamedTuple):
         return distances[is_same & ~is_same_camera], distances[~is_same]
 
 
-def chosen_samples(samples: Sequence[Sample]) -> list[Sample]:
+def thin_out(samples: Sequence[Sample]) -> list[Sample]:
     """At most MOST of the samples, as many as possible of each identity."""
     by_identity: dict[int, list[Sample]] = defaultdict(list)
     draw = np.random.default_rng(0)
@@ -91,35 +108,25 @@ def labelled_distances(cfg: CfgNode, model: DeMo, chosen: Sequence[Sample]) -> I
     if (cameras == cameras[0]).all():
         cameras = np.arange(len(chosen))
     unknown = [replace(sample, camera=model.backbone.cameras) for sample in chosen]
-    cases = missing_cases(model.modalities)
-    sets = {
-        frozenset(model.modalities) - missing: [
-            name in model.modalities and name not in missing for name in MODALITIES
-        ]
-        for missing in cases.values()
-    }
-    present = present_modalities(chosen, model.modalities)
-    rows = {each: np.flatnonzero(present[:, columns].all(axis=1)) for each, columns in sets.items()}
-    features = extract_features(cfg, model, test_loader(cfg, unknown), [*cases.values()])
-    for pattern in progress(features[0], "comparing", unit="return pattern"):
+    cases = missing_cases(model.modalities).values()
+    extracted = extract_features(cfg, model, test_loader(cfg, unknown), [*cases])
+    present, groups = present_modalities(chosen, model.modalities), []
+    for missing, features in zip(cases, extracted, strict=True):
+        modalities = frozenset(model.modalities) - missing
+        rows = np.flatnonzero((present >= modality_mask(modalities)).all(axis=1))
+        if len(rows):
+            groups.append(Group(modalities, rows, features))
+    groups.sort(key=lambda group: encode_present(modality_mask(group.modalities)))
+    for pattern in progress(extracted[0], "comparing", unit="return pattern"):
         comparison = make_comparison(cfg, pattern)
-        sides = {
-            each: (
-                F.normalize(of_case[pattern][rows[each]]),
-                np.tile(sets[each], (len(rows[each]), 1)),
-            )
-            for each, of_case in zip(sets, features, strict=True)
-        }
-        for one, other in (
-            (one, other) for one in sets for other in sets if set_code(one) <= set_code(other)
-        ):
-            if comparison.is_defined(one, other) and len(rows[one]) and len(rows[other]):
+        for one, other in combinations_with_replacement(groups, 2):
+            if comparison.is_defined(one.modalities, other.modalities):
                 yield Block(
                     pattern,
-                    f"{set_name(one)}, {set_name(other)}",
-                    set_distances(comparison, sides[one], sides[other]).numpy(),
-                    (identities[rows[one]], identities[rows[other]]),
-                    (cameras[rows[one]], cameras[rows[other]]),
+                    f"{set_name(one.modalities)}, {set_name(other.modalities)}",
+                    set_distances(comparison, one.side(pattern), other.side(pattern)).numpy(),
+                    (identities[one.rows], identities[other.rows]),
+                    (cameras[one.rows], cameras[other.rows]),
                 )
 
 
@@ -134,7 +141,7 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     tested = SPLITS[1:] if arguments.test else ()
     splits = read_splits(cfg, (split, *tested))
     model = make_extractor(cfg).to(choose_device(cfg)).model
-    chosen = chosen_samples(splits[split])
+    chosen = thin_out(splits[split])
     patterns: dict[str, dict[str, Any]] = defaultdict(dict)
     for block in labelled_distances(cfg, model, chosen):
         pairs = block.pairs()
@@ -151,12 +158,12 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         )
     counts = {"triplets": len(chosen), "identities": len({one.identity for one in chosen})}
     about = {"data_set": cfg.DATASETS.NAMES, "split": split, **counts}
-    record = {"checkpoint_sha256": sha256(weights), "settings": settings_of(cfg), **about}
+    record = {"checkpoint_sha256": sha256(weights), "settings": calibration_settings(cfg), **about}
     record["patterns"] = patterns
     if arguments.test:
         record["test"] = defaultdict(dict)
         distinct = [*dict.fromkeys(sample for name in tested for sample in splits[name])]
-        for block in labelled_distances(cfg, model, chosen_samples(distinct)):
+        for block in labelled_distances(cfg, model, thin_out(distinct)):
             pairs, fitted = block.pairs(), patterns[str(block.pattern)].get(block.sets, {})
             if fitted and all(map(len, pairs)):
                 record["test"][str(block.pattern)][block.sets] = quality(fitted, pairs)

@@ -17,14 +17,13 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import FALSE_ACCEPT_RATES
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint
-from demo_sdtps.retrieval.features import decode_set, encode_present, set_code
+from demo_sdtps.retrieval.features import modality_mask
 from demo_sdtps.retrieval.origin import model_keys
 from demo_sdtps.runtime.files import read_json, sha256
 
 logger = logging.getLogger(__name__)
 FEWEST = 10  # pairs of one identity that a fit has, and of different ones that a threshold accepts
 BINS = 15  # of the calibration error
-SETS = 8  # numbers of sets of modalities
 RECORD = ("checkpoint_sha256", "settings", "patterns")  # what a model reads of a calibration
 
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -36,14 +35,10 @@ class Calibration:
     are accepted at a rate of false acceptance. `fits` are what `fit` returns, by the two sets, such as "RGB, RGB+NI+TI"."""
 
     def __init__(self, fits: Mapping[str, Mapping[str, Any]]):
-        self.slope, self.offset = np.full((2, SETS, SETS), np.nan)
-        self.limits = {rate: np.full((SETS, SETS), np.nan) for rate in FALSE_ACCEPT_RATES}
+        self.fits = {}
         for name, values in fits.items():
-            sets = [set_code(side.split("+")) for side in name.split(", ")]
-            for place in {tuple(sets), tuple(reversed(sets))}:
-                self.slope[place], self.offset[place] = values["slope"], values["offset"]
-                for rate, limits in self.limits.items():
-                    limits[place] = values["limits"].get(str(rate), np.nan)
+            one, other = (frozenset(side.split("+")) for side in name.split(", "))
+            self.fits[one, other] = self.fits[other, one] = values
 
     def judge(
         self, distances: np.ndarray, one: np.ndarray, other: np.ndarray, rate: float
@@ -51,25 +46,33 @@ class Calibration:
         """Of distances of triplets of the sets `one` and `other` (…, 3) bool: the probability that both are of the same
         identity, where pairs of one are as frequent as in the fit, and whether the distance is beyond that which the share
         `rate` of the pairs of different identities is within; nan and False for sets without a fit."""
-        one, other = map(encode_present, (one, other))
-        probability = expit(self.offset[one, other] - self.slope[one, other] * distances)
-        return probability, distances > self.limits[rate][one, other]
+        distances = distances.astype(np.float64)
+        probability = np.full_like(distances, np.nan)
+        is_far = np.zeros(distances.shape, bool)
+        for sets, values in self.fits.items():
+            first, second = map(modality_mask, sets)
+            place = (one == first).all(-1) & (other == second).all(-1)
+            place = np.broadcast_to(place, distances.shape)
+            probability[place] = expit(values["offset"] - values["slope"] * distances[place])
+            is_far[place] = distances[place] > values["limits"].get(str(rate), np.inf)
+        return probability, is_far
 
     def scales(self) -> dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]]:
         """By two sets the distance of probability ½, and that in which the odds fall by e; none for sets without a fit.
         Distances that are scaled by these (`Comparison.scales`) ascend as the probability falls, whatever the sets."""
         return {
-            (decode_set(one), decode_set(other)): (
-                float(self.offset[one, other] / self.slope[one, other]),
-                float(1 / self.slope[one, other]),
-            )
-            for one, other in np.argwhere(self.slope > 0).tolist()
+            sets: (values["offset"] / values["slope"], 1 / values["slope"])
+            for sets, values in self.fits.items()
+            if values["slope"] > 0
         }
 
     def check_rate(self, rate: float) -> None:
         """Raise `UserError` for a rate that not all fits have."""
-        count = np.isfinite(self.slope).sum()
-        known = [one for one, limits in self.limits.items() if np.isfinite(limits).sum() == count]
+        known = [
+            one
+            for one in FALSE_ACCEPT_RATES
+            if all(str(one) in values["limits"] for values in self.fits.values())
+        ]
         if rate not in known:
             raise UserError(
                 f"A false acceptance of {rate:g} is none of this calibration ({', '.join(f'{one:g}' for one in known)}); give "
@@ -143,9 +146,9 @@ def stored_calibration(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return {name: record[name] for name in RECORD}
 
 
-def calibrations_of(record: Mapping[str, Any] | None, cfg: CfgNode) -> dict[int, Calibration]:
+def make_calibrations(record: Mapping[str, Any] | None, cfg: CfgNode) -> dict[int, Calibration]:
     """The calibration of each return pattern; none where the record, if there is one, is of another configuration."""
-    now = settings_of(cfg)
+    now = calibration_settings(cfg)
     if not record:
         return {}
     if differing := [key for key, value in record["settings"].items() if now.get(key) != value]:
@@ -154,7 +157,7 @@ def calibrations_of(record: Mapping[str, Any] | None, cfg: CfgNode) -> dict[int,
     return {int(pattern): Calibration(fits) for pattern, fits in record["patterns"].items()}
 
 
-def settings_of(cfg: CfgNode) -> dict[str, Any]:
+def calibration_settings(cfg: CfgNode) -> dict[str, Any]:
     """The configuration keys that a calibration depends on."""
     how = "TEST.CROSS_MODAL_DISTANCE"
     return {**model_keys(cfg), how: cfg.TEST.CROSS_MODAL_DISTANCE}

@@ -21,7 +21,7 @@ from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.retrieval.feature_sets import LABELS, sample_labels, samples_digest
-from demo_sdtps.retrieval.features import set_code
+from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.retrieval.origin import describe_origin
 from demo_sdtps.retrieval.store import LOCK, Store, check_origin, check_store_folder, open_store
 from demo_sdtps.runtime import distributed
@@ -210,5 +210,6 @@ def describe_export(
     origin["split"] = arguments.split
     origin["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
     sources = make_comparison(cfg, arguments.return_pattern).sources
-    origin["configuration"] |= {"TEST.MISS": cfg.TEST.MISS, "sources": [*map(set_code, sources)]}
+    codes = [int(encode_present(modality_mask(source))) for source in sources]
+    origin["configuration"] |= {"TEST.MISS": cfg.TEST.MISS, "sources": codes}
     return origin, {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}

@@ -31,7 +31,7 @@ from demo_sdtps.modeling.checkpoints.loading import (
     load_weights,
     read_checkpoint,
 )
-from demo_sdtps.retrieval.calibration import calibrations_of, stored_calibration
+from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import ImageLike, Reid
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
@@ -102,7 +102,7 @@ class Extractor(
         choose_device(self.cfg)  # refused here, before any image is read
         ranges = read_ranges(self.cfg)
         self._decode = partial(_decode, [ranges[name] for name in self.cfg.MODEL.MODALITIES])
-        self.calibrations = calibrations_of(self.origin.get("calibration"), self.cfg)
+        self.calibrations = make_calibrations(self.origin.get("calibration"), self.cfg)
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
             self.model.backbone.compile_blocks()

@@ -7,34 +7,21 @@ import numpy as np
 
 from demo_sdtps.config import MODALITIES, UserError
 
-CODES = 1 << np.arange(len(MODALITIES), dtype=np.uint8)
+CODES = 2 ** np.arange(len(MODALITIES), dtype=np.uint8)
 """A set of modalities in files and in `Features.present`: the sum of 1 for RGB, 2 for NI and 4 for TI."""
 
 
-def set_code(modalities: Collection[str]) -> int:
-    """The code of a set of modalities."""
-    return int(
-        sum(
-            code
-            for name, code in zip(MODALITIES, CODES.tolist(), strict=True)
-            if name in modalities
-        )
-    )
-
-
-def decode_set(code: int) -> frozenset[str]:
-    """The set of modalities that has this code."""
-    return frozenset(
-        name for name, each in zip(MODALITIES, CODES.tolist(), strict=True) if code & each
-    )
+def modality_mask(modalities: Collection[str]) -> np.ndarray:
+    """Which of MODALITIES these are, (3,) bool."""
+    return np.array([name in modalities for name in MODALITIES])
 
 
 def encode_present(present: np.ndarray) -> np.ndarray:
     """The code (…) uint8 of each set of modalities (…, 3) bool."""
-    return (present * CODES).sum(axis=-1, dtype=np.uint8)
+    return present @ CODES
 
 
-def decode_present(codes: np.ndarray) -> np.ndarray:
+def decode_present(codes: Any) -> np.ndarray:
     """Which modalities (…, 3) bool the sets of these codes (…) have."""
     return (np.asarray(codes)[..., None] & CODES) > 0
 

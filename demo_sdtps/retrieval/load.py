@@ -63,9 +63,9 @@ class ExportedReid(Reid):
 
     @cached_property
     def calibrations(self) -> "Mapping[int, Calibration]":  # type: ignore[override]  # read once
-        from demo_sdtps.retrieval.calibration import calibrations_of
+        from demo_sdtps.retrieval.calibration import make_calibrations
 
-        return calibrations_of(self.model.about["origin"].get("calibration"), self.cfg)
+        return make_calibrations(self.model.about["origin"].get("calibration"), self.cfg)
 
     def _extract(
         self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool

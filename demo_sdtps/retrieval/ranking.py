@@ -14,11 +14,12 @@ from demo_sdtps.evaluation.distances import (
     Side,
     describe_incomparable,
     measure_distances,
+    names_present,
 )
 from demo_sdtps.evaluation.metrics import score_distances
 from demo_sdtps.evaluation.tables import reid_record, reid_table
 from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
-from demo_sdtps.retrieval.features import decode_set
+from demo_sdtps.retrieval.features import decode_present
 from demo_sdtps.retrieval.nearest import nearest, search_sets, write_csv
 from demo_sdtps.runtime.distributed import check_single
 from demo_sdtps.runtime.errors import check_extra
@@ -50,7 +51,8 @@ def rank_stores(arguments: argparse.Namespace) -> None:
             f"The features are of {names}, whose identities are not the same, or not known, so nothing can be scored; give "
             "--csv FILE alone for the nearest of each query."
         )
-    sources = [*map(decode_set, gallery.settings["configuration"]["sources"])]
+    codes = decode_present(gallery.settings["configuration"]["sources"])
+    sources = [frozenset(names_present(source)) for source in codes]
     comparison = Comparison(sources, arguments.cross_modal_distance, is_normalised)
     features = query.features.take(query.features.rows)
     side = torch.from_numpy(features), query.present

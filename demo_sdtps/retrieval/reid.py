@@ -13,7 +13,13 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
 from demo_sdtps.config.common import FALSE_ACCEPT, TOP
-from demo_sdtps.retrieval.features import Features, Hits, decode_present, encode_present
+from demo_sdtps.retrieval.features import (
+    Features,
+    Hits,
+    decode_present,
+    encode_present,
+    modality_mask,
+)
 
 if TYPE_CHECKING:  # an exported model needs no torch for features
     from torch import Tensor
@@ -78,11 +84,10 @@ class Reid(ABC):
                 )
         triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
-        present = np.zeros((len(triplets), len(MODALITIES)), bool)
-        columns = [MODALITIES.index(name) for name in names]
-        present[:, columns] = [[item is not None for item in triplet] for triplet in triplets]
-        features = self._extract(triplets, cameras, return_pattern, normalise)
-        return Features(features, encode_present(present))
+        is_present = [[item is not None for item in triplet] for triplet in triplets]
+        masks = np.array([modality_mask([name]) for name in names])
+        present = encode_present(np.array(is_present) @ masks)
+        return Features(self._extract(triplets, cameras, return_pattern, normalise), present)
 
     __call__ = features
 
@@ -170,16 +175,14 @@ class Reid(ABC):
         """Features, and what is present in them; in other arrays all that the model reads."""
         import torch
 
+        values = torch.from_numpy(np.asarray(features, np.float32))
         present = getattr(features, "present", None)
         if present is None:
             logger.warning(
                 "Features that do not say what is present count as of complete triplets; give Features(values, present)."
             )
-            complete = [name in self.model.modalities for name in MODALITIES]
-            return torch.from_numpy(np.asarray(features, np.float32)), np.tile(
-                complete, (len(features), 1)
-            )
-        return torch.from_numpy(np.asarray(features, np.float32)), decode_present(present)
+            return values, np.tile(modality_mask(self.model.modalities), (len(values), 1))
+        return values, decode_present(present)
 
     def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
         """`camera` as a list of `count`; None is the last, the mean of all."""

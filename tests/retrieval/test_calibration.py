@@ -17,7 +17,7 @@ from demo_sdtps.commands import calibrate, make_synthetic, search
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, read_splits
-from demo_sdtps.retrieval.calibrate import MOST, Block, chosen_samples
+from demo_sdtps.retrieval.calibrate import MOST, Block, thin_out
 from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit
 
 SETTINGS = (*KEEP_ALL, "MODEL.HDM", "True")
@@ -284,6 +284,6 @@ def test_a_damaged_calibration_is_told(calibrated, refusal, files):
 
 def test_many_images_of_few_identities_are_thinned_out():
     samples = [Sample((f"{place}",), place % 3, 0) for place in range(9000)]
-    chosen = chosen_samples(samples)
+    chosen = thin_out(samples)
     assert Counter(sample.identity for sample in chosen) == dict.fromkeys(range(3), MOST // 3)
-    assert len(chosen_samples(samples[:50])) == 50
+    assert len(thin_out(samples[:50])) == 50
