@@ -13,12 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.distances import (
-    Comparison,
-    Side,
-    cohort_scales,
-    set_name,
-)
+from demo_sdtps.evaluation.distances import Comparison, Side, cohort_scales, set_name
 from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.store import FeatureBlocks, Gallery
@@ -47,29 +42,21 @@ def search_sets(
     hits = _no_hits(len(queries), top)
     scales = cohort_scales(comparison, query, gallery.present, gallery.take)
     for one, places in comparison.groups(present).items():
-        lists: list[Nearest] = []
-        orders = []
+        lists, orders = [], []
         for other, rows in comparison.groups(gallery.present).items():
-            if comparison.is_defined(one, other):
-                shared = one & other
-                name = (
-                    f"{set_name(one)} in {set_name(other)} by {set_name(shared)}, {comparison.how}"
-                )
-                view = gallery.features.view(rows, partial(comparison.view, shared=shared), name)
-                vectors = comparison.view(queries[places], shared).numpy()
-                lists.append(search(vectors, view, gallery.names, min(top, len(view))))
-                mean, deviation = scales.get((one, other), (0.0, 1.0))
-                far = torch.from_numpy(lists[-1].distances)
-                orders.append(((far - mean) / deviation).numpy())
+            if not comparison.is_defined(one, other):
+                continue
+            shared = one & other
+            name = f"{set_name(one)} in {set_name(other)} by {set_name(shared)}, {comparison.how}"
+            view = gallery.features.view(rows, partial(comparison.view, shared=shared), name)
+            vectors = comparison.view(queries[places], shared).numpy()
+            lists.append(search(vectors, view, gallery.names, min(top, len(view))))
+            mean, deviation = scales.get((one, other), (0.0, 1.0))
+            orders.append(((torch.from_numpy(lists[-1].distances) - mean) / deviation).numpy())
         if lists:
-            merged = lists[0]
-            if len(lists) > 1:
-                candidates, distances_of, order = (
-                    np.concatenate(column, axis=1) for column in (*zip(*lists, strict=True), orders)
-                )
-                merged = _order_hits(candidates, order, gallery.names, top, distances_of)
-            for whole, part in zip(hits, merged, strict=True):
-                whole[places, : part.shape[1]] = part
+            rows, far = (np.concatenate(column, axis=1) for column in zip(*lists, strict=True))
+            merged = _order_hits(rows, np.concatenate(orders, axis=1), gallery.names, top, far)
+            _fill(hits, places, merged)
     return hits
 
 
@@ -86,8 +73,7 @@ def nearest(queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], t
         rough, rows = _flat(queries[left], gallery, count)
         sure = rank_candidates(queries[left], gallery, names, rows, top)
         enough = (rough[:, -1] - ROUNDING > sure.distances[:, -1]) | (count == len(gallery))
-        for whole, refined in zip(hits, sure, strict=True):
-            whole[left] = refined
+        _fill(hits, left, sure)
         left, count = left[~enough], 2 * count
     return hits
 
@@ -99,8 +85,7 @@ def among(
     whole gallery."""
     hits = rank_candidates(queries, gallery, names, rows, top)
     short = np.flatnonzero(hits.rows[:, -1] < 0)
-    for whole, refined in zip(hits, nearest(queries[short], gallery, names, top), strict=True):
-        whole[short] = refined
+    _fill(hits, short, nearest(queries[short], gallery, names, top))
     return hits
 
 
@@ -152,7 +137,7 @@ def distances(queries: np.ndarray, gallery: FeatureBlocks, rows: np.ndarray) -> 
 def write_csv(
     path: Path,
     queries: Sequence[str],
-    hits_of_queries: Iterable[Iterable[tuple]],
+    hits: Iterable[Iterable[tuple]],
     columns: Sequence[str] = (),
 ) -> None:
     """Write a line for each hit, by query and rank from 1, given the files of queries, and of hits with their distances and
@@ -161,10 +146,10 @@ def write_csv(
     with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("query", "rank", "gallery", "distance", *columns))
-        for query, hits in zip(queries, hits_of_queries, strict=True):
+        for query, line in zip(queries, hits, strict=True):
             writer.writerows(
                 (query, rank, hit, f"{distance:.6f}", *more)
-                for rank, (hit, distance, *more) in enumerate(hits, start=1)
+                for rank, (hit, distance, *more) in enumerate(line, start=1)
             )
 
 
@@ -201,6 +186,12 @@ def _order_hits(
         hits.rows[number, : len(order)] = rows[number, order]
         hits.distances[number, : len(order)] = distances[number, order]
     return hits
+
+
+def _fill(hits: Nearest, queries: slice | np.ndarray, others: Nearest) -> None:
+    """Put the hits of some queries in their place."""
+    for column, values in zip(hits, others, strict=True):
+        column[queries] = values
 
 
 def _no_hits(queries: int, top: int) -> Nearest:

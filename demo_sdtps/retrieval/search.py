@@ -22,6 +22,7 @@ from demo_sdtps.datasets.folders import Triplet, check_modality, read_folder, re
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
     Comparison,
+    Side,
     describe_incomparable,
     find_incomparable,
     make_comparison,
@@ -88,8 +89,9 @@ def search(
     gallery = read_folder(arguments.gallery, arguments.modality, cfg.MODEL.MODALITIES)
     if queries is None:
         queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
-    depths(arguments, cfg, len(gallery))
-    check_sets(arguments, cfg, queries, present_modalities(gallery, cfg.MODEL.MODALITIES))
+    check_depths(arguments, cfg, len(gallery))
+    sides = (present_modalities(side, cfg.MODEL.MODALITIES) for side in (queries, gallery))
+    check_sets(arguments, cfg, queries, *sides)
     check_equal((gallery, queries), "images")
     broken: dict[str, str] = {}
     check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
@@ -117,66 +119,67 @@ def search(
         if index is None:
             return None
         print_lines(report(index, changes))
-        by_name = {triplet.name: triplet.without(broken) for triplet in gallery}
-        hits = (
-            hits_of(arguments, cfg, index, queries, features, by_name, calibration)
-            if queries
-            else []
-        )
+        hits: list[list[Hit]] = []
+        if queries:
+            side = torch.from_numpy(features), present_modalities(queries, cfg.MODEL.MODALITIES)
+            triplets = {triplet.name: triplet.without(broken) for triplet in gallery}
+            hits = find_hits(arguments, cfg, index, queries, side, triplets, calibration)
         return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
 
 
-def hits_of(
+def find_hits(
     arguments: argparse.Namespace,
     cfg: CfgNode,
     index: Store,
     queries: Sequence[Triplet],
-    features: np.ndarray,
-    by_name: Mapping[str, Triplet],
+    side: Side,
+    triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
 ) -> list[list[Hit]]:
-    """The hits of queries with features (Q, D) in an index that is up to date."""
-    gallery, kind = read_gallery(index), arguments.index_type
-    top, deepest = depths(arguments, cfg, len(gallery))
-    comparison, present = check_sets(arguments, cfg, queries, gallery.present)
+    """The hits of each query in an index that is up to date, of the gallery's triplets by name."""
+    gallery = read_gallery(index)
+    top, deepest = check_depths(arguments, cfg, len(gallery))
+    comparison = check_sets(arguments, cfg, queries, side[1], gallery.present)
     if calibration:
         comparison = replace(comparison, scales=calibration.scales())
-    side = torch.from_numpy(features), present
     wider = min(top + 1, len(gallery))  # a query may be among its hits
     if reranks_all(arguments, cfg):
-        hits = rerank_all(comparison, side, gallery, wider)
+        nearest_hits = rerank_all(comparison, side, gallery, wider)
     else:
-        most = max(deepest, wider)
+        kind = arguments.index_type
         way = nearest if kind == FLAT else partial(approximate, index, kind)
-        hits = search_sets(comparison, side, gallery, most, way)
+        nearest_hits = search_sets(comparison, side, gallery, max(deepest, wider), way)
     if arguments.re_rank:
-        hits = rerank_hits(comparison, side, gallery, hits, wider)
-    columns: list[np.ndarray] = [hits.distances]
+        nearest_hits = rerank_hits(comparison, side, gallery, nearest_hits, wider)
+    rows, distances = nearest_hits
+    columns: list[np.ndarray] = [distances]
     if calibration:
-        sets = present[:, None], gallery.present[hits.rows]
-        rate = arguments.false_accept or FALSE_ACCEPT
-        columns += calibration.judge(hits.distances, *sets, rate)
-    results = []
-    for query, rows, *values in zip(queries, hits.rows, *columns, strict=True):
+        sets = side[1][:, None], gallery.present[rows]
+        columns += calibration.judge(distances, *sets, arguments.false_accept or FALSE_ACCEPT)
+    hits = []
+    for query, line, *values in zip(queries, rows, *columns, strict=True):
         excluded = set() if arguments.keep_self else query.real_paths()
-        triplets = (by_name[gallery.names[row]] for row in rows if row >= 0)
-        line = map(Hit, triplets, *(column.tolist() for column in values))
-        others = [hit for hit in line if excluded.isdisjoint(hit.triplet.real_paths())]
-        results.append(others[:top])
-    return results
+        nearest_triplets = (triplets[gallery.names[row]] for row in line if row >= 0)
+        candidates = map(Hit, nearest_triplets, *(column.tolist() for column in values))
+        others = [hit for hit in candidates if excluded.isdisjoint(hit.triplet.real_paths())]
+        hits.append(others[:top])
+    return hits
 
 
 def check_sets(
-    arguments: argparse.Namespace, cfg: CfgNode, queries: Sequence[Triplet], gallery: np.ndarray
-) -> tuple[Comparison, np.ndarray]:
-    """The comparison of the features, and what is present in the queries (Q,), each of which has a modality in common with some
-    of the gallery, by what is present there (n,)."""
+    arguments: argparse.Namespace,
+    cfg: CfgNode,
+    queries: Sequence[Triplet],
+    present: np.ndarray,
+    gallery: np.ndarray,
+) -> Comparison:
+    """How features are compared. Raises `UserError` for a query, by what is present in them (Q, 3), that has a distance from
+    nothing in the gallery, by what is present there (G, 3)."""
     comparison = make_comparison(cfg, arguments.return_pattern)
-    present = present_modalities(queries, cfg.MODEL.MODALITIES)
     if text := describe_incomparable(comparison, present, gallery):
         first = queries[find_incomparable(comparison, present, gallery)[0][0]]
         raise UserError(f"{text}; or leave them out, the first is {first.files[0]}.")
-    return comparison, present
+    return comparison
 
 
 def reranks_all(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
@@ -184,8 +187,8 @@ def reranks_all(arguments: argparse.Namespace, cfg: CfgNode) -> bool:
     return cfg.TEST.RE_RANKING == "yes" and not arguments.re_rank
 
 
-def depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[int, int]:
-    """Hits per query, and those that are re-ranked for them."""
+def check_depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> tuple[int, int]:
+    """Hits per query, and those that are re-ranked for them. Raises `UserError` where the gallery is too small or large."""
     top = min(arguments.top or TOP, gallery)
     if not gallery:
         raise UserError(f"No image of the gallery {arguments.gallery} can be read; replace some.")
