@@ -48,7 +48,7 @@ def render(
         "kept": kept_patches(cfg, model, samples, modalities),
         "palette": AS_DATA,
     }
-    return templates.get_template(template).render(about, content=content)
+    return templates.get_template(template).render(about, content=content, cfg=cfg)
 
 
 def is_stacked(cfg: CfgNode) -> bool:

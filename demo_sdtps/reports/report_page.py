@@ -19,19 +19,6 @@ from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.runtime.files import atomic_write
 
 EXTRA_PACKAGES = {"jinja2": "jinja2", "plotly": "plotly", "sklearn": "scikit-learn"}
-SECTIONS = {
-    "results": "Results",
-    "cross-modal": "Any modality against any",
-    "comparison": "Comparison",
-    "curves": "Training curves",
-    "cameras": "Cameras",
-    "distances": "Distances",
-    "identities": "Identities",
-    "features": "Features",
-    "worst": "Worst queries",
-    "ranks": "Rank lists",
-    "settings": "Configuration",
-}
 SHOWN = ("queries", "rank_lists", "worst_queries", "identities", "distances", "scatter")
 """Of an analysis, what the page's scripts draw."""
 
@@ -71,11 +58,6 @@ def write_page(
         "making thumbnails",
         "triplet",
     )
-    sections = dict(SECTIONS)
-    if len(runs) == 1:
-        del sections["comparison"]
-    if len(modalities) == 1:
-        del sections["cross-modal"]
     content = {
         **{name: analysis[name] for name in SHOWN},
         "runs": [{"name": name, "records": run.records} for name, run in runs.items()],
@@ -83,7 +65,6 @@ def write_page(
         "samples": {index: sample_labels(cfg, sample) for index, sample in samples.items()},
         "thumbnails": dict(zip(shown, images, strict=True)),
     }
-    cameras = [camera + 1 for camera in analysis["camera_matrix"]["cameras"]]
     page = render(
         "report.html",
         cfg,
@@ -95,31 +76,21 @@ def write_page(
         files=False,
         title=Path(cfg.OUTPUT_DIR).resolve().name,
         caption=tables.reid_caption(named_by_folder(cfg), data),
-        runs=runs,
-        differing=differing([run.cfg for run in runs.values()]),
-        sections=sections,
+        settings=named_by_folder(cfg).dump(),
+        data=data,
+        analysis=analysis,
+        record=analysis["cases"][analysis["missing"]],
+        cameras=[camera + 1 for camera in analysis["camera_matrix"]["cameras"]],
         patterns={str(pattern): name for pattern, name in tables.PATTERN_NAMES.items()},
         pattern=str(cfg.TEST.RETURN_PATTERN),
-        measures=tables.MEASURES,
-        record=analysis["cases"][analysis["missing"]],
-        untrained=untrained,
-        options=tables.options(cfg),
         missing=tables.missing_rows(analysis["cases"]),
-        matched=data.matched,
-        failures=sum(query["first_match"] > 1 for query in analysis["queries"]),
-        left_out=omission_notes(data, analysis, len(shown), len(samples)),
-        cross_modal_distance=cfg.TEST.CROSS_MODAL_DISTANCE,
-        cross_modal={
-            measure: {name: row.values() for name, row in rows.items()}
-            for measure, rows in cross_modal.items()
-        },
-        cameras=dict(zip(cameras, analysis["camera_matrix"]["mAP"], strict=True)),
+        runs=runs,
+        differing=differing([run.cfg for run in runs.values()]),
+        untrained=untrained,
+        cross_modal=cross_modal,
+        tables=tables,
         key=exclude_key(cfg),
-        identities=analysis["identities"],
-        distance=tables.distance_name(cfg),
-        worst=len(analysis["worst_queries"]),
         nearest=NEAREST,
-        settings=named_by_folder(cfg).dump(),
     )
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
@@ -154,23 +125,6 @@ def page_samples(analysis: Mapping[str, Any]) -> list[int]:
     queries = [analysis["queries"][one["query"]]["sample"] for one in lists]
     nearest = [hit["sample"] for one in lists for hit in one["nearest"]]
     return list(dict.fromkeys([*queries, *nearest, *analysis["scatter"]["samples"]]))
-
-
-def omission_notes(
-    data: TestData, analysis: Mapping[str, Any], images: int, samples: int
-) -> list[str]:
-    """What the page leaves out, as sentences."""
-    points = len(analysis["scatter"]["samples"])
-    bounds = {
-        "queries have a rank list (--queries)": (len(analysis["rank_lists"]), len(data.query)),
-        "samples are in the scatter plot (--points)": (points, len(data.samples)),
-        "triplets of the page are shown with their images (--thumbnails)": (images, samples),
-    }
-    return [
-        f"{shown:,} of {total:,} {what}."
-        for what, (shown, total) in bounds.items()
-        if shown < total
-    ]
 
 
 def sample_labels(cfg: CfgNode, sample: Sample) -> dict[str, object]:
