@@ -64,10 +64,6 @@ def run_study(arguments: argparse.Namespace) -> None:
 def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     """The result of a study, in `path` after every variant: runs that it holds are not made again."""
     study = read_study(arguments.study)
-    if arguments.seeds:
-        study["seeds"] = list(range(1, 1 + arguments.seeds))
-        for settings in study["variants"].values():
-            settings["seeds"] = []
     check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
     known = None if arguments.changed_tree else tree  # runs of other files may be kept

@@ -1,4 +1,4 @@
-"""Run variants × seeds of a configuration and compare them: python -m tools.study studies/modules.yml [--seeds N]
+"""Run variants × seeds of a configuration and compare them: python -m tools.study studies/modules.yml
 
 A study is a YAML file (see studies/):
 
@@ -45,7 +45,6 @@ def main() -> None:
         metavar="STUDY.yml",
         help="the study, one of studies/*.yml for example, or a study.json such as docs/results/*.json",
     )
-    add_count(parser, "--seeds", None, "run seeds 1 … N in place of the study's")
     parser.add_argument(
         "--output",
         type=Path,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.synthetic import pedestrians, vehicles
+from demo_sdtps.synthetic.cameras import CAMERAS
 from demo_sdtps.synthetic.folder import Number, Recipe, make_data_set, parse_flags
-from demo_sdtps.synthetic.triplets import CAMERAS, FOLDER, MINIMUM_SIZE, write_data_set
+from demo_sdtps.synthetic.triplets import FOLDER, MINIMUM_SIZE, write_data_set
 
 TRIPLET_FLAGS = (
     Number("identities", 100, "persons or vehicles of the training split"),
@@ -37,9 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     target = options.root / FOLDER
     kind = vehicles if options.vehicles else pedestrians
-    given = dict(zip(("height", "width"), kind.SIZE, strict=True)) | vars(options)
-    numbers = {number.name: given[number.name] for number in TRIPLET_FLAGS}
-    changed = {name: given[name] for name in (*SWITCHES, SKIP.name) if given[name]}
+    values = dict(zip(("height", "width"), kind.SIZE, strict=True)) | vars(options)
+    numbers = {number.name: values[number.name] for number in TRIPLET_FLAGS}
+    changed = {name: values[name] for name in (*SWITCHES, SKIP.name) if values[name]}
     recipe = {"version": kind.VERSION, "arguments": numbers | changed}
 
     def fill(folder: Path) -> Recipe:

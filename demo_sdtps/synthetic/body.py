@@ -159,7 +159,7 @@ def draw_body(canvas: Canvas, look: Look, build: Build, pose: Pose) -> range:
         x, y = body.joints(near)[2]
         body.polygon(rectangle(x - 0.05, y + 0.02, x + 0.05, y + 0.13), "bag")
     pattern, labels = GARMENT_PATTERNS[RGB_LOOKS[look.rgb].pattern], body.labels
-    accents = {labels[part]: labels[f"{part} accent"] for part in ("upper", "sleeve")}
+    accents = {labels[name]: labels[f"{name} accent"] for name in ("upper", "sleeve")}
     canvas.relabel(accents, lambda x, y: pattern(*body.torso_coordinates(x, y), pose.view))
     return range(first, len(canvas.materials))
 
@@ -208,29 +208,29 @@ class _Body:
         below = (y - pose.y) / self.scale
         return (x - pose.x) / self.scale + pose.lean * (below - 0.5), below - 0.16
 
-    def polygon(self, points: Sequence[Point], part: str) -> None:
-        self.canvas.polygon([self.at(*point) for point in points], self.labels[part])
+    def polygon(self, points: Sequence[Point], name: str) -> None:
+        self.canvas.polygon([self.at(*point) for point in points], self.labels[name])
 
-    def ellipse(self, x: float, y: float, radius_x: float, radius_y: float, part: str) -> None:
+    def ellipse(self, x: float, y: float, radius_x: float, radius_y: float, name: str) -> None:
         radii = radius_x * self.scale, radius_y * self.scale
-        self.canvas.ellipse(*self.at(x, y), *radii, self.labels[part])
+        self.canvas.ellipse(*self.at(x, y), *radii, self.labels[name])
 
     def limb(
-        self, start: Point, end: Point, start_radius: float, end_radius: float, part: str
+        self, start: Point, end: Point, start_radius: float, end_radius: float, name: str
     ) -> None:
         radii = (start_radius, end_radius)
         first, second = (radius * self.scale * self.build.width for radius in radii)
-        self.canvas.limb(self.at(*start), self.at(*end), first, second, self.labels[part])
+        self.canvas.limb(self.at(*start), self.at(*end), first, second, self.labels[name])
 
-    def leg(self, side: int, part: str) -> None:
+    def leg(self, side: int, name: str) -> None:
         angles = self.pose.limbs[side]
         hip = (0.0 if self.is_side else side * 0.05 * self.broad, 0.50)
         knee = _reach(hip, angles.hip, 0.235)
         ankle = _reach(knee, angles.hip - angles.knee, 0.215)
         forward = 0.03 if self.is_side else 0
         self.ellipse(ankle[0] + forward, ankle[1] + 0.022, 0.05, 0.022, "shoes")
-        self.limb(hip, knee, 0.056, 0.044, part)
-        self.limb(knee, ankle, 0.044, 0.032, part)
+        self.limb(hip, knee, 0.056, 0.044, name)
+        self.limb(knee, ankle, 0.044, 0.032, name)
 
     def joints(self, side: int) -> tuple[Point, Point, Point]:
         angles = self.pose.limbs[side]
@@ -240,11 +240,11 @@ class _Body:
         bend = outwards + angles.elbow if self.is_side else outwards - side * angles.elbow * 0.5
         return shoulder, elbow, _reach(elbow, bend, 0.14)
 
-    def arm(self, side: int, part: str) -> None:
+    def arm(self, side: int, name: str) -> None:
         shoulder, elbow, wrist = self.joints(side)
         self.ellipse(wrist[0], wrist[1] + 0.012, 0.021, 0.025, "skin")
-        self.limb(shoulder, elbow, 0.036, 0.030, part)
-        self.limb(elbow, wrist, 0.030, 0.024, part)
+        self.limb(shoulder, elbow, 0.036, 0.030, name)
+        self.limb(elbow, wrist, 0.030, 0.024, name)
 
     def backpack(self) -> None:
         if self.build.bag != "backpack":

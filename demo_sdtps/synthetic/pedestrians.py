@@ -12,8 +12,9 @@ from numpy.random import Generator
 
 from demo_sdtps.synthetic import body
 from demo_sdtps.synthetic.body import LOOK_SHAPE, Build, Look, Pose, draw_body
-from demo_sdtps.synthetic.scene import STYLES, Canvas, draw_background, draw_occluder
-from demo_sdtps.synthetic.triplets import CAMERAS, SUPERSAMPLING, Triplet, choose_looks, render
+from demo_sdtps.synthetic.cameras import CAMERAS
+from demo_sdtps.synthetic.scene import Canvas, draw_background, draw_occluder
+from demo_sdtps.synthetic.triplets import SUPERSAMPLING, Triplet, choose_looks, render
 
 VERSION = 1  # incremented whenever the same seed gives other images
 SIZE = (128, 64)  # height and width in pixels unless others are asked for
@@ -58,7 +59,7 @@ def draw_triplet(
     pose = body.random_pose(stance, canvas.aspect)
     if unaligned:
         pose = _unalign(pose, canvas, front, stance)
-    draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
+    draw_background(canvas, CAMERAS[camera], night, scene)
     if scene.random() < BYSTANDER_RATE:
         # A bystander behind the person is the smaller of the two.
         scale = pose.height if unaligned else 1.0

@@ -4,15 +4,15 @@ Lengths are relative to the height of the image; y points down from the top edge
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from demo_sdtps.synthetic.cameras import Camera, Palette
+
 Label = int
 Point = tuple[float, float]
 Colour = tuple[float, float, float] | np.ndarray
-Palette = tuple[tuple[float, float, float], ...]
 
 
 def rectangle(left: float, top: float, right: float, bottom: float) -> list[Point]:
@@ -69,27 +69,20 @@ class Canvas:
         return np.array(self.image)
 
 
-@dataclass(frozen=True)
-class Style:
-    """Surroundings of a camera: colours of wall and ground, range of the horizon, and mean number of each object."""
-
-    walls: Palette
-    grounds: Palette
-    horizon: tuple[float, float]
-    counts: dict[str, float]
-
-
-def draw_background(canvas: Canvas, style: Style, night: bool, rng: np.random.Generator) -> None:
+def draw_background(canvas: Canvas, camera: Camera, night: bool, rng: np.random.Generator) -> None:
     """Fill the canvas with a wall, a ground and objects. At night unheated surfaces are colder."""
-    horizon = rng.uniform(*style.horizon)
+    horizon = rng.uniform(*camera.horizon)
     ambient = 0.65 if night else 1.0
-    wall, ground = (style.walls, (0.2, 0.75), 0, horizon), (style.grounds, (0.15, 0.65), horizon, 1)
+    wall, ground = (
+        (camera.walls, (0.2, 0.75), 0, horizon),
+        (camera.grounds, (0.15, 0.65), horizon, 1),
+    )
     for palette, reflectance, top, bottom in (wall, ground):
         colour, ni = _tint(palette, rng), rng.uniform(*reflectance)
         surface = canvas.add(colour, ni, ambient * rng.uniform(0.15, 0.5))
         canvas.box(0, top, canvas.aspect, bottom, surface)
     objects = _Objects(canvas, rng, horizon)
-    for name, mean_count in style.counts.items():
+    for name, mean_count in camera.objects.items():
         for _ in range(rng.poisson(mean_count)):
             getattr(objects, name)()
 
@@ -253,36 +246,3 @@ class _Objects:
 
 
 OCCLUDERS = ("post", "crate", "hedge", "rail")
-STYLES = {
-    "street": Style(
-        walls=((0.55, 0.52, 0.48), (0.62, 0.42, 0.34), (0.70, 0.68, 0.62)),
-        grounds=((0.35, 0.35, 0.36), (0.48, 0.47, 0.45)),
-        horizon=(0.5, 0.7),
-        counts={"windows": 0.8, "car": 0.9, "stain": 1.5, "pole": 0.8, "panel": 0.8, "lamp": 0.2},
-    ),
-    "park": Style(
-        walls=((0.50, 0.60, 0.62), (0.28, 0.38, 0.22), (0.62, 0.70, 0.75)),
-        grounds=((0.28, 0.38, 0.18), (0.50, 0.44, 0.32)),
-        horizon=(0.4, 0.65),
-        counts={"tree": 1.2, "foliage": 2.5, "fence": 0.4, "stain": 1.5, "panel": 0.3, "pole": 0.4},
-    ),
-    "campus": Style(
-        walls=((0.55, 0.28, 0.22), (0.66, 0.50, 0.40), (0.45, 0.42, 0.42)),
-        grounds=((0.55, 0.52, 0.48), (0.42, 0.40, 0.38)),
-        horizon=(0.55, 0.75),
-        counts={
-            "bricks": 0.9,
-            "tiles": 0.8,
-            "windows": 0.4,
-            "panel": 1.0,
-            "foliage": 0.7,
-            "pole": 0.5,
-        },
-    ),
-    "hall": Style(
-        walls=((0.78, 0.78, 0.74), (0.60, 0.66, 0.70), (0.72, 0.66, 0.55)),
-        grounds=((0.62, 0.60, 0.56), (0.40, 0.38, 0.40)),
-        horizon=(0.6, 0.8),
-        counts={"tiles": 1, "panel": 2, "pole": 1, "lamp": 0.7, "windows": 0.3, "stain": 0.5},
-    ),
-}

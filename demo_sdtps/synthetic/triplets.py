@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import prod
@@ -18,6 +17,7 @@ from PIL import Image, ImageFilter
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 from demo_sdtps.runtime.progress import progress
+from demo_sdtps.synthetic.cameras import CAMERAS, Camera
 from demo_sdtps.synthetic.scene import Canvas
 
 FOLDER, SPLITS = "RGBNT201", ("train_171", "test")
@@ -29,57 +29,6 @@ Triplet = tuple[dict[str, np.ndarray], np.ndarray]
 CHANNELS = dict(zip(MODALITIES, (slice(0, 3), slice(3, 4), slice(4, 5)), strict=True))
 
 
-@dataclass(frozen=True)
-class Camera:
-    """`offset + gain * value ** gamma`, blurred, plus noise, by channel (red, green, blue, NI, TI), with values in [0, 1]."""
-
-    style: str
-    night_rate: float  # share of images
-    gain: tuple[float, ...]
-    gamma: tuple[float, ...]
-    offset: tuple[float, ...]
-    noise: tuple[float, ...]  # standard deviation
-    blur: float
-
-
-CAMERAS = (
-    Camera(
-        "street",
-        0.0,
-        gain=(1.00, 0.98, 0.94, 0.90, 0.85),
-        gamma=(1.0, 1.0, 1.0, 1.00, 1.00),
-        offset=(0.02, 0.02, 0.02, 0.04, 0.05),
-        noise=(0.015, 0.015, 0.015, 0.025, 0.020),
-        blur=0.4,
-    ),
-    Camera(
-        "park",
-        0.0,
-        gain=(0.82, 0.92, 0.98, 1.00, 0.95),
-        gamma=(0.8, 0.8, 0.8, 1.20, 0.90),
-        offset=(0.04, 0.05, 0.07, 0.00, 0.00),
-        noise=(0.025, 0.025, 0.025, 0.020, 0.035),
-        blur=0.7,
-    ),
-    Camera(
-        "campus",
-        0.5,
-        gain=(0.98, 0.84, 0.68, 0.80, 0.75),
-        gamma=(1.2, 1.2, 1.2, 0.85, 1.15),
-        offset=(0.02, 0.01, 0.00, 0.08, 0.15),
-        noise=(0.020, 0.020, 0.020, 0.040, 0.025),
-        blur=0.5,
-    ),
-    Camera(
-        "hall",
-        1.0,
-        gain=(0.85, 0.88, 0.90, 0.95, 1.00),
-        gamma=(1.0, 1.0, 1.0, 1.10, 1.05),
-        offset=(0.00, 0.00, 0.00, 0.02, -0.05),
-        noise=(0.030, 0.030, 0.030, 0.035, 0.020),
-        blur=0.6,
-    ),
-)
 # factor of the light at night, by channel; NI has its own lamp and TI needs none
 NIGHT_LIGHT = np.array([0.030, 0.030, 0.040, 1.0, 1.0])
 
@@ -106,8 +55,8 @@ def choose_looks(number: int, seed: int, shape: Sequence[int]) -> list[list[int]
             candidates = twins if twins.any() else free
         # The least used looks first, so that all looks have about equally many identities.
         used = sum(
-            count * np.bincount(looks[chosen, part], minlength=count)[looks[:, part]]
-            for part, count in enumerate(shape)
+            count * np.bincount(looks[chosen, column], minlength=count)[looks[:, column]]
+            for column, count in enumerate(shape)
         )
         chosen.append(int(np.argmin(np.where(candidates, used + rng.random(len(looks)), np.inf))))
         free[chosen[-1]] = False

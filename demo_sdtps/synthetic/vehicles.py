@@ -12,8 +12,9 @@ import numpy as np
 from numpy.random import Generator
 
 from demo_sdtps.synthetic.body import GARMENT_COLOURS
-from demo_sdtps.synthetic.scene import STYLES, Canvas, Colour, Point, draw_background, draw_occluder
-from demo_sdtps.synthetic.triplets import CAMERAS, SUPERSAMPLING, Triplet, choose_looks, render
+from demo_sdtps.synthetic.cameras import CAMERAS
+from demo_sdtps.synthetic.scene import Canvas, Colour, Point, draw_background, draw_occluder
+from demo_sdtps.synthetic.triplets import SUPERSAMPLING, Triplet, choose_looks, render
 
 VERSION = 1  # incremented whenever the same seed gives other images
 SIZE = (64, 128)  # height and width in pixels unless others are asked for
@@ -91,7 +92,7 @@ def draw_triplet(
     """One vehicle in camera 0, 1, …, with its mask; it fills the picture, an `unaligned` one at least half of its sides."""
     scene, stance, front, sensor = rng.spawn(4)
     canvas = Canvas(height * SUPERSAMPLING, width * SUPERSAMPLING)
-    draw_background(canvas, STYLES[CAMERAS[camera].style], night, scene)
+    draw_background(canvas, CAMERAS[camera], night, scene)
     vehicle = _Vehicle(canvas, look, night, LOOSE_SPACE if unaligned else SPACE, stance).draw()
     if front.random() < OCCLUDED_RATE:
         draw_occluder(canvas, front)

@@ -43,17 +43,14 @@ def write(folder, variants, **more):
     return path
 
 
-def rows_of(table):
+def rows_of(text):
     """The cells of a Markdown table's rows by the first, without emphasis."""
     lines = [
         [cell.strip().replace("**", "") for cell in line.strip("|").split("|")]
-        for line in table.splitlines()
+        for line in text.splitlines()
+        if line.startswith("|")
     ]
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
-
-
-def tables_of(text):
-    return [block for block in text.split("\n\n") if block.startswith("|")]
 
 
 @pytest.mark.slow
@@ -109,12 +106,12 @@ def test_a_failed_run_is_reported_and_the_others_continue(
         "too fast": {"set": {"SOLVER.BASE_LR": 1e30}},
         "Baseline": {"config": str(BASELINE)},
     }
-    path = write(tmp_path, variants, missing=False, selection=False)
-    code, stdout, _ = command(tool.main, path, "--seeds", "1", *SHORT.split(), tiny_root)
+    path = write(tmp_path, variants, seeds=[1], missing=False, selection=False)
+    code, stdout, _ = command(tool.main, path, *SHORT.split(), tiny_root)
     assert code == 1
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
     assert "The loss became" in failure
-    rows = rows_of(tables_of(stdout)[0])
+    rows = rows_of(stdout)
     assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–"
     assert float(rows["Baseline"]["mAP, 3 both"]) > 0
 

@@ -18,7 +18,8 @@ from demo_sdtps.commands import make_synthetic
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.synthetic import body, pedestrians, triplets, vehicles
-from demo_sdtps.synthetic.triplets import CAMERAS, is_night
+from demo_sdtps.synthetic.cameras import CAMERAS
+from demo_sdtps.synthetic.triplets import is_night
 
 NAME = re.compile(r"(\d{6})_cam([1-4])_([01])_(\d{2})")
 SMALL = "--identities 3 --test_identities 2 --images_per_camera 2 --height 64 --width 32"

@@ -5,10 +5,10 @@ const byId = (id) => document.getElementById(id);
 const percent = (value) => (100 * value).toFixed(1);
 
 function element(tag, className, ...children) {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.append(...children); // texts stay texts, whatever is in them
-  return made;
+  const node = document.createElement(tag);
+  node.className = className;
+  node.append(...children); // texts stay texts, whatever is in them
+  return node;
 }
 
 // What depends on the colours is drawn again when they change.

@@ -3,12 +3,12 @@ const PER_PAGE = 10;
 let page = 0;
 
 function showRanks() {
-  const found = chosenQueries();
-  const pages = Math.max(1, Math.ceil(found.length / PER_PAGE));
+  const queries = chosenQueries();
+  const pages = Math.max(1, Math.ceil(queries.length / PER_PAGE));
   page = Math.min(Math.max(page, 0), pages - 1);
-  const shown = found.slice(page * PER_PAGE, (page + 1) * PER_PAGE);
-  byId("count").textContent = found.length
-    ? `Queries ${page * PER_PAGE + 1} to ${page * PER_PAGE + shown.length} of ${found.length}`
+  const shown = queries.slice(page * PER_PAGE, (page + 1) * PER_PAGE);
+  byId("count").textContent = queries.length
+    ? `Queries ${page * PER_PAGE + 1} to ${page * PER_PAGE + shown.length} of ${queries.length}`
     : "No query is left; reset the filters.";
   byId("pages").textContent = `Page ${page + 1} of ${pages}`;
   byId("previous").disabled = page === 0;
