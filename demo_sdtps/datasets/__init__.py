@@ -48,6 +48,15 @@ def find_reader(cfg: CfgNode) -> Reader:
     return OWN[name](cfg) if name in OWN else READERS[name]
 
 
+def check_labelled(cfg: CfgNode) -> None:
+    """Raise `UserError` where the images of DATASETS.NAMES have no labels."""
+    if not find_reader(cfg).labelled:
+        raise UserError(
+            f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels; give DATASETS.NAMES Folder in its place, "
+            "whose names of images have labels, or CSV, a table (docs/own_data.md)."
+        )
+
+
 def data_name(cfg: CfgNode, identities: int) -> str:
     """What the images of a training on so many identities are, for the model card, whatever data set they are read as."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets import OWN, Sample, find_reader
+from demo_sdtps.datasets import OWN, Sample, check_labelled, find_reader
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import flat_images
 from demo_sdtps.datasets.loaders import make_decoder, test_loader
@@ -69,21 +69,17 @@ def make_test_data(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Samp
 
 
 def count_matched(cfg: CfgNode, query: Sequence[Sample], gallery: Sequence[Sample]) -> int:
-    """Number of the queries with a match in the gallery."""
+    """Number of the queries with a match in the gallery. Raises `UserError` for none."""
+    check_labelled(cfg)
     key, cameras_of = exclude_key(cfg), defaultdict(set)
     for sample in gallery:
         cameras_of[sample.identity].add(getattr(sample, key))
     matched = sum(1 for sample in query if cameras_of[sample.identity] - {getattr(sample, key)})
     if not matched:
-        advice = "check their labels, of the test split or of DATASETS.VALIDATION"
-        if not find_reader(cfg).labelled:
-            advice = (
-                "these images have no labels: give DATASETS.NAMES Folder or CSV in its place, which read them "
-                "(docs/own_data.md), or search by demo-sdtps search, which needs none"
-            )
         raise UserError(
             f"No query of {cfg.DATASETS.NAMES} at {cfg.DATASETS.ROOT_DIR} has a match in the gallery (the same "
-            f"identity with another {key}), so nothing can be scored; {advice}."
+            f"identity with another {key}), so nothing can be scored; check their labels, of the test "
+            "split or of DATASETS.VALIDATION."
         )
     return matched
 

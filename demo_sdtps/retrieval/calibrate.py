@@ -17,7 +17,7 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT
 from demo_sdtps.config.load import with_values
-from demo_sdtps.datasets import Sample, find_reader, read_splits
+from demo_sdtps.datasets import Sample, check_labelled, read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import (
@@ -173,10 +173,7 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
 
 def check_split(cfg: CfgNode, split: str) -> None:
     """Raise `UserError` where a split has identities of the training, or those of the test that the model is reported by."""
-    if not find_reader(cfg).labelled:
-        raise UserError(
-            "DATASETS.NAMES Images has no labels to calibrate by; give Folder or CSV (docs/own_data.md)."
-        )
+    check_labelled(cfg)
     trained = load_cfg(stored_config(cfg.TEST.WEIGHT)).DATASETS
     advice = "train with DATASETS.VALIDATION 0.3, or give other labelled images by DATASETS.ROOT_DIR and --split"
     if split == VALIDATION and not trained.VALIDATION:

@@ -8,13 +8,13 @@ from typing import NamedTuple, cast
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.config import MODALITIES
 from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets import (
     SPLITS,
     Sample,
+    check_labelled,
     data_name,
-    find_reader,
     identity_labels,
     read_splits,
 )
@@ -119,11 +119,7 @@ def describe(means: Mapping[str, float]) -> str:
 
 def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Task:
     """Data set, model, weights and loss of `cfg`, on `device`."""
-    if not find_reader(cfg).labelled:
-        raise UserError(
-            f"DATASETS.NAMES is {cfg.DATASETS.NAMES}, whose images have no labels to train by; give "
-            "DATASETS.NAMES Folder in its place, whose names of images have labels, or CSV, a table (docs/own_data.md)."
-        )
+    check_labelled(cfg)
     splits = read_splits(cfg, (*SPLITS, VALIDATION) if cfg.DATASETS.VALIDATION else SPLITS)
     samples = [sample for split in splits.values() for sample in split]
     if cfg.DATASETS.VERIFY:
