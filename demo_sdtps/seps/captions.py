@@ -5,7 +5,7 @@ The loading processes load images only; the tokens of the captions stay in the m
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -37,21 +37,18 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class CaptionBatch:
-    """Captions with their images; `long_captions` and `long_lengths` are None for data without long captions."""
+    """Captions with their images."""
 
     images: torch.Tensor  # (B, 3, H, W) float
-    captions: torch.Tensor  # (B, L) long, padded with 0
-    lengths: torch.Tensor  # (B,) long, on the CPU, where they are read
-    long_captions: torch.Tensor | None  # (B, L')
-    long_lengths: torch.Tensor | None  # (B,)
+    # captions, and long captions where there are any: tokens (B, L) long, padded with 0; lengths (B,) long, read on the CPU
+    texts: list[tuple[torch.Tensor, torch.Tensor]]
     image_ids: torch.Tensor  # (B,) long: captions of the same image have the same id
 
     def to(self, device: torch.device) -> "CaptionBatch":
         """The batch on a device, but for the lengths."""
-        names = ("images", "captions", "long_captions", "image_ids")
-        tensors = {name: getattr(self, name) for name in names}
-        moved = {name: to_device(one, device) for name, one in tensors.items() if one is not None}
-        return replace(self, **moved)
+        images, image_ids = (to_device(one, device) for one in (self.images, self.image_ids))
+        texts = [(to_device(tokens, device), lengths) for tokens, lengths in self.texts]
+        return CaptionBatch(images, texts, image_ids)
 
 
 def caption_loader(cfg: CfgNode, split: ImageTexts) -> DataLoader:
@@ -89,11 +86,10 @@ def _decode_images(paths: Paths) -> Images:
 def caption_batches(loader: DataLoader, tokens: Tokens) -> Iterator[CaptionBatch]:
     """Batches of captions with prefetch."""
     for (images,), _, indices, image_ids in collated_batches(loader):
-        captions = pad_texts([tokens.captions[index] for index in indices])
-        long: tuple[Any, Any] = (None, None)
+        texts = [pad_texts([tokens.captions[index] for index in indices])]
         if tokens.long_captions:
-            long = pad_texts([tokens.long_captions[image] for image in image_ids])
-        yield CaptionBatch(images, *captions, *long, torch.tensor(image_ids))
+            texts.append(pad_texts([tokens.long_captions[image] for image in image_ids]))
+        yield CaptionBatch(images, texts, torch.tensor(image_ids))
 
 
 def image_batches(loader: DataLoader) -> Iterator[torch.Tensor]:

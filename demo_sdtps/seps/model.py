@@ -1,5 +1,7 @@
 """The SEPS model (docs/seps.md): two towers, and the network that compares every image with every caption."""
 
+from itertools import chain
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -28,24 +30,21 @@ class SEPS(nn.Module):
         images: torch.Tensor,
         captions: torch.Tensor,
         lengths: torch.Tensor,
-        long_captions: torch.Tensor | None = None,
-        long_lengths: torch.Tensor | None = None,
+        *long: torch.Tensor,
     ) -> Similarities:
-        """images (B_v, 3, H, W), token ids of captions (B_t, L) and of long captions → (B_v, B_t), in training with masks.
+        """images (B_v, 3, H, W), token ids of captions (B_t, L), their lengths, `long` both of long captions → (B_v, B_t), in
+        training with masks.
 
         In training, several processes compare their own images with the captions of all, B_t of each process. Lengths (B_t,)
         on the CPU spare a GPU the waiting for their largest.
         """
-        long = None
-        if long_captions is not None and long_lengths is not None:
-            with torch.no_grad():  # the network passes no gradient to long captions
-                long = self.text_tower(long_captions, long_lengths)
-        tokens, words = self.image_tower(images), self.text_tower(captions, lengths)
+        with torch.no_grad():  # the network passes no gradient to long captions
+            long_texts = [(self.text_tower(*long), long[1])] if long else []
+        tokens = self.image_tower(images)
+        texts = [(self.text_tower(captions, lengths), lengths), *long_texts]
         if self.training and world_size() > 1:
-            words, lengths = _gather_texts(words, lengths)
-            if long is not None and long_lengths is not None:
-                long, long_lengths = _gather_texts(long, long_lengths)
-        return self.network(tokens, words, lengths, long, long_lengths)
+            texts = [_gather_texts(*text) for text in texts]
+        return self.network(tokens, *chain(*texts))
 
 
 def _gather_texts(words: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from demo_sdtps.modeling import sdtps
 from demo_sdtps.modeling.sdtps import TokenAggregation, TokenSparse, aggregation_mlp
-from demo_sdtps.seps.relevance import HRPA, MaxSim, max_sim, relevance
+from demo_sdtps.seps.relevance import HRPA, max_sim, relevance
 
 PAIR_BYTES = {"cpu": 20 << 20, "cuda": 1 << 30}
 """Memory of the pairs that are compared at once: a CPU's cache, and enough to use a GPU fully."""
@@ -140,23 +140,23 @@ class CrossSparseAggrNet(nn.Module):
         """
         if (long_cap_embs is None) != (long_cap_lens is None):
             raise ValueError("Give both long_cap_embs and long_cap_lens, or neither.")
-        caption, long = as_texts("cap", cap_embs, cap_lens), None
+        texts = [as_texts("cap", cap_embs, cap_lens)]
         if long_cap_embs is not None and long_cap_lens is not None:
             # As in the published code, long captions receive no gradient: they select patches and train the images.
-            long = as_texts("long_cap", long_cap_embs.detach(), long_cap_lens)
-            if len(long.words) != len(caption.words):
+            texts.append(as_texts("long_cap", long_cap_embs.detach(), long_cap_lens))
+            if len(long_cap_embs) != len(cap_embs):
                 raise ValueError(
                     "The numbers of captions and long captions differ; give one for each."
                 )
-        images = self._images(img_embs, has_long=long is not None)
+        images = self._images(img_embs, branches=len(texts) if self.is_dual else 1)
         with torch.autocast(img_embs.device.type, enabled=False):
-            similarities, masks = self._all_pairs(images, caption, long)
+            similarities, masks = self._all_pairs(images, texts)
         if not self.training:
             return similarities
         return similarities, masks if self.use_paper_version else masks[0]
 
-    def _images(self, tokens: torch.Tensor, has_long: bool) -> ImageFeatures:
-        """Features of the image tokens (V, N or 1 + N, C) that do not depend on the caption."""
+    def _images(self, tokens: torch.Tensor, branches: int) -> ImageFeatures:
+        """Features of the image tokens (V, N or 1 + N, C) that do not depend on the caption, for R branches."""
         prefix = tokens.shape[1] - self.num_patches if tokens.ndim == 3 and len(tokens) else None
         if prefix not in (0, 1):
             raise ValueError(
@@ -166,7 +166,6 @@ class CrossSparseAggrNet(nn.Module):
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
         self_cosine = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
         class_token = F.normalize(class_token.float(), dim=-1)
-        branches = 2 if self.is_dual and has_long else 1
         nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
         predicted = [sdtps.predict(net.score_predictor, patches) for net in nets[:branches]]
         logits = self.aggr_net.logits(patches)
@@ -180,10 +179,10 @@ class CrossSparseAggrNet(nn.Module):
         )
 
     def _all_pairs(
-        self, images: ImageFeatures, caption: Texts, long: Texts | None
+        self, images: ImageFeatures, texts: list[Texts]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Similarities (V, T) and, in training, masks (T, V, N) of each branch; in blocks of pairs."""
-        count, total = len(images.patches), len(caption.words)
+        count, total = len(images.patches), len(texts[0].words)
         memory = PAIR_BYTES.get(images.patches.device.type, PAIR_BYTES["cuda"])
         chunk = self.chunk or max(1, memory // self.pair_bytes)
         # Many captions rather than many images: the tokens of one image need no copy for the matrix products.
@@ -191,8 +190,8 @@ class CrossSparseAggrNet(nn.Module):
         tall = chunk // wide
         columns, mask_columns = [], []
         for block in blocks(total, wide):
-            texts = caption.block(block), long and long.block(block)
-            rows = [self._match(images.block(some), *texts) for some in blocks(count, tall)]
+            some_texts = [text.block(block) for text in texts]
+            rows = [self._match(images.block(some), some_texts) for some in blocks(count, tall)]
             columns.append(torch.cat([similarity for similarity, _ in rows]))
             # of a thousand images and five thousand captions the masks are gigabytes
             if self.training:
@@ -202,10 +201,9 @@ class CrossSparseAggrNet(nn.Module):
         return torch.cat(columns, dim=1), masks
 
     def _match(
-        self, images: ImageFeatures, caption: Texts, long: Texts | None
+        self, images: ImageFeatures, texts: list[Texts]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Similarities (V, T) and masks (T, V, N) of a block of pairs."""
-        texts = [caption, long] if long else [caption]
         guidance = [sdtps.cosines(images.patches, text.mean.unsqueeze(1)) for text in texts]
         if self.use_paper_version:
             guidance = [sdtps.min_max(cosine) for cosine in (*guidance, images.self_cosine)]
@@ -214,7 +212,7 @@ class CrossSparseAggrNet(nn.Module):
                 sdtps.guided_score(predicted, guidance, weights, self.beta)
                 for predicted in images.predicted.unbind(dim=1)
             ]
-            return self._compare(images, scores, caption)
+            return self._compare(images, scores, texts[0])
         branches = [
             self._compare(images, [images.self_cosine + cosine], text)
             for cosine, text in zip(guidance, texts, strict=True)
@@ -230,19 +228,21 @@ class CrossSparseAggrNet(nn.Module):
         decisions = [sdtps.select(score, self.keep, tau)[1] for score in scores]
         extra_weights = reduce(add, map(sdtps.dropped_weights, scores, decisions)) / len(scores)
         extra = F.normalize(extra_weights.transpose(0, 1) @ images.patches, dim=-1)
-        merged = match_merged(images, decisions, text)
+        merged_of_words, merged_of_tokens = match_merged(images, decisions, text)
         singles = [
             torch.einsum("vpc,tlc->vtlp", images.class_token, text.words),
             torch.einsum("vtc,tlc->vtl", extra, text.words).unsqueeze(-1),
         ]
-        single = max_sim(torch.cat(singles, dim=-1))
-        of_words = torch.maximum(merged.of_words, single.of_words)
-        of_tokens = torch.cat([merged.of_tokens, single.of_tokens], dim=-1)
+        single_of_words, single_of_tokens = max_sim(torch.cat(singles, dim=-1))
+        of_words = torch.maximum(merged_of_words, single_of_words)
+        of_tokens = torch.cat([merged_of_tokens, single_of_tokens], dim=-1)
         settings = self.hrpa.relevance_mlp, self.hrpa.top_k
-        return relevance(MaxSim(of_words, of_tokens), text.valid, None, *settings), decisions
+        return relevance(of_words, of_tokens, text.valid, None, *settings), decisions
 
 
-def match_merged(images: ImageFeatures, decisions: list[torch.Tensor], text: Texts) -> MaxSim:
+def match_merged(
+    images: ImageFeatures, decisions: list[torch.Tensor], text: Texts
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Aggregate the patches selected for every pair and match them with the words: decisions (T, V, N) of each branch → maxima
     of words (V, T, L) and of aggregated tokens (V, T, N_c)."""
     # Weights over all patches instead of gathered patches: no token is copied, and W_s V_s + W_d V_d = (W_s + W_d) V.

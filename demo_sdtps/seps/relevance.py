@@ -2,7 +2,6 @@
 
 from functools import reduce
 from operator import add
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +10,6 @@ from torch import nn
 LEAK = 0.1  # negative slope of the LeakyReLU of the open version
 
 MASKED = -1000.0  # cosine of a masked token: below all others, so that it is never the maximum
-
-
-class MaxSim(NamedTuple):
-    """Maximum cosine of every word over the tokens (..., L), and of every token over the words (..., P)."""
-
-    of_words: torch.Tensor
-    of_tokens: torch.Tensor
 
 
 class HRPA(nn.Module):
@@ -63,28 +55,33 @@ def mask_xattn_one_text(
     words = F.normalize(word_features, dim=-1)
     cosines = words @ F.normalize(patch_features, dim=-1).transpose(1, 2)
     tokens = None if patch_mask is None else patch_mask > 0
-    return relevance(max_sim(cosines, tokens), None, tokens, relevance_mlp, top_k).unsqueeze(-1)
+    maxima = max_sim(cosines, tokens)
+    return relevance(*maxima, None, tokens, relevance_mlp, top_k).unsqueeze(-1)
 
 
-def max_sim(cosines: torch.Tensor, tokens: torch.Tensor | None = None) -> MaxSim:
-    """Maxima of the cosines (..., L, P) of words and tokens; tokens (..., P) are True where valid (None: all)."""
+def max_sim(
+    cosines: torch.Tensor, tokens: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines (..., L, P) of words and tokens → the maximum of every word over the tokens (..., L), and of every token over the
+    words (..., P); tokens (..., P) are True where valid (None: all)."""
     among_tokens = cosines if tokens is None else cosines.masked_fill(~tokens.unsqueeze(-2), MASKED)
-    return MaxSim(among_tokens.amax(dim=-1), cosines.amax(dim=-2))
+    return among_tokens.amax(dim=-1), cosines.amax(dim=-2)
 
 
 def relevance(
-    matches: MaxSim,
+    of_words: torch.Tensor,
+    of_tokens: torch.Tensor,
     words: torch.Tensor | None = None,
     tokens: torch.Tensor | None = None,
     relevance_mlp: nn.Module | None = None,
     top_k: int = 5,
 ) -> torch.Tensor:
-    """Relevance from the maxima of L words (..., L) and P tokens (..., P) → (...).
+    """Relevance from the maxima of L words (..., L) and P tokens (..., P) by `max_sim` → (...).
 
     words (..., L) and tokens (..., P) are True where valid (None: all).
     """
     terms = []
-    for maxima, valid in ((matches.of_words, words), (matches.of_tokens, tokens)):
+    for maxima, valid in ((of_words, words), (of_tokens, tokens)):
         if relevance_mlp is None:
             # After the maximum rather than before: LeakyReLU is monotonic.
             maxima = F.leaky_relu(maxima, LEAK)

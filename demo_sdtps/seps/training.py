@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -46,8 +47,7 @@ class SEPSTask:
         self.losses.set_max_violation(epoch > self.cfg.SOLVER.ALL_NEGATIVES_EPOCHS)
 
     def loss(self, batch: CaptionBatch) -> Loss:
-        texts = batch.captions, batch.lengths, batch.long_captions, batch.long_lengths
-        similarities, masks = self.network(batch.images, *texts)
+        similarities, masks = self.network(batch.images, *chain(*batch.texts))
         # Each of several processes has the rows of its images, and computes the loss of the whole batch.
         similarities, image_ids = all_gather(similarities.float()), all_gather(batch.image_ids)
         loss, align, ratio = self.losses(similarities, _ratios(masks), image_ids)
@@ -94,9 +94,9 @@ def make_seps_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) 
     tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}
     loader = caption_loader(cfg, splits["train"])
     folds = {"dev": 1, "test": cfg.TEST.FOLDS}
-    evaluated = {
-        name: evaluation.make_retrieval_data(cfg, splits[name], tokens[name], folds[name])
-        for name in folds
+    data = {
+        name: evaluation.make_retrieval_data(cfg, splits[name], tokens[name], count)
+        for name, count in folds.items()
     }
     sizes = [
         f"{len(split.captions)} captions of {len(split.paths)} images to {name}"
@@ -111,7 +111,7 @@ def make_seps_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) 
     lines = data_texts(splits, tokens)
     for name, split in splits.items():
         lines[f"{name} images"] = describe_files(cfg.DATASETS.ROOT_DIR, split.paths)
-    seps = SEPSTask(cfg, model.to(device), evaluated)
+    seps = SEPSTask(cfg, model.to(device), data)
     return Task(
         model=model,
         loader=loader,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import chain
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def make(request):
         split = read_image_texts(cfg.DATASETS.ROOT_DIR, "shapes", "train")
         tokens = encode_captions(cfg, split, load_tokenizer(cfg))
         return caption_loader(cfg, split), lambda loader: [
-            [*vars(batch).values()] for batch in caption_batches(loader, tokens)
+            [batch.images, *chain(*batch.texts), batch.image_ids]
+            for batch in caption_batches(loader, tokens)
         ]
 
     return captions if request.param == "captions" else triplets

@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,9 @@ def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
     counts = Counter()
     for batch in loaded:
         assert batch.images.dtype == torch.float32 and batch.images.shape == (5, 3, 32, 32)
-        whole = (batch.captions, batch.lengths, batch.image_ids, batch.long_lengths)
+        whole = (*chain(*batch.texts), batch.image_ids)
         assert {tensor.dtype for tensor in whole} == {torch.int64}
-        captions = texts_of(tokenizer, batch.captions, batch.lengths)
-        dense = texts_of(tokenizer, batch.long_captions, batch.long_lengths)
+        captions, dense = (texts_of(tokenizer, *text) for text in batch.texts)
         for number, image, caption, text in zip(
             batch.image_ids.tolist(), batch.images, captions, dense, strict=True
         ):
@@ -92,8 +92,7 @@ def test_encoded_texts(tokenizer):
 def test_without_long_captions_there_are_none(split, load_epoch):
     short = ImageTexts(split.paths, split.captions, split.image_of, None)
     for batch, other in zip(load_epoch(short), load_epoch(split), strict=True):
-        assert batch.long_captions is None and batch.long_lengths is None
-        assert torch.equal(batch.captions, other.captions)
+        assert len(batch.texts) == 1 and torch.equal(batch.texts[0][0], other.texts[0][0])
         assert torch.equal(batch.images, other.images)
 
 
