@@ -92,7 +92,7 @@ def training_step(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
 
-    recording: Recording[Batch, None] | None = Recording() if is_recorded else None
+    recording = Recording() if is_recorded else None
 
     def step(batch: Batch) -> None:
         with float32_products(model):

@@ -44,8 +44,7 @@ def fit(
 
         step: Callable[[Any], Loss] = gradients
         if cfg.MODEL.get("COMPILE") and run.device.type == "cuda" and world_size() == 1:
-            recording: Recording[Any, Loss] = Recording()
-            step = partial(recording.run, gradients)
+            step = partial(Recording().run, gradients)  # as a CUDA graph
         if not run.records and run.step == 0 and solver.get("EVAL_UNTRAINED"):
             run.report(0, {}, run.evaluate(0))
         while run.epoch < solver.MAX_EPOCHS:
@@ -59,9 +58,8 @@ def fit(
                 with float32_products(model):
                     loss, samples, sums = step(batch.to(run.device))
                     if solver.GRAD_CLIP:
-                        scaler.unscale_(
-                            task.optimizers[0]
-                        )  # the norm is that of the unscaled gradient
+                        # The norm is that of the unscaled gradient.
+                        scaler.unscale_(task.optimizers[0])
                         clip_grad_norm_(model.parameters(), solver.GRAD_CLIP)
                     for optimizer in task.optimizers:
                         scaler.step(optimizer)
@@ -71,11 +69,10 @@ def fit(
                 run.monitor.add(epoch, run.step, loss)
                 if run.step % solver.LOG_PERIOD == 0 and run.monitor.recent:
                     # what is read anyway: no wait for a GPU
-                    shown = (
-                        f"loss {run.monitor.recent[-1]:.3f}, {run.meter.speed():.0f} {task.unit}/s"
-                    )
-                    bar.set_postfix_str(shown)
-                run.checkpoint(run.is_time_to_save())
+                    speed = f"{run.meter.speed():.0f} {task.unit}/s"
+                    bar.set_postfix_str(f"loss {run.monitor.recent[-1]:.3f}, {speed}")
+                run.checkpoint()
             run.finish_epoch()
-            run.checkpoint(run.epoch % solver.CHECKPOINT_PERIOD == 0 or run.is_finished())
+            is_last = run.epoch == solver.MAX_EPOCHS
+            run.checkpoint(is_due=is_last or run.epoch % solver.CHECKPOINT_PERIOD == 0)
         return run

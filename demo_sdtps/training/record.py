@@ -93,16 +93,13 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
             "the run started with %s: its numbers may differ from those of an unbroken run",
             ", ".join(differences),
         )
-    names = ("command", "commit", "changed", "started", "versions", "machine")
-    entry = {
-        "epoch": resumed.state["epoch"],
-        "step": resumed.state["step"],
-        "checkpoint": resumed.path.name,
-        **{name: record[name] for name in names},
-    }
-    kept = {name: value for name, value in before.items() if name not in ("error", "seconds")}
+    entry = {name: resumed.state[name] for name in ("epoch", "step")}
+    entry["checkpoint"] = resumed.path.name
+    for name in ("command", "commit", "changed", "started", "versions", "machine"):
+        entry[name] = record[name]
     resumptions = [*before.get("resumptions", []), entry]
-    return record | kept | {"status": "running", "resumptions": resumptions}
+    whole = record | before | {"status": "running", "resumptions": resumptions}
+    return {name: value for name, value in whole.items() if name not in ("error", "seconds")}
 
 
 def restore_threads(output: Path) -> None:

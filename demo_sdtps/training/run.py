@@ -113,28 +113,23 @@ class Run:
         self.monitor, self.meter = LossMonitor(), Meter()
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.records: list[dict] = []
-        self.saved = self.started = time.monotonic()
-        self.resumed_at = 0.0  # epochs that were done when the run started or was resumed
+        self.saved = self.began = time.monotonic()
 
-    def is_finished(self) -> bool:
-        return self.epoch >= self.cfg.SOLVER.MAX_EPOCHS
-
-    def is_time_to_save(self) -> bool:
-        """Whether SOLVER.CHECKPOINT_MINUTES have passed."""
-        minutes = self.cfg.SOLVER.CHECKPOINT_MINUTES
-        return bool(minutes) and time.monotonic() - self.saved >= 60 * minutes
-
-    def checkpoint(self, is_due: bool) -> None:
-        """Save where that is due in any process, or where a signal asks for it, which ends the run by `Stopped`."""
+    def checkpoint(self, is_due: bool = False) -> None:
+        """Save where that is due, after SOLVER.CHECKPOINT_MINUTES, or where a signal asks for it, which ends the run by
+        `Stopped`; one process decides for all."""
+        solver = self.cfg.SOLVER
+        if minutes := solver.CHECKPOINT_MINUTES:
+            is_due = is_due or time.monotonic() - self.saved >= 60 * minutes
         is_stopped, is_due = any_rank(bool(self.stop.signal), is_due)
         if is_stopped or is_due:
             self.save()
-        if is_stopped and not self.is_finished():
+        if is_stopped and self.epoch < solver.MAX_EPOCHS:
             raise Stopped
 
     def evaluate(self, epoch: int) -> Evaluation:
         """The task's evaluation, which a signal aborts: it is repeated when the run is resumed."""
-        self.checkpoint(is_due=False)
+        self.checkpoint()
         # Several processes finish it together: a process that left would block the others.
         self.stop.is_immediate = world_size() == 1
         try:
@@ -164,8 +159,8 @@ class Run:
             self.best = evaluation.score
             if is_main():
                 save_checkpoint(self.output / BEST, self.cfg, task.model, epoch, state=task.about)
-        if epoch > self.resumed_at and not is_last:  # not where evaluation alone was left of it
-            seconds = (time.monotonic() - self.started) / (epoch - self.resumed_at)
+        seconds, self.began = time.monotonic() - self.began, time.monotonic()
+        if not is_last:
             left = timedelta(seconds=round(seconds * (solver.MAX_EPOCHS - epoch)))
             logger.info("%d of %d epochs, about %s left", epoch, solver.MAX_EPOCHS, left)
 
@@ -228,7 +223,6 @@ class Run:
         if self.step:
             self.meter = Meter.from_state(state["meter"], self.device)
         epoch_sampler(task.loader).begin(self.epoch + 1)
-        self.resumed_at = self.epoch + self.step / len(task.loader)
         states = state["random"]
         if len(states) != world_size():
             logger.warning(
