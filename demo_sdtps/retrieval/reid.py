@@ -74,20 +74,19 @@ class Reid(ABC):
             raise UserError(
                 f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."
             )
-        names, items_of = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
-        for name, items in items_of.items():
-            unread = [] if name in names or items is None else _as_list(items)
-            if any(item is not None for item in unread):
+        names, items = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
+        for name, each in items.items():
+            if name not in names and each is not None and any(i is not None for i in _as_list(each)):
                 raise UserError(
                     f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
                     "(MODEL.MODALITIES); leave them out, or load a model that reads them."
                 )
-        triplets = _zip_triplets({name.lower(): items_of[name] for name in names})
+        triplets = _zip_triplets({name.lower(): items[name] for name in names})
         cameras = self._cameras(camera, len(triplets))
-        is_present = [[item is not None for item in triplet] for triplet in triplets]
-        masks = np.array([modality_mask([name]) for name in names])
-        present = encode_present(np.array(is_present) @ masks)
-        return Features(self._extract(triplets, cameras, return_pattern, normalise), present)
+        is_present = np.array([[item is not None for item in triplet] for triplet in triplets])
+        present = is_present @ np.array([modality_mask([name]) for name in names])
+        features = self._extract(triplets, cameras, return_pattern, normalise)
+        return Features(features, encode_present(present))
 
     __call__ = features
 
@@ -101,7 +100,7 @@ class Reid(ABC):
         from demo_sdtps.evaluation.distances import set_distances
 
         comparison, query, gallery = self._compared(a, b)
-        return set_distances(comparison, query, gallery, by_differences).numpy()
+        return set_distances(comparison, query, gallery, measure_exactly).numpy()
 
     def _compared(self, a: np.ndarray, b: np.ndarray) -> "tuple[Comparison, Side, Side]":
         """How features are compared, and what `set_distances` takes of them."""
@@ -112,7 +111,7 @@ class Reid(ABC):
             )
         from demo_sdtps.evaluation.distances import Comparison, make_comparison
 
-        patterns = self._patterns_of(a)
+        patterns = self._matching_patterns(a)
         comparison = make_comparison(self.cfg, patterns[0]) if patterns else Comparison()
         return comparison, self._side(a), self._side(b)
 
@@ -143,13 +142,13 @@ class Reid(ABC):
         from demo_sdtps.evaluation.distances import cohort_scales, set_distances, standardise
 
         comparison, side, (others, present) = self._compared(query, gallery)
-        distances = set_distances(comparison, side, (others, present), by_differences)
-        if len(far := np.flatnonzero(distances.isinf().all(dim=1))):
+        distances = set_distances(comparison, side, (others, present), measure_exactly)
+        if len(alone := np.flatnonzero(distances.isinf().all(dim=1))):
             raise UserError(
-                f"Query {far[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(far)}); "
+                f"Query {alone[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(alone)}); "
                 "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE all."
             )
-        patterns = self._patterns_of(query)
+        patterns = self._matching_patterns(query)
         # two of one width are 1 and 2, which differ; three are the same features
         calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
         if calibration:
@@ -167,7 +166,7 @@ class Reid(ABC):
         rows[is_none] = -1
         return hits
 
-    def _patterns_of(self, features: np.ndarray) -> list[int]:
+    def _matching_patterns(self, features: np.ndarray) -> list[int]:
         """The return patterns that have the width of features."""
         return [number for number, width in self.widths.items() if width == features.shape[1]]
 
@@ -197,32 +196,32 @@ class Reid(ABC):
         return [self.cameras if label is None else int(label) for label in cameras]
 
 
-def by_differences(some: "Tensor", others: "Tensor") -> "Tensor":
+def measure_exactly(query: "Tensor", gallery: "Tensor") -> "Tensor":
     """Squared distances (n, m): products of matrices would give equal features distances that differ by rounding."""
     import torch
 
-    return torch.cdist(some, others, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return torch.cdist(query, gallery, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
-def _zip_triplets(items_of: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
+def _zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
     """Items by triplet, from those by modality."""
-    lists = {name: _as_list(items) for name, items in items_of.items() if items is not None}
-    counts = {name: len(items) for name, items in lists.items()}
-    if not any(counts.values()):
+    lists = {name: _as_list(each) for name, each in items.items() if each is not None}
+    counts = {name: len(each) for name, each in lists.items()}
+    names, count = ", ".join(items), max(counts.values(), default=0)
+    if not count:
         raise UserError(
-            f"There is no image of {', '.join(items_of)}, which the model reads; give at least one of them."
+            f"There is no image of {names}, which the model reads; give at least one of them."
         )
-    count = max(counts.values())
     if min(counts.values()) < count:
         listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
         raise UserError(
             f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
         )
-    triplets = list(zip(*(lists.get(name, [None] * count) for name in items_of), strict=True))
+    triplets = list(zip(*(lists.get(name, [None] * count) for name in items), strict=True))
     for number, triplet in enumerate(triplets):
         if all(item is None for item in triplet):
             raise UserError(
-                f"Triplet {number} (from 0) has no image of {', '.join(items_of)}; give one or leave it out."
+                f"Triplet {number} (from 0) has no image of {names}; give one or leave it out."
             )
     return triplets
 
@@ -232,10 +231,11 @@ def _as_list(items: Items) -> list[ImageLike]:
     if isinstance(items, (str, Path, Image.Image)):
         return [items]
     if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images
-        items = list(items.flat)
-    is_single = getattr(items, "ndim", 4) < 4  # an array or a tensor
-    if not is_single and not isinstance(items, Iterable):
+        return list(items.flat)
+    if getattr(items, "ndim", 4) < 4:  # an array or a tensor
+        return [items]
+    if not isinstance(items, Iterable):
         raise UserError(
             f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them."
         )
-    return [items] if is_single else list(items)
+    return list(items)
