@@ -3,7 +3,6 @@
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,14 @@ import torch
 import torch.nn.functional as F
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from torch import nn
-from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.common import UNSHARED
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
-from demo_sdtps.config.ranges import Range, read_ranges
-from demo_sdtps.datasets import check_trained_on
-from demo_sdtps.datasets.images import Images, decode, flat_images
-from demo_sdtps.datasets.loaders import ImageDataset, loader_kwargs
-from demo_sdtps.datasets.transforms import PerModality, test_transform
+from demo_sdtps.datasets import Sample, check_trained_on
+from demo_sdtps.datasets.images import flat_images
+from demo_sdtps.datasets.loaders import make_decoder, test_loader
 from demo_sdtps.evaluation import tables
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
@@ -32,7 +28,7 @@ from demo_sdtps.modeling.checkpoints.loading import (
     read_checkpoint,
 )
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
-from demo_sdtps.retrieval.reid import ImageLike, Reid
+from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import read_json
 
@@ -100,8 +96,6 @@ class Extractor(
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         self.origin = origin or {}
         choose_device(self.cfg)  # refused here, before any image is read
-        ranges = read_ranges(self.cfg)
-        self._decode = partial(_decode, [ranges[name] for name in self.cfg.MODEL.MODALITIES])
         self.calibrations = make_calibrations(self.origin.get("calibration"), self.cfg)
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
@@ -114,16 +108,21 @@ class Extractor(
         self, triplets: Sequence[tuple], cameras: Sequence[int], pattern: int, normalise: bool
     ) -> np.ndarray:
         self.to(choose_device(self.cfg))
-        output = np.empty((len(triplets), self.widths[pattern]), np.float32)
-        names, by_case = self.model.modalities, defaultdict(list)
-        for warning in flat_images(triplets, self._decode, names):
+        changes: dict[str, Any] = {"DATASETS.NAMES": "Images", "DATASETS.CACHE": "no"}
+        if len(triplets) <= FEW:
+            changes["DATALOADER.NUM_WORKERS"] = 0
+        cfg, names = with_values(self.cfg, changes), self.model.modalities
+        samples, by_case = [], defaultdict(list)
+        for number, (triplet, camera) in enumerate(zip(triplets, cameras, strict=True)):
+            items = dict(zip(names, triplet, strict=True))
+            samples.append(Sample(tuple(map(items.get, MODALITIES)), camera=camera))
+            by_case[frozenset(name for name in names if items[name] is None)].append(number)
+        for warning in flat_images([sample.paths for sample in samples], make_decoder(cfg), names):
             logger.warning(warning)
-        for number, triplet in enumerate(triplets):
-            missing = {name for name, item in zip(names, triplet, strict=True) if item is None}
-            by_case[frozenset(missing)].append(number)
+        output = np.empty((len(triplets), self.widths[pattern]), np.float32)
         for case, numbers in by_case.items():
-            loader = self._loader([triplets[i] for i in numbers], [cameras[i] for i in numbers])
-            (patterns,) = extract_features(self.cfg, self.model, loader, [case])
+            loader = test_loader(cfg, [samples[number] for number in numbers])
+            (patterns,) = extract_features(cfg, self.model, loader, [case])
             features = patterns[pattern]
             output[numbers] = (F.normalize(features) if normalise else features).numpy()
         return output
@@ -164,26 +163,3 @@ class Extractor(
             "metrics": metrics and tables.reid_table(metrics),
         }
         return super().generate_model_card(*args, **about | kwargs)
-
-    def _loader(self, triplets: list[tuple], cameras: list[int]) -> DataLoader:
-        dataset = ImageDataset(
-            triplets,
-            [(0, camera) for camera in cameras],
-            PerModality(test_transform(self.cfg)),
-            cache=False,
-            decode=self._decode,
-            modalities=self.model.modalities,
-        )
-        cfg = self.cfg
-        if len(triplets) <= FEW:
-            cfg = with_values(cfg, {"DATALOADER.NUM_WORKERS": 0})
-        return DataLoader(dataset, batch_size=cfg.TEST.IMS_PER_BATCH, **loader_kwargs(cfg, dataset))
-
-
-def _decode(scales: Sequence[Range], triplet: tuple[ImageLike, ...]) -> Images:
-    """Images uint8 (3, H, W), None for a missing one."""
-    advice = "; replace it or leave it out."
-    return tuple(
-        None if item is None else decode(item, advice, scale)
-        for item, scale in zip(triplet, scales, strict=True)
-    )

@@ -17,8 +17,6 @@ from demo_sdtps.retrieval.reid import Reid
 if TYPE_CHECKING:
     from demo_sdtps.retrieval.calibration import Calibration
 
-ADVICE = "; replace it or leave it out."
-
 
 def load(
     weight: str | Path,
@@ -85,4 +83,4 @@ class ExportedReid(Reid):
 
 def _pixels(item: Any, scale: Range) -> np.ndarray | None:
     """An image, as `Reid.features` takes it, as uint8 (3, H, W)."""
-    return None if item is None else read_pixels(item, ADVICE, scale).transpose(2, 0, 1)
+    return None if item is None else read_pixels(item, scale=scale).transpose(2, 0, 1)

@@ -76,7 +76,11 @@ class Reid(ABC):
             )
         names, items = self.model.modalities, dict(zip(MODALITIES, (rgb, ni, ti), strict=True))
         for name, each in items.items():
-            if name not in names and each is not None and any(i is not None for i in _as_list(each)):
+            if (
+                name not in names
+                and each is not None
+                and any(i is not None for i in _as_list(each))
+            ):
                 raise UserError(
                     f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
                     "(MODEL.MODALITIES); leave them out, or load a model that reads them."
