@@ -111,11 +111,10 @@ def data(name: str) -> Any:
 
 def configuration_keys() -> str:
     """Keys of the configuration that have an effect, by section."""
-    unused = {name for names in UNUSED_KEYS.values() for name in names}
     rows = [
         (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
         for key in KEYS
-        if key.name not in unused
+        if key.name not in UNUSED_KEYS
     ]
     return markdown_table(("key", "default", "meaning"), rows)
 

@@ -21,55 +21,42 @@ from demo_sdtps.config.schema import (
     SIZE,
     YES_NO,
     Key,
+    between,
     constant_key,
 )
 
 UNUSED = "no effect, as in DeMo; only its default is accepted, so that DeMo's files load"
-UNUSED_KEYS: dict[str, dict[str, object]] = {
-    "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up": {
-        "SOLVER.STEPS": (40, 70),
-        "SOLVER.GAMMA": 0.1,
-        "SOLVER.WARMUP_FACTOR": 0.01,
-        "SOLVER.WARMUP_METHOD": "linear",
-    },
-    "there is no cluster, cosine or range loss": {
-        "SOLVER.CLUSTER_MARGIN": 0.3,
-        "SOLVER.COSINE_MARGIN": 0.5,
-        "SOLVER.COSINE_SCALE": 30,
-        "SOLVER.RANGE_K": 2,
-        "SOLVER.RANGE_MARGIN": 0.3,
-        "SOLVER.RANGE_ALPHA": 0,
-        "SOLVER.RANGE_BETA": 1,
-        "SOLVER.RANGE_LOSS_WEIGHT": 1,
-    },
+WHY_UNUSED = (
+    "the learning rate follows a cosine with WARMUP_ITERS epochs of warm-up, "
+    "and there is no cluster, cosine or range loss"
+)
+UNUSED_KEYS = {
+    "SOLVER.STEPS": (40, 70),
+    "SOLVER.GAMMA": 0.1,
+    "SOLVER.WARMUP_FACTOR": 0.01,
+    "SOLVER.WARMUP_METHOD": "linear",
+    "SOLVER.CLUSTER_MARGIN": 0.3,
+    "SOLVER.COSINE_MARGIN": 0.5,
+    "SOLVER.COSINE_SCALE": 30,
+    "SOLVER.RANGE_K": 2,
+    "SOLVER.RANGE_MARGIN": 0.3,
+    "SOLVER.RANGE_ALPHA": 0,
+    "SOLVER.RANGE_BETA": 1,
+    "SOLVER.RANGE_LOSS_WEIGHT": 1,
 }
-"""By the reason: keys and defaults."""
-
-RESUME, CACHE, NECK_FEAT = ("no", "yes", "auto"), ("auto", *YES_NO), ("before", "after")
-SEED = (lambda value: 0 <= value < 2**32, "in [0, 2^32)")
+"""Defaults of the keys without effect."""
 
 KEYS = (
     Key("OUTPUT_DIR", "", "folder of the run; '' is runs/<folder of the configuration>/<its name>"),
-    Key("RESUME", "no", "continue the run: no, yes, or auto (where there is one)", RESUME),
+    Key("RESUME", "no", "continue the run; auto: where there is one", ("no", "yes", "auto")),
     *MODEL_KEYS,
     Key("INPUT.SIZE_TRAIN", [256, 128], "[height, width] of the images in training", *SIZE),
     Key("INPUT.SIZE_TEST", [256, 128], "[height, width] in evaluation; as in training", *SIZE),
     Key("INPUT.PROB", 0.5, "probability of a horizontal flip", *PROBABILITY),
     Key("INPUT.RE_PROB", 0.5, "probability of random erasing", *PROBABILITY),
-    Key(
-        "INPUT.PADDING",
-        10,
-        "pixels of padding before the random crop",
-        lambda value: 0 <= value <= LONGEST_SIDE,
-        f"0 or greater, at most {LONGEST_SIDE}",
-    ),
+    Key("INPUT.PADDING", 10, "pixels of padding before the crop", *between(0, LONGEST_SIDE)),
     Key("INPUT.JOINT_AUGMENTATION", False, "draw flip and crop once for all images of a triplet"),
-    Key(
-        "INPUT.MODALITY_DROPOUT",
-        0.0,
-        "probability that the image of a modality becomes zeros in training, never of all",
-        *BELOW_ONE,
-    ),
+    Key("INPUT.MODALITY_DROPOUT", 0.0, "probability of an image to be zeros, not all", *BELOW_ONE),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "mean to normalise images with", *NUMBERS),
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "deviation to normalise with", *POSITIVE_NUMBERS),
     Key(
@@ -108,38 +95,34 @@ KEYS = (
     Key(
         "DATASETS.VALIDATION",
         0.0,
-        "share of the training identities, by a hash of them, that training leaves out: the split "
-        "validation, by which best.pth is chosen, and which demo-sdtps calibrate reads",
+        "share of the training identities that are left out: the split validation, which chooses best.pth",
         *BELOW_ONE,
     ),
     Key("DATASETS.VERIFY", False, "decode every image first and list those that cannot be read"),
-    Key("DATASETS.CACHE", "auto", "keep images in memory; auto: where they fit into 1 GB", CACHE),
+    Key(
+        "DATASETS.CACHE",
+        "auto",
+        "keep images in memory; auto: where they fit into 1 GB",
+        ("auto", *YES_NO),
+    ),
     Key(
         "DATALOADER.NUM_WORKERS",
         -1,
-        "processes that load images; 0: a thread instead; -1: one per CPU core, at most 8, and "
-        "0 for images in memory on two cores or fewer",
-        lambda value: -1 <= value <= MOST_WORKERS,
-        f"-1 or greater, at most {MOST_WORKERS}",
+        "processes that load images; 0: a thread; -1: one per core, at most 8, or on two cores a thread for images in memory",
+        *between(-1, MOST_WORKERS),
     ),
     Key("DATALOADER.TIMEOUT", 1800.0, "seconds to wait for a batch; 0: no limit", *NOT_NEGATIVE),
     Key(
         "DATALOADER.SAMPLER",
         "softmax_triplet",
-        "softmax_triplet: batches of identities with NUM_INSTANCE triplets each; "
-        "softmax: shuffled triplets, without the triplet loss",
+        "batches of NUM_INSTANCE triplets of each identity; softmax: shuffled triplets, without the triplet loss",
         ("softmax_triplet", "softmax"),
     ),
     Key("DATALOADER.NUM_INSTANCE", 16, "triplets per identity in a batch", *POSITIVE),
-    Key("SOLVER.SEED", 1111, "seed of everything random", *SEED),
+    Key("SOLVER.SEED", 1111, "seed of everything random", *between(0, 2**32 - 1)),
     Key("SOLVER.OPTIMIZER_NAME", "SGD", "the optimiser", ("SGD", "Adam", "AdamW")),
     Key("SOLVER.MAX_EPOCHS", 120, "epochs of training", *POSITIVE),
-    Key(
-        "SOLVER.IMS_PER_BATCH",
-        128,
-        "triplets per training batch, a multiple of DATALOADER.NUM_INSTANCE (SAMPLER softmax_triplet)",
-        *POSITIVE,
-    ),
+    Key("SOLVER.IMS_PER_BATCH", 128, "triplets per batch, a multiple of NUM_INSTANCE", *POSITIVE),
     Key("SOLVER.BASE_LR", 0.009, "learning rate of everything but the backbone", *POSITIVE),
     Key("SOLVER.BIAS_LR_FACTOR", 2.0, "learning rate of biases over BASE_LR", *POSITIVE),
     Key("SOLVER.LARGE_FC_LR", False, "double the learning rate of the classifiers"),
@@ -148,17 +131,11 @@ KEYS = (
     Key("SOLVER.WEIGHT_DECAY_BIAS", 0.0001, "weight decay of biases", *NOT_NEGATIVE),
     Key("SOLVER.WARMUP_ITERS", 10, "epochs of warm-up", *NOT_NEGATIVE),
     Key("SOLVER.MARGIN", 0.3, "margin of the triplet loss where NO_MARGIN is False", *NOT_NEGATIVE),
-    Key(
-        "SOLVER.AMP",
-        "auto",
-        "mixed precision in training: auto (where the hardware has it), bf16, fp16 or off",
-        AMP,
-    ),
+    Key("SOLVER.AMP", "auto", "mixed precision in training; auto: where the hardware has it", AMP),
     Key(
         "SOLVER.FLOAT32_MATMUL",
         "default",
-        "float32 products on a CPU, in evaluation too: default (torch's), or onednn, with which some processors are faster "
-        "(with AMX it rounds to bfloat16); auto, of older files, is default",
+        "float32 products on a CPU: torch's, or onednn, faster on some (with AMX it rounds to bfloat16); auto is default",
         ("default", "onednn", "auto"),
     ),
     Key("SOLVER.EVAL_PERIOD", 1, "epochs between evaluations, and at the last", *POSITIVE),
@@ -172,37 +149,22 @@ KEYS = (
         r"a name of at most 128 characters without / \ # ? % :",
     ),
     Key("SOLVER.CHECKPOINT_PERIOD", 10, "epochs between writes of last.pth", *POSITIVE),
-    Key(
-        "SOLVER.CHECKPOINT_MINUTES",
-        10.0,
-        "minutes after which last.pth is written within an epoch too; 0: never",
-        *NOT_NEGATIVE,
-    ),
+    Key("SOLVER.CHECKPOINT_MINUTES", 10.0, "minutes between them too; 0: no limit", *NOT_NEGATIVE),
     Key("SOLVER.GRAD_CLIP", 0.0, "maximum norm of the gradient; 0: no clipping", *NOT_NEGATIVE),
     Key("SOLVER.CENTER_LR", 0.5, "learning rate of the centers, by SGD", *POSITIVE),
     Key("SOLVER.CENTER_LOSS_WEIGHT", 0.0005, "weight of the center loss", *POSITIVE),
-    *(
-        constant_key(name, default, UNUSED, why)
-        for why, unused in UNUSED_KEYS.items()
-        for name, default in unused.items()
-    ),
+    *(constant_key(name, default, UNUSED, WHY_UNUSED) for name, default in UNUSED_KEYS.items()),
     Key("TEST.IMS_PER_BATCH", 256, "triplets per evaluation batch", *POSITIVE),
-    Key(
-        "TEST.AMP",
-        "off",
-        "half precision of the backbone in evaluation: off (float32, as the reference evaluates), auto "
-        "(where the hardware has it), bf16 or fp16",
-        AMP,
-    ),
+    Key("TEST.AMP", "off", "half precision of the backbone in evaluation, as SOLVER.AMP", AMP),
     Key(
         "TEST.WEIGHT",
         "",
-        "checkpoint: a file, a folder, or owner/name on Hugging Face's hub; a training starts from it",
+        "checkpoint: a file, a folder, or owner/name on Hugging Face's hub; where training starts",
     ),
     Key(
         "TEST.RETURN_PATTERN",
         3,
-        "features that best.pth is chosen by and rank lists show: 1 original, 2 enhanced, 3 both",
+        "features that are ranked: 1 original, 2 enhanced, 3 both",
         (1, 2, 3),
     ),
     Key(
@@ -211,19 +173,19 @@ KEYS = (
         "modalities zeroed in evaluation: r, n, t, rn, rt or nt; 'None' or 'nothing': none; all (test_net.py): every case",
         ("None", "nothing", *MISSING_CASES, "all"),
     ),
-    Key(
-        "TEST.CROSS_MODAL",
-        False,
-        "every set of modalities of the query against every one of the gallery (test_net.py)",
-    ),
+    Key("TEST.CROSS_MODAL", False, "every set of modalities of the query against every other"),
     Key(
         "TEST.CROSS_MODAL_DISTANCE",
         "shared",
-        "distance of triplets that lack modalities, also in a search: of all columns, or of "
-        "those of shared modalities (docs/method.md)",
+        "columns in the distance of triplets that lack modalities: all, or those of shared modalities (docs/method.md)",
         CROSS_MODAL_DISTANCES,
     ),
     Key("TEST.FEAT_NORM", "yes", "L2-normalise features before distances", YES_NO),
-    Key("TEST.NECK_FEAT", "before", "features before or after the neck's BatchNorm", NECK_FEAT),
+    Key(
+        "TEST.NECK_FEAT",
+        "before",
+        "features before or after the neck's BatchNorm",
+        ("before", "after"),
+    ),
     Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking, of L2-normalised features", YES_NO),
 )

@@ -13,6 +13,7 @@ from demo_sdtps.config.schema import (
     SIZE,
     YES_NO,
     Key,
+    between,
     constant_key,
 )
 
@@ -121,8 +122,7 @@ MODEL_KEYS = (
         "MODEL.SDTPS_BETA",
         0.25,
         "weight of the guidance: score = (1 - 2 beta) MLP + beta (others + 2 own)",
-        lambda value: 0 <= value <= 0.5,
-        "in [0, 0.5]",
+        *between(0, 0.5),
     ),
     Key("MODEL.SDTPS_USE_GUMBEL", False, "straight-through gradients with Gumbel noise"),
     Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),

@@ -48,6 +48,11 @@ def _three_numbers(value, least: float = -1e9) -> bool:
     return len(value) == len(numbers) == 3 and all(least < number < 1e9 for number in numbers)
 
 
+def between(least: float, most: float) -> tuple[Callable, str]:
+    """The numbers from `least` to `most`."""
+    return lambda value: least <= value <= most, f"from {least} to {most}"
+
+
 POSITIVE = (lambda value: 0 < value < math.inf, "greater than 0")
 NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "0 or greater")
 WIDTH = (lambda value: 0 < value <= WIDEST, f"greater than 0, at most {WIDEST}")
