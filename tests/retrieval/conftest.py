@@ -1,10 +1,10 @@
-"""What the tests of retrieval share: a checkpoint, and exports of its features."""
+"""What the tests of retrieval share: a checkpoint, exports of its features, and a gallery to search in."""
 
 import pytest
-from commands import checkpoint_file, cli_args_for
+from commands import checkpoint_file, cli_args_for, copy
 
-from demo_sdtps.commands import export_features
-from demo_sdtps.config import load_cfg
+from demo_sdtps.commands import export_features, search
+from demo_sdtps.config import MODALITIES, load_cfg
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +27,27 @@ def export_words(request, tiny_root, weights, tmp_path, monkeypatch):
 def export(export_words, command):
     """Call demo-sdtps export: → (exit code, stdout, stderr)."""
     return lambda name, *more: command(export_features.main, *export_words, "--output", name, *more)
+
+
+@pytest.fixture
+def place(files, tmp_path, monkeypatch):
+    """The current folder: a `gallery` of five triplets, the second without NI, and a `query` of two, RGB and TI."""
+    monkeypatch.chdir(tmp_path)
+    for modality in MODALITIES:
+        for number, path in enumerate(files[modality.lower()]):
+            copy(path, tmp_path / "gallery" / modality / f"photo {number}.jpg")
+            if number < 2 and modality != "NI":
+                copy(path, tmp_path / "query" / modality / f"<i>&{number}.jpg")
+    (tmp_path / "gallery" / "NI" / "photo 1.jpg").unlink()
+    return tmp_path
+
+
+@pytest.fixture
+def run_search(command, weights, place):
+    """Call the command on `gallery` and `query`: → (exit code, stdout, stderr)."""
+
+    def call(*words, query="query", gallery="gallery"):
+        places = ("--gallery", gallery, "--query", query)
+        return command(search.main, "--weight", weights, *places, *words)
+
+    return call

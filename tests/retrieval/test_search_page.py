@@ -1,0 +1,96 @@
+"""The page of demo-sdtps search, and what a browser shows of it."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from browser import Page, headless, until
+from commands import KEEP_ALL, copy
+from PIL import Image
+
+from demo_sdtps.config import MODALITIES
+from demo_sdtps.reports import search_page
+
+SETTINGS = KEEP_ALL
+
+
+def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypatch):
+    words = ("--output", "hits.html", "--top", "3")
+    code, stdout, stderr = run_search(*words, gallery=place / "gallery")
+    assert code == 0 and "queries: 2, hits of each: 3" in stdout, stderr
+    page, data = page_data(place / "hits.html")
+    assert "<h1>Hits in gallery</h1>" in page and str(place) not in page
+    assert "<i>" not in page
+    assert not re.search(r"src=\"(?!data:)|url\(|<script src|https?:", page)
+    assert [len(query["nearest"]) for query in data["queries"]] == [3, 3]
+    names = [data["samples"][query["sample"]]["name"] for query in data["queries"]]
+    assert names == ["<i>&0", "<i>&1"]
+    shown = {row[0] for query in data["queries"] for row in query["nearest"]}
+    assert shown == {*range(len(data["samples"]))} - {query["sample"] for query in data["queries"]}
+    assert len(data["thumbnails"]) == len(data["samples"]) and data["modalities"] == [*MODALITIES]
+    links = [Path(unquote(link)) for one in data["samples"] for link in one["files"].values()]
+    assert len(links) >= 12 and not any(link.is_absolute() for link in links)
+    assert all((place / link).is_file() for link in links)
+    monkeypatch.setattr(search_page, "THUMBNAIL_BYTES", 1)
+    monkeypatch.setattr(search_page, "MOST_HITS", 2)
+    stdout = run_search("--output", "hits.html", "--top", "3", "--overwrite")[1]
+    assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in stdout
+
+
+def page_data(path):
+    """A page, and what its scripts show."""
+    page = path.read_text(encoding="utf-8")
+    return page, json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+
+
+BOXES = """return [...document.querySelectorAll(".near .triplet")].map((box) => {
+    const [outer, image] = [box, box.querySelector("img")].map((one) => one.getBoundingClientRect());
+    return [Math.round(outer.height), image.width <= outer.width + 1 && image.height <= outer.height + 1];
+});"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_browser_shows_images_of_any_size_in_boxes_of_one_height(run_search, place, width):
+    """In pages, with filters; the files over their small images, and links to them."""
+    sizes = [(600, 20), (20, 600), (900, 900), (3, 3)] * 9
+    for path, size in zip(sorted(place.glob("gallery/*/*")), sizes, strict=False):
+        Image.open(path).resize(size).save(path)
+    for number in range(2, 12):
+        for modality in ("RGB", "TI"):
+            folder = place / "query" / modality
+            copy(folder / "<i>&0.jpg", folder / f"more {number}.jpg")
+    run_search("--output", "pages/hits.html")
+    with headless() as driver:
+        page = Page(driver, place / "pages" / "hits.html")
+        page.show(width, "dark")
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        assert page.run("return document.documentElement.scrollHeight") < 10 * 1400
+        assert not page.errors()
+        heights, contained = zip(*page.run(BOXES), strict=True)
+        assert len(heights) == 10 * 5 and len(set(heights)) == 1 and all(contained)
+        assert page.texts("#count") == ["Queries 1 to 10 of 12"]
+        page.click("#next")
+        assert page.texts("#count") == ["Queries 11 to 12 of 12"]
+        driver.find_element("id", "by-name").send_keys("<I>")
+        assert page.texts(".query a") == ["<i>&0", "<i>&1"]
+        page.choose("#sort", "distance of the first hit, farthest first")
+        first = page.run("return chosenQueries().map((query) => query.nearest[0][1])")
+        assert first == sorted(first, reverse=True) and first[0] > first[1]
+        page.click(".near .triplet")
+        wait = (
+            "return [...document.querySelectorAll('dialog .file')].map((one) => one.naturalWidth)"
+        )
+        # the files, not the small image
+        assert until(lambda: {*page.run(wait)} & {600, 20, 900} and 0 not in page.run(wait))
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        assert len(page.texts("dialog p a")) == len(page.run(wait))
+        page.click("dialog figcaption b")
+        assert not page.run("return document.querySelector('dialog').open")
+        shutil.rmtree(place / "query")
+        page.click(".query .triplet")
+        # the small one, where the files are gone
+        assert until(lambda: page.run(wait) == [])
