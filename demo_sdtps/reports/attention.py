@@ -1,6 +1,6 @@
 """Maps of attention over images, with the shares and gates of the fusion."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,9 +26,8 @@ from demo_sdtps.evaluation.protocol import exclude_key
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, options
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.reports import figures
-from demo_sdtps.reports.figures import np, plt
+from demo_sdtps.reports.figures import np
 from demo_sdtps.reports.palette import MODALITY, NEUTRAL
 from demo_sdtps.runtime.progress import progress
 
@@ -111,12 +110,10 @@ def draw_attention(
     figure, axes = figures.image_grid(
         cfg, rows, 2.4, [*titles, *CHART_TITLES[:charts]], labels, charts
     )
-    gates = [weights.gates.max() for _, weights in results if weights.gates is not None]
+    gates = [float(weights.gates.max()) for _, weights in results if weights.gates is not None]
     for row, (_, weights) in zip(axes, results, strict=True):
-        if charts and weights.hdm:
-            draw_shares(row[len(titles)], weights.hdm)
-        if charts and weights.hdm and weights.gates is not None:
-            draw_gates(row[-1], weights.gates[0].cpu(), weights.hdm, float(max(gates)))
+        if charts:
+            draw_weights(row[len(titles) :], weights, max(gates, default=1.0))
     what = METHODS[method]
     if method != "rollout":
         what += f" ({PATTERN_NAMES[cfg.TEST.RETURN_PATTERN].partition(' ')[2]} features)"
@@ -145,36 +142,28 @@ def image_pairs(cfg: CfgNode, sample: Sample, maps: Maps, method: str) -> list[n
     return pairs
 
 
-def draw_shares(axis: plt.Axes, shares: Mapping[str, ByModality]) -> None:
-    """Horizontal bars of HDM's subsets, parted by the share (1,) of the attention on each modality."""
-    for place, by_modality in enumerate(shares.values()):
+def draw_weights(axes: np.ndarray, weights: FusionWeights, largest: float) -> None:
+    """Horizontal bars of HDM's subsets, the first at the top: parted by the share of the attention on each modality; and on a
+    second axis ATMoE's gates, the mean over the heads, a dot for each head, and a line at equal gates."""
+    assert weights.hdm
+    for place, shares in enumerate(weights.hdm.values()):
         start = 0.0
-        for modality, share in by_modality.items():
-            axis.barh(place, float(share), left=start, color=MODALITY[modality])
+        for modality, share in shares.items():
+            axes[0].barh(place, float(share), left=start, color=MODALITY[modality])
             start += float(share)
-            if len(by_modality) == 1:  # in place of a legend; a halo would join T and I
+            if len(shares) == 1:  # in place of a legend; a halo would join T and I
                 colour = "white" if np.mean(to_rgb(MODALITY[modality])) < 0.5 else "black"
-                axis.text(0.5, place, modality, fontsize=8, color=colour, **figures.CENTRED)
-    axis.set(xlim=(0, 1), xticks=[0, 0.5, 1])
-    name_subsets(axis, shares)
-
-
-def draw_gates(
-    axis: plt.Axes, gates: torch.Tensor, subsets: Mapping[str, ByModality], largest: float
-) -> None:
-    """Horizontal bars of ATMoE's gates (heads, subsets), the mean over the heads, a dot for each head, and a line at equal
-    gates."""
-    places = range(gates.shape[1])
-    axis.barh(places, gates.mean(dim=0).numpy(), color=NEUTRAL)
-    for gate in gates:
-        axis.plot(gate.numpy(), places, ".", color=figures.ink(), markersize=3)
-    axis.axvline(1 / len(places), color=figures.ink(), linewidth=0.5, linestyle=":")
-    axis.set(xlim=(0, 1.05 * largest))
-    name_subsets(axis, subsets)
-
-
-def name_subsets(axis: plt.Axes, subsets: Mapping[str, ByModality]) -> None:
-    """Name the horizontal bars by the modalities of HDM's subsets, the first at the top."""
-    axis.set(yticks=range(len(subsets)), yticklabels=map(" + ".join, subsets.values()))
-    axis.invert_yaxis()
-    axis.tick_params(labelsize=6)
+                axes[0].text(0.5, place, modality, fontsize=8, color=colour, **figures.CENTRED)
+    axes[0].set(xlim=(0, 1), xticks=[0, 0.5, 1])
+    places = range(len(weights.hdm))
+    if weights.gates is not None:
+        gates = weights.gates[0].cpu()  # (heads, subsets)
+        axes[1].barh(places, gates.mean(dim=0).numpy(), color=NEUTRAL)
+        for gate in gates:
+            axes[1].plot(gate.numpy(), places, ".", color=figures.ink(), markersize=3)
+        axes[1].axvline(1 / len(places), color=figures.ink(), linewidth=0.5, linestyle=":")
+        axes[1].set(xlim=(0, 1.05 * largest))
+    for axis in axes:
+        axis.set(yticks=places, yticklabels=map(" + ".join, weights.hdm.values()))
+        axis.invert_yaxis()
+        axis.tick_params(labelsize=6)
