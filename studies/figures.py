@@ -1,6 +1,6 @@
-"""Plots of a study's result: runs, costs, curves over training, and learning rates; and of the public logs."""
+"""Figures of docs/results.md: of a study's result its runs, costs, curves over training and learning rates; of public logs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,6 @@ from studies.report import COSTS, TIMES, seed_count
 from studies.results import final_metric
 
 STEP = TIMES[1]
-Plot = Callable[[dict[str, Any], Path], None]
-
-
-def study_plots(result: dict[str, Any]) -> dict[str, Plot]:
-    """The plots of a result, by file name."""
-    if "family" in result["variants"][0]:
-        return {"rates.png": draw_rates}
-    plots: dict[str, Plot] = {"results.png": draw_results, "costs.png": draw_costs}
-    if any("curve" in run for run in result["variants"][0]["runs"].values()):
-        plots["curves.png"] = draw_training
-    return plots
 
 
 def _panels(count: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:

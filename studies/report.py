@@ -1,4 +1,4 @@
-"""Tables of a study's result, the content of its study.json: means over seeds, and paired differences."""
+"""Tables of a study's result: means over seeds, and paired differences."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -55,7 +55,7 @@ def seed_count(result: dict[str, Any]) -> str:
 
 
 def study_markdown(result: dict[str, Any]) -> str:
-    """Command, table, legend, failed runs, and what the runs were made with."""
+    """Table, legend, failed runs, and what the runs were made with."""
     first, seeds = result["variants"][0], seed_count(result)
     if "family" in first:
         table, legend = (
@@ -72,10 +72,10 @@ def study_markdown(result: dict[str, Any]) -> str:
         for seed, run in variant["runs"].items()
         if "failed" in run
     ]
-    sections = [f"`{result['command']}`", table, legend]
+    sections = [table, legend]
     if failures:
         sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
-    return "\n\n".join([*sections, _provenance(result)]) + "\n"
+    return "\n\n".join([*sections, _provenance(result)])
 
 
 def study_table(result: dict[str, Any]) -> str:

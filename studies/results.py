@@ -1,4 +1,4 @@
-"""The result of a study, study.json: what the tables read of the runs, a line for each."""
+"""The result of a study, a JSON file: what the tables read of the runs, a line for each."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -62,11 +62,11 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Content of a study.json."""
+    """Content of the result of a study."""
     result, keys = read_json(path), {"variants", "patterns", "title"}
     if not isinstance(result, dict) or not keys <= result.keys():
         raise UserError(
-            f"{path} is no study.json of tools/study.py; give one, such as docs/results/slimming.json."
+            f"{path} is no result of tools/study.py, such as docs/results/slimming.json; give another --json."
         )
     return result
 

@@ -1,9 +1,8 @@
-"""What tools/study.py does: the runs of a study, variants × seeds, and the files that compare them."""
+"""What tools/study.py does: the runs of a study, variants × seeds, and the result that compares them."""
 
 import argparse
 import logging
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,38 +24,27 @@ from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.evaluation.selection import selects_patches
 from demo_sdtps.evaluation.tables import evaluated_records, read_records
 from demo_sdtps.modeling import make_model
-from demo_sdtps.runtime.files import atomic_write, check_output_file, read_json
+from demo_sdtps.runtime.files import check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.record import FINISHED, RECORD, source_tree
-from studies.figures import study_plots
 from studies.rates import chosen_rates, finalists, next_rates
 from studies.report import COSTS, study_markdown
 from studies.results import EVALUATION, measurement, read_result, write_result
 from studies.variants import ROOT, Variant, make_variants, read_study, script
 
 logger = logging.getLogger("study")
-TABLES, RESULT = "study.md", "study.json"
 RESULTS = ROOT / "docs" / "results"
 PROVENANCE = ("commit", "changed", "versions", "machine", "seconds")
 """What a result has of run.json."""
 
 
 def run_study(arguments: argparse.Namespace) -> None:
-    """Make the runs that are missing, write result, tables and plots, and print the tables. Exit code 1 where a run failed."""
-    output = arguments.output or Path("runs/studies", arguments.study.stem)
-    check_output_file(output / TABLES, ".md", arguments.overwrite)
-    if arguments.study.suffix == ".json":
-        result = read_result(arguments.study)
-    else:
-        result = make_result(arguments, arguments.json or output / RESULT)
-    table, plots = study_markdown(result), study_plots(result)
-    with atomic_write(output / TABLES) as temporary:
-        temporary.write_text(table, encoding="utf-8")
-    for name, plot in plots.items():
-        plot(result, output / name)
-    print_lines(table, *(output / name for name in (TABLES, *plots)))
+    """Make the runs that are missing, write the result, and print its table. Exit code 1 where a run failed."""
+    path = arguments.json or Path("runs/studies", f"{arguments.study.stem}.json")
+    result = make_result(arguments, path)
+    print_lines(study_markdown(result), path)
     if any("failed" in run for one in result["variants"] for run in one["runs"].values()):
         sys.exit(1)
 
@@ -74,7 +62,6 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         rows[name] |= runs
     result: dict[str, Any] = {
         "title": study["title"],
-        "command": shlex.join(["python", "-m", "tools.study", *sys.argv[1:]]),
         "tree": known,
         "patterns": study["return_patterns"],
     }

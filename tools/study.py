@@ -17,14 +17,13 @@ rate that docs/results/rates*.json chose for its name or `rate_of`), `seeds` of 
 variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all three), `curve: True` (mAP of
 every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal: True` (any set of modalities
 against any, by each distance), `selection: True` (run demo-sdtps selection), `similarity: True` and
-`calibration: True` (run studies/similarity.py, studies/calibration.py), `times: True` (time the variants in turns). mAP is
-drawn against operations and times, a curve for the variants whose names agree up to the first comma.
+`calibration: True` (run studies/similarity.py, studies/calibration.py), `times: True` (time the variants in turns).
 
-A study can be stopped and started again: the result, --json, holds every variant that is finished, which is not made again,
-and --overwrite replaces the tables and plots of an earlier end. A run is identified by its configuration, its seed and the
-sources that it is made with (training/record.py), whose hash the result records; changes of these that are in no commit, and
-a result of other sources, are refused without --changed_tree. After a change of the data give another --runs and --json.
-Given a result in place of STUDY.yml, the tables and plots are made from it alone.
+A study can be stopped and started again: the result, --json, holds every run that is finished, which is not made again. A
+run is identified by its configuration, its seed and the sources that it is made with (training/record.py), whose hash the
+result records; changes of these that are in no commit, and a result of other sources, are refused without --changed_tree.
+After a change of the data give another --runs and --json. `make tables` writes the tables and figures of docs/ from
+docs/results/*.json.
 """
 
 import argparse
@@ -32,7 +31,7 @@ import logging
 import signal
 from pathlib import Path
 
-from demo_sdtps.config.cli import add_count, add_overwrite, add_switch, read_arguments, run
+from demo_sdtps.config.cli import add_count, add_switch, read_arguments, run
 
 
 def main() -> None:
@@ -43,13 +42,7 @@ def main() -> None:
         "study",
         type=Path,
         metavar="STUDY.yml",
-        help="the study, one of studies/*.yml for example, or a study.json such as docs/results/*.json",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder of the tables and plots (default: runs/studies/<name of the study>)",
+        help="the study, one of studies/*.yml for example",
     )
     parser.add_argument(
         "--runs",
@@ -62,11 +55,10 @@ def main() -> None:
         "--json",
         type=Path,
         metavar="FILE",
-        help="the result, whose variants are kept (default: study.json in --output)",
+        help="the result, whose runs are kept (default: runs/studies/<name of the study>.json)",
     )
     add_switch(parser, "--changed_tree", "go on with other sources, or with uncommitted changes")
     add_count(parser, "--jobs", None, "parallel runs (default: 1 with a GPU, else 1 per core)")
-    add_overwrite(parser)
     keys = "configuration keys and values for all variants"
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=keys)
     arguments = read_arguments(parser)

@@ -228,7 +228,9 @@ def deploy() -> str:
 
 
 def study(name: str) -> str:
-    return study_markdown(read_result(DOCS / "results" / f"{name}.json")).strip()
+    """A study's table after the command that makes its result."""
+    command = f"`python -m tools.study studies/{name}.yml --json docs/results/{name}.json`"
+    return f"{command}\n\n{study_markdown(read_result(DOCS / 'results' / f'{name}.json'))}"
 
 
 def summary() -> str:

@@ -18,7 +18,6 @@ from demo_sdtps.commands import (
 )
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
-from tools import study
 
 CONFIGURED = ("--config_file", CONFIG)
 SEARCHED = ("--query", "q", "--gallery", "g", "--csv", "x.csv")
@@ -37,7 +36,6 @@ OUTPUTS = {
     "hits": (search, "x.csv", (*CONFIGURED, *SEARCHED)),
     "ranks": (rank_features, "x.csv", SEARCHED),
     "benchmark": (benchmark, "x.json", ("--json", "x.json")),
-    "study": (study, "study.md", ("one.yml", "--output", ".")),
 }
 """Every way to give an output: command, the file that is there, and words; weights, data and runs do not exist."""
 

@@ -20,6 +20,7 @@ from studies.similarity import mean_cosine
 from studies.variants import make_variants, read_study
 from tests.reference import statistics as reference
 from tools import study as tool
+from tools.tables import FIGURES
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 
@@ -56,11 +57,11 @@ def rows_of(text):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch, command):
-    """What is lost, and it alone, is made again; so are tables and plots, from the result."""
+    """What is lost, and it alone, is made again."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
     study = write(tmp_path, {"Baseline": {"config": str(BASELINE)}, "SDTPS": {}})
-    words = [study, "--overwrite", "--jobs", "2", *SHORT.split(), tiny_root]
+    words = [study, "--jobs", "2", *SHORT.split(), tiny_root]
     assert command(tool.main, *words)[0] == 0
     (interrupted,), (unmeasured,) = (
         sorted(runs.glob(f"{name}-*/seed_{seed}"))
@@ -69,12 +70,12 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     record = json.loads((interrupted / "run.json").read_text())
     (interrupted / "run.json").write_text(json.dumps(record | {"status": "running"}))
     (unmeasured / "selection.json").unlink()
-    folder, again = tmp_path / "runs" / "studies" / "tiny", tmp_path / "again"
-    result = json.loads((folder / "study.json").read_text())
-    (folder / "study.json").write_text(json.dumps(result | {"variants": []}))
+    path = tmp_path / "runs" / "studies" / "tiny.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"variants": []}))
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
     assert command(tool.main, *words)[0] == 0
-    repeated = json.loads((folder / "study.json").read_text())
+    repeated = json.loads(path.read_text())
     assert repeated["variants"][1]["runs"] == result["variants"][1]["runs"]
     # The measurement of the interrupted run is older than the repeated run, so it is repeated too.
     now = {path: path.stat().st_mtime_ns for path in runs.rglob("*.json")}
@@ -89,11 +90,6 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
 
     shutil.rmtree(runs)  # the result has its variants
     assert command(tool.main, *words)[0] == 0 and not runs.exists()
-    assert command(tool.main, folder / "study.json", "--output", again)[0] == 0
-    assert (again / "study.md").read_text() == (folder / "study.md").read_text()
-    for name in ("results.png", "costs.png"):
-        with Image.open(again / name) as image, Image.open(folder / name) as first:
-            assert image.size == first.size and image.convert("RGB").getcolors(20) is None
 
 
 @pytest.mark.slow
@@ -234,6 +230,18 @@ def test_the_recall_is_that_of_the_last_stage():
     assert measurement("selection", content | {"stages": stages})["recall"] == pytest.approx(0.7)
     assert measurement("selection", content | {"stages": {}})["recall"] == pytest.approx(0.1)
     assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figures_of_the_pages(name, tmp_path):
+    """As large as in docs/images, and not blank."""
+    FIGURES[name](tmp_path / "x.png")
+    with (
+        Image.open(tmp_path / "x.png") as image,
+        Image.open(ROOT / f"docs/images/{name}.png") as old,
+    ):
+        assert image.size == old.size and image.convert("RGB").getcolors(20) is None
 
 
 @pytest.fixture(scope="module")
