@@ -8,13 +8,14 @@ from functools import partial
 
 import pytest
 from commands import ROOT
+from PIL import Image
 
 from demo_sdtps.commands import dispatch, match_command
 from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 from tools import tables
-from tools.tables import with_tables
+from tools.tables import FIGURES, with_tables
 
 README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -156,3 +157,15 @@ def test_the_keys_of_a_page_exist(name):
     key = r"\b(?:MODEL|INPUT|DATASETS|DATALOADER|SOLVER|TEST)\.[A-Z_]+[A-Z]\b"
     keys = set(re.findall(key, text(ROOT / f"{name}.md")))
     assert keys <= {key.name for key in (*KEYS, *SEPS_SCHEMA.keys)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figures_of_the_pages(name, tmp_path):
+    """As large as in docs/images, and not blank."""
+    FIGURES[name](tmp_path / "x.png")
+    with (
+        Image.open(tmp_path / "x.png") as image,
+        Image.open(ROOT / f"docs/images/{name}.png") as old,
+    ):
+        assert image.size == old.size and image.convert("RGB").getcolors(20) is None

@@ -10,7 +10,6 @@ import pytest
 import torch
 import yaml
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
-from PIL import Image
 
 from demo_sdtps.config import UserError
 from studies.report import paired_difference, study_table
@@ -20,7 +19,6 @@ from studies.similarity import mean_cosine
 from studies.variants import make_variants, read_study
 from tests.reference import statistics as reference
 from tools import study as tool
-from tools.tables import FIGURES
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 
@@ -230,18 +228,6 @@ def test_the_recall_is_that_of_the_last_stage():
     assert measurement("selection", content | {"stages": stages})["recall"] == pytest.approx(0.7)
     assert measurement("selection", content | {"stages": {}})["recall"] == pytest.approx(0.1)
     assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FIGURES)
-def test_the_figures_of_the_pages(name, tmp_path):
-    """As large as in docs/images, and not blank."""
-    FIGURES[name](tmp_path / "x.png")
-    with (
-        Image.open(tmp_path / "x.png") as image,
-        Image.open(ROOT / f"docs/images/{name}.png") as old,
-    ):
-        assert image.size == old.size and image.convert("RGB").getcolors(20) is None
 
 
 @pytest.fixture(scope="module")
