@@ -6,14 +6,13 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import COMPLETING, add_overwrite, print_lines, read_arguments
-from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS
 from demo_sdtps.config.find import OWN, config_names, find_config, is_key
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, parse_pairs
 from demo_sdtps.config.schema import Schema
@@ -40,7 +39,6 @@ def config_parser(
     schema: Schema = DEMO_SCHEMA,
     *,
     weight: str = "a checkpoint",
-    example: str = WEIGHT_EXAMPLE,
     several: bool = False,
     images: bool = False,
     data: bool = True,
@@ -70,8 +68,7 @@ def config_parser(
             f"table, which is seen (docs/own_data.md; equivalent to {ROOT}, {NAMES})",
         )
     if weight:
-        read = partial(_read_checkpoint, example)
-        add_stored(parser, "--weight", "W", weight, "TEST.WEIGHT", read, several)
+        add_stored(parser, "--weight", "W", weight, "TEST.WEIGHT", _read_checkpoint, several)
     parser.add_argument(
         "--keys",
         metavar="TEXT",
@@ -128,10 +125,10 @@ def add_stored(
     parser.set_defaults(stored=(f"{flag} {meaning}", key, read))
 
 
-def _read_checkpoint(example: str, path: Path) -> StoredText:
+def _read_checkpoint(path: Path) -> StoredText:
     from demo_sdtps.modeling.checkpoints.loading import stored_config
 
-    return stored_config(path, example)
+    return stored_config(path)
 
 
 def add_return_pattern(parser: ArgumentParser, features: str) -> None:

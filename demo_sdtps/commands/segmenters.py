@@ -75,7 +75,7 @@ def _network(weight: str | None) -> nn.Module:
                 f"--weight is hub, but {PUBLISHED.url} could not be downloaded ({type(error).__name__}); give a file."
             ) from error
     else:
-        weights = read_weights(weight, f"the file of torchvision's {PUBLISHED}")
+        weights = read_weights(weight)
     network = maskrcnn_resnet50_fpn_v2(
         weights=None, weights_backbone=None, min_size=SIDE, max_size=4 * SIDE
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from demo_sdtps.commands import check_data, flags
 from demo_sdtps.config import cli
 from demo_sdtps.runtime.files import write_json
-from demo_sdtps.seps.schema import EXAMPLE, SEPS_SCHEMA
+from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
 def train() -> None:
@@ -32,7 +32,6 @@ def test() -> None:
         "images found by a caption (t2i), and their sum. TEST.FOLDS 5 gives COCO's 1K figures.",
         "example: %(prog)s --weight runs/SEPS/shapes/best.pth",
         SEPS_SCHEMA,
-        example=EXAMPLE,
     )
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in percent")
     with flags.parse_in_group(parser) as (arguments, cfg):

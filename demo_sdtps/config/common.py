@@ -18,9 +18,6 @@ MISSING_CASES = ("r", "n", "t", "rn", "rt", "nt")
 COMMAND = "demo-sdtps"
 """The command of an installed package (demo_sdtps/commands)."""
 
-WEIGHT_EXAMPLE = "runs/RGBNT201/DeMo_SDTPS/best.pth"
-"""A checkpoint, in messages."""
-
 ATTENTION_METHODS = {
     "rollout": "attention rollout of the class token",
     "gradcam": "Grad-CAM towards the similarity with the identity's gallery samples",

@@ -10,19 +10,19 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample, check_trained_on, read_splits
 from demo_sdtps.evaluation.extraction import Model
 from demo_sdtps.modeling import DeMo, make_model
-from demo_sdtps.modeling.checkpoints.loading import EXAMPLE, load_weights, read_checkpoint
+from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import check_equal, check_single
 
 
-def prepare_evaluation(cfg: CfgNode, example: str, several: bool = False) -> torch.device:
+def prepare_evaluation(cfg: CfgNode, several: bool = False) -> torch.device:
     """Seed the random generators → the device."""
     if not several:
         check_single("an evaluation")
     if not cfg.TEST.WEIGHT:
         raise UserError(
-            f"No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint such as {example}."
+            "No weights to evaluate: give TEST.WEIGHT (or --weight) a checkpoint, as last.pth or best.pth of a run."
         )
     set_seed(cfg.SOLVER.SEED)
     return choose_device(cfg)
@@ -35,7 +35,7 @@ def load_model_and_data(
 
     The numbers of identities and cameras come from the checkpoint, so the training split is not read.
     """
-    device = prepare_evaluation(cfg, EXAMPLE, several)
+    device = prepare_evaluation(cfg, several)
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
@@ -53,7 +53,7 @@ def load_any_model_and_data(
     """`load_model_and_data`, also of an exported file."""
     if not is_exported(cfg.TEST.WEIGHT):
         return load_model_and_data(cfg, splits, several)
-    prepare_evaluation(cfg, EXAMPLE, several)
+    prepare_evaluation(cfg, several)
     model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
     model.check_settings(cfg)
     model.check_pattern(cfg.TEST.RETURN_PATTERN)

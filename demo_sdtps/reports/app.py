@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import TOP, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import TOP
 from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets.base import FORMATS
 from demo_sdtps.datasets.folders import Triplet, read_folder
@@ -54,7 +54,7 @@ SERVED = "/gradio_api/file="
 
 def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index of --gallery up to date, and serve until Ctrl-C."""
-    prepare_evaluation(cfg, WEIGHT_EXAMPLE)
+    prepare_evaluation(cfg)
     packages = {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}
     check_extra("demo-sdtps app", "app", packages)
     try:

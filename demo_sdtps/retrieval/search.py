@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP, WEIGHT_EXAMPLE
+from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP
 from demo_sdtps.datasets.folders import Triplet, check_modality, read_folder, read_query
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
@@ -82,7 +82,7 @@ def search(
 
     `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
     """
-    prepare_evaluation(cfg, WEIGHT_EXAMPLE, several=True)
+    prepare_evaluation(cfg, several=True)
     check_extra("demo-sdtps search", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     places = [arguments.gallery, *([arguments.query] if queries is None else [])]
     check_modality(arguments.modality, *places)

@@ -25,7 +25,6 @@ from demo_sdtps.seps.captions import (
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.recall import five_fold
-from demo_sdtps.seps.schema import EXAMPLE
 from demo_sdtps.seps.towers import load_tokenizer
 
 
@@ -93,8 +92,8 @@ def load_seps_and_data(cfg: CfgNode) -> tuple[SEPS, RetrievalData]:
     The data set may differ from the one of training. Only the tokenizer and the configuration of MODEL.TEXT_TOWER are read,
     not its weights.
     """
-    device = prepare_evaluation(cfg, EXAMPLE, several=True)
-    weights = read_weights(cfg.TEST.WEIGHT, EXAMPLE)
+    device = prepare_evaluation(cfg, several=True)
+    weights = read_weights(cfg.TEST.WEIGHT)
     split = read_caption_splits(cfg, (cfg.TEST.SPLIT,))[cfg.TEST.SPLIT]
     distributed.check_equal(split, "images and captions")
     tokens = encode_captions(cfg, split, load_tokenizer(cfg))

@@ -149,7 +149,4 @@ def check_seps_cfg(cfg: CfgNode) -> None:
         )
 
 
-EXAMPLE = "runs/SEPS/flickr30k/best.pth"
-"""A checkpoint, in messages."""
-
 SEPS_SCHEMA = Schema(KEYS, check_seps_cfg, "configs/SEPS/flickr30k.yml")

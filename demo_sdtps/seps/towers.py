@@ -11,7 +11,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, RANDOM, fill, read_source
+from demo_sdtps.modeling.checkpoints.pretrained import OTHERS, Weights, load_tower
 from demo_sdtps.runtime.errors import check_extra
 
 GOOD_TOWERS = "choose another such as 'vit_base_patch16_224' or 'swin_base_patch4_window7_224'."
@@ -58,23 +58,21 @@ class ImageTower(nn.Module):
         return self.projection(self._tokens(images))
 
     def load(self, source: str) -> str:
-        """Load the weights of MODEL.PRETRAIN_PATH_T, of which timm resizes position embeddings → a report, as
-        `modeling.checkpoints.pretrained.load_pretrained`."""
-        if source in RANDOM:
-            return RANDOM[source]
-        weights = read_source(self.name, source)
-        example = next(iter(weights), "no tensor")
-        convert = getattr(sys.modules[type(self.tower).__module__], "checkpoint_filter_fn", None)
-        try:
-            converted = convert(weights, self.tower) if convert else weights
-        except Exception as error:  # a filter may raise anything for weights of another model
-            raise UserError(
-                f"MODEL.PRETRAIN_PATH_T {source} holds {example}, …, which timm cannot convert to {self.name} ({error}); "
-                f"give weights of this tower, {OTHERS}."
-            ) from None
-        shapes = {name: tensor.shape for name, tensor in converted.items() if name in weights}
-        resized = [name for name, shape in shapes.items() if shape != weights[name].shape]
-        return fill(self.tower, converted, self.name, source, resized, example)
+        """`load_tower` of MODEL.PRETRAIN_PATH_T; timm converts names and resizes position embeddings."""
+
+        def convert(weights: Weights) -> tuple[Weights, list[str]]:
+            rename = getattr(sys.modules[type(self.tower).__module__], "checkpoint_filter_fn", None)
+            try:
+                converted = rename(weights, self.tower) if rename else weights
+            except Exception as error:  # a filter may raise anything for weights of another model
+                raise UserError(
+                    f"MODEL.PRETRAIN_PATH_T {source} holds {next(iter(weights), 'nothing')}, …, which timm cannot convert "
+                    f"to {self.name} ({error}); give weights of this tower, {OTHERS}."
+                ) from None
+            shapes = {name: tensor.shape for name, tensor in weights.items() if name in converted}
+            return converted, [name for name in shapes if shapes[name] != converted[name].shape]
+
+        return load_tower(self.tower, self.name, source, convert)
 
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
         tokens = self.tower.forward_features(images)

@@ -13,7 +13,6 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import WEIGHT_EXAMPLE as EXAMPLE
 from demo_sdtps.config.load import StoredText
 from demo_sdtps.modeling.checkpoints.names import (
     OUR_BACKBONE,
@@ -106,16 +105,16 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, weights, classes[0], cameras, origin, has_demo_names)
 
 
-def read_weights(path: str | Path, example: str = EXAMPLE) -> dict[str, torch.Tensor]:
+def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """The weights of any model."""
-    return tensors_of(_load(path, example)[1])
+    return tensors_of(_load(path)[1])
 
 
-def stored_config(path: str | Path, example: str = EXAMPLE) -> StoredText:
+def stored_config(path: str | Path) -> StoredText:
     """The configuration that a checkpoint, or an exported file, was trained with."""
     if is_exported(path):
         return ExportedModel(path).config
-    path, content = _load(path, example, without_weights=True)
+    path, content = _load(path, without_weights=True)
     text = content.get("config")
     if not isinstance(text, str) or not text.strip():
         raise UserError(
@@ -125,7 +124,7 @@ def stored_config(path: str | Path, example: str = EXAMPLE) -> StoredText:
     return StoredText(path, text)
 
 
-def weights_file(name: str | Path, example: str = EXAMPLE) -> Path:
+def weights_file(name: str | Path) -> Path:
     """The file that is meant by the name of weights: a file, the first of IN_FOLDER in a folder, or, where there is
     neither, of a repository owner/name of the Hugging Face hub, which is downloaded."""
     path = Path(name)
@@ -135,24 +134,21 @@ def weights_file(name: str | Path, example: str = EXAMPLE) -> Path:
         except Exception as error:  # the hub's client raises many types
             raise UserError(
                 f"The weights {name} are no file or folder here, nor could a repository of that name be downloaded "
-                f"from the Hugging Face hub ({type(error).__name__}); correct the name, check the network, or give "
-                f"a checkpoint such as {example}."
+                f"from the Hugging Face hub ({type(error).__name__}); correct the name, or check the network."
             ) from error
     if path.is_dir():
         path = next((path / file for file in IN_FOLDER if (path / file).is_file()), path)
     if not path.is_file():
         kinds = f" (no {', '.join(IN_FOLDER)} in this folder)" if path.is_dir() else ""
         raise UserError(
-            f"The weights {path} do not exist{kinds}; give a checkpoint such as {example}."
+            f"The weights {path} do not exist{kinds}; give a checkpoint, as last.pth or best.pth of a run."
         )
     return path
 
 
-def _load(
-    name: str | Path, example: str = EXAMPLE, without_weights: bool = False
-) -> tuple[Path, Mapping[str, Any]]:
+def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mapping[str, Any]]:
     """The file of weights by `weights_file`, and its content, that of a saved `Extractor` under the names of a checkpoint."""
-    path = weights_file(name, example)
+    path = weights_file(name)
     if is_exported(path):
         raise UserError(
             f"The weights {path} are an exported model, but a checkpoint is needed; give the one that it was made from."

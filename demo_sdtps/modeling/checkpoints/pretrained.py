@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,30 +41,71 @@ OTHERS = "'hub' to download them, or 'none' for random ones"
 
 
 def load_pretrained(backbone: Backbone, transformer_type: str, source: str) -> str:
-    """Fill the backbone from a file (TorchScript archive, state dict or safetensors), from timm's hub for "hub", or not at all
-    for "none" and "".
+    """`load_tower` of the backbone, whose position embeddings are resized by `resize_position`."""
 
-    Returns a report, or a warning: how many tensors were loaded, resized and left at random.
+    def convert(weights: Weights) -> tuple[Weights, list[str]]:
+        if is_demo(weights) or any(name.startswith(OUR_BACKBONE) for name in weights):
+            raise UserError(
+                f"MODEL.PRETRAIN_PATH_T {source} is a checkpoint of a whole model: start from it by --weight {source} "
+                "instead, or from its backbone by demo-sdtps convert --to backbone."
+            )
+        expected = backbone.vit.state_dict()
+        weights, position = _timm_names(weights, expected), expected.get("pos_embed")
+        if position is None or "pos_embed" not in weights:
+            return weights, []
+        prefix, actual = position.shape[1] - backbone.num_patches, weights["pos_embed"].float()
+        side = math.isqrt(max(0, actual.shape[1] - prefix))
+        if side**2 != actual.shape[1] - prefix or (side, side) == backbone.grid_size:
+            return weights, []
+        resized = resize_position(actual, backbone.grid_size, prefix)
+        return weights | {"pos_embed": resized}, ["pos_embed"]
+
+    return load_tower(backbone.vit, transformer_type, source, convert)
+
+
+def load_tower(
+    model: nn.Module,
+    name: str,
+    source: str,
+    convert: Callable[[Weights], tuple[Weights, list[str]]],
+) -> str:
+    """Fill timm's model `name` from a file (TorchScript archive, state dict or safetensors), from timm's hub for "hub", or not
+    at all for "none" and "".
+
+    `convert` gives the weights the model's names and shapes, and the names of those that it resized. Returns a report, or a
+    warning: how many tensors were loaded, resized and left at random.
     """
     if source in RANDOM:
         return RANDOM[source]
-    weights = read_source(transformer_type, source)
-    if is_demo(weights) or any(name.startswith(OUR_BACKBONE) for name in weights):
-        raise UserError(
-            f"MODEL.PRETRAIN_PATH_T {source} is a checkpoint of a whole model: start from it by --weight {source} instead, or "
-            "from its backbone by demo-sdtps convert --to backbone."
-        )
+    weights = read_source(name, source)
     example = next(iter(weights), "nothing at all")
-    expected = backbone.vit.state_dict()
-    weights = _timm_names(weights, expected)
-    resized, position = [], weights.get("pos_embed")
-    if position is not None and "pos_embed" in expected:
-        prefix = expected["pos_embed"].shape[1] - backbone.num_patches
-        side = math.isqrt(max(0, position.shape[1] - prefix))
-        if side**2 == position.shape[1] - prefix and (side, side) != backbone.grid_size:
-            weights["pos_embed"] = resize_position(position.float(), backbone.grid_size, prefix)
-            resized.append("pos_embed")
-    return fill(backbone.vit, weights, transformer_type, source, resized, example)
+    weights, resized = convert(weights)
+    expected = model.state_dict()
+    fitting = {
+        key: tensor.float()
+        for key, tensor in weights.items()
+        if key in expected and tensor.shape == expected[key].shape
+    }
+    if not fitting:
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
+            f"(it holds {example}, …); give weights of this backbone, {OTHERS}."
+        )
+    if reason := _other_model(weights, expected):
+        raise UserError(
+            f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
+            "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs."
+        )
+    model.load_state_dict(fitting, strict=False)
+    missing = sorted(expected.keys() - weights.keys())
+    reshaped = sorted(expected.keys() & weights.keys() - fitting.keys())
+    counts = {"resized": resized, "missing": missing, "of another shape": reshaped}
+    report = f"pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded"
+    for what, names in counts.items():
+        if names or what != "of another shape":
+            some = f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
+            report += f", {len(names)} {what}{some}"
+    return f"WARNING: incomplete {report}" if missing or reshaped else report
 
 
 def _timm_names(weights: Weights, expected: Weights) -> Weights:
@@ -88,41 +129,6 @@ def _timm_names(weights: Weights, expected: Weights) -> Weights:
     for name in [name for name in weights if name.startswith("fc_norm.") and name not in expected]:
         weights[name.replace("fc_norm.", "norm.")] = weights.pop(name)
     return weights
-
-
-def fill(
-    model: nn.Module, weights: Weights, name: str, source: str, resized: Sequence[str], example: str
-) -> str:
-    """Load the tensors that fit by name and shape into `model`, timm's `name` → the report of `load_pretrained`.
-
-    `resized` names tensors that were resized, `example` one tensor of the source.
-    """
-    expected = model.state_dict()
-    fitting = {
-        name: tensor.float()
-        for name, tensor in weights.items()
-        if name in expected and tensor.shape == expected[name].shape
-    }
-    if not fitting:
-        raise UserError(
-            f"MODEL.PRETRAIN_PATH_T {source} holds no weights of {name}: none fits by name and shape "
-            f"(it holds {example}, …); give weights of this backbone, {OTHERS}."
-        )
-    if reason := _other_model(weights, expected):
-        raise UserError(
-            f"MODEL.PRETRAIN_PATH_T {source} holds weights of another model than {name}: {reason}; "
-            "give weights of this backbone, or set MODEL.TRANSFORMER_TYPE to theirs."
-        )
-    missing = sorted(expected.keys() - weights.keys())
-    reshaped = sorted(expected.keys() & weights.keys() - fitting.keys())
-    model.load_state_dict(fitting, strict=False)
-    counts = {"resized": resized, "missing": missing, "of another shape": reshaped}
-    report = f"pretrained weights {source}: {len(fitting)} of {len(expected)} tensors loaded"
-    for what, names in counts.items():
-        if names or what != "of another shape":
-            some = f" ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})" if names else ""
-            report += f", {len(names)} {what}{some}"
-    return f"WARNING: incomplete {report}" if missing or reshaped else report
 
 
 def _other_model(weights: Weights, expected: Weights) -> str | None:
