@@ -101,19 +101,24 @@ def image_names(
     folder: Path, others: Collection[str] | None = None, only: str | None = None
 ) -> dict[str, str]:
     """Names of the images in a folder by their stems, unordered, of one stem with `only`; with `others` also those in nested
-    folders, as paths from `folder`, but for hidden folders and those of these names.
+    folders, as paths from `folder`, but for those of these names. Hidden files and folders count as none.
     """
     names: dict[str, str] = {}
     for entry in [*os.scandir(existing(folder))]:
         name, (stem, ending) = entry.name, os.path.splitext(entry.name)
-        is_folder = entry.is_dir(follow_symlinks=False) and not name.startswith(".")
+        if name.startswith("."):  # hidden, as macOS's ._x.jpg beside x.jpg
+            continue
         if ending.lower() in endings() and only in (None, stem):
             if (other := names.setdefault(stem, name)) != name:
                 raise UserError(
                     f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
                     "image of a triplet; remove one of them."
                 )
-        elif is_folder and others is not None and name not in {*others, MASK}:
+        elif (
+            others is not None
+            and name not in {*others, MASK}
+            and entry.is_dir(follow_symlinks=False)
+        ):
             nested = image_names(folder / name, others)
             names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in nested.items()}
     return names

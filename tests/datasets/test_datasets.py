@@ -87,7 +87,8 @@ def test_neither_masks_nor_other_files_are_read(tmp_path, name):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
     for folder, _, _ in list(os.walk(tmp_path)):
-        (Path(folder) / "Thumbs.db").write_bytes(b"x")
+        for file in ("Thumbs.db", "._0001.jpg"):  # of Windows and of macOS
+            (Path(folder) / file).write_bytes(b"x")
     assert read(tmp_path, name) == expected
 
 
