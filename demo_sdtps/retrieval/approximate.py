@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ SAMPLE = 100  # queries by which recall is measured, at most
 
 
 def approximate(
-    index: Store,
+    store: Store,
     kind: str,
     queries: np.ndarray,
     gallery: FeatureBlocks,
@@ -31,76 +32,66 @@ def approximate(
 ) -> Nearest:
     """`nearest` among candidates of an approximate index, whose recall is printed.
 
-    `gallery` are the index's triplets of a set of modalities in the columns of `queries` (Q, D). Their approximate index is
-    made where there is none of the gallery as it is now, and written beside the features. Recall is measured then, by some of
+    `gallery` are the store's triplets of a set of modalities in the columns of `queries` (Q, D). Their approximate index is
+    built where there is none of the gallery as it is now, and written beside the features. Recall is measured then, by some of
     the queries, as it takes an exact search.
     """
-    import faiss
-
-    key = f"{kind}, {gallery.name}"
+    key, entries = f"{kind}, {gallery.name}", store.record["approximate"]
     if kind == "ivfpq" and len(gallery) < CODES:
         print_lines(f"{key}: exact search, as there are {len(gallery)} triplets")
         return nearest(queries, gallery, names, top)
-    kept = index.record["approximate"]
-    stored = _read_index(index, kept.get(key))
-    index_of = make(kind, gallery) if stored is None else stored
-    places = search_index(index_of, queries, min(len(gallery), max(LEAST, PER_HIT * top)))
+    stored = _read_index(store, entries.get(key))
+    index = build_index(kind, gallery) if stored is None else stored
+    places = find_candidates(index, queries, min(len(gallery), max(LEAST, PER_HIT * top)))
     rows = np.where(places < 0, places, gallery.rows[places])
     hits = among(queries, gallery, names, top, rows)
     if stored is None:
-        sample = np.unique(
-            np.linspace(0, len(queries) - 1, min(SAMPLE, len(queries))).round().astype(int)
-        )
+        count = min(SAMPLE, len(queries))
+        sample = np.unique(np.linspace(0, len(queries) - 1, count).round().astype(int))
         exact = nearest(queries[sample], gallery, names, top)
         share = recall(Nearest(*(column[sample] for column in hits)), exact)
-        shards = list(index.shards)
-        for outdated in [name for name, entry in kept.items() if entry["shards"] != shards]:
-            del kept[outdated]
-        kept[key] = {
+        for outdated in [each for each in entries if entries[each]["shards"] != store.shards]:
+            del entries[outdated]
+        entries[key] = {
             "file": f"{kind}-{secrets.token_hex(8)}.faiss",
-            "shards": shards,
+            "shards": list(store.shards),
             "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})",
         }
-        with atomic_write(index.folder / kept[key]["file"]) as path:
-            try:
-                faiss.write_index(index_of, str(path))
-            except RuntimeError as error:  # a full disk
-                raise OSError(str(error)) from None
-        index.commit()
-    print_lines(f"{key}: {kept[key]['recall']}")
+        _write_index(store, entries[key], index)
+    print_lines(f"{key}: {entries[key]['recall']}")
     return hits
 
 
-def make(kind: str, gallery: FeatureBlocks) -> Any:
+def build_index(kind: str, gallery: FeatureBlocks) -> Any:
     """A faiss index of the gallery, IVF-PQ trained on a sample of it, `CODES` triplets or more."""
     import faiss
 
-    index_of: Any
+    index: Any
     width = gallery.width
     if kind == "hnsw":
-        index_of = faiss.IndexHNSWFlat(width, NEIGHBOURS)
-        index_of.hnsw.efConstruction = BREADTH
+        index = faiss.IndexHNSWFlat(width, NEIGHBOURS)
+        index.hnsw.efConstruction = BREADTH
     else:
         lists = 1 << int(math.log2(math.sqrt(len(gallery))))
         most = min(MOST_BYTES, max(1, width // 8))
         size = max(size for size in range(1, most + 1) if width % size == 0)
-        index_of = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
-        index_of.nprobe = min(PROBES, lists)
-        for settings in (index_of.cp, index_of.pq.cp):
+        index = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, size, 8)
+        index.nprobe = min(PROBES, lists)
+        for settings in (index.cp, index.pq.cp):
             settings.min_points_per_centroid = 1  # fewer are worse, but no reason for a warning
         count = min(len(gallery), PER_LIST * max(lists, CODES))
         sample = np.random.default_rng(0).choice(len(gallery), count, replace=False)
-        index_of.train(gallery.take(gallery.rows[np.sort(sample)]))
+        index.train(gallery.take(gallery.rows[np.sort(sample)]))
     for _, block in gallery.blocks("building the index"):
-        index_of.add(block)
-    return index_of
+        index.add(block)
+    return index
 
 
-def search_index(index_of: Any, queries: np.ndarray, count: int) -> np.ndarray:
+def find_candidates(index: Any, queries: np.ndarray, count: int) -> np.ndarray:
     """Places (Q, count) int64 of the nearest samples, -1 for none."""
-    if hasattr(index_of, "hnsw"):
-        index_of.hnsw.efSearch = max(BREADTH, count)
-    return index_of.search(queries, count)[1]
+    if hasattr(index, "hnsw"):
+        index.hnsw.efSearch = max(BREADTH, count)
+    return index.search(queries, count)[1]
 
 
 def recall(hits: Nearest, exact: Nearest) -> float:
@@ -108,13 +99,22 @@ def recall(hits: Nearest, exact: Nearest) -> float:
     return float((hits.distances <= exact.distances[:, -1:]).mean())
 
 
-def _read_index(index: Store, kept: dict[str, Any] | None) -> Any:
-    """The faiss index that was kept; None where it is missing, of other shards or damaged: it is made anew then."""
+def _read_index(store: Store, entry: dict[str, Any] | None) -> Any:
+    """The faiss index of an entry; None where it is missing, of other shards or damaged: it is built anew then."""
     import faiss
 
-    if not kept or kept["shards"] != index.shards:
-        return None
-    try:
-        return faiss.read_index(str(index.folder / kept["file"]))
-    except RuntimeError:
-        return None
+    if entry and entry["shards"] == store.shards:
+        with suppress(RuntimeError):
+            return faiss.read_index(str(store.folder / entry["file"]))
+    return None
+
+
+def _write_index(store: Store, entry: dict[str, Any], index: Any) -> None:
+    import faiss
+
+    with atomic_write(store.folder / entry["file"]) as path:
+        try:
+            faiss.write_index(index, str(path))
+        except RuntimeError as error:  # a full disk
+            raise OSError(str(error)) from None
+    store.commit()

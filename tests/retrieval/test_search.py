@@ -134,7 +134,7 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
         stack,
         names,
         5,
-        approximate.search_index(approximate.make(kind, stack), queries, 50),
+        approximate.find_candidates(approximate.build_index(kind, stack), queries, 50),
     )
     exact = nearest.nearest(queries, stack, names, 5)
     assert approximate.recall(actual, exact) > 0.9
@@ -179,7 +179,9 @@ def by_index(kind):
     """A search by an approximate index that is made for it."""
 
     def search(queries, gallery, names, top):
-        places = approximate.search_index(approximate.make(kind, gallery), queries, len(gallery))
+        places = approximate.find_candidates(
+            approximate.build_index(kind, gallery), queries, len(gallery)
+        )
         return nearest.among(queries, gallery, names, top, gallery.rows[places])
 
     return search
