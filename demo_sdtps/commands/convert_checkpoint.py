@@ -24,13 +24,13 @@ def main() -> None:
     parser.add_argument("--to", choices=targets, required=True, help="names in OUT, or backbone")
     arguments = cli.read_arguments(parser)
     from demo_sdtps.modeling.checkpoints.loading import read_checkpoint, save_whole
-    from demo_sdtps.modeling.checkpoints.names import backbone_of, to_demo, unknown_names
+    from demo_sdtps.modeling.checkpoints.names import backbone_weights, to_demo, unknown_names
 
     output, content = arguments.output, read_checkpoint(arguments.input)
     if output.exists() and output.samefile(content.path):
         raise UserError(f"The output {output} is the checkpoint to read; choose another.")
     if arguments.to == BACKBONE:
-        weights = backbone_of(content.model, arguments.input)
+        weights = backbone_weights(content.model, arguments.input)
         save_whole(weights, output)
         cli.print_lines(
             f"Wrote {len(weights)} tensors of the backbone, to start from with MODEL.PRETRAIN_PATH_T {output}"

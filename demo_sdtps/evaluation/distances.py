@@ -17,7 +17,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import Sample
-from demo_sdtps.modeling.fusion import subsets_of
+from demo_sdtps.modeling.fusion import modality_subsets
 from demo_sdtps.modeling.layout import make_layout
 from demo_sdtps.runtime.progress import progress
 
@@ -111,7 +111,7 @@ class Comparison:
 def make_comparison(cfg: CfgNode, pattern: int, normalise: bool = True) -> Comparison:
     """The comparison of features of a return pattern by a model of the configuration."""
     names, has_sdtps = cfg.MODEL.MODALITIES, cfg.MODEL.USE_SDTPS
-    subsets = list(subsets_of(names).values()) if cfg.MODEL.HDM else []
+    subsets = list(modality_subsets(names).values()) if cfg.MODEL.HDM else []
     sources = make_layout(1, names, subsets, True, has_sdtps).sources[pattern]
     return Comparison(tuple(map(frozenset, sources)), cfg.TEST.CROSS_MODAL_DISTANCE, normalise)
 

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.common import SDTPS_ARGUMENTS
 from demo_sdtps.modeling.backbones import make_backbone
-from demo_sdtps.modeling.fusion import HDM, ATMoE, subsets_of
+from demo_sdtps.modeling.fusion import HDM, ATMoE, modality_subsets
 from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.layout import make_layout
 from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
@@ -63,7 +63,7 @@ class DeMo(nn.Module):
         self.modalities = tuple(cfg.MODEL.MODALITIES)
         self.float32_matmul = matmul_library(cfg)
         self.backbone = make_backbone(cfg, camera_num)
-        width, subsets = self.backbone.width, subsets_of(self.modalities)
+        width, subsets = self.backbone.width, modality_subsets(self.modalities)
         self.slimming = make_slimming(cfg, self.backbone) if cfg.MODEL.SLIM_BLOCKS else None
         self.pife = PIFE(width, self.modalities) if cfg.MODEL.GLOBAL_LOCAL else None
         self.sdtps = self._make_sdtps(cfg) if cfg.MODEL.USE_SDTPS else None

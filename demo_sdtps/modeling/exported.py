@@ -111,8 +111,10 @@ class ExportedModel:
         return batch
 
     def _scaled(self, image: np.ndarray) -> np.ndarray:
-        own = self.about["mean"], self.about["std"]
-        statistics = (IMAGENET_MEAN, IMAGENET_STD) if self.about["input"] == IMAGENET else own
+        normalised = self.about["mean"], self.about["std"]
+        statistics = (
+            (IMAGENET_MEAN, IMAGENET_STD) if self.about["input"] == IMAGENET else normalised
+        )
         mean, std = (np.array(values, np.float32)[:, None, None] for values in statistics)
         return (image.astype(np.float32) / 255 - mean) / std
 

@@ -32,7 +32,7 @@ SUBSETS = {
 HEAD_WIDTH = 64  # channels of one of HDM's attention heads
 
 
-def subsets_of(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def modality_subsets(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The entries of SUBSETS that have no other modality than these."""
     return {name: subset for name, subset in SUBSETS.items() if set(subset) <= set(modalities)}
 
@@ -45,7 +45,7 @@ class HDM(nn.Module):
 
     def __init__(self, width: int, dropout: float = 0.1, modalities: Sequence[str] = MODALITIES):
         super().__init__()
-        self.subsets = subsets_of(modalities)
+        self.subsets = modality_subsets(modalities)
         # The subsets that contain a modality, four of three modalities: only these pairs (subset, modality) are computed.
         self.holders = {
             modality: [name for name, subset in self.subsets.items() if modality in subset]

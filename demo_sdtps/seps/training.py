@@ -145,11 +145,11 @@ def make_seps_optimizer(cfg: CfgNode, model: SEPS) -> torch.optim.Optimizer:
     """AdamW over all parameters, the towers at SOLVER.TOWER_LR_FACTOR times SOLVER.BASE_LR."""
     solver = cfg.SOLVER
 
-    def settings_of(name: str) -> tuple[float, float]:
+    def rate_and_decay(name: str) -> tuple[float, float]:
         factor = solver.TOWER_LR_FACTOR if name.startswith(TOWERS) else 1.0
         return solver.BASE_LR * factor, solver.WEIGHT_DECAY
 
-    return torch.optim.AdamW(group_parameters(model, settings_of), fused=True)
+    return torch.optim.AdamW(group_parameters(model, rate_and_decay), fused=True)
 
 
 def make_losses(cfg: CfgNode) -> SEPSLoss:

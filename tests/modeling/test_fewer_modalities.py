@@ -10,7 +10,7 @@ from tiny import ENCODER, MODEL, PIFE, random_images, tiny_cfg, tiny_model
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.evaluation.operations import count_macs
-from demo_sdtps.modeling.fusion import SUBSETS, subsets_of
+from demo_sdtps.modeling.fusion import SUBSETS, modality_subsets
 
 
 @pytest.mark.parametrize("modalities", [("RGB", "TI"), ("NI",)], ids="+".join)
@@ -22,7 +22,7 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
         tiny_model(*options, "MODEL.MODALITIES", list(names)).eval().double()
         for names in (MODALITIES, modalities)
     )
-    names = [*subsets_of(modalities)]
+    names = [*modality_subsets(modalities)]
     rows = [list(SUBSETS).index(name) for name in names]
     weights = whole.state_dict()
     subset_model.load_state_dict(

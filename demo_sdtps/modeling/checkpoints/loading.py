@@ -19,7 +19,7 @@ from demo_sdtps.modeling.checkpoints.names import (
     from_demo,
     is_demo,
     load_file,
-    tensors_of,
+    named_tensors,
 )
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.runtime.files import atomic_write, read_json
@@ -84,7 +84,7 @@ def save_whole(content: Mapping, path: Path, previous: Path | None = None) -> No
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint of ours, or a bare state dict with our or DeMo's names, by a name as `weights_file` takes it."""
     path, content = _load(path)
-    weights = tensors_of(content)
+    weights = named_tensors(content)
     has_demo_names = is_demo(weights)
     if has_demo_names:
         try:
@@ -107,7 +107,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """The weights of any model."""
-    return tensors_of(_load(path)[1])
+    return named_tensors(_load(path)[1])
 
 
 def stored_config(path: str | Path) -> StoredText:

@@ -65,7 +65,7 @@ def load_file(path: Path, without_weights: bool = False) -> object:
         raise ValueError(f"{path} is of another format, or damaged") from error
 
 
-def tensors_of(content: object) -> Weights:
+def named_tensors(content: object) -> Weights:
     """The named tensors in a file's content, from a `CONTAINERS` key if there is one, without DataParallel's
     `module.`."""
     if not isinstance(content, Mapping):
@@ -84,7 +84,7 @@ def from_demo(state_dict: Mapping[str, torch.Tensor]) -> Weights:
 
     Raises `ValueError` for incomplete weights of HDM or ATMoE.
     """
-    state_dict = tensors_of(state_dict)
+    state_dict = named_tensors(state_dict)
     is_clip, weights = CLIP_MARK in state_dict, {}
     prefixes = _prefixes(is_clip)
     for name, tensor in stack_fusion(state_dict).items():
@@ -172,7 +172,7 @@ def _prefixes(is_clip: bool) -> list[tuple[str, str]]:
     ]
 
 
-def backbone_of(model: Weights, path: Path) -> Weights:
+def backbone_weights(model: Weights, path: Path) -> Weights:
     """The Vision Transformer's weights in timm's names."""
     weights = {
         name.removeprefix(OUR_BACKBONE): tensor

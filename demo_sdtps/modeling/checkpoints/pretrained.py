@@ -20,7 +20,7 @@ from demo_sdtps.modeling.checkpoints.names import (
     clip_to_timm,
     is_demo,
     load_file,
-    tensors_of,
+    named_tensors,
 )
 
 HUB_TAGS = {
@@ -163,13 +163,13 @@ def read_source(transformer_type: str, source: str) -> Weights:
             f"MODEL.PRETRAIN_PATH_T {path} does not exist; give a file with the backbone's weights, {OTHERS}."
         )
     with suppress(ValueError):
-        return tensors_of(load_file(path))
+        return named_tensors(load_file(path))
     # An archive is a program, so only CLIP's weights, which OpenAI publishes as one, may come in it.
     archives = CLIP in transformer_type or transformer_type == CLIP_BACKBONE
     if archives:
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript's deprecation does not concern the user
-            return tensors_of(torch.jit.load(path, map_location="cpu").state_dict())
+            return named_tensors(torch.jit.load(path, map_location="cpu").state_dict())
     kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
     raise UserError(
         f"MODEL.PRETRAIN_PATH_T {path} is no {kinds} (or it is damaged or cut short); give another file."
