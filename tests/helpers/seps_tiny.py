@@ -23,44 +23,23 @@ CAPTIONS = 2
 """Of each image."""
 SEED = seed_of(1111)
 WORDS, TOKENS = 128, 16
-PATH = (
-    *ENCODER,
-    WIDTH,
-    *2 * (WIDTH, WIDTH, 32, WORDS, WORDS, WIDTH, WIDTH, WIDTH, 2 * WIDTH),
-    WIDTH,
-    WIDTH,
-    *4 * (16, TOKENS),
-    WORDS,
-    16,
-    TOKENS,
-    5,
-    10,
-)
+BERT = (WIDTH, WIDTH, 32, WORDS, WORDS, WIDTH, WIDTH, WIDTH, 2 * WIDTH)
+NETWORK = (*4 * (16, TOKENS), WORDS, 16, TOKENS, 5, 10)
+PATH = (*ENCODER, WIDTH, *2 * BERT, WIDTH, WIDTH, *NETWORK)
 """Lengths of the sums from images and captions to similarities: test_vit, the blocks and the norm of the BERT of up to WORDS
 words, projections, and the network's cosines, scores, weights, means and relevance of TOKENS patches of 16 numbers."""
-SMALL = (
-    *shlex.split(
-        "MODEL.TRANSFORMER_TYPE test_vit MODEL.PATCH_SIZE 8 MODEL.EMBED_SIZE 16 INPUT.SIZE "
-        "'[32,32]' SOLVER.IMS_PER_BATCH 8 SOLVER.MAX_EPOCHS 3 SOLVER.STEPS '(1,2)' "
-        "SOLVER.EVAL_PERIOD 1 SOLVER.ALL_NEGATIVES_EPOCHS 1 SOLVER.SEED"
-    ),
-    str(SEED),
-    *shlex.split("DATALOADER.NUM_WORKERS 0 MODEL.DEVICE cpu SOLVER.AMP off TEST.IMS_PER_BATCH 5"),
+SMALL = shlex.split(
+    "MODEL.TRANSFORMER_TYPE test_vit MODEL.PATCH_SIZE 8 MODEL.EMBED_SIZE 16 INPUT.SIZE '[32,32]' "
+    "SOLVER.IMS_PER_BATCH 8 SOLVER.MAX_EPOCHS 3 SOLVER.STEPS '(1,2)' SOLVER.EVAL_PERIOD 1 "
+    "SOLVER.ALL_NEGATIVES_EPOCHS 1 DATALOADER.NUM_WORKERS 0 MODEL.DEVICE cpu SOLVER.AMP off "
+    f"TEST.IMS_PER_BATCH 5 SOLVER.SEED {SEED}"
 )
 
 
 def cli_args_for(root, *more):
     """A command's words for the data in `root`."""
-    return [
-        "--config_file",
-        str(CONFIG),
-        "DATASETS.ROOT_DIR",
-        str(root),
-        "MODEL.TEXT_TOWER",
-        str(root / "shapes" / "bert"),
-        *SMALL,
-        *map(str, more),
-    ]
+    data = ("DATASETS.ROOT_DIR", root, "MODEL.TEXT_TOWER", root / "shapes" / "bert")
+    return ["--config_file", *map(str, (CONFIG, *data, *SMALL, *more))]
 
 
 def cfg_for(root, *more):
@@ -77,9 +56,8 @@ def assert_similar(actual, expected, margins):
 
 def train(root, output, *more):
     """Train SEPS: → the folder of the run."""
-    with mock.patch.object(
-        sys, "argv", ["demo-sdtps", *cli_args_for(root, "OUTPUT_DIR", output, *more)]
-    ):
+    words = cli_args_for(root, "OUTPUT_DIR", output, *more)
+    with mock.patch.object(sys, "argv", ["demo-sdtps", *words]):
         run(seps.train)
     return output
 
@@ -87,15 +65,8 @@ def train(root, output, *more):
 def save_bert(folder, **changed):
     """A tiny BERT with random weights, as save_pretrained leaves it."""
     torch.manual_seed(seed_of(5))
-    sizes = {
-        "vocab_size": 9,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 64,
-        **changed,
-    }
+    sizes = {"vocab_size": 9, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 32, "max_position_embeddings": 64, **changed}
     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "star"]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")

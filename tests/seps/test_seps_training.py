@@ -43,27 +43,21 @@ def size_of(module):
 
 
 def test_a_run_leaves_its_files(run_folder, shapes_root):
-    left = {
-        path.name
-        for path in run_folder.iterdir()
-        if not path.name.startswith("events.out.tfevents.")
-    }
-    assert left == FILES
-    assert load_cfg(run_folder / "config.yml", (), SEPS_SCHEMA) == cfg_for(
-        shapes_root, "OUTPUT_DIR", run_folder
-    )
+    left = {path.name for path in run_folder.iterdir()}
+    assert {name for name in left if not name.startswith("events.out.tfevents.")} == FILES
+    cfg = load_cfg(run_folder / "config.yml", (), SEPS_SCHEMA)
+    assert cfg == cfg_for(shapes_root, "OUTPUT_DIR", run_folder)
     run = json.loads((run_folder / "run.json").read_text())
     assert run["status"] == "finished" and run["seed"] == SEED and run["versions"]["transformers"]
     log = (run_folder / "log.txt").read_text()
-    assert (
-        f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} images to train" in log
-        and "with long captions" in log
-    )
-    assert (
-        "random weights" in log
-        and f"text tower {shapes_root / 'shapes' / 'bert'}" in log
-        and "i2t R@1" in log
-    )
+    phrases = [
+        f"{SIZES['train'] * CAPTIONS} captions of {SIZES['train']} images to train",
+        "with long captions",
+        "random weights",
+        f"text tower {shapes_root / 'shapes' / 'bert'}",
+        "i2t R@1",
+    ]
+    assert all(phrase in log for phrase in phrases)
 
 
 def test_records_hold_losses_rates_and_recalls(run_folder):
@@ -73,10 +67,8 @@ def test_records_hold_losses_rates_and_recalls(run_folder):
     for record in records:
         # means of three steps
         assert_close(record["loss"], record["align"] + 2 * record["ratio"], 2, 3, 3)
-        assert (
-            list(record["dev"]) == COLUMNS
-            and 0 <= min(record["dev"].values()) <= max(record["dev"].values()) <= 600
-        )
+        recalls = record["dev"]
+        assert list(recalls) == COLUMNS and 0 <= min(recalls.values()) <= recalls["rSum"] <= 600
         assert ("test" in record) == (record["epoch"] == 3)
     assert list(records[-1]["test"]) == COLUMNS
 
@@ -190,13 +182,10 @@ def test_it_learns_far_above_chance(tmp_path):
     """Of 40 images it has seen nearly each finds a caption of its own first; by chance one would."""
     sizes = "--images 40 --dev_images 4 --test_images 4 --captions 2"
     make_synthetic_captions.main(["--root", str(tmp_path), *sizes.split()])
-    words = (
-        *shlex.split(
-            "INPUT.SIZE '[64,64]' MODEL.PATCH_SIZE 16 MODEL.EMBED_SIZE 64 INPUT.MIN_CROP 1.0 "
-            "MODEL.PAPER_VERSION False SOLVER.IMS_PER_BATCH 16 SOLVER.BASE_LR 0.001 "
-            "SOLVER.MAX_EPOCHS 40 SOLVER.STEPS '(35,)' SOLVER.ALL_NEGATIVES_EPOCHS 40 "
-            "SOLVER.EVAL_PERIOD 40"
-        ),
+    words = shlex.split(
+        "INPUT.SIZE '[64,64]' MODEL.PATCH_SIZE 16 MODEL.EMBED_SIZE 64 INPUT.MIN_CROP 1.0 MODEL.PAPER_VERSION False "
+        "SOLVER.IMS_PER_BATCH 16 SOLVER.BASE_LR 0.001 SOLVER.MAX_EPOCHS 40 SOLVER.STEPS '(35,)' "
+        "SOLVER.ALL_NEGATIVES_EPOCHS 40 SOLVER.EVAL_PERIOD 40"
     )
     folder = train(tmp_path, tmp_path / "run", *words)
     cfg = cfg_for(tmp_path, *words, "TEST.WEIGHT", folder / "last.pth", "TEST.SPLIT", "train")
