@@ -160,6 +160,10 @@ def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
 def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[str, str]]:
     """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
     before, now = flatten(stored), flatten(cfg)
+    if (
+        before["SOLVER.FLOAT32_MATMUL"] == "auto"
+    ):  # of older files; `track_run` compares what it was
+        before["SOLVER.FLOAT32_MATMUL"] = now["SOLVER.FLOAT32_MATMUL"]
     return {
         key: (repr(before[key]), repr(value))
         for key, value in sorted(now.items())
