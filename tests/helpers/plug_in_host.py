@@ -4,9 +4,11 @@ import torch
 from numeric import seed_of
 from tiny import BLOCK, ROOT
 
+import demo_sdtps
+
 HOST = ROOT / "tests" / "reference" / "demo_host"
 NAMES = ("RGB", "NI", "TI")
-WIDTH, CLASSES = 64, 5
+WIDTH, CLASSES, CAMERAS, SIZE = 64, 5, 4, [64, 32]
 SDTPS_PATH = (WIDTH, WIDTH, WIDTH // 4, 40, WIDTH, WIDTH, WIDTH // 5, 40, 40)
 """Lengths of the sums (numeric.py) in SDTPS of up to 40 patches: norms, cosines, scores and the softmax of those dropped;
 norm, MLP, softmax and means of those kept."""
@@ -24,20 +26,26 @@ PATH = (
 """… and from images to features: patches, four blocks, norm and projection, PIFE, SDTPS and its means, HDM and ATMoE."""
 
 
-def images(batch, seed=0):
+def patched(host, size, *opts):
+    """A patched model of KEY, VALUE, … options, the same for the same options."""
+    defaults, make_model = host
+    cfg = demo_sdtps.add_config(defaults.clone())
+    cfg.merge_from_list(["INPUT.SIZE_TRAIN", size, *opts])
+    torch.manual_seed(seed_of())
+    return demo_sdtps.patch(make_model(cfg, CLASSES, CAMERAS), cfg)
+
+
+def images(batch, seed=0, size=SIZE):
     torch.manual_seed(seed_of(seed))
-    return {name: torch.randn(batch, 3, 64, 32) for name in NAMES}
+    return {name: torch.randn(batch, 3, *size) for name in NAMES}
 
 
-def features(model, inputs):
+def features(model, inputs, cameras=None):
+    """Those of the three return patterns."""
+    cameras = torch.zeros(len(inputs["RGB"]), dtype=torch.long) if cameras is None else cameras
     with torch.no_grad():
         return [
-            model.eval()(
-                inputs,
-                cam_label=torch.zeros(len(inputs["RGB"]), dtype=torch.long),
-                return_pattern=pattern,
-            )
-            for pattern in (1, 2, 3)
+            model.eval()(inputs, cam_label=cameras, return_pattern=pattern) for pattern in (1, 2, 3)
         ]
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from numeric import assert_close, seed_of
-from plug_in_host import CLASSES, PATH, WIDTH, equal, features, images, replicas_of
+from plug_in_host import CLASSES, PATH, SIZE, WIDTH, equal, features, images, patched, replicas_of
 from sdtps_cases import assert_gradients_equal
 
 import demo_sdtps
@@ -21,15 +21,8 @@ ADDED = {"sdtps", "bottleneck_sdtps", "classifier_sdtps"}
 
 @pytest.fixture
 def build(host):
-    """A patched model of KEY, VALUE, … options, the same for the same options."""
-    defaults, make_model = host
-
     def build(*opts, is_on=True):
-        cfg = demo_sdtps.add_config(defaults.clone())
-        cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], "MODEL.USE_SDTPS", is_on, *opts])
-        torch.manual_seed(seed_of())
-        model = make_model(cfg, CLASSES, 4)
-        return demo_sdtps.patch(model, cfg)
+        return patched(host, SIZE, "MODEL.USE_SDTPS", is_on, *opts)
 
     return build
 

@@ -1,17 +1,17 @@
 """Slimming and SDTPS by demo_sdtps.patch in models of the miniature of DeMo's checkout, beside this project's model."""
 
+from functools import partial
 from itertools import count
 
 import pytest
 import torch
 from choices import margins
 from commands import BASELINE
-from numeric import assert_close, seed_of, tolerance
-from plug_in_host import CLASSES, NAMES, PATH
+from numeric import assert_close, tolerance
+from plug_in_host import CAMERAS, CLASSES, PATH, features, images, patched
 from tiny import pairs
 from torch import nn
 
-import demo_sdtps
 from demo_sdtps.config import load_cfg
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
@@ -20,7 +20,7 @@ from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoin
 from demo_sdtps.modeling.checkpoints.names import to_demo
 from demo_sdtps.modeling.demo import missing_modalities
 
-SIZE, CAMERAS = [128, 64], 4
+SIZE = [128, 64]
 STAGES = ["MODEL.SLIM_BLOCKS", [1, 3], "MODEL.SLIM_KEEP", [0.5, 0.5]]
 ON = ["MODEL.USE_SDTPS", True]
 FUSED = ["MODEL.HDM", True, "MODEL.ATM", True]
@@ -29,16 +29,7 @@ OWN = ["MODEL.SLIM_SHARED", False, "MODEL.SLIM_SCORE"]  # a score of the tokens 
 
 @pytest.fixture
 def build(host):
-    """A patched model of KEY, VALUE, … options, the same for the same options."""
-    defaults, make_theirs = host
-
-    def build(*opts):
-        cfg = demo_sdtps.add_config(defaults.clone())
-        cfg.merge_from_list(["INPUT.SIZE_TRAIN", SIZE, *opts])
-        torch.manual_seed(seed_of())
-        return demo_sdtps.patch(make_theirs(cfg, CLASSES, CAMERAS), cfg)
-
-    return build
+    return partial(patched, host, SIZE)
 
 
 @pytest.fixture
@@ -65,27 +56,14 @@ def ours(monkeypatch, tmp_path):
     return load
 
 
-def triplets(batch=3, seed=1):
-    torch.manual_seed(seed_of(seed))
-    return {name: torch.randn(batch, 3, *SIZE) for name in NAMES}, torch.arange(batch) % CAMERAS
-
-
 def clear_triplets(model, batch=3):
-    """Triplets of which the model keeps patches by scores that differ by more than roundings."""
+    """Images and cameras of which the model keeps patches by scores that differ by more than roundings."""
     for seed in count(1):
-        inputs = triplets(batch, seed)
+        inputs = images(batch, seed, SIZE), torch.arange(batch) % CAMERAS
         with margins() as actual:
-            features(model, inputs)
+            features(model, *inputs)
         if min(actual, default=1) > tolerance(*PATH, *PATH):
             return inputs
-
-
-def features(model, inputs=None):
-    images, cameras = inputs or triplets()
-    with torch.no_grad():
-        return [
-            model.eval()(images, cam_label=cameras, return_pattern=pattern) for pattern in (1, 2, 3)
-        ]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +86,8 @@ def test_features_are_those_of_our_model(build, ours, opts):
     with torch.no_grad():
         for parameter in model.parameters():  # none is 0 or 1, as some are at the start
             parameter.add_(0.05 * torch.randn_like(parameter))
-    images, cameras = inputs = clear_triplets(model)
-    actual = features(model, inputs)
+    triplets, cameras = clear_triplets(model)
+    actual = features(model, triplets, cameras)
     cfg, expected = ours(model, *opts)
     theirs, by_us = model.state_dict(), to_demo(expected.state_dict())
     assert {name: tensor.shape for name, tensor in by_us.items()} == {
@@ -117,7 +95,7 @@ def test_features_are_those_of_our_model(build, ours, opts):
     }
     with torch.no_grad():
         (patterns,) = extract_patterns(
-            expected, images, cameras, [missing_modalities(cfg.TEST.MISS)]
+            expected, triplets, cameras, [missing_modalities(cfg.TEST.MISS)]
         )
     for pattern, feature in zip((1, 2, 3), actual, strict=True):
         assert_close(feature, patterns[pattern], *PATH, *PATH)
@@ -126,9 +104,9 @@ def test_features_are_those_of_our_model(build, ours, opts):
 def test_gradients_are_those_of_our_model(build, ours):
     model = build(*STAGES)
     _, other = ours(model, *STAGES)
-    images, cameras = clear_triplets(model, 4)
+    triplets, cameras = clear_triplets(model, 4)
     for each in (model, other):
-        output = each.train()(images, cam_label=cameras)
+        output = each.train()(triplets, cam_label=cameras)
         logits, feature = output if each is model else pairs(output)
         (logits.square().sum() + feature.square().sum()).backward()
     theirs = {
