@@ -143,11 +143,23 @@ def wrap_ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, static_graph=True)
 
 
+class _Gather(torch.autograd.Function):
+    """torch.distributed.nn's own goes backward by all_to_all, which gloo beside NCCL has not."""
+
+    @staticmethod
+    def forward(ctx, local: torch.Tensor) -> torch.Tensor:
+        shards = [torch.empty_like(local) for _ in range(world_size())]
+        dist.all_gather(shards, local)
+        return torch.cat(shards)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return all_reduce(gradient).chunk(world_size())[rank()]
+
+
 def all_gather(tensor: torch.Tensor) -> torch.Tensor:
     """The tensors (B, …) of all processes as (world size · B, …), with gradients to all of them."""
-    if world_size() == 1:
-        return tensor
-    return torch.cat(dist.nn.functional.all_gather(tensor.contiguous()))
+    return _Gather.apply(tensor.contiguous()) if world_size() > 1 else tensor
 
 
 def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
