@@ -69,7 +69,7 @@ class Histogram(NamedTuple):
 
 def score_queries(distances: Distances, query: Labels, gallery: Labels) -> QueryScores:
     """Average precision and first match of each query."""
-    rank, matches = match_ranks(
+    rank, matches, _ = match_ranks(
         distances, (query.identity, gallery.identity), (query.key, gallery.key)
     )
     first = np.zeros(len(matches), np.int64)

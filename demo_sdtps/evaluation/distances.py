@@ -23,7 +23,7 @@ from demo_sdtps.runtime.progress import progress
 
 COHORT, FEWEST = 1000, 30  # triplets that distances are standardised by: at most, at least
 TILE_ELEMENTS = 1 << 25  # distances, or numbers of the gallery's features, in memory at a time
-KEPT_ELEMENTS = 1 << 24  # distances that are computed once, and kept: 64 MB
+KEPT_ELEMENTS = 1 << 26  # distances that are computed once, and kept: 256 MB
 
 Modalities = frozenset[str]
 Side = tuple[torch.Tensor, np.ndarray]
@@ -276,7 +276,7 @@ class Distances(Protocol):
 class Matrix:
     """Distances (Q, G) in memory."""
 
-    values: torch.Tensor
+    values: torch.Tensor  # float32 or float64
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -4,10 +4,8 @@ The rank of a match is the number of gallery samples that are as near or nearer,
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ import torch
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.distances import Comparison, Distances, measure_in_memory
 
+BLOCK_ELEMENTS = 1 << 19  # distances that are counted at a time: they stay in the processor's cache
 FALSE_POSITIVE_RATES = {"1e-3": 1000, "1e-2": 100}
 """Of `Ranking.tpr`: one of so many pairs of different identities."""
 
@@ -74,15 +73,9 @@ def evaluate_ranking(
 def score_distances(
     distances: Distances, ids: Sequence[Any], keys: Sequence[Any], max_rank: int = 50
 ) -> Ranking:
-    """The scores by distances; arguments are those of `match_ranks`."""
-    roc = ROC(distances.shape)
-    return score_ranks(*match_ranks(distances, ids, keys, roc), max_rank, roc)
-
-
-def score_ranks(
-    rank: np.ndarray, matches: np.ndarray, max_rank: int = 50, roc: "ROC | None" = None
-) -> Ranking:
-    """The scores by the result of `match_ranks`, `tpr` by its `roc`."""
+    """The scores by distances; arguments are those of `match_ranks`. Raises `UserError` where no
+    query has a match."""
+    rank, matches, tpr = match_ranks(distances, ids, keys)
     if not len(rank):
         raise UserError(
             "No query has a match in the gallery (the same identity from another camera or scene), so there is "
@@ -95,79 +88,85 @@ def score_ranks(
         torch.from_numpy(cmc).float(),
         mAP=float(average[~np.isnan(average)].mean()),
         mINP=float((matches / rank[matches.cumsum() - 1]).mean()),
-        tpr=roc.rates() if roc else {},
+        tpr=tpr,
     )
 
 
 class ROC:
-    """The distances of all matches, and the smallest of pairs of different identities, as many of at most Q · G as the
-    largest of FALSE_POSITIVE_RATES accepts, and one more; of queries with a match."""
+    """The nearest of the `pairs` of different identities, of queries with a match: as many as the
+    largest of FALSE_POSITIVE_RATES accepts, and one more."""
 
-    def __init__(self, shape: tuple[int, int]):
-        self.most = shape[0] * shape[1] // min(FALSE_POSITIVE_RATES.values()) + 1
-        self.matches, self.others = np.zeros(0, np.float32), [np.zeros(0, np.float32)]
-        self.limit, self.count = np.inf, 0
+    def __init__(self, pairs: int):
+        self.pairs, self.most = pairs, pairs // min(FALSE_POSITIVE_RATES.values()) + 1
+        self.nearest, self.limit = [np.zeros(0, np.float32)], np.inf
 
-    def add(
-        self, distance: torch.Tensor, row: np.ndarray, sample: np.ndarray, has_match: np.ndarray
-    ) -> None:
-        """Add distances (Q, g) but those of queries (n,) to samples (n,), which are of one identity, and those of queries
-        without a match: `has_match` (Q,)."""
-        self.count += int(has_match.sum()) * distance.shape[1] - int(has_match[row].sum())
-        # a few queries at a time: the more are there, the fewer of the next are near
-        size = max(1, self.most // max(1, distance.shape[1]))
-        for start in range(0, len(distance), size):
-            rows = distance[start : start + size]
-            inside = (row >= start) & (row < start + size)
-            is_near = rows <= self.limit
-            is_near[torch.from_numpy(~has_match[start : start + size])] = False
-            is_near[torch.from_numpy(row[inside] - start), torch.from_numpy(sample[inside])] = False
-            self.others.append(_on_cpu(rows[is_near]))
-            if sum(map(len, self.others)) > 2 * self.most:
-                nearest = np.partition(np.concatenate(self.others), self.most)[: self.most]
-                self.others, self.limit = [nearest], float(nearest.max())
+    def add(self, distances: torch.Tensor) -> None:
+        """Distances of any shape, NaN for other pairs."""
+        # NumPy selects faster than torch on a CPU
+        array = distances if distances.is_cuda else distances.numpy()
+        self.nearest.append(torch.as_tensor(array[array <= self.limit]).cpu().numpy())
+        if sum(map(len, self.nearest)) > 2 * self.most:
+            nearest = np.partition(np.concatenate(self.nearest), self.most)[: self.most]
+            self.nearest, self.limit = [nearest], float(nearest.max())
 
-    def rates(self) -> dict[str, float]:
-        """`Ranking.tpr`: the share of the matches that are nearer than all others but those which the rate accepts."""
-        others = np.append(np.sort(np.concatenate(self.others)), np.inf)
+    def rates(self, matches: np.ndarray) -> dict[str, float]:
+        """`Ranking.tpr`: the share of the matches, of these distances (m,), that are nearer than
+        all other pairs but those which the rate accepts."""
+        others = np.append(np.sort(np.concatenate(self.nearest)), np.inf)
         return {
-            name: float((self.matches < others[self.count // of]).mean())
-            for name, of in FALSE_POSITIVE_RATES.items()
+            name: float((matches < others[self.pairs // count]).mean())
+            for name, count in FALSE_POSITIVE_RATES.items()
         }
 
 
-@torch.no_grad()
-def match_ranks(
-    distances: Distances, ids: Sequence[Any], keys: Sequence[Any], roc: ROC | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks (m,) int64 of the matches, from 1, query by query and ascending within each, and each query's number of matches
-    (Q,) int64.
+class MatchRanks(NamedTuple):
+    """`rank` (m,) int64 of the matches, from 1, query by query and ascending within each; `matches`
+    (Q,) int64: each query's number of matches; `tpr` as in `Ranking`."""
 
-    `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples of a query's identity and key
-    (camera or scene) are excluded. The distances are added to `roc`. Raises `ValueError` as `evaluate_ranking`.
+    rank: np.ndarray
+    matches: np.ndarray
+    tpr: Mapping[str, float]
+
+
+@torch.no_grad()
+def match_ranks(distances: Distances, ids: Sequence[Any], keys: Sequence[Any]) -> MatchRanks:
+    """The ranks of all matches.
+
+    `ids` and `keys` are integers of the queries (Q,) and of the gallery (G,): the gallery samples
+    of a query's identity and key (camera or scene) are excluded. Raises `ValueError` as
+    `evaluate_ranking`.
     """
-    queries = distances.shape[0]
+    queries, gallery = distances.shape
     row, sample, is_match = same_identity(distances.shape, ids, keys)
-    value = _on_cpu(distances.pairs(row, sample))
+    value = distances.pairs(row, sample).cpu().numpy()
     if np.isnan(value).any():
         raise ValueError(
             "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
         )
     order = np.lexsort((value, row))
-    row, sample, limits = row[order], sample[order], value[order][is_match[order]]
-    matches = np.bincount(row[is_match[order]], minlength=queries)
-    # How many of other identities are as near as each match or nearer.
+    limits = value[order][is_match[order]]
+    matches = np.bincount(row[is_match], minlength=queries)
+    bounds = np.append(0, matches.cumsum())
+    is_scored = matches > 0
+    roc = ROC(int(is_scored.sum()) * gallery - int(is_scored[row].sum()))
+    # How many samples of other identities are as near as each match or nearer.
     ahead = np.zeros(len(limits), np.int64)
     for start, block in distances.tiles():
-        inside = np.flatnonzero((sample >= start) & (sample < start + block.shape[1]))
-        pairs = row[inside], sample[inside] - start
-        if roc:
-            roc.add(block, *pairs, matches > 0)
-        ahead += count_within(block, limits, matches)
-        ahead -= _count_pairs_within(block, *pairs, limits, matches)
-    if roc:
-        roc.matches = limits
-    return ahead + rank_in_group(matches), matches
+        inside = (sample >= start) & (sample < start + block.shape[1])
+        same = row[inside], sample[inside] - start
+        size = max(1, BLOCK_ELEMENTS // block.shape[1])
+        for first in range(0, queries, size):
+            rows = slice(first, min(first + size, queries))
+            # a copy, in which the other pairs are NaN
+            others = block[rows].clone()
+            pairs = slice(*np.searchsorted(same[0], [rows.start, rows.stop]))
+            others[same[0][pairs] - first, same[1][pairs]] = torch.nan
+            others[~is_scored[rows]] = torch.nan
+            roc.add(others)
+            of_rows = slice(bounds[rows.start], bounds[rows.stop])
+            ahead[of_rows] += count_within(others, limits[of_rows], matches[rows])
+    tpr = roc.rates(limits) if len(limits) else {}
+    return MatchRanks(ahead + rank_in_group(matches), matches, tpr)
 
 
 def same_identity(
@@ -218,68 +217,30 @@ def rank_in_group(counts: np.ndarray) -> np.ndarray:
     return np.arange(1, counts.sum() + 1) - _starts(counts).repeat(counts)
 
 
-def _on_cpu(distance: torch.Tensor) -> np.ndarray:
-    """Distances as an array."""
-    # NumPy compares these slowly or not at all
-    is_half = distance.is_floating_point() and distance.dtype.itemsize < 4
-    return distance.detach().to("cpu", torch.float32 if is_half else distance.dtype).numpy()
+def count_within(distances: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
+    """Number (m,) of the distances (Q, g) of each match's query that are not above its limit (m,),
+    given the number of matches of each query (Q,); limits query by query, ascending within each."""
+    if distances.is_cuda:
+        return count_by_place(distances, limits, matches)
+    counts = [np.zeros(0, np.int64)]
+    ends = matches.cumsum()
+    for row, start, end in zip(distances.numpy(), ends - matches, ends, strict=True):
+        if start < end:
+            # few where features are good, so that sorting is cheap
+            near = np.sort(row[row <= limits[end - 1]])
+            counts.append(near.searchsorted(limits[start:end], "right"))
+    return np.concatenate(counts)
 
 
-def count_within(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """Number (m,) of the distances (Q, g) of each match's query that are not above its limit (m,), given the number of matches
-    of each query (Q,); limits query by query, ascending within each."""
-    if distance.is_cuda:
-        return _count_on_gpu(distance, limits, matches)
-    array = _on_cpu(distance)
-    bounds = np.append(0, matches.cumsum())
-    within = np.zeros(len(limits), np.int64)
-
-    def count(queries: range) -> None:
-        for query in queries:
-            of_query = slice(bounds[query], bounds[query + 1])
-            if matches[query]:
-                # few where features are good, so that sorting is cheap
-                near = array[query][array[query] <= limits[of_query][-1]]
-                near.sort()
-                within[of_query] = near.searchsorted(limits[of_query], "right")
-
-    # One task per thread: starting a task costs as much as a query.
-    threads = torch.get_num_threads()
-    size = max(1, -(-len(array) // threads))
-    starts = range(0, len(array), size)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(count, (range(len(array))[start : start + size] for start in starts)))
-    return within
-
-
-def _count_on_gpu(distance: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """`count_within` by torch, on any device: one comparison with all distances for the first match of each query, then one
-    for the second of each, …"""
+def count_by_place(distances: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
+    """`count_within` for a GPU: one comparison with all distances for the first match of each
+    query, then one for the second of each, …"""
     row, place = np.arange(len(matches)).repeat(matches), rank_in_group(matches) - 1
     # the counts of other places are not read
     padded = np.zeros((matches.max(initial=0), len(matches)), limits.dtype)
     padded[place, row] = limits
     counts = [
-        (distance <= limit[:, None]).sum(dim=1)
-        for limit in torch.from_numpy(padded).to(distance.device)
+        (distances <= limit[:, None]).sum(dim=1)
+        for limit in torch.from_numpy(padded).to(distances.device)
     ]
     return torch.stack(counts).cpu().numpy()[place, row] if counts else np.zeros(0, np.int64)
-
-
-def _count_pairs_within(
-    distance: torch.Tensor,
-    row: np.ndarray,
-    sample: np.ndarray,
-    limits: np.ndarray,
-    matches: np.ndarray,
-) -> np.ndarray:
-    """`count_within` of the distances of queries (n,), ascending, to samples (n,) alone."""
-    value = _on_cpu(distance[torch.from_numpy(row), torch.from_numpy(sample)])
-    value = value[np.lexsort((value, row))]
-    bounds = np.append(0, np.bincount(row, minlength=len(matches)).cumsum())
-    groups = zip(pairwise(bounds), pairwise(np.append(0, matches.cumsum())), strict=True)
-    counts = [
-        value[start:stop].searchsorted(limits[first:last], "right")
-        for (start, stop), (first, last) in groups
-    ]
-    return np.concatenate([np.zeros(0, np.int64), *counts])

@@ -10,7 +10,7 @@ from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
 from demo_sdtps.evaluation.distances import Matrix
-from demo_sdtps.evaluation.metrics import match_ranks, score_ranks
+from demo_sdtps.evaluation.metrics import score_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.fusion import HDM, ATMoE
@@ -47,8 +47,8 @@ def _eval_func(
 ) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
     distances = Matrix(torch.as_tensor(distmat))
-    ranks = match_ranks(distances, (q_pids, g_pids), (q_camids, g_camids))
-    ranking = score_ranks(*ranks, min(max_rank, distances.shape[1]))
+    max_rank = min(max_rank, distances.shape[1])
+    ranking = score_distances(distances, (q_pids, g_pids), (q_camids, g_camids), max_rank)
     return ranking.cmc.numpy(), ranking.mAP
 
 
