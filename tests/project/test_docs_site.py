@@ -28,7 +28,7 @@ def site(tmp_path_factory):
     }
 
 
-def text_of(page):
+def visible_text(page):
     """The text of a page in one line, without markup."""
     return " ".join(unescape(re.sub(r"<[^>]+>", "", page)).split())
 
@@ -43,4 +43,4 @@ def test_the_reference_has_the_docstring_of_every_public_name(site, name):
     page = site["reference/demo_sdtps.html"]
     assert f'id="demo_sdtps.{name}"' in page
     first = getdoc(getattr(demo_sdtps, name)).split("\n\n")[0].replace("`", "")
-    assert " ".join(first.split()) in text_of(page)
+    assert " ".join(first.split()) in visible_text(page)

@@ -42,7 +42,7 @@ def write(folder, variants, **more):
     return path
 
 
-def rows_of(text):
+def table_rows(text):
     """The cells of a Markdown table's rows by the first, without emphasis."""
     lines = [
         [cell.strip().replace("**", "") for cell in line.strip("|").split("|")]
@@ -105,7 +105,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(
     assert code == 1
     failure = next(line for line in stdout.splitlines() if line.startswith("- too fast, seed 1:"))
     assert "The loss became" in failure
-    rows = rows_of(stdout)
+    rows = table_rows(stdout)
     assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–"
     assert float(rows["Baseline"]["mAP, 3 both"]) > 0
 
@@ -171,7 +171,7 @@ def draw_variant(draw, name, seeds=("1", "2", "3")):
 def test_the_table_is_that_of_the_measurements():
     draw = random.Random(1)
     first, other = (draw_variant(draw, name) for name in ("dense", "slim"))
-    actual = rows_of(study_table({"patterns": [1, 3], "variants": [first, other]}))
+    actual = table_rows(study_table({"patterns": [1, 3], "variants": [first, other]}))
 
     def spread(values):
         return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
@@ -244,7 +244,8 @@ def test_the_studies_are_whole(path, tuned, monkeypatch, tmp_path):
     """Every variant is a configuration that loads, and no two of a study are the same."""
     monkeypatch.chdir(ROOT)
     study = read_study(path)
-    variants = make_variants(study, [], tmp_path, rates=dict.fromkeys(tuned, 0.001))
+    rates = {name: 0.001 * place for place, name in enumerate(sorted(tuned), 1)}
+    variants = make_variants(study, [], tmp_path, rates=rates)
     assert len({variant.configuration for variant in variants}) == len(variants) > 1
     assert not study["tuned"] or all(len(variant.seeds) >= 5 for variant in variants)
 

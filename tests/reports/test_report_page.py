@@ -87,7 +87,7 @@ def page(driver, analysed_run):
     assert page.errors() == []
 
 
-def lists_of(numbers, sign=0):
+def expected_lists(numbers, sign=0):
     """What `Page.shown` gives of the numbers of demo-sdtps analyse: in the order of the split, or with `sign` 1 by AP."""
     queries = [numbers["queries"][rank_list["query"]] for rank_list in numbers["rank_lists"]]
     actual = []
@@ -158,8 +158,8 @@ def test_the_page_in_a_browser(page, analysed_run):
 
 
 def test_the_filters_of_the_rank_lists(page, analysed_run):
-    rows = lists_of(analysed_run[1])
-    assert page.shown() == lists_of(analysed_run[1], 1) and len(rows) == LISTED
+    rows = expected_lists(analysed_run[1])
+    assert page.shown() == expected_lists(analysed_run[1], 1) and len(rows) == LISTED
     page.choose("#sort", "order of the split")
     page.click("#failures")
     failures = [row for row in rows if row[3] > 1]

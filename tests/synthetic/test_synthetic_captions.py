@@ -42,7 +42,7 @@ def make(root, *more):
     return Path(root) / "shapes"
 
 
-def shapes_of(caption):
+def named_shapes(caption):
     """The shapes that a caption names, each (size, texture, colour, kind, place), "" for what it does not say."""
     return SHAPE.findall(caption)
 
@@ -81,7 +81,7 @@ def test_the_reader_reads_it(data):
         assert texts.image_of == tuple(image for image in range(count) for _ in range(5))
         paths += texts.paths
         for caption, image in zip(texts.captions, texts.image_of, strict=True):
-            assert fits(shapes_of(caption), shapes_of(texts.long_captions[image]))
+            assert fits(named_shapes(caption), named_shapes(texts.long_captions[image]))
     assert sorted(map(str, (data / "images").iterdir())) == sorted(map(str, paths))
     assert np.asarray(Image.open(paths[0])).shape == (32, 32, 3)
 
@@ -99,7 +99,7 @@ def test_images_show_what_long_captions_say(scenes):
     for scene, image, _ in scenes:
         caption, number = long_caption(scene), NUMBER_WORDS[len(scene.shapes)]
         assert f"there are {number} shapes on a {scene.background} background" in caption
-        assert [Shape(*words) for words in shapes_of(caption)] == list(scene.shapes)
+        assert [Shape(*words) for words in named_shapes(caption)] == list(scene.shapes)
         for shape in scene.shapes:
             row, column = PLACES[shape.place]
             pixels = near(image, shape.colour)
@@ -123,8 +123,8 @@ def test_captions_are_true_of_a_part(scenes):
         by_colour = {shape.colour: shape for shape in scene.shapes}
         assert len(set(captions)) == 5
         for caption in captions:
-            named = shapes_of(caption)
-            assert 2 <= len(named) <= 3 and fits(named, shapes_of(long_caption(scene)))
+            named = named_shapes(caption)
+            assert 2 <= len(named) <= 3 and fits(named, named_shapes(long_caption(scene)))
             assert "background" not in caption
             words = sum(word != "" for shape in named for word in shape)
             shares.append(words / (5 * len(scene.shapes)))
