@@ -3,6 +3,7 @@
 import html
 import re
 from pathlib import Path, PurePosixPath
+from pkgutil import resolve_name
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -26,7 +27,12 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: (ROOT / source).read_text("utf-8") for source, page in OUTSIDE.items()}
     for name, members in REFERENCE.items():
-        lines = [f"# {name}", *(f"::: demo_sdtps.{member}" for member in members)]
+        paths = [f"demo_sdtps.{member}" for member in members]
+        if (
+            name == "seps"
+        ):  # its names are imported when they are asked for, which the site cannot see
+            paths = [f"{each.__module__}.{each.__qualname__}" for each in map(resolve_name, paths)]
+        lines = [f"# {name}", *(f"::: {path}" for path in paths)]
         pages[f"reference/{name}.md"] = "\n\n".join(lines) + "\n"
     for page, content in pages.items():
         files.append(File.generated(config, page, content=content))
@@ -38,7 +44,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = PurePosixPath(sources.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
     # the README's picture for light and dark is HTML
     sections = FENCE.split(markdown.replace('="docs/', '="'))
-    moved = (LINK.sub(lambda link: move_link(link, source), part) for part in sections[::2])
+    moved = (LINK.sub(lambda link: move_link(link, source), section) for section in sections[::2])
     sections[::2] = list(moved)
     return "".join(sections)
 
