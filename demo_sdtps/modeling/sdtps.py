@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +20,15 @@ STATE_NAMES = {"RGB": "rgb", "NI": "nir", "TI": "tir"}
 """The modalities in their order, and what the names of their parameters begin with."""
 
 
+def no_autocast(tensor: torch.Tensor) -> AbstractContextManager:
+    """Context manager: without autocast on the device of a tensor; the meta device has none."""
+    kind = tensor.device.type
+    return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+
+
 def cosines(tokens: torch.Tensor, guides: torch.Tensor) -> torch.Tensor:
     """Cosine similarity of tokens (..., N, C) with guides (G, ..., C) → (G, ..., N) float32 in [-1, 1], without gradient."""
-    with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(tokens):
         tokens = tokens.float()
         # The norms divide the products, which are far fewer numbers than the tokens.
         products = torch.einsum("...nc,g...c->g...n", tokens, F.normalize(guides.float(), dim=-1))
@@ -104,7 +111,7 @@ def softmax_mean(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
     Without autocast: the small gradients of a softmax vanish in half precision.
     """
-    with torch.autocast(tokens.device.type, enabled=False):
+    with no_autocast(tokens):
         return logits.float().softmax(dim=-1) @ tokens.float()
 
 
@@ -122,7 +129,7 @@ def mean_of_dropped(
 
     tokens (B, N, C), score (B, N), decision (B, N) → (B, 1, C) float32, without autocast as in `softmax_mean`.
     """
-    with torch.autocast(tokens.device.type, enabled=False):
+    with no_autocast(tokens):
         return dropped_weights(score, decision).unsqueeze(1) @ tokens.float()
 
 

@@ -13,8 +13,8 @@ next hook cuts again.
 - A block that is called by itself is dense.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from math import prod
@@ -23,50 +23,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from demo_sdtps.modeling.modalities import Grid, split_rows
+from demo_sdtps.modeling.modalities import split_rows
 from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.modeling.slimming.budget import make_budget
+from demo_sdtps.modeling.slimming.call import Batch, Call, find_images
 from demo_sdtps.modeling.slimming.scores.base import Score
-from demo_sdtps.modeling.slimming.scores.saliency import saliency
-from demo_sdtps.modeling.slimming.stage import Slimming, Window, patch_shares
+from demo_sdtps.modeling.slimming.stage import Slimming
 from demo_sdtps.modeling.slimming.state import PER_POSITION, UNNAMED, State, scatter_tokens
 from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
 STEM = -1  # in place of the index of a block: the patch convolution
 FIRST = "first"
-
-
-@dataclass(eq=False)
-class Batch:
-    """The images of one call of a tower's patch convolution, on their way through its blocks."""
-
-    states: list[State]  # before the first stage, and after each
-    next_block: int = 0
-    # With `restore`: the whole grid (B, N, C) at each stage, and the extra tokens (B, E, C) that the output of the block before
-    # lacks, by block.
-    grids: list[torch.Tensor] = field(default_factory=list)
-    extras: dict[int, torch.Tensor] = field(default_factory=dict)
-    inputs: dict[int, Any] = field(default_factory=dict)  # `address` of the input of each block
-
-
-@dataclass(eq=False)
-class Call:
-    """One forward of a model, or of a tower where a method of the model was called, `by` whose module it is under way."""
-
-    by: nn.Module | None = None
-    images: dict[str, torch.Tensor] = field(default_factory=dict)  # by the names of the arguments
-    foreground: torch.Tensor | None = None
-    batches: dict[int, list[Batch]] = field(default_factory=dict)  # by tower
-    current: Batch | None = None  # of the block that runs
-    modalities: list[str] = field(default_factory=list)  # of the batches so far
-    saliency: dict[tuple, torch.Tensor] = field(
-        default_factory=dict
-    )  # of all images that are alike
-    scores: dict[tuple, tuple] = field(
-        default_factory=dict
-    )  # by stage and grid: the first batch, and its score
-    losses: list[torch.Tensor] = field(default_factory=list)
 
 
 class Slim(Slimming):
@@ -158,7 +126,7 @@ class Slim(Slimming):
         if self.call.by is module and not is_recomputed():
             self.call.by = self.call.foreground = None
             self.call.images = {}
-            if not torch.is_grad_enabled():
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
                 self.call.batches = {}
 
     def embed(self, number: int, stem: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
@@ -169,15 +137,16 @@ class Slim(Slimming):
             return
         if self.call.by is None:  # a method of a tower is called, which has no hooks
             self.call = Call()
-        names, window = self._names(images), (stem.kernel_size, stem.stride)
-        all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
-        missing = {name: all_absent for name in names if name in self.absent}
-        masks = _foreground_shares(self.call.foreground, images, *window)
-        foreground = {} if masks is None else split_rows(masks, names)
+        call, window = self.call, (stem.kernel_size, stem.stride)
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
-        rows, known = split_rows(images, names), self._shared_saliency(images, window, grid)
-        state = self.make_state(grid, window, names, rows, missing, foreground, known)
+        names, known = self._names(images), None
+        if self.follow is True and not self.is_stacked and self.reads_saliency:
+            known = call.shared_saliency(images, window, grid, self.names, self.absent)
+        all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
+        missing = {name: all_absent for name in names if name in self.absent}
+        masks, rows = call.foreground_shares(images, window, names), split_rows(images, names)
+        state = self.make_state(grid, window, names, rows, missing, masks, known)
         batch = Batch([replace(state, extra=self.towers[number].suffix)])
         batch.inputs[STEM] = address(images)
         self.call.batches.setdefault(number, []).append(batch)
@@ -233,9 +202,12 @@ class Slim(Slimming):
                 batch.extras[index + 1] = extras
             tokens = tower.swap(values)
             output = (tokens, *output[1:]) if isinstance(output, tuple) else tokens
-        if (
-            is_last and not is_recomputed()
-        ):  # what is left is for the backward pass, which has its own graph
+        if is_last and torch.compiler.is_compiling():
+            # Compiled code is not computed again by the hooks, and returns no batches.
+            batches = self.call.batches[number]
+            self.call.batches[number] = [each for each in batches if each is not batch]
+        elif is_last and not is_recomputed():
+            # What is left is for the backward pass, which has a graph of its own.
             batch.grids = [without_graph(grid) for grid in batch.grids]
             batch.extras = {key: without_graph(extra) for key, extra in batch.extras.items()}
         return output
@@ -264,9 +236,9 @@ class Slim(Slimming):
                 grid = scatter_tokens(batch.grids[stage - 1], state.places(values), grid)
             batch.grids += [] if again else [grid.clone()]
         key, score, positions = (stage, state.grid), None, None
-        leader, shared_score = self.call.scores.get(key, (batch, None))
-        if leader is not batch and len(values) % len(shared_score) == 0:
-            score = shared_score.repeat(len(values) // len(shared_score), 1)
+        first = None if batch.leads else self.call.scores.get(key)
+        if first is not None and values.shape[0] % first.shape[0] == 0:
+            score = first.repeat(values.shape[0] // first.shape[0], 1)
         if again:
             positions = batch.states[stage + 1].positions
         step = self(stage, values, state, block, score=score, positions=positions)
@@ -274,8 +246,9 @@ class Slim(Slimming):
             return step.values, batch.states[stage + 1]
         batch.states.append(step.state)
         self.call.losses += [] if step.loss is None else [step.loss]
-        if self.follow == FIRST and state.names[0] not in self.absent:
-            self.call.scores.setdefault(key, (batch, torch.cat(list(step.record.score.values()))))
+        if self.follow == FIRST and state.names[0] not in self.absent and first is None:
+            batch.leads = True
+            self.call.scores[key] = torch.cat(list(step.record.score.values()))
         return step.values, step.state
 
     def _batch(self, number: int, index: int, values: torch.Tensor) -> Batch | None:
@@ -318,50 +291,14 @@ class Slim(Slimming):
         return frozenset() if self.training else self.missing
 
     def _names(self, images: torch.Tensor) -> tuple[str, ...]:
-        """The modalities that the rows of images are of: those of the model's inputs, and for others the next in order."""
-        call = self.call
+        """The modalities that the rows of images are of."""
         if len(self.names) == 1:
             return self.names
-        if self.is_stacked:
-            present = tuple(name for name in self.names if name not in self.absent)
-            batch = next(iter(call.images.values()), images).shape[0]
-            return present if images.shape[0] == len(present) * batch else self.names
-        # A second image of a modality has its name with a number.
-        known = [
-            name
-            for key, image in call.images.items()
-            for name in self.names
-            if image is images and key.startswith(name)
-        ]
-        rest = (name for name in self.names if name not in call.modalities)
-        name = [*known, *rest, *self.names][0]
-        call.modalities.append(name)
-        return (name,)
-
-    def _shared_saliency(
-        self, images: torch.Tensor, window: Window, grid: Grid
-    ) -> torch.Tensor | None:
-        """The sum (B, N) of the saliency of those images of the call that are alike, None for a single one."""
-        if self.follow is not True or self.is_stacked or not self.reads_saliency:
-            return None
-        alike = {
-            name: image
-            for name, image in self.call.images.items()
-            if image.shape[1:] == images.shape[1:] and (name in self.names or self.names == UNNAMED)
-        }
-        if len({image.shape[0] for image in alike.values()}) > 1:
-            alike = {n: image for n, image in alike.items() if image.shape[0] == images.shape[0]}
-        voters = {name: image for name, image in alike.items() if name not in self.absent}
-        if len(alike) < 2 or not voters:
-            return None
-        key = grid, window, *voters
-        if key not in self.call.saliency:
-            total = torch.stack(list(saliency(voters, *window, grid).values())).sum(dim=0)
-            self.call.saliency[key] = total
-        total = self.call.saliency[key]
-        # A host that stacks them has all in one batch.
-        whole = images.shape[0] % total.shape[0] == 0
-        return total.repeat(images.shape[0] // total.shape[0], 1) if whole else None
+        if not self.is_stacked:
+            return (self.call.name(images, self.names),)
+        present = tuple(name for name in self.names if name not in self.absent)
+        batch = next(iter(self.call.images.values()), images).shape[0]
+        return present if images.shape[0] == len(present) * batch else self.names
 
 
 def is_recomputed() -> bool:
@@ -378,18 +315,6 @@ def address(values: torch.Tensor) -> Any:
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def find_images(inputs: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """The images (B, C, H, W) of floating point in nested arguments, by their innermost names."""
-    if isinstance(inputs, torch.Tensor):
-        return {name: inputs} if inputs.ndim == 4 and inputs.is_floating_point() else {}
-    if isinstance(inputs, (list, tuple)):
-        inputs = {f"{name}{number}": value for number, value in enumerate(inputs)}
-    images: dict[str, torch.Tensor] = {}
-    for key, value in inputs.items() if isinstance(inputs, Mapping) else ():
-        images |= find_images(value, str(key))
-    return images
 
 
 def _rename(path: str, module: nn.Module, weights: dict, prefix: str, *_: object) -> None:
@@ -415,17 +340,3 @@ def _check_prefix(values: torch.Tensor, state: State, tower: Tower, block: nn.Mo
             f"{type(block).__name__} gets {length} tokens where the grid has {state.count} patches, but "
             f"prefix={tower.prefix} and suffix={tower.suffix} were expected around them; correct these numbers."
         )
-
-
-def _foreground_shares(
-    masks: torch.Tensor | None, images: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]
-) -> torch.Tensor | None:
-    """`patch_shares` (B, N) of masks that the images of several modalities, one after the other, have in common."""
-    if masks is None:
-        return None
-    if masks.shape[1:] != (1, *images.shape[-2:]) or len(images) % len(masks):
-        raise UserError(
-            f"foreground is {tuple(masks.shape)} for images {tuple(images.shape)}; give masks "
-            "(B, 1, H, W) of the size of the images."
-        )
-    return patch_shares(masks.to(images), size, stride).repeat(len(images) // len(masks), 1)

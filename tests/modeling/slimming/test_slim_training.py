@@ -1,7 +1,6 @@
 """Training of models that demo_sdtps.slim slimmed: recomputation, half precision, compiler, processes."""
 
 import copy
-import shutil
 from functools import partial
 
 import pytest
@@ -158,28 +157,36 @@ def test_half_precision_runs_and_is_near(name, score):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "backend"), [("ViT", "aot_eager"), ("timm, rotary", "aot_eager"), ("timm", "inductor")]
+    ("name", "score", "settings"),
+    [
+        ("timm", "self_supervised", {}),
+        ("timm, rotary", "saliency", {}),
+        ("timm", "distinctness", {"restore": True}),
+    ],
 )
-@pytest.mark.soak
-def test_a_compiled_model_computes_the_same(name, backend):
+def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, settings):
     """In evaluation and in training, and again with another batch."""
     case = CASES[name]
-    _, model, _ = slim_both(case, *STAGES)
+    _, model, _ = slim_both(case, *STAGES, score, **settings)
     plain = copy.deepcopy(model)
     torch._dynamo.reset()
-    model.compile(backend=backend)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for batch in (2, 3):
         images = case.draw(batch)
         with torch.no_grad():
-            assert_close(case.call(model, images), case.call(plain, images), *PATH)
-        (actual, ours), (expected, theirs) = (
-            step(case.call, each, images) for each in (model, plain)
-        )
+            output = case.call(compiled.eval(), images)
+            assert_close(output, case.call(plain.eval(), images), *PATH)
+        call = lambda _, images: case.call(compiled, images)  # noqa: E731
+        actual, ours = step(call, model.train(), images)
+        expected, theirs = step(case.call, plain.train(), images)
         assert_close(actual[0], expected[0], *PATH)
         assert_gradients_equal(ours, theirs, BACK)
+        if score == "self_supervised":
+            case.call(compiled, images)
+            losses = [demo_sdtps.slim_loss(each) for each in (compiled, plain)]
+            assert_close(*losses, *PATH)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.modeling.modalities import ByModality, Grid, split_rows
+from demo_sdtps.modeling.sdtps import no_autocast
 from demo_sdtps.modeling.slimming.scores.base import Context, Score
 
 NEAREST = 3  # a patch at the border is itself its nearest
@@ -34,7 +35,7 @@ def saliency(
     # All modalities in one batch, as the way over the grid takes many small operations.
     rows = torch.cat(list(images.values()))
     border = border_places(grid, rows.device)
-    with torch.autocast(rows.device.type, enabled=False):
+    with no_autocast(rows):
         means = F.avg_pool2d(rows.float(), size, stride)
         colours = means.flatten(2).transpose(1, 2)  # (B, N, 3)
         exactly = "donot_use_mm_for_euclid_dist"
