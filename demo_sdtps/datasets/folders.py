@@ -98,17 +98,12 @@ def read_query(
             "rename it."
         )
     if folder is None:
-        paths = {modality: str(place)}
-        return [Triplet(tuple(map(paths.get, MODALITIES)), name=place.stem)]
+        paths = tuple(str(place) if name == modality else None for name in MODALITIES)
+        return [Triplet(paths, name=place.stem)]
     inside = (place if folder in place.parents else place.absolute()).relative_to(folder)
     siblings = {name: folder.parent / name / inside.parent for name in modalities}
-    paths = {
-        name: str(parent / names[place.stem])
-        for name, parent in siblings.items()
-        if parent.is_dir() and (names := image_names(parent, only=place.stem))
-    }
-    name = inside.with_suffix("").as_posix()
-    return [Triplet(tuple(map(paths.get, MODALITIES)), name=name)]
+    (triplet,) = triplets_in(siblings, others=None, only=place.stem)
+    return [replace(triplet, name=inside.with_suffix("").as_posix())]
 
 
 def check_modality(flat: str | None, *places: Path) -> None:
@@ -126,15 +121,18 @@ def check_modality(flat: str | None, *places: Path) -> None:
         )
 
 
-def triplets_in(places: Mapping[str, Path], others: Collection[str] = MODALITIES) -> list[Triplet]:
-    """The triplets of the images below the folders of modalities that exist, sorted by name; folders in them named as
-    `others` are left out."""
-    paths_of: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}
+def triplets_in(
+    places: Mapping[str, Path],
+    others: Collection[str] | None = MODALITIES,
+    only: str | None = None,
+) -> list[Triplet]:
+    """The triplets of the images in the folders of modalities that exist, by `image_names`, sorted by name."""
+    paths: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}
     for modality, place in places.items():
         if place.is_dir():
-            names = image_names(place, others)
-            paths_of[modality] = {name: str(place / path) for name, path in names.items()}
+            names = image_names(place, others, only)
+            paths[modality] = {name: str(place / path) for name, path in names.items()}
     return [
-        Triplet(tuple(paths.get(name) for paths in paths_of.values()), name=name)
-        for name in sorted(set().union(*paths_of.values()))
+        Triplet(tuple(by_name.get(name) for by_name in paths.values()), name=name)
+        for name in sorted(set().union(*paths.values()))
     ]
