@@ -34,7 +34,7 @@ COMMANDS = {
     "masks": ("make_masks", "write foreground masks beside the images of a data set"),
     "convert": (
         "convert_checkpoint",
-        "convert a checkpoint to or from DeMo's names, or to a backbone",
+        "rewrite a checkpoint in DeMo's names, in ours, or as a backbone",
     ),
     "synthetic": ("make_synthetic", "write synthetic triplets"),
     "synthetic captions": ("make_synthetic_captions", "write synthetic images with captions"),
@@ -86,25 +86,19 @@ def dispatch() -> None:
     words = complete() if COMPLETING in os.environ else sys.argv[1:]
     if name := match_command(words):
         sys.argv = [f"{COMMAND} {name}", *words[len(name.split()) :]]
-        call(name)
-        return
+        return call(name)
     if words == ["--version"]:
-        print_lines(__version__)
-        return
-    group = [
-        name for name in COMMANDS if not words or words[0] in ("-h", "--help", name.split()[0])
-    ]
+        return print_lines(__version__)
+    first = words[:1] or ["--help"]
+    group = [name for name in COMMANDS if first[0] in ("-h", "--help", name.split()[0])]
     if not group or words[1:2] not in ([], ["-h"], ["--help"]):
         command_words = " ".join(words[: 2 if group else 1])
         raise UserError(
             f"There is no command {command_words!r}{nearest_name(command_words, group or COMMANDS)}; "
             f"{COMMAND} --help lists all."
         )
-    print_lines(
-        f"usage: {COMMAND} COMMAND …, where COMMAND --help explains each:",
-        "",
-        *(f"  {name:20}{COMMANDS[name][1]}" for name in group),
-    )
+    rows = (f"  {name:20}{COMMANDS[name][1]}" for name in group)
+    print_lines(f"usage: {COMMAND} COMMAND …, where COMMAND --help explains each:", "", *rows)
 
 
 def main() -> None:

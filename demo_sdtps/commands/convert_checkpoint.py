@@ -1,6 +1,4 @@
-"""Convert a checkpoint between DeMo's names and ours, or take out its backbone for other runs to start from:
-demo-sdtps convert DeMo.pth ours.pth --to ours
-"""
+"""Rewrite a checkpoint in DeMo's names, in ours, or as a backbone: demo-sdtps convert DeMo.pth ours.pth --to ours"""
 
 import argparse
 from pathlib import Path
