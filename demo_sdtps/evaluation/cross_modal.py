@@ -61,8 +61,7 @@ def rank_sets(
             select_side(cfg, features[case][pattern].to(device), data.without(CASES[case]), rows)
             for case, rows in ((sets[one], data.query), (sets[other], data.gallery))
         )
-        rows, _ = find_incomparable(comparison, query[1], gallery[1])
-        is_defined = len(rows) < len(data.query)
+        is_defined = len(find_incomparable(comparison, query[1], gallery[1])) < len(data.query)
         distances = measure_in_memory(comparison, query, gallery)
         ranking = rank_distances(cfg, distances, data) if is_defined else None
         matrices["mAP"][one][other] = ranking.mAP if ranking else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import frexp
-from typing import Protocol
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -135,19 +135,12 @@ def present_modalities(samples: Sequence[Sample], modalities: Collection[str]) -
     return np.array(rows, bool).reshape(-1, len(MODALITIES))
 
 
-def find_incomparable(
-    comparison: Comparison, query: np.ndarray, gallery: np.ndarray
-) -> tuple[np.ndarray, list[Modalities]]:
-    """Rows (m,) of the queries' `present` that have a distance from nothing in the gallery's, and
-    their sets."""
-    others = comparison.groups(gallery)
-    has_none = np.zeros(len(query), bool)
-    sets = []
+def find_incomparable(comparison: Comparison, query: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """Rows (m,) of the queries' `present` that have a distance from nothing in the gallery's."""
+    others, has_none = comparison.groups(gallery), np.zeros(len(query), bool)
     for one, rows in comparison.groups(query).items():
-        if not any(comparison.is_defined(one, other) for other in others):
-            has_none[rows] = True
-            sets.append(one)
-    return np.flatnonzero(has_none), sets
+        has_none[rows] = not any(comparison.is_defined(one, other) for other in others)
+    return np.flatnonzero(has_none)
 
 
 def describe_incomparable(
@@ -159,8 +152,8 @@ def describe_incomparable(
 ) -> str:
     """A sentence, without its end, on the queries that have a distance from nothing in the
     gallery; "" where there is none."""
-    rows, sets = find_incomparable(comparison, query, gallery)
-    names = ", ".join(sorted(map(set_name, sets)))
+    rows = find_incomparable(comparison, query, gallery)
+    names = ", ".join(sorted({set_name(names_present(row)) for row in query[rows]}))
     return names and (
         f"Queries without a modality in common with any of the gallery: {len(rows)} of "
         f"{len(query)} ({names}); {setting} all compares them"
@@ -172,22 +165,30 @@ def set_distances(
     query: Side,
     gallery: Side,
     measure: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = squared_distances,
+    scales: Scales = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Squared distances (Q, G) float32 by `measure`; infinite where two sets share nothing."""
-    (features, present), (others, other_present) = query, gallery
-    result = None
-    for one, rows, other, columns in _blocks(comparison, present, other_present):
-        if comparison.is_defined(one, other):
-            views = (
-                comparison.view(side, one & other) for side in (features[rows], others[columns])
-            )
-            block = measure(*views)
-            if block.shape == (len(features), len(others)):
-                return block
-            if result is None:
-                result = block.new_full((len(features), len(others)), torch.inf)
-            result[_grid(rows, columns, result.shape)] = block
-    return features.new_full((len(features), len(others)), torch.inf) if result is None else result
+    """Squared distances (Q, G) float32 by `measure`, less their mean and over their deviation where
+    there are `scales`; infinite where two sets share nothing."""
+    sides = [(features, comparison.groups(present)) for features, present in (query, gallery)]
+    (features, groups), (others, other_groups) = sides
+    shape, result = (len(features), len(others)), None
+    for (one, rows), (other, columns) in product(groups.items(), other_groups.items()):
+        if not comparison.is_defined(one, other):
+            continue
+        shared = one & other
+        block = measure(
+            *(comparison.view(each, shared) for each in (features[rows], others[columns]))
+        )
+        if (one, other) in scales:
+            mean, deviation = scales[one, other]
+            block = (block - mean) / deviation
+        if block.shape == shape:
+            return block
+        if result is None:
+            result = block.new_full(shape, torch.inf)
+        places = np.arange(len(features))[rows], np.arange(len(others))[columns]
+        result[tuple(map(torch.from_numpy, np.ix_(*places)))] = block
+    return features.new_full(shape, torch.inf) if result is None else result
 
 
 def cohort_scales(
@@ -234,47 +235,9 @@ def cohort_scales(
     return scales
 
 
-def standardise(
-    comparison: Comparison,
-    distances: torch.Tensor,
-    present: np.ndarray,
-    other_present: np.ndarray,
-    scales: Scales,
-) -> torch.Tensor:
-    """Distances (Q, G) of triplets of the sets `present` (Q, 3) and `other_present` (G, 3), less
-    their mean, over their deviation."""
-    if not scales:
-        return distances
-    result = distances.clone()
-    for one, rows, other, columns in _blocks(comparison, present, other_present):
-        if (one, other) in scales:
-            mean, deviation = scales[one, other]
-            place = _grid(rows, columns, result.shape)
-            result[place] = (result[place] - mean) / deviation
-    return result
-
-
-class Distances(Protocol):
-    """Distances of Q queries to G gallery samples, (Q, G), as they are ranked; infinite where
-    nothing can be compared."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The first gallery sample, and the distances (Q, g) to it and to those that follow; they
-        must not be modified."""
-
-    def select(self, samples: np.ndarray) -> "Distances":
-        """Those to some samples of the gallery, at ascending indices (g,)."""
-
-    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> torch.Tensor:
-        """The distances (n,) of queries (n,) to gallery samples (n,)."""
-
-
 @dataclass(frozen=True)
 class Matrix:
-    """Distances (Q, G) in memory."""
+    """Distances (Q, G) in memory; the methods are those of `FeatureDistances`."""
 
     values: torch.Tensor  # float32 or float64
 
@@ -295,8 +258,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class FeatureDistances:
-    """Distances by features, computed by parts of the gallery (`TILE_ELEMENTS`) as they are asked
-    for."""
+    """Distances (Q, G) float32 by features, as they are ranked: computed by parts of the gallery
+    (`TILE_ELEMENTS`) whenever they are asked for. Infinite where nothing can be compared."""
 
     comparison: Comparison
     query: Side
@@ -309,23 +272,23 @@ class FeatureDistances:
         return len(self.query[0]), len(self.present)
 
     def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The first gallery sample of each part, and the distances (Q, g) to it and to those that
+        follow; they must not be modified."""
         size = max(1, TILE_ELEMENTS // max(1, *self.query[0].shape))
         starts = range(0, len(self.present), size)
         for start in progress(starts, "comparing", unit="block"):
             present = self.present[start : start + size]
-            block = self.take(np.arange(start, start + len(present))), present
-            distances = set_distances(self.comparison, self.query, block)
-            yield (
-                start,
-                standardise(self.comparison, distances, self.query[1], present, self.scales),
-            )
+            part = self.take(np.arange(start, start + len(present))), present
+            yield start, set_distances(self.comparison, self.query, part, scales=self.scales)
 
     def select(self, samples: np.ndarray) -> "FeatureDistances":
+        """Those to some samples of the gallery, at ascending indices (g,)."""
         return replace(
             self, present=self.present[samples], take=lambda rows: self.take(samples[rows])
         )
 
     def pairs(self, rows: np.ndarray, samples: np.ndarray) -> torch.Tensor:
+        """The distances (n,) of queries (n,) to gallery samples (n,)."""
         chosen, place = np.unique(samples, return_inverse=True)
         values = self.query[0].new_empty(len(rows), dtype=torch.float32)
         for start, block in self.select(chosen).tiles():
@@ -333,6 +296,9 @@ class FeatureDistances:
             places = (torch.from_numpy(each[inside]) for each in (rows, place - start))
             values[torch.from_numpy(inside)] = block[tuple(places)]
         return values
+
+
+Distances = Matrix | FeatureDistances
 
 
 def measure_distances(
@@ -350,20 +316,3 @@ def measure_distances(
 def measure_in_memory(comparison: Comparison, query: Side, gallery: Side) -> Distances:
     """`measure_distances` to a gallery in memory."""
     return measure_distances(comparison, query, gallery[1], gallery[0].__getitem__)
-
-
-def _blocks(
-    comparison: Comparison, present: np.ndarray, other_present: np.ndarray
-) -> Iterator[tuple[Modalities, slice | np.ndarray, Modalities, slice | np.ndarray]]:
-    """Each set of the queries and its rows, with each set of the gallery and its rows."""
-    sides = (comparison.groups(side).items() for side in (present, other_present))
-    for (one, rows), (other, columns) in product(*sides):
-        yield one, rows, other, columns
-
-
-def _grid(
-    rows: slice | np.ndarray, columns: slice | np.ndarray, shape: Sequence[int]
-) -> tuple[torch.Tensor, ...]:
-    """The index of these rows and columns of a tensor."""
-    places = (np.arange(count)[each] for count, each in zip(shape, (rows, columns), strict=True))
-    return tuple(map(torch.from_numpy, np.ix_(*places)))

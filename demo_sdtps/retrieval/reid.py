@@ -143,7 +143,7 @@ class Reid(ABC):
             raise UserError(
                 f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
             )
-        from demo_sdtps.evaluation.distances import cohort_scales, set_distances, standardise
+        from demo_sdtps.evaluation.distances import cohort_scales, set_distances
 
         comparison, side, (others, present) = self._compared(query, gallery)
         distances = set_distances(comparison, side, (others, present), measure_exactly)
@@ -159,8 +159,10 @@ class Reid(ABC):
             calibration.check_rate(false_accept)
             comparison = replace(comparison, scales=calibration.scales())
         scales = cohort_scales(comparison, side, present, others.__getitem__)
-        order = standardise(comparison, distances, side[1], present, scales).numpy()
-        rows = order.argsort(axis=1, kind="stable")[:, :top]
+        order = distances
+        if scales:
+            order = set_distances(comparison, side, (others, present), measure_exactly, scales)
+        rows = order.numpy().argsort(axis=1, kind="stable")[:, :top]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
         is_none = np.isinf(hits.distances)
         if calibration:

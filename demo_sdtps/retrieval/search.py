@@ -177,7 +177,7 @@ def check_sets(
     nothing in the gallery, by what is present there (G, 3)."""
     comparison = make_comparison(cfg, arguments.return_pattern)
     if text := describe_incomparable(comparison, present, gallery):
-        first = queries[find_incomparable(comparison, present, gallery)[0][0]]
+        first = queries[find_incomparable(comparison, present, gallery)[0]]
         raise UserError(f"{text}; or leave them out, the first is {first.files[0]}.")
     return comparison
 
