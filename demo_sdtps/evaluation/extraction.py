@@ -69,7 +69,8 @@ def _run_model(
 ) -> list[torch.Tensor]:
     """Pattern 3 of the loader's samples in each case."""
     device = model_device(model)
-    features = [torch.empty(len(loader.dataset), model.layout.width) for _ in cases]  # type: ignore[arg-type]
+    shape: Any = len(loader.dataset), model.layout.width  # type: ignore[arg-type]
+    features = [torch.empty(shape, dtype=torch.float32) for _ in cases]
     start = 0
 
     def feature_blocks() -> Iterator[list[torch.Tensor]]:

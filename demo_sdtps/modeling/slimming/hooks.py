@@ -73,10 +73,8 @@ class Slim(Slimming):
         self.region: tuple[Any, Batch | None, int] = None, None, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "call": Call(),
-            "region": (None, None, 0),
-        }  # a copy has no forward under way
+        # A copy has no forward under way.
+        return self.__dict__ | {"call": Call(), "region": (None, None, 0)}
 
     def _replicate_for_data_parallel(self) -> Any:
         raise UserError(
@@ -117,7 +115,9 @@ class Slim(Slimming):
         masks = kwargs.get("foreground") if is_model else None
         if is_model:
             kwargs = {key: value for key, value in kwargs.items() if key != "foreground"}
-        if self.call.by is None and not is_recomputed():
+        # One that was interrupted, which no hook is told, does not go on.
+        is_new = is_model or self.call.by in (None, module)
+        if is_new and not is_recomputed():
             self.call = Call(module, find_images((args, kwargs)), masks)
         return args, kwargs
 
@@ -126,7 +126,7 @@ class Slim(Slimming):
         if self.call.by is module and not is_recomputed():
             self.call.by = self.call.foreground = None
             self.call.images = {}
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            if not torch.is_grad_enabled():
                 self.call.batches = {}
 
     def embed(self, number: int, stem: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:

@@ -56,6 +56,11 @@ class Context:
         """(B, 3, H, W), inside slimming."""
         return self.state.images if self.state else {}
 
+    @property
+    def foreground(self) -> ByModality:
+        """(B, N): share of each patch in the foreground mask, inside slimming; {} for none."""
+        return self.at_places(self.state.foreground) if self.state else {}
+
     def at_places(self, whole: ByModality) -> ByModality:
         """Numbers of the whole grid (B, N) → those of the patches (B, n)."""
         return {name: rows.gather(1, self.places(name)) for name, rows in whole.items()}
