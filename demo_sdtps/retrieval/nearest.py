@@ -71,7 +71,7 @@ def nearest(queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], t
     while len(left):
         count = min(count, len(gallery))
         rough, rows = _flat(queries[left], gallery, count)
-        sure = rank_candidates(queries[left], gallery, names, rows, top)
+        sure = _order_hits(rows, distances(queries[left], gallery, rows), names, top)
         enough = (rough[:, -1] - ROUNDING > sure.distances[:, -1]) | (count == len(gallery))
         _fill(hits, left, sure)
         left, count = left[~enough], 2 * count
@@ -81,19 +81,12 @@ def nearest(queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], t
 def among(
     queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], top: int, rows: np.ndarray
 ) -> Nearest:
-    """`nearest` of candidate rows (Q, count) int64, -1 for none. Queries with fewer than `top` candidates are compared with the
-    whole gallery."""
-    hits = rank_candidates(queries, gallery, names, rows, top)
+    """`nearest` of candidate rows (Q, count ≥ top) int64, -1 for none. Queries with fewer than `top` candidates are compared
+    with the whole gallery."""
+    hits = _order_hits(rows, distances(queries, gallery, rows), names, top)
     short = np.flatnonzero(hits.rows[:, -1] < 0)
     _fill(hits, short, nearest(queries[short], gallery, names, top))
     return hits
-
-
-def rank_candidates(
-    queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], rows: np.ndarray, top: int
-) -> Nearest:
-    """The `top` nearest of candidate rows (Q, count ≥ top), -1 for none, of each query (Q, D): by distance, then by name."""
-    return _order_hits(rows, distances(queries, gallery, rows), names, top)
 
 
 def rerank_hits(

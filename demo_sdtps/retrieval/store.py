@@ -1,6 +1,7 @@
-"""Features on the disk: a folder of shards, which demo-sdtps search keeps as a gallery's index and demo-sdtps export writes.
+"""Features on the disk, which need not fit into the memory: the index of demo-sdtps search, and shards of demo-sdtps export.
 
-`Store` is the folder, `FeatureBlocks` its features, read block by block, `Gallery` features with what is known of each row.
+A `Store` is a folder to which rows are appended; `FeatureBlocks` reads its features block by block, or by rows; a `Gallery` has
+what a search needs: features, present modalities and names.
 """
 
 import os
@@ -31,21 +32,17 @@ STORE_FILES = re.compile(
 )
 """Names of the files of a store, and of those that an interrupted writer leaves."""
 
-
 Columns = Mapping[str, np.ndarray | Sequence[str]]
-"""Numbers or texts of rows, by name."""
+"""By name, a number or a text for each row."""
+Read = Callable[[int, slice | np.ndarray], np.ndarray]
+"""Features (m, D) of a shard, by its number, at a slice or ascending indices of its rows."""
 
 
 class FeatureBlocks:
-    """Features (n, D) in shards of `sizes` rows. `read(shard, rows)` returns those of a shard's rows, a slice or ascending
-    indices: (m, D)."""
+    """Features (n, D) in shards of `sizes` rows, which are read when they are asked for. `rows` (n,) are their ascending
+    indices, which those of a `view` keep; `name` is that of a view."""
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        width: int,
-        read: Callable[[int, slice | np.ndarray], np.ndarray],
-    ):
+    def __init__(self, sizes: Sequence[int], width: int, read: Read):
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self.width, self.read, self.name = width, read, ""
         self.rows = np.arange(self.starts[-1])
@@ -53,8 +50,8 @@ class FeatureBlocks:
     def view(
         self, rows: slice | np.ndarray, columns: Callable[[torch.Tensor], torch.Tensor], name: str
     ) -> "FeatureBlocks":
-        """Some rows, by ascending indices (m,) or a slice; `columns` makes their features of the stored ones. They keep their
-        indices."""
+        """The features of some rows, by ascending indices (m,) or a slice, in the columns (m, d) that `columns` takes or
+        computes of (m, D)."""
         view = copy(self)
         view.name, view.rows = name, self.rows[rows]
         view.read = lambda *place: columns(torch.from_numpy(self.read(*place))).numpy()
@@ -65,7 +62,7 @@ class FeatureBlocks:
         return len(self.rows)
 
     def blocks(self, title: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Indices of some rows (m,) and their features (m, D), after each other, with a progress bar."""
+        """All features, at most `READ_ELEMENTS` numbers at a time, with a progress bar: indices (m,) and features (m, D)."""
         step, sizes = max(1, READ_ELEMENTS // self.width), np.diff(self.starts).tolist()
         slices = [
             (shard, slice(start, min(start + step, size)))
@@ -80,7 +77,7 @@ class FeatureBlocks:
                 yield rows, block if len(rows) == len(block) else block[rows - start]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The features (m, D) of rows by their ascending indices (m,)."""
+        """The features (m, D) of the rows of ascending indices (m,)."""
         bounds = np.searchsorted(rows, self.starts)
         blocks = [
             self.read(shard, rows[first:last] - self.starts[shard])
@@ -91,8 +88,9 @@ class FeatureBlocks:
 
 
 class Texts(Sequence[str]):
-    """A column of texts (n,) in shards that begin at the rows `starts`, which are read when they are asked for: of several in a
-    row, separated by zeros, the first. `read(shard, rows)` returns their bytes (m, width)."""
+    """A text for each of n rows, which is read when it is asked for; of several in a row, separated by zeros, the first.
+
+    `starts` are the first row of each shard, and n; `read(shard, rows)` returns bytes (m, width) padded by zeros."""
 
     def __init__(self, starts: np.ndarray, read: Callable[[int, slice], np.ndarray]):
         self.starts, self.read = starts, read
@@ -115,7 +113,7 @@ class Texts(Sequence[str]):
 
 @dataclass(frozen=True)
 class Gallery:
-    """Features of n triplets, the modalities `present` in each (n, 3) bool (evaluation/distances.py), and their names."""
+    """Features of n triplets, which of MODALITIES are `present` in each, (n, 3) bool, and their names."""
 
     features: FeatureBlocks
     present: np.ndarray
@@ -125,16 +123,16 @@ class Gallery:
         return len(self.features)
 
     def take(self, rows: np.ndarray) -> torch.Tensor:
-        """The features (m, D) of ascending `rows` (m,)."""
+        """The features (m, D) float32 of the rows of ascending indices (m,)."""
         return torch.from_numpy(self.features.take(rows))
 
 
 @dataclass
 class Store:
-    """A folder of features (n, D), of `origin`, what they depend on, and of columns of n numbers or texts.
+    """n rows of features (D,) and of columns, in a folder: `shards` are safetensors files of some rows each, in order.
 
-    The rows are those of `shards`, in order, each a safetensors file that is written once. `record` is what else the writer
-    keeps; `advice` ends the sentences on a store that cannot be used. Nothing counts before `commit`.
+    `origin` is what the features depend on, `record` what else the writer keeps, `advice` the end of the sentences on a store
+    that cannot be used. A reader sees what `commit` has written.
     """
 
     folder: Path
@@ -144,7 +142,7 @@ class Store:
     shards: list[str] = field(default_factory=list)
 
     def write(self, shard: str, features: np.ndarray, columns: Columns) -> None:
-        """Write a shard: features (m, D), and columns of m numbers or texts."""
+        """Write the file of a shard, which `shards` may name then: features (m, D) and columns of m rows."""
         arrays = {FEATURES: features}
         for name, column in columns.items():
             if not isinstance(column, np.ndarray):  # texts as bytes (m, width), padded by zeros
@@ -155,12 +153,12 @@ class Store:
             path.write_bytes(save(arrays))
 
     def append(self, features: np.ndarray, columns: Columns) -> None:
-        """Add rows as a new shard."""
+        """Add m rows: features (m, D) and columns, as a new shard."""
         self.shards.append(f"shard-{secrets.token_hex(8)}.safetensors")
         self.write(self.shards[-1], features, columns)
 
     def keep(self, mask: np.ndarray) -> None:
-        """Drop the rows where `mask` (n,) is False; shards that have some are written anew."""
+        """Drop the rows where `mask` (n,) is False: a shard that has some is written anew without them."""
         before, self.shards = self.shards, []
         for shard in before:
             with self._open(shard) as file:
@@ -173,7 +171,7 @@ class Store:
                 self.append(columns.pop(FEATURES), columns)
 
     def commit(self) -> None:
-        """Make the `shards` and the record count, and remove other files of stores from the folder."""
+        """Write store.json, by which the rows of `shards` and the record count, and remove files that it does not name."""
         content = {"origin": self.origin, "record": self.record, "shards": self.shards}
         write_json(self.folder / MANIFEST, {"format": FORMAT} | content)
         approximate = self.record.get("approximate", {}).values()
@@ -192,7 +190,7 @@ class Store:
         return Texts(self.features().starts, lambda shard, rows: self._read(shard, column, rows))
 
     def features(self, prepare: Callable[[np.ndarray], np.ndarray] = np.asarray) -> FeatureBlocks:
-        """The features (n, D); `prepare` changes what is read of them, (m, D) → (m, D)."""
+        """The features (n, D), what is read of them changed by `prepare`, (m, D) → (m, D)."""
 
         def read(shard: int, rows: slice | np.ndarray) -> np.ndarray:
             with self._open(self.shards[shard]) as file:
