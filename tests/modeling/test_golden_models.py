@@ -12,25 +12,27 @@ from demo_sdtps.modeling.checkpoints.names import from_demo, to_demo
 from demo_sdtps.modeling.checkpoints.pretrained import resize_position
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 
-INPUTS = [f"{modality}_cash" for modality in MODALITIES] + [
-    f"{modality}_global" for modality in MODALITIES
-]
+INPUTS = [f"{modality}_{kind}" for kind in ("cash", "global") for modality in MODALITIES]
 OUTPUTS = ["RGB_enhanced", "NI_enhanced", "TI_enhanced", "rgb_mask", "nir_mask", "tir_mask"]
+SETTINGS = [
+    "embed_dim",
+    "num_patches",
+    "sparse_ratio",
+    "aggr_ratio",
+    "beta",
+    "use_gumbel",
+    "dim_ratio",
+]
 
 
 def build_sdtps(case):
-    names = (
-        "embed_dim",
-        "num_patches",
-        "sparse_ratio",
-        "aggr_ratio",
-        "beta",
-        "use_gumbel",
-        "dim_ratio",
-    )
-    module = MultiModalSDTPS(**{name: case.settings[name] for name in names})
+    module = MultiModalSDTPS(**{name: case.settings[name] for name in SETTINGS})
     module.load_state_dict(case.weights)  # strict: the names are the interface
     return module
+
+
+def assert_near(actual, expected, error=1e-5, name=""):
+    assert relative_error(actual, expected) < error, name
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -39,43 +41,32 @@ def test_sdtps_small(mode):
     module = build_sdtps(case).train(mode == "train")
     inputs = [case.arrays[name].clone().requires_grad_() for name in INPUTS]
     outputs = module(*inputs)
+    arrays = case.arrays
     for name, output in zip(OUTPUTS, outputs, strict=True):
-        assert relative_error(output, case.arrays[name]) < 1e-5, name
+        assert_near(output, arrays[name], name=name)
 
-    sum(
-        (output * case.arrays[f"probe_{modality}"]).sum()
-        for modality, output in zip(MODALITIES, outputs[:3], strict=True)
-    ).backward()
+    probes = [arrays[f"probe_{modality}"] for modality in MODALITIES]
+    sum((one * probe).sum() for one, probe in zip(outputs[:3], probes, strict=True)).backward()
     for name, tensor in zip(INPUTS[:3], inputs[:3], strict=True):
-        assert relative_error(tensor.grad, case.arrays[f"grad_{name}"]) < 1e-5, name
+        assert_near(tensor.grad, arrays[f"grad_{name}"], name=name)
     assert all(tensor.grad is None for tensor in inputs[3:]), "no gradient reaches the globals"
-    assert (
-        relative_error(
-            module.rgb_sparse.score_predictor[0].weight.grad, case.arrays["grad_rgb_predictor"]
-        )
-        < 1e-5
-    )
-    assert (
-        relative_error(module.tir_aggr.weight[1].weight.grad, case.arrays["grad_tir_aggr"]) < 1e-5
-    )
+    score_mlp, aggregation = module.rgb_sparse.score_predictor, module.tir_aggr.weight
+    assert_near(score_mlp[0].weight.grad, arrays["grad_rgb_predictor"])
+    assert_near(aggregation[1].weight.grad, arrays["grad_tir_aggr"])
 
 
 def test_sdtps_default():
     case = load_case("sdtps_default")
     module = build_sdtps(case)
-    batch, width, patches = (
-        case.settings["batch"],
-        case.settings["embed_dim"],
-        case.settings["num_patches"],
-    )
+    sizes = [case.settings[name] for name in ("batch", "num_patches", "embed_dim")]
     inputs = [
-        seeded_input(seed, batch, *((patches, width) if name.endswith("cash") else (width,)))
+        seeded_input(seed, *(sizes if name.endswith("cash") else sizes[::2]))
         for name, seed in case.settings["input_seeds"].items()
     ]
     with torch.no_grad():
         outputs = module(*inputs)
     for name, output in zip(OUTPUTS, outputs, strict=True):
-        assert relative_error(output, case.arrays[name]) < 1e-5, name
+        assert_near(output, case.arrays[name], name=name)
     assert sum(p.numel() for p in module.parameters()) == 365_157
 
 
@@ -83,18 +74,19 @@ def test_position_resize():
     case = load_case("position_resize")
     resized = resize_position(case.arrays["position_embedding"][None], tuple(case.settings["grid"]))
     assert resized.shape == (1, 129, 24)
-    assert relative_error(resized[0], case.arrays["resized"]) < 1e-6
+    assert_near(resized[0], case.arrays["resized"], 1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "demo_sdtps",
-        pytest.param("demo_clip", marks=pytest.mark.slow),
-        pytest.param("demo_imagenet", marks=pytest.mark.slow),
-        pytest.param("demo_clip_direct0", marks=[pytest.mark.slow, pytest.mark.soak]),
-    ],
-)
+SLOW = pytest.mark.slow
+WHOLE = [
+    "demo_sdtps",
+    pytest.param("demo_clip", marks=SLOW),
+    pytest.param("demo_imagenet", marks=SLOW),
+    pytest.param("demo_clip_direct0", marks=[SLOW, pytest.mark.soak]),
+]
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_whole_model(name):
     case = load_case(name)
     settings = case.settings
@@ -103,10 +95,8 @@ def test_whole_model(name):
         model = make_model(cfg, settings["num_class"], settings["camera_num"])
     ours = from_demo(case.weights)
     model.to_empty(device=golden_cases.DEVICE).load_state_dict(ours)
-    assert (
-        sum(p.numel() for p in model.parameters() if p.requires_grad)
-        == settings["trainable_parameters"]
-    )
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trainable == settings["trainable_parameters"]
 
     images = {
         modality: seeded_input(seed, *settings["image_shape"])
@@ -116,7 +106,7 @@ def test_whole_model(name):
         patterns = extract_patterns(model.eval(), images, case.arrays["cam_label"])[0]
     assert list(patterns) == list(RETURN_PATTERNS)
     for pattern, feature in patterns.items():
-        assert relative_error(feature, case.arrays[f"pattern_{pattern}"]) < 1e-4, pattern
+        assert_near(feature, case.arrays[f"pattern_{pattern}"], 1e-4, pattern)
 
     back = to_demo(ours)
     assert back.keys() == case.weights.keys()

@@ -11,61 +11,53 @@ from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.checkpoints.names import from_demo, load_file, to_demo, unknown_names
 from tests.reference.fusion import MODALITIES_OF, Fusion
 
-CLIP_BACKBONE = {
-    "BACKBONE.cv_embed": "backbone.camera_embedding",
-    "BACKBONE.base.conv1.weight": "backbone.vit.patch_embed.proj.weight",
-    "BACKBONE.base.class_embedding": "backbone.vit.cls_token",
-    "BACKBONE.base.positional_embedding": "backbone.vit.pos_embed",
-    "BACKBONE.base.ln_pre.weight": "backbone.vit.norm_pre.weight",
-    "BACKBONE.base.ln_pre.bias": "backbone.vit.norm_pre.bias",
-    "BACKBONE.base.transformer.resblocks.0.ln_1.weight": "backbone.vit.blocks.0.norm1.weight",
-    "BACKBONE.base.transformer.resblocks.0.attn.in_proj_weight": "backbone.vit.blocks.0.attn.qkv.weight",
-    "BACKBONE.base.transformer.resblocks.0.attn.in_proj_bias": "backbone.vit.blocks.0.attn.qkv.bias",
-    "BACKBONE.base.transformer.resblocks.0.attn.out_proj.weight": "backbone.vit.blocks.0.attn.proj.weight",
-    "BACKBONE.base.transformer.resblocks.11.ln_2.bias": "backbone.vit.blocks.11.norm2.bias",
-    "BACKBONE.base.transformer.resblocks.11.mlp.c_fc.weight": "backbone.vit.blocks.11.mlp.fc1.weight",
-    "BACKBONE.base.transformer.resblocks.11.mlp.c_proj.bias": "backbone.vit.blocks.11.mlp.fc2.bias",
-    "BACKBONE.base.ln_post.weight": "backbone.vit.norm.weight",
-    "BACKBONE.base.ln_post.bias": "backbone.vit.norm.bias",
-    "BACKBONE.base.proj": "backbone.vit.head.weight",
+CLIP_NAMES = {
+    "conv1.weight": "patch_embed.proj.weight",
+    "class_embedding": "cls_token",
+    "positional_embedding": "pos_embed",
+    "ln_pre.weight": "norm_pre.weight",
+    "ln_pre.bias": "norm_pre.bias",
+    "transformer.resblocks.0.ln_1.weight": "blocks.0.norm1.weight",
+    "transformer.resblocks.0.attn.in_proj_weight": "blocks.0.attn.qkv.weight",
+    "transformer.resblocks.0.attn.in_proj_bias": "blocks.0.attn.qkv.bias",
+    "transformer.resblocks.0.attn.out_proj.weight": "blocks.0.attn.proj.weight",
+    "transformer.resblocks.11.ln_2.bias": "blocks.11.norm2.bias",
+    "transformer.resblocks.11.mlp.c_fc.weight": "blocks.11.mlp.fc1.weight",
+    "transformer.resblocks.11.mlp.c_proj.bias": "blocks.11.mlp.fc2.bias",
+    "ln_post.weight": "norm.weight",
+    "ln_post.bias": "norm.bias",
+    "proj": "head.weight",
 }
-IMAGENET_BACKBONE = {
-    "BACKBONE.base.sie_embed": "backbone.camera_embedding",
-    **{
-        f"BACKBONE.base.{name}": f"backbone.vit.{name}"
-        for name in (
-            "cls_token",
-            "pos_embed",
-            "patch_embed.proj.weight",
-            "patch_embed.proj.bias",
-            "blocks.0.norm1.weight",
-            "blocks.0.attn.qkv.weight",
-            "blocks.11.attn.proj.bias",
-            "blocks.11.mlp.fc1.weight",
-            "norm.weight",
-            "norm.bias",
-        )
-    },
-}
-HEAD_SUFFIXES = {
-    "": "original",
-    "_r": "RGB",
-    "_n": "NI",
-    "_t": "TI",
-    "_moe": "moe",
-    "_sdtps": "sdtps",
+
+
+def backbone_names(camera, names):
+    """DeMo's names of a backbone and of its camera embedding → ours."""
+    inner = {f"BACKBONE.base.{theirs}": f"backbone.vit.{ours}" for theirs, ours in names.items()}
+    return {camera: "backbone.camera_embedding", **inner}
+
+
+CLIP_BACKBONE = backbone_names("BACKBONE.cv_embed", CLIP_NAMES)
+TIMM_NAMES = [*CLIP_NAMES.values(), "patch_embed.proj.bias"]
+IMAGENET_BACKBONE = backbone_names(
+    "BACKBONE.base.sie_embed", {name: name for name in TIMM_NAMES if name != "head.weight"}
+)
+HEADS = {"": "original", "_r": "RGB", "_n": "NI", "_t": "TI", "_moe": "moe", "_sdtps": "sdtps"}
+LAYERS = [
+    f"bottleneck.{leaf}" for leaf in ("weight", "bias", "running_mean", "num_batches_tracked")
+]
+GATES = {
+    "linear_re.0.weight": "gate.0.weight",
+    "linear_re.0.bias": "gate.0.bias",
+    "linear_re.2.running_var": "gate.2.running_var",
+    "linear_re.2.num_batches_tracked": "gate.2.num_batches_tracked",
+    "q_.weight": "query.weight",
+    "k_.weight": "key.weight",
 }
 REST = {
     **{
-        f"{module}{suffix}.{leaf}": f"heads.{head}.{module}.{leaf}"
-        for suffix, head in HEAD_SUFFIXES.items()
-        for module, leaf in (
-            ("bottleneck", "weight"),
-            ("bottleneck", "bias"),
-            ("bottleneck", "running_mean"),
-            ("bottleneck", "num_batches_tracked"),
-            ("classifier", "weight"),
-        )
+        layer.replace(".", f"{suffix}."): f"heads.{head}.{layer}"
+        for suffix, head in HEADS.items()
+        for layer in (*LAYERS, "classifier.weight")
     },
     **{
         f"{stem}_reduce.{leaf}": f"pife.reduce.{modality}.{leaf}"
@@ -74,28 +66,15 @@ REST = {
     },
     **{
         f"generalFusion.moe.gating_network.gate.{theirs}": f"atmoe.{ours}"
-        for theirs, ours in (
-            ("linear_re.0.weight", "gate.0.weight"),
-            ("linear_re.0.bias", "gate.0.bias"),
-            ("linear_re.2.running_var", "gate.2.running_var"),
-            ("linear_re.2.num_batches_tracked", "gate.2.num_batches_tracked"),
-            ("q_.weight", "query.weight"),
-            ("k_.weight", "key.weight"),
-        )
+        for theirs, ours in GATES.items()
     },
     "sdtps.nir_aggr.weight.1.weight": "sdtps.nir_aggr.weight.1.weight",
     "sdtps.rgb_sparse.score_predictor.0.bias": "sdtps.rgb_sparse.score_predictor.0.bias",
 }
-UNKNOWN = {
-    name: name
-    for name in (
-        "generalFusion.other_token",
-        "bottleneck_new.weight",
-        "classifier_r2.weight",
-        "logit_scale",
-        "rgb_reduced.0.weight",
-    )
-}
+UNKNOWN = (
+    *("generalFusion.other_token", "bottleneck_new.weight", "classifier_r2.weight"),
+    *("logit_scale", "rgb_reduced.0.weight"),
+)
 SHAPES = {
     "BACKBONE.base.class_embedding": (6,),
     "BACKBONE.base.positional_embedding": (10, 6),
@@ -122,7 +101,7 @@ def random_weights(names, seed):
 @pytest.mark.parametrize("backbone", [CLIP_BACKBONE, IMAGENET_BACKBONE], ids=["CLIP", "ImageNet"])
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_demos_names_and_back(backbone, prefix):
-    names = backbone | REST | UNKNOWN
+    names = backbone | REST | {name: name for name in UNKNOWN}
     theirs = random_weights(names, seed=1)
     ours = from_demo({prefix + name: tensor for name, tensor in theirs.items()})
     assert list(ours) == list(names.values())
