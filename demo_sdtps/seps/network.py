@@ -79,8 +79,9 @@ class DualTokenAggregation(nn.Module):
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits of the weights W_s and W_d: (B, S, C) → (B, 2, N_c, S)."""
-        both = torch.stack([self.weight_sparse(tokens), self.weight_dense(tokens)], dim=1)
-        return both.transpose(2, 3) * self.scale
+        weights = self.weight_sparse, self.weight_dense
+        by_branch = [weight(tokens).transpose(1, 2) * self.scale for weight in weights]
+        return torch.stack(by_branch, dim=1)
 
 
 class CrossSparseAggrNet(nn.Module):
@@ -164,12 +165,12 @@ class CrossSparseAggrNet(nn.Module):
                 f"{self.num_patches} patches, optionally after a class token."
             )
         class_token, patches = tokens[:, :prefix], tokens[:, prefix:]
-        self_cosine = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
-        class_token = F.normalize(class_token.float(), dim=-1)
-        nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
-        predicted = [sdtps.predict(net.score_predictor, patches) for net in nets[:branches]]
         logits = self.aggr_net.logits(patches)
         logits = logits[:, :branches] if self.is_dual else logits.unsqueeze(1)
+        nets = [self.sparse_net_cap, self.sparse_net_long] if self.use_paper_version else []
+        self_cosine = sdtps.cosines(patches, patches.mean(dim=1).unsqueeze(0))[0]
+        class_token = F.normalize(class_token.float(), dim=-1)
+        predicted = [sdtps.predict(net.score_predictor, patches) for net in nets[:branches]]
         return ImageFeatures(
             patches.float(),
             class_token,
@@ -227,8 +228,8 @@ class CrossSparseAggrNet(nn.Module):
         tau = self.gumbel_tau if self.training else None
         decisions = [sdtps.select(score, self.keep, tau)[1] for score in scores]
         extra_weights = reduce(add, map(sdtps.dropped_weights, scores, decisions)) / len(scores)
-        extra = F.normalize(extra_weights.transpose(0, 1) @ images.patches, dim=-1)
         merged_of_words, merged_of_tokens = match_merged(images, decisions, text)
+        extra = F.normalize(extra_weights.transpose(0, 1) @ images.patches, dim=-1)
         singles = [
             torch.einsum("vpc,tlc->vtlp", images.class_token, text.words),
             torch.einsum("vtc,tlc->vtl", extra, text.words).unsqueeze(-1),
