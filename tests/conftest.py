@@ -51,7 +51,7 @@ LONGEST = (
     "test_slim_training",
     "test_report_page",
     "test_seps_training",
-    "test_shards",
+    "test_ranking",
     "test_calibration",
     "test_search_command",
     "test_training",

@@ -24,9 +24,9 @@ def export_words(request, tiny_root, weights, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def export(export_words, command):
-    """Call demo-sdtps export: → (exit code, stdout, stderr)."""
-    return lambda name, *more: command(export_features.main, *export_words, "--output", name, *more)
+def export(export_words, success):
+    """Call demo-sdtps export: → what it prints."""
+    return lambda name, *more: success(export_features.main, *export_words, "--output", name, *more)
 
 
 @pytest.fixture

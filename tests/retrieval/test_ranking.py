@@ -1,7 +1,6 @@
-"""Features in shards: exported, opened, ranked and searched in a stream, with the results of features in memory."""
+"""Features on the disk, ranked and searched block by block, with the results of features in memory; demo-sdtps rank."""
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 
@@ -115,104 +114,98 @@ def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     assert all(map(np.array_equal, hits, expected))
 
 
-def test_ranking_exported_features_gives_the_figures_of_the_test_command(
-    export, command, tiny_root, weights, tmp_path, monkeypatch
-):
-    """Queries from a file and from shards, of the same pattern, by test_net.py and rank_features.py."""
-    monkeypatch.chdir(tmp_path)
-    words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json")
-    assert command(test_net.main, *words)[0] == 0
-    assert export("q.npz", "--split", "query")[0] == export("g", "--shards")[0] == 0
-    assert export("q", "--split", "query", "--shards", "9")[0] == export("g.npz")[0] == 0
-    words = shlex.split("--json x.json --csv x.csv --top 4 --overwrite")
-    for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
-        code, stdout, _ = command(
-            rank_features.main, "--query", query, "--gallery", gallery, *words
+@pytest.fixture
+def run_rank(success):
+    """Call demo-sdtps rank, which writes x.json, unless there is nothing to score, and x.csv: → what it prints, mAP and the
+    lines of the CSV file."""
+
+    def call(query, gallery, *words, scored=True):
+        outputs = ("--csv", "x.csv", "--overwrite", *(("--json", "x.json") if scored else ()))
+        stdout = success(
+            rank_features.main, "--query", query, "--gallery", gallery, *outputs, *words
         )
-        assert code == 0 and "32 queries" in stdout and "3 both" in stdout
-        record = json.loads(Path("x.json").read_text())["patterns"]
-        assert record == near({"3": scores_of("t.json")["3"]})
-        header, *hits = rows_of("x.csv")
-        assert header == ["query", "rank", "gallery", "distance"] and len(hits) == 32 * 4
-        assert all(query == nearest_one for query, _, nearest_one, _ in hits[::4])
-    words = ("--query", "q", "--gallery", "g", "--csv", "x.csv", "--top", 1000, "--overwrite")
-    code, _, stderr = command(rank_features.main, *words)
-    assert code == 0 and len(rows_of("x.csv")) == 1 + 32 * 32, stderr
+        header, *lines = rows_of("x.csv")
+        assert header == ["query", "rank", "gallery", "distance"]
+        record = json.loads(Path("x.json").read_text())["patterns"] if scored else None
+        return stdout, record, lines
+
+    return call
+
+
+def test_ranking_exported_features_gives_the_figures_of_the_test_command(
+    export, run_rank, success, tiny_root, weights
+):
+    """Queries from a file and from shards, of the same pattern, by test_net.py and demo-sdtps rank."""
+    for name, words in {"q": ("--split", "query"), "g": ()}.items():
+        export(f"{name}.npz", *words)
+        export(name, "--shards", 9, *words)
+    words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json")
+    success(test_net.main, *words)
+    for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
+        stdout, record, lines = run_rank(query, gallery, "--top", 4)
+        assert "32 queries" in stdout and "3 both" in stdout
+        assert record == near({"3": scores_of("t.json")["3"]}) and len(lines) == 32 * 4
+        assert all(query == hit for query, _, hit, _ in lines[::4])
+    assert len(run_rank("q", "g", "--top", 1000)[2]) == 32 * 32
 
 
 def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
-    export, command, tiny_root, weights, tmp_path, monkeypatch
+    export, run_rank, success, tiny_root, weights
 ):
     """RGB in complete triplets, and RGB and NI in NI and TI; without a common modality the queries have no hits."""
-    monkeypatch.chdir(tmp_path)
     for name, case in {"R": "nt", "RN": "t", "NT": "r", "RNT": "None"}.items():
-        assert export(f"{name}.npz", "TEST.MISS", case)[0] == 0
-        assert export(name, "--shards", ROWS, "TEST.MISS", case)[0] == 0
+        export(f"{name}.npz", "TEST.MISS", case)
+        export(name, "--shards", ROWS, "TEST.MISS", case)
     for how in ("shared", "all"):
         words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json", "--cross_modal")
-        words += ["--overwrite", "TEST.CROSS_MODAL_DISTANCE", how]
-        assert command(test_net.main, *words)[0] == 0
+        success(test_net.main, *words, "--overwrite", "TEST.CROSS_MODAL_DISTANCE", how)
         matrix = json.loads(Path("t.json").read_text())["cross_modal"]["mAP"]
-        words = shlex.split(
-            f"--json x.json --csv x.csv --top 4 --overwrite --cross_modal_distance {how}"
-        )
+        words = ("--top", 4, "--cross_modal_distance", how)
         for query, gallery in (("R", "RNT"), ("RN", "NT"), ("RNT", "RN")):
-            places = ("--query", f"{query}.npz", "--gallery", gallery)
-            code, stdout, stderr = command(rank_features.main, *places, *words)
-            assert code == 0 and "WARNING" not in stdout, stderr
-            (record,) = json.loads(Path("x.json").read_text())["patterns"].values()
-            assert record["mAP"] == pytest.approx(matrix[query][gallery], abs=1 / 32 / 12)
-            assert len(rows_of("x.csv")) == 1 + 32 * 4
-        places = ("--query", "R", "--gallery", "NT.npz")
-        code, stdout, _ = command(rank_features.main, *places, *words)
-        told = "any of the gallery: 32 of 32 (RGB); --cross_modal_distance all" in stdout
-        assert code == 0 and told == (how == "shared")
-        assert len(rows_of("x.csv")) == (1 if how == "shared" else 1 + 32 * 4)
+            stdout, record, lines = run_rank(f"{query}.npz", gallery, *words)
+            assert "WARNING" not in stdout and len(lines) == 32 * 4
+            expected = pytest.approx(matrix[query][gallery], abs=1 / 32 / 12)
+            assert record["3"]["mAP"] == expected
+        stdout, _, lines = run_rank("R", "NT.npz", *words)
+        is_told = "any of the gallery: 32 of 32 (RGB); --cross_modal_distance all" in stdout
+        assert is_told == (how == "shared") and len(lines) == (0 if is_told else 32 * 4)
 
 
-def test_own_images_are_searched_in_an_export_of_a_data_set(export, command, tmp_path):
+def test_own_images_are_searched_in_an_export_of_a_data_set(export, run_rank, refusal, tmp_path):
     """Copies of some of its images; nothing is scored, as they have no labels."""
-    assert export("g", "--shards", ROWS)[0] == 0
-    wanted = [*open_features(tmp_path / "g").names][::9]
+    export("g", "--shards", ROWS)
+    copied = [*open_features(tmp_path / "g").names][::9]
     (tmp_path / "photos").mkdir()
-    for number, name in enumerate(wanted):
+    for number, name in enumerate(copied):
         shutil.copy(name, tmp_path / "photos" / f"{number}{Path(name).suffix}")
-    assert export("q.npz", "--images", tmp_path / "photos", "--modality", "RGB")[0] == 0
-    words = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / "g")
-    code, _, stderr = command(rank_features.main, *words)
-    assert code == 2 and "features are of Images and" in stderr and "--csv" in stderr
-    code, stdout, stderr = command(rank_features.main, *words, "--csv", tmp_path / "x.csv")
-    assert code == 0 and "mAP" not in stdout, stderr
-    hits = rows_of(tmp_path / "x.csv")[1:]
+    export("q.npz", "--images", tmp_path / "photos", "--modality", "RGB")
+    for gallery, text in (("g", "features are of Images and"), ("q.npz", "or not known, so")):
+        sentence = refusal(rank_features.main, "--query", "q.npz", "--gallery", gallery)
+        assert text in sentence and "--csv" in sentence
+    stdout, _, hits = run_rank("q.npz", "g", scored=False)
+    assert "mAP" not in stdout
     assert [(Path(query).stem, int(rank)) for query, rank, _, _ in hits] == [
-        (str(number), rank) for number in range(len(wanted)) for rank in range(1, 11)
+        (str(number), rank) for number in range(len(copied)) for rank in range(1, 11)
     ]
-    own = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / "q.npz")
-    code, _, stderr = command(rank_features.main, *own)
-    assert code == 2 and "or not known, so nothing can be scored" in stderr
-    assert command(rank_features.main, *own, "--csv", tmp_path / "own.csv")[0] == 0
-    firsts = [
-        query == name for query, rank, name, _ in rows_of(tmp_path / "own.csv") if rank == "1"
-    ]
-    assert all(firsts) and len(firsts) == len(wanted)
-    found = [(float(far), query) for query, _, _, far in hits]
-    assert sorted(found, key=lambda hit: (hit[1], hit[0])) == found
+    lines = [(query, float(distance)) for query, _, _, distance in hits]
+    assert sorted(lines) == lines
+    _, _, hits = run_rank("q.npz", "q.npz", scored=False)
+    nearest_names = [query == name for query, rank, name, _ in hits if rank == "1"]
+    assert all(nearest_names) and len(nearest_names) == len(copied)
 
 
-def test_features_that_cannot_be_compared_are_refused(export, command, tmp_path):
+def test_features_that_cannot_be_compared_are_refused(export, refusal, tmp_path):
     write(tmp_path / "other", np.eye(3, dtype=np.float32), range(3), range(3))
-    assert (
-        export("q.npz", "--split", "query")[0] == export("m.npz", "MODEL.SDTPS_BETA", 0.1)[0] == 0
-    )
-    assert export("g", "--shards", "--return_pattern", "1")[0] == 0
+    export("q.npz", "--split", "query")
+    export("m.npz", "MODEL.SDTPS_BETA", 0.1)
+    export("g", "--shards", "--return_pattern", "1")
     for gallery, what in (
         ("g", "return_pattern, 3 and 1"),
         ("other", "checkpoint_sha256;"),
         ("m.npz", "MODEL.SDTPS_BETA, "),
     ):
-        words = ("--query", tmp_path / "q.npz", "--gallery", tmp_path / gallery)
-        code, _, stderr = command(rank_features.main, *words)
-        assert code == 2 and f"are of different values of {what}" in stderr
+        sentence = refusal(rank_features.main, "--query", "q.npz", "--gallery", gallery)
+        assert f"are of different values of {what}" in sentence
 
 
 def rank_and_search(folder):
