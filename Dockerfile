@@ -3,7 +3,7 @@
 #   docker build -t demo-sdtps .                                    for CPUs
 #   docker build --build-arg DEVICE=cuda -t demo-sdtps:cuda .       for NVIDIA GPUs, with the NVIDIA Container Toolkit on the host
 #   docker run --rm --gpus all --shm-size 8g -v "$PWD/data:/app/data" -v "$PWD/runs:/app/runs" demo-sdtps:cuda \
-#       train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml
+#       train RGBNT201/DeMo_SDTPS
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim
 
@@ -22,5 +22,5 @@ RUN case "$DEVICE" in \
     && useradd --create-home user && mkdir -p data runs && chown user data runs
 
 USER user
-ENTRYPOINT ["python"]
-CMD ["train_net.py", "--help"]
+ENTRYPOINT ["demo-sdtps"]
+CMD ["--help"]

@@ -43,6 +43,6 @@ def main() -> None:
     counts = write_masks(samples, segment, decoder, arguments.overwrite)
     empty = f", {counts['empty']} of them without any foreground" if counts["empty"] else ""
     cli.print_lines(
-        f"Wrote {cli.count_of(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
+        f"Wrote {cli.count_text(counts['written'], 'mask')}{empty} and kept {counts['kept']} for {cfg.DATASETS.NAMES} in "
         f"{cfg.DATASETS.ROOT_DIR}, such as {mask_path(samples[0])}"
     )

@@ -125,7 +125,7 @@ def print_lines(*lines: object) -> None:
     print(*lines, sep="\n", flush=True)
 
 
-def count_of(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """A number and what it counts: "1 shard", "2 shards"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 

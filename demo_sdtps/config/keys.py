@@ -76,8 +76,7 @@ KEYS = (
     Key(
         "DATASETS.ROOT_DIR",
         "./data",
-        "folder that holds the data set's own folder; of Folder the one with train, query and "
-        "gallery, of CSV the table, of Images that of the images",
+        "folder that holds the data set's own; of Folder the one with train, query and gallery, of CSV the table",
     ),
     Key(
         "DATASETS.FOLDERS",
@@ -144,7 +143,7 @@ KEYS = (
     Key(
         "SOLVER.WANDB",
         "",
-        "project of Weights & Biases that receives what TensorBoard does (pip install -e '.[wandb]'); '': none",
+        "project of Weights & Biases that receives what TensorBoard does; '': none",
         lambda value: len(value) <= 128 and not set(value) & set("/\\#?%:"),
         r"a name of at most 128 characters without / \ # ? % :",
     ),

@@ -52,14 +52,9 @@ MODEL_KEYS = (
     Key(
         "MODEL.PRETRAIN_PATH_T",
         "",
-        "weights of the backbone: a file, 'hub' (timm downloads them), or 'none' (random; '' too, with a warning)",
+        "weights: a file, 'hub' (downloaded), or 'none' (random, as '')",
     ),
-    Key(
-        "MODEL.PATCH_SIZE",
-        0,
-        "side of a patch in pixels for a backbone without published weights; 0: the backbone's own",
-        *NOT_NEGATIVE,
-    ),
+    Key("MODEL.PATCH_SIZE", 0, "side of a patch of random weights; 0: its own", *NOT_NEGATIVE),
     Key("MODEL.STRIDE_SIZE", [16, 16], "step between patches; below the patch they overlap", *SIZE),
     Key("MODEL.DROP_PATH", 0.1, "stochastic depth of the last block; not in CLIP's", *BELOW_ONE),
     Key("MODEL.DROP_OUT", 0.0, "dropout in the backbone; not in CLIP's", *BELOW_ONE),
@@ -75,8 +70,7 @@ MODEL_KEYS = (
     Key(
         "MODEL.COMPILE",
         False,
-        "compile the backbone's blocks (torch.compile), which takes up to half a minute at first, and a compiler (g++ on a "
-        "CPU, gcc on a GPU); record a training step as a CUDA graph on one GPU",
+        "compile the backbone's blocks (torch.compile; needs g++, on a GPU gcc); on one GPU training is a CUDA graph",
     ),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patches into the global feature"),
     Key(
@@ -100,42 +94,18 @@ MODEL_KEYS = (
         "package.module:Class of your own",
     ),
     Key(
-        "MODEL.SLIM_SHARED",
-        True,
-        "keep the same positions in all modalities, by the sum of the scores of those present; False: each its own",
+        "MODEL.SLIM_SHARED", True, "keep the same positions in all modalities; False: each its own"
     ),
-    Key(
-        "MODEL.SLIM_MERGE",
-        True,
-        "merge the dropped patches of each of SLIM_BLOCKS as the score says, by default into one extra token",
-    ),
-    Key(
-        "MODEL.SLIM_LOSS_WEIGHT",
-        5.0,
-        "weight of the loss of SLIM_SCORE supervised against the masks, and of self_supervised against pseudo-masks",
-        *NOT_NEGATIVE,
-    ),
+    Key("MODEL.SLIM_MERGE", True, "merge the dropped patches, into one token or as the score says"),
+    Key("MODEL.SLIM_LOSS_WEIGHT", 5.0, "weight of the loss of a score that learns", *NOT_NEGATIVE),
     Key("MODEL.USE_SDTPS", False, "select and aggregate patch tokens after the backbone (SDTPS)"),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "share of the patches that SDTPS keeps", *RATIO),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "share of the kept patches after aggregation", *RATIO),
-    Key(
-        "MODEL.SDTPS_BETA",
-        0.25,
-        "weight of the guidance: score = (1 - 2 beta) MLP + beta (others + 2 own)",
-        *between(0, 0.5),
-    ),
+    Key("MODEL.SDTPS_BETA", 0.25, "weight of the guidance by global features", *between(0, 0.5)),
     Key("MODEL.SDTPS_USE_GUMBEL", False, "straight-through gradients with Gumbel noise"),
     Key("MODEL.SDTPS_GUMBEL_TAU", 1.0, "temperature of the straight-through softmax", *POSITIVE),
-    Key(
-        "MODEL.SDTPS_GUMBEL_SELECT",
-        False,
-        "let that noise also perturb which patches are kept in training (Gumbel-top-k); never in evaluation",
-    ),
-    Key(
-        "MODEL.SDTPS_GUIDE_MISSING",
-        True,
-        "use the global feature of a missing modality (TEST.MISS) as a guide of the others",
-    ),
+    Key("MODEL.SDTPS_GUMBEL_SELECT", False, "let that noise choose patches too, in training alone"),
+    Key("MODEL.SDTPS_GUIDE_MISSING", True, "let a missing modality (TEST.MISS) guide the others"),
     Key("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "weight of the SDTPS feature's losses", *NOT_NEGATIVE),
     Key("MODEL.SDTPS_FEEDS_HDM", True, "HDM attends to the tokens of SDTPS, not to all patches"),
     Key("MODEL.HDM", False, "hierarchical decoupling: a feature per subset of the modalities"),

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, with_values
-from demo_sdtps.config.cli import count_of, print_lines
+from demo_sdtps.config.cli import count_text, print_lines
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.retrieval.nearest import write_csv
@@ -54,7 +54,7 @@ def write_hits(result: SearchResult, path: Path) -> None:
 
 def omissions(broken: dict[str, str]) -> list[str]:
     """Lines on the images that cannot be read; none where all can."""
-    return [f"Left out, {count_of(len(broken), 'image')}:", *broken.values()] if broken else []
+    return [f"Left out, {count_text(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
 def is_calibrated(result: SearchResult) -> bool:

@@ -13,7 +13,7 @@ import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, with_values
-from demo_sdtps.config.cli import count_of, print_lines
+from demo_sdtps.config.cli import count_text, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import make_comparison
@@ -68,7 +68,7 @@ def export_file(
     origin, record = describe_export(cfg, arguments)
     write = write_parquet if is_parquet else write_array
     write(arguments.output, groups, record | origin, extracted_modalities(cfg))
-    features = count_of(len(samples), "feature")
+    features = count_text(len(samples), "feature")
     print_lines(f"Wrote {features} in {arguments.dtype} to {arguments.output}")
 
 
@@ -102,8 +102,8 @@ def export_shards(
             store.shards = list(groups)
             store.commit()
             print_lines(
-                f"Wrote {count_of(len(missing), 'shard')}, {len(complete)} were there: "
-                f"{count_of(len(samples), 'feature')} in {arguments.dtype} in {output}"
+                f"Wrote {count_text(len(missing), 'shard')}, {len(complete)} were there: "
+                f"{count_text(len(samples), 'feature')} in {arguments.dtype} in {output}"
             )
 
 

@@ -10,7 +10,7 @@ from config_files import write
 
 from demo_sdtps.config import get_cfg, load_cfg
 from demo_sdtps.config.keys import KEYS
-from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.load import DEMO_SCHEMA, flatten
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,12 +22,6 @@ with open(ROOT / "tests" / "golden" / "config_keys.tsv", encoding="utf-8") as ta
     DEMO_KEYS = list(
         csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t")
     )
-
-
-def value_of(cfg, name):
-    for key in name.split("."):
-        cfg = cfg[key]
-    return cfg
 
 
 def in_demos_style(name, value):
@@ -63,9 +57,9 @@ def demo_file(dataset, every_key):
 
 
 def test_demos_keys_have_demos_defaults():
-    cfg = get_cfg()
+    defaults = flatten(get_cfg())
     for row in DEMO_KEYS:
-        ours, expected = value_of(cfg, row["key"]), literal_eval(row["default"])
+        ours, expected = defaults[row["key"]], literal_eval(row["default"])
         if row["key"] not in MACHINE_BOUND:
             assert ours == expected and isinstance(ours, type(expected) | float), row["key"]
 
@@ -98,18 +92,16 @@ def test_every_key_is_described_once_and_allows_its_default():
 )
 def test_every_file_in_configs_loads(path):
     cfg = load_cfg(path, (), SEPS_SCHEMA if path.parent.name == "SEPS" else DEMO_SCHEMA)
-    stated = yaml.safe_load(path.read_text(encoding="utf-8"))
+    stated, values = yaml.safe_load(path.read_text(encoding="utf-8")), flatten(cfg)
     assert (stated.pop("_BASE_", None) is None) == (
         path.parent.name == "SEPS" or (path.stem == "Baseline" and path.parent.name != "WMVeID863")
     )
-    for section, values in stated.items():
-        for leaf, value in values.items():
-            actual = value_of(cfg, f"{section}.{leaf}")
-            assert actual == (tuple(value) if isinstance(actual, tuple) else value)
+    for name, value in flatten(stated).items():
+        assert values[name] == (tuple(value) if isinstance(values[name], tuple) else value)
     assert Path(cfg.OUTPUT_DIR) == Path("runs") / path.parent.name / path.stem
     # Published weights for real data, random ones for synthetic data.
     is_synthetic = path.parent.name == "Synthetic" or path.stem == "shapes"
-    assert value_of(cfg, "MODEL.PRETRAIN_PATH_T") == ("none" if is_synthetic else "hub")
+    assert ("none" if is_synthetic else "hub") == cfg.MODEL.PRETRAIN_PATH_T
 
 
 @pytest.mark.parametrize("every_key", [False, True], ids=["what differs", "every key"])
@@ -119,9 +111,8 @@ def test_demos_own_files_load(tmp_path, dataset, every_key):
     assert len(values) == 1 + sum(
         every_key or bool(row[dataset]) for row in DEMO_KEYS if "." in row["key"]
     )
-    cfg, defaults = load_cfg(write(tmp_path, text)), get_cfg()
-    for name in DEMO_SCHEMA.by_name:
-        assert value_of(cfg, name) == values.get(name, value_of(defaults, name)), name
+    cfg = load_cfg(write(tmp_path, text))
+    assert flatten(cfg) == flatten(get_cfg()) | values
     assert cfg.MODEL.HDM and cfg.MODEL.ATM and dataset == cfg.DATASETS.NAMES
 
 
@@ -145,8 +136,19 @@ def test_demos_own_files_load(tmp_path, dataset, every_key):
     ],
 )
 def test_a_value_takes_the_type_of_its_key(tmp_path, text, name, expected):
-    actual = value_of(load_cfg(write(tmp_path, text)), name)
+    actual = flatten(load_cfg(write(tmp_path, text)))[name]
     assert actual == expected and type(actual) is type(expected)
+
+
+def test_a_file_starts_from_its_base(tmp_path):
+    """Relative to its folder; an empty section, or one whose keys are all commented out, changes none."""
+    base = write(tmp_path, "MODEL: {HEAD: 4}\nSOLVER: {SEED: 3, MAX_EPOCHS: 5}\n")
+    (tmp_path / "some" / "next.yml").write_text(f"_BASE_: {base.name}\nSOLVER:\n  SEED: 7\n")
+    last = tmp_path / "last.yml"
+    last.write_text("_BASE_: some/next.yml\nMODEL:\n  # HEAD: 2\nSOLVER: {MAX_EPOCHS: 9}\n")
+    cfg = load_cfg(last)
+    assert (cfg.MODEL.HEAD, cfg.SOLVER.SEED, cfg.SOLVER.MAX_EPOCHS) == (4, 7, 9)
+    assert f"runs/{tmp_path.name}/last" == cfg.OUTPUT_DIR
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,16 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
         ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
         ("- MODEL\n- SOLVER", "KEY: value"),
         ("OUTPUT_DIR: Läufe".encode("latin-1"), "cannot be read"),
+        ("_BASE_: none.yml", "none.yml cannot be read"),
+        ("_BASE_: run.yml", "cannot start from its _BASE_"),
+        ("_BASE_: 5", "cannot start from its _BASE_"),
     ],
     ids=str,
 )
 def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, reason):
     path = tmp_path / "run.yml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert str(path) in (message := error(path)) and reason in message
+    assert str(tmp_path) in (message := error(path)) and reason in message
 
 
 @pytest.mark.parametrize("schema", [DEMO_SCHEMA, SEPS_SCHEMA], ids=["DeMo", "SEPS"])
