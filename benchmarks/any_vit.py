@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import demo_sdtps
+from benchmarks.rows import Row
 from benchmarks.timing import in_turns, infer
 from demo_sdtps.evaluation.operations import total_macs
-from demo_sdtps.reports.rows import Row
 
 MODELS = {
     "ViT-S/16": "vit_small_patch16_224",

@@ -12,14 +12,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from benchmarks.rows import speed_row
+from benchmarks.rows import Row, speed_row
 from benchmarks.timing import in_turns
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.datasets.transforms import Transform, test_transform
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.inference import evaluating
-from demo_sdtps.reports.rows import Row
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.onnx_export.convert import Feed, convert_onnx, write_openvino
 from demo_sdtps.retrieval.onnx_export.graph import metadata, write_onnx

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from benchmarks.rows import check_near, compare, peak_memory, speed_row
+from benchmarks.rows import Row, check_near, compare, peak_memory, speed_row
 from benchmarks.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
@@ -29,7 +29,6 @@ from demo_sdtps.modeling.checkpoints.names import from_demo
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.plug_in.fast import make_modules
-from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.synthetic import pedestrians, triplets
 from demo_sdtps.training.optim import make_optimizer

@@ -6,11 +6,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.rows import check_near, compare
+from benchmarks.rows import Row, check_near, compare
 from demo_sdtps.evaluation.distances import Matrix, squared_distances
 from demo_sdtps.evaluation.metrics import Ranking, score_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
-from demo_sdtps.reports.rows import Row
 from tests.reference import demo_ranking
 
 CAMERA_COUNT = 6

@@ -61,8 +61,7 @@ def main() -> None:
                 f"There is no part {topic!r} to measure; choose from {', '.join(TOPICS)}."
             )
 
-    from benchmarks.rows import conditions
-    from demo_sdtps.reports.rows import as_report
+    from benchmarks.rows import as_report, conditions
     from demo_sdtps.runtime.device import choose_device
 
     device = choose_device(load_cfg(None, ["MODEL.DEVICE", arguments.device]))

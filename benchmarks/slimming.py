@@ -21,7 +21,7 @@ from benchmarks.model import (
     precision_name,
     precisions,
 )
-from benchmarks.rows import speed_row
+from benchmarks.rows import Row, speed_row
 from benchmarks.timing import (
     CAMERAS,
     CLASSES,
@@ -37,7 +37,6 @@ from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
 from demo_sdtps.modeling.slimming.backbone import make_slimming
 from demo_sdtps.modeling.slimming.stage import Slimming
-from demo_sdtps.reports.rows import Row
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.graphs import WARM_UPS
 from demo_sdtps.training.optim import make_optimizer

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
+from benchmarks.rows import markdown_table
 from demo_sdtps.commands import flags
 from demo_sdtps.config import UserError, cli
-from demo_sdtps.reports.rows import markdown_table
 from demo_sdtps.runtime.files import write_json
 
 DRAWS, TOP = 10, 10

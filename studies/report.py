@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks.rows import markdown_table
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.evaluation.tables import PATTERN_NAMES
-from demo_sdtps.reports.rows import markdown_table
 from studies.rates import choice, families
 from studies.results import cross_modal_maps, final_metric, missing_maps, values_by_seed
 

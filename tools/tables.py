@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import demo_sdtps
+from benchmarks.rows import as_report, headline, markdown_table
 from demo_sdtps.commands import COMMANDS
 from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
 from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
@@ -18,7 +19,6 @@ from demo_sdtps.evaluation.tables import PATTERN_NAMES, read_records
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.cross_modal import draw_cross_modal
 from demo_sdtps.reports.figures import dark
-from demo_sdtps.reports.rows import as_report, headline, markdown_table
 from demo_sdtps.runtime.files import atomic_write
 from studies import deployed, figures, mixed_gallery, public_logs
 from studies.report import difference_text, interval, np, study_markdown

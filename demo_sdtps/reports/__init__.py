@@ -1,1 +1,1 @@
-"""Figures, pages and tables of runs, searches and studies."""
+"""Figures and pages of runs and searches."""

@@ -7,8 +7,7 @@ from slim_hosts import HOSTS
 from test_hosts import COMMAND, measure, pytestmark  # noqa: F401
 from tiny import ROOT
 
-from benchmarks.rows import conditions
-from demo_sdtps.reports.rows import Row
+from benchmarks.rows import Row, conditions
 from demo_sdtps.runtime.files import write_json
 
 

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from benchmarks import run as benchmark
+from benchmarks.rows import Row, as_report
 from benchmarks.slimming import pairs
-from demo_sdtps.reports.rows import Row, as_report
 
 
 @pytest.mark.slow
