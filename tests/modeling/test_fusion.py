@@ -46,12 +46,9 @@ def run(modules, patches, global_feats):
 def random_plain(width, heads, seed=0, dropout=0.1):
     """A plain fusion in float64, all of whose weights, norms and running statistics are far from their start."""
     plain = Fusion(width, heads, dropout)
-    plain.load_state_dict(
-        {
-            name: torch.from_numpy(weight(name, tuple(tensor.shape), seed_of(seed)))
-            for name, tensor in plain.state_dict().items()
-        }
-    )
+    shapes = {name: tuple(tensor.shape) for name, tensor in plain.state_dict().items()}
+    weights = {name: weight(name, shape, seed_of(seed)) for name, shape in shapes.items()}
+    plain.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     return plain.double()
 
 
@@ -74,9 +71,8 @@ def random_tokens(width, count, batch, seed=1, dtype=torch.float64):
 def test_golden(name, mode):
     case = load_case(name)
     settings = case.settings
-    plain = Fusion(
-        settings["feat_dim"], settings["head"] if settings["ATM"] else None, settings["dropout"]
-    )
+    heads = settings["head"] if settings["ATM"] else None
+    plain = Fusion(settings["feat_dim"], heads, settings["dropout"])
     assert list(plain.state_dict()) == list(case.weights)
     plain.load_state_dict(case.weights)
     ours = ours_of(plain.train(mode == "train"), settings["dropout"])
@@ -96,19 +92,15 @@ def assert_same_gradients(plain, ours, plain_tokens, our_tokens, plain_output, o
     for output in (plain_output, our_output):
         (output * probe).sum().backward()
     # The buffers, which have no gradient, make the names a whole checkpoint's.
-    expected = under_our_names(
-        {**plain.state_dict(), **{name: weight.grad for name, weight in plain.named_parameters()}}
-    )
+    gradients = {name: weight.grad for name, weight in plain.named_parameters()}
+    expected = under_our_names(plain.state_dict() | gradients)
     actual = {name: parameter.grad for name, parameter in ours.named_parameters()}
     assert actual.keys() == expected.keys() - {name for name, _ in ours.named_buffers()}
     for name, gradient in actual.items():
         assert relative_error(gradient, expected[name]) < 1e-9, name
-    for place, (theirs, ours_by_modality) in enumerate(zip(plain_tokens, our_tokens, strict=True)):
-        for modality in MODALITIES:
-            assert relative_error(ours_by_modality[modality].grad, theirs[modality].grad) < 1e-9, (
-                place,
-                modality,
-            )
+    for theirs, by_modality in zip(plain_tokens, our_tokens, strict=True):
+        for modality, tokens in by_modality.items():
+            assert relative_error(tokens.grad, theirs[modality].grad) < 1e-9, modality
 
 
 @pytest.fixture
@@ -188,10 +180,8 @@ def test_dropout_acts_in_training_alone():
     for subset, kept in left.items():
         dropped = kept == 0
         assert whole[subset].gt(0).all()
-        # standard errors
-        assert dropped.double().mean() == pytest.approx(
-            0.1, abs=6 * (0.1 * 0.9 / dropped.numel()) ** 0.5
-        )
+        standard_error = (0.1 * 0.9 / dropped.numel()) ** 0.5
+        assert dropped.double().mean() == pytest.approx(0.1, abs=6 * standard_error)
         assert_close(kept[~dropped], whole[subset][~dropped].double() / 0.9, 1, 1)
         assert not torch.equal(kept, others[subset])
         draws += dropped[..., :129].flatten(0, 1)
@@ -223,20 +213,14 @@ def test_parameters_start_as_torchs_layers_do():
         for layer, their_layer in zip(layers, their_layers, strict=True):
             size = layer.numel()
             assert abs(layer.mean()) < 6 / size**0.5 * layer.std(), name
-            assert float(layer.std()) == pytest.approx(
-                float(their_layer.std()), rel=6 / size**0.5
-            ), name
+            deviation, bound = (float(their_layer.std()), float(their_layer.abs().max()))
+            assert float(layer.std()) == pytest.approx(deviation, rel=6 / size**0.5), name
             if name != "hdm.query":  # uniform: the bounds are the same
-                assert float(layer.abs().max()) == pytest.approx(
-                    float(their_layer.abs().max()), rel=20 / size
-                ), name
-    assert float(hdm.query.detach().std()) == pytest.approx(
-        256**-0.5, rel=6 / (2 * hdm.query.numel()) ** 0.5
-    )
+                assert float(layer.abs().max()) == pytest.approx(bound, rel=20 / size), name
+    query, largest = hdm.query.detach(), float(hdm.in_proj_weight.detach().abs().max())
+    assert float(query.std()) == pytest.approx(256**-0.5, rel=6 / (2 * query.numel()) ** 0.5)
     # Xavier's bound of one attention, not of all seven stacked
-    assert float(hdm.in_proj_weight.detach().abs().max()) == pytest.approx(
-        (6 / (256 + 3 * 256)) ** 0.5, rel=0.01
-    )
+    assert largest == pytest.approx((6 / (256 + 3 * 256)) ** 0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
@@ -249,10 +233,9 @@ def test_mixed_precision_is_near(mode, precision):
             parameter.mul_(5 if name.endswith("_token") else 1)
     ours = ours_of(plain, dropout=0.0)
     tokens = random_tokens(128, 8, 16, dtype=torch.float32)
+    exact = ({name: tensor.double() for name, tensor in each.items()} for each in tokens)
     with torch.no_grad():
-        expected = plain.double()(
-            *({modality: tensor.double() for modality, tensor in parts.items()} for parts in tokens)
-        )
+        expected = plain.double()(*exact)
     with torch.autocast("cpu", precision):
         actual = run(ours, *tokens)
     # Inputs, weights and results of some ten products are rounded, sums are in float32.

@@ -53,19 +53,13 @@ def largest(features, logits):
 @pytest.mark.parametrize("name", ["soft_triplet", "margin_triplet", "label_smooth_ce"])
 def test_golden(name):
     case = load_case("losses")
-    labels = case.arrays["labels"]
-    loss, source = {
-        "soft_triplet": (lambda features: batch_hard_triplet_loss(features, labels), "features"),
-        "margin_triplet": (
-            lambda features: batch_hard_triplet_loss(features, labels, case.settings["margin"]),
-            "features",
-        ),
-        "label_smooth_ce": (
-            lambda logits: identity_loss(logits, labels, case.settings["label_smoothing"]),
-            "scores",
-        ),
+    labels, settings = case.arrays["labels"], case.settings
+    loss, source, setting = {
+        "soft_triplet": (batch_hard_triplet_loss, "features", None),
+        "margin_triplet": (batch_hard_triplet_loss, "features", settings["margin"]),
+        "label_smooth_ce": (identity_loss, "scores", settings["label_smoothing"]),
     }[name]
-    value, gradient = with_gradient(loss, case.arrays[source])
+    value, gradient = with_gradient(lambda leaf: loss(leaf, labels, setting), case.arrays[source])
     assert relative_error(value, case.arrays[name]) < 1e-5
     assert relative_error(gradient, case.arrays[f"grad_{name}"]) < 1e-5
 
@@ -129,10 +123,8 @@ def draw_pairs(classes=6):
     outputs = []
     for seed, width in enumerate(WIDTHS, start=5):
         draws = generator(seed)
-        outputs += [
-            3 * torch.randn(12, classes, generator=draws),
-            torch.randn(12, width, generator=draws),
-        ]
+        outputs.append(3 * torch.randn(12, classes, generator=draws))
+        outputs.append(torch.randn(12, width, generator=draws))
     return outputs, draw(5)[2]
 
 
@@ -161,9 +153,8 @@ def test_centers_start_as_standard_normal():
     centers = CenterLoss(200, 50).centers
     assert centers.requires_grad
     centers, standard_error = centers.detach(), 0.01
-    assert abs(float(centers.mean())) < 6 * standard_error and float(
-        centers.std()
-    ) == pytest.approx(1, abs=6 * standard_error)
+    assert abs(float(centers.mean())) < 6 * standard_error
+    assert float(centers.std()) == pytest.approx(1, abs=6 * standard_error)
 
 
 @pytest.mark.parametrize("auxiliary", [None, torch.tensor([0.75])], ids=["none", "a tensor"])
@@ -179,16 +170,9 @@ def test_centers_start_as_standard_normal():
 )
 def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, margin):
     """The triplet loss needs the batches of identities; the number at the end of the outputs is added as it is."""
-    cfg = tiny_cfg(
-        *opts.split(),
-        "MODEL.METRIC_LOSS_TYPE",
-        kind,
-        "DATALOADER.SAMPLER",
-        sampler,
-        *shlex.split(
-            "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
-        ),
-    )
+    weights = "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
+    kinds = f"MODEL.METRIC_LOSS_TYPE {kind} DATALOADER.SAMPLER {sampler}"
+    cfg = tiny_cfg(*opts.split(), *kinds.split(), *weights.split())
     torch.manual_seed(seed_of(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
@@ -199,9 +183,8 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, m
         if "triplet" in kind and sampler == "softmax_triplet":
             pair += 3 * float(reference.batch_hard_triplet_loss(features, labels, margin))
         if "center" in kind:
-            pair += 0.02 * float(
-                reference.center_loss(features, labels, losses[index].centers.detach().double())
-            )
+            centers = losses[index].centers.detach().double()
+            pair += 0.02 * float(reference.center_loss(features, labels, centers))
         expected += weight * pair
         scale += weight * (pair + 3 * largest(features, logits))
     actual, _ = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
@@ -215,18 +198,15 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     outputs, labels = draw_pairs()
     *outputs, auxiliary = (tensor.requires_grad_() for tensor in (*outputs, torch.tensor([0.5])))
     total, parts = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
-    assert list(parts) == [
-        "auxiliary",
-        *(f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center")),
-    ]
+    names = [f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center")]
+    assert list(parts) == ["auxiliary", *names]
     assert not any(loss.requires_grad for loss in parts.values()) and total.requires_grad
     assert_close(total, sum(map(float, parts.values())), len(parts))
     assert float(parts["auxiliary"]) == 0.5
     with torch.no_grad():
-        assert_close(
-            parts["triplet/original"], 2 * 3 * float(batch_hard_triplet_loss(outputs[3], labels)), 2
-        )
-        assert_close(parts["center/sdtps"], 0.3 * 0.0005 * float(losses[0](outputs[1], labels)), 2)
+        triplet, center = batch_hard_triplet_loss(outputs[3], labels), losses[0](outputs[1], labels)
+        assert_close(parts["triplet/original"], 2 * 3 * float(triplet), 2)
+        assert_close(parts["center/sdtps"], 0.3 * 0.0005 * float(center), 2)
 
 
 def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
@@ -248,9 +228,8 @@ def test_center_is_computed_in_float32_under_autocast():
     half = [tensor.bfloat16() for tensor in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
     losses = make_center_losses(cfg, 6, WIDTHS)
-    expected, _ = total_loss(
-        cfg, output_of([tensor.float() for tensor in half], PAIRS), labels, PAIRS, losses
-    )
+    whole = output_of([tensor.float() for tensor in half], PAIRS)
+    expected, _ = total_loss(cfg, whole, labels, PAIRS, losses)
     with torch.autocast("cpu", torch.bfloat16):
         actual, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)
     assert torch.equal(actual, expected)

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -20,11 +21,9 @@ from demo_sdtps.evaluation.tables import MEASURES
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
-SLIM = (
-    *shlex.split(
-        "MODEL.SLIM_BLOCKS '[1]' MODEL.SLIM_KEEP '[0.5]' MODEL.SLIM_SCORE self_supervised "
-        "INPUT.JOINT_AUGMENTATION True MODEL.HDM True"
-    ),
+SLIM = shlex.split(
+    "MODEL.SLIM_BLOCKS '[1]' MODEL.SLIM_KEEP '[0.5]' MODEL.SLIM_SCORE self_supervised "
+    "INPUT.JOINT_AUGMENTATION True MODEL.HDM True"
 )
 NAME = "owner/name"
 
@@ -33,16 +32,9 @@ NAME = "owner/name"
 def places(tiny_root, tmp_path_factory):
     """A folder with a run, `saved`, what save_pretrained makes of it, and `cache`, the hub's with `saved` as a repository."""
     folder = tmp_path_factory.mktemp("places")
+    run = ("SOLVER.MAX_EPOCHS", 1, "OUTPUT_DIR", folder / "run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "sys.argv",
-            [
-                "train_net.py",
-                *cli_args_for(
-                    tiny_root, *SLIM, "SOLVER.MAX_EPOCHS", 1, "OUTPUT_DIR", folder / "run"
-                ),
-            ],
-        )
+        patch.setattr("sys.argv", ["train_net.py", *cli_args_for(tiny_root, *SLIM, *run)])
         run_command(train_net.main)
     demo_sdtps.load(folder / "run", "MODEL.DEVICE", "cpu").save_pretrained(folder / "saved")
     repository, commit = folder / "cache" / f"models--{NAME.replace('/', '--')}", "1" * 40
@@ -55,32 +47,20 @@ def places(tiny_root, tmp_path_factory):
 @pytest.fixture
 def names(places, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(places / "cache"))
-    return [
-        places / "run" / "last.pth",
-        places / "run",
-        places / "saved",
-        places / "saved" / "model.safetensors",
-        NAME,
-    ]
+    files = ("run/last.pth", "run", "saved", "saved/model.safetensors")
+    return [*(places / file for file in files), NAME]
 
 
 def test_load_takes_every_name(names, places, files, command):
     expected, *others = [demo_sdtps.load(name, "MODEL.DEVICE", "cpu") for name in names]
     others.append(demo_sdtps.Extractor.from_pretrained(places / "saved"))
-    assert (
-        command(
-            convert_checkpoint.main, names[-2], places / "demo.pth", "--to", "demo", "--overwrite"
-        )[0]
-        == 0
-    )
-    words = [*SMALL, *SLIM]
-    others.append(demo_sdtps.load(places / "demo.pth", *words, config_file=CONFIG))
+    words = (names[-2], places / "demo.pth", "--to", "demo", "--overwrite")
+    assert command(convert_checkpoint.main, *words)[0] == 0
+    others.append(demo_sdtps.load(places / "demo.pth", *SMALL, *SLIM, config_file=CONFIG))
     for other in others:
         assert np.array_equal(other(**files), expected.features(**files))
-        assert (
-            other.model.num_class == expected.model.num_class
-            and other.cameras == expected.cameras == 4
-        )
+        assert other.model.num_class == expected.model.num_class
+        assert other.cameras == expected.cameras == 4
 
 
 def test_the_commands_take_every_name(names, places, tiny_root, command):
@@ -90,25 +70,20 @@ def test_the_commands_take_every_name(names, places, tiny_root, command):
     others.append(command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", names[2])))
     assert expected[0] == 0 and list(table_of(expected[1])) == ["1", "2", "3"]
     for code, stdout, stderr in others:
-        assert (
-            code == 0 and table_of(stdout) == table_of(expected[1]) and "WARNING" not in stderr
-        ), stderr
+        assert code == 0 and table_of(stdout) == table_of(expected[1]), stderr
+        assert "WARNING" not in stderr
 
 
 def test_another_data_set_is_refused_of_a_saved_model_too(places, tiny_root, command):
-    code, _, stderr = command(
-        test_net.main, "--weight", places / "saved", "DATASETS.NAMES", "MSVR310"
-    )
+    words = ("--weight", places / "saved", "DATASETS.NAMES", "MSVR310")
+    code, _, stderr = command(test_net.main, *words)
     assert code == 2 and "were trained on Synthetic, but the configuration is for MSVR310" in stderr
 
 
 @pytest.mark.parametrize(
     "name, phrases",
     [
-        (
-            "owner/none",
-            ("owner/none are no file or folder", "Hugging Face hub", "check the network"),
-        ),
+        ("owner/none", ("no file or folder here", "Hugging Face hub", "check the network")),
         ("runs/none.pth", ("runs/none.pth do not exist",)),
         (".", ("do not exist (no last.pth", "model.safetensors in this")),
     ],
@@ -118,26 +93,18 @@ def test_what_is_no_model_is_told(names, tmp_path, monkeypatch, command, name, p
     with pytest.raises(UserError) as error:
         demo_sdtps.load(name)
     code, stdout, stderr = command(test_net.main, "--weight", name)
-    assert (
-        code == 2
-        and not stdout
-        and stderr == f"{ONE_LINE}{error.value}\n"
-        and stderr.count("\n") == 1
-    )
+    assert code == 2 and not stdout and stderr.count("\n") == 1
+    assert stderr == f"{ONE_LINE}{error.value}\n"
     assert all(phrase in stderr for phrase in phrases), stderr
 
 
 def test_the_weights_alone_need_the_configuration(places, tiny_root, tmp_path, command):
-    weights = shutil.copy(places / "saved" / "model.safetensors", tmp_path)
+    weights = Path(shutil.copy(places / "saved" / "model.safetensors", tmp_path))
+    words = cli_args_for(tiny_root, *SLIM, "--weight", weights)
     assert "hold no configuration" in command(test_net.main, "--weight", weights)[2]
-    assert command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", weights))[0] == 0
-    (tmp_path / "model.safetensors").write_bytes(
-        (places / "saved" / "model.safetensors").read_bytes()[:1000]
-    )
-    assert (
-        "cannot be read"
-        in command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", weights))[2]
-    )
+    assert command(test_net.main, *words)[0] == 0
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "cannot be read" in command(test_net.main, *words)[2]
 
 
 def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
@@ -147,16 +114,9 @@ def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
     for row in record["patterns"].values():
         assert re.search(r" +".join(rf"{100 * row[name]:.1f}" for name in MEASURES), card)
     commit = json.loads((places / "run" / "run.json").read_text())["commit"] or "Synthetic"
-    assert (
-        commit in card
-        and "DATASETS.NAMES Synthetic" in card
-        and "MODEL.SLIM_SCORE: self_supervised" in card
-    )
-    assert (
-        str(tiny_root) not in card
-        and str(places) not in card
-        and 'demo_sdtps.load("FOLDER")' in card
-    )
+    phrases = ("DATASETS.NAMES Synthetic", "MODEL.SLIM_SCORE: self_supervised", 'load("FOLDER")')
+    assert all(phrase in card for phrase in (commit, *phrases))
+    assert str(tiny_root) not in card and str(places) not in card
     demo_sdtps.load(places / "saved", "MODEL.DEVICE", "cpu").save_pretrained(tmp_path)  # handed on
     assert (tmp_path / "README.md").read_text() == card
     shutil.copy(places / "run" / "last.pth", tmp_path / "alone.pth")
