@@ -19,8 +19,8 @@ from demo_sdtps.datasets.loaders import batches
 from demo_sdtps.evaluation.operations import (
     count_macs,
     count_parameters,
+    hdm_tokens,
     reference_hdm_macs,
-    tokens_of_hdm,
 )
 from demo_sdtps.evaluation.protocol import TestData, evaluate_reid, make_test_data
 from demo_sdtps.modeling import make_model
@@ -51,7 +51,7 @@ def models_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         parameters = sum(count_parameters(model).values()) / 1e6
         yield Row(f"{name}: trainable parameters", None, parameters, "M", None)
         macs = count_macs(cfg, model)
-        hdm = reference_hdm_macs(model.backbone.width, tokens_of_hdm(model)) if model.hdm else 0
+        hdm = reference_hdm_macs(model.backbone.width, hdm_tokens(model)) if model.hdm else 0
         before, now = (macs[""] - macs.get("hdm", 0) + hdm) / 1e9, macs[""] / 1e9
         yield Row("… multiply-accumulates of a triplet", before, now, "G", before / now)
 

@@ -35,7 +35,7 @@ def ranking_rows(quick: bool, device: torch.device) -> list[Row]:
     expected = torch.tensor([mean_average_precision, *cmc])
     check_near("mAP and CMC", torch.tensor([metrics.mAP, *metrics.cmc]), expected, 1e-5)
     what = f"mAP and CMC of distances, {queries:,} × {gallery:,}, mAP {metrics.mAP:.2f}"
-    return [compare(what, reference, ours, 1 if quick else 2, device, 20)]
+    return [compare(what, reference, ours, 1 if quick else 2, device, 8)]
 
 
 def reranking_rows(quick: bool, device: torch.device) -> Iterator[Row]:
@@ -48,7 +48,7 @@ def reranking_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         reference, ours = partial(demo_ranking.k_reciprocal, *arrays), partial(k_reciprocal, *sides)
         check_near("re-ranking", ours().cpu(), torch.from_numpy(reference()), 2e-2)
         what = f"re-ranking, {len(sides[0]):,} + {len(sides[1]):,}, {name}, width {width}"
-        yield compare(what, reference, ours, 1 if quick else 4, device, 20)
+        yield compare(what, reference, ours, 1 if quick else 4, device, 12)
 
 
 def cluster_features(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.modeling.demo import DeMo, EncodedTriplets, images_of
+from demo_sdtps.modeling.demo import DeMo, EncodedTriplets
 from demo_sdtps.modeling.modalities import ByModality
 from demo_sdtps.modeling.slimming.scores.base import Context
 
@@ -48,52 +48,39 @@ def encode_cases(
     before SDTPS and HDM mixes modalities. Slimming does, so that the blocks after its first run for each case.
     `cam_label` may be on the CPU where the images are on a GPU, which then is not waited for.
     """
-    cameras = cam_label.to(next(iter(images.values())).device, non_blocking=True)
+    device = next(iter(images.values())).device
     absent = frozenset[str]().union(*cases)
     present = {
         name: image for name, image in images.items() if any(name not in case for case in cases)
     }
-    zeroed = {name: image for name, image in images.items() if name in absent}
-    if not model.slimming:
-        whole = model.forward_features(present, cameras).context
-        zeros = _encode_zeros(model, zeroed, cam_label) if absent else whole
-        return [EncodedTriplets(_mix(whole, zeros, case)) for case in cases]
-    stem = zero_stem = model.forward_stem(present, cameras)
+    whole = zeros = _encode_apart(model, present, cam_label.to(device, non_blocking=True))
     if absent:
-        zeros_of, zero_cameras, camera_of = _one_per_camera(zeroed, cam_label)
-        rows = model.forward_stem(zeros_of, zero_cameras)
-        zero_stem = {name: values[camera_of] for name, values in rows.items()}
+        cameras, place = (
+            each.to(device, non_blocking=True) for each in cam_label.unique(return_inverse=True)
+        )
+        black = {name: _zeros(images[name], len(cameras)) for name in images if name in absent}
+        zeros = _encode_apart(model, black, cameras)
+        rows: dict[str, Any] = {
+            field: {name: values[place] for name, values in getattr(zeros, field).items()}
+            for field in ENCODED
+        }
+        zeros = replace(zeros, **rows)
     encoded = []
     for case in cases:
-        tokens = {name: (zero_stem if name in case else stem)[name] for name in images_of(images)}
-        absent_images = {
-            name: _zeros(images[name], len(images[name])) for name in zeroed if name in case
-        }
-        encoded.append(model.forward_stages(tokens, images | absent_images))
+        context = _mix(whole, zeros, case)
+        if not model.slimming:
+            encoded.append(EncodedTriplets(context))
+            continue
+        black = {name: _zeros(images[name], len(images[name])) for name in images if name in case}
+        encoded.append(model.forward_stages(context.tokens, images | black))
     return encoded
 
 
-def _encode_zeros(model: DeMo, images: ByModality, cam_label: torch.Tensor) -> Context:
-    zeros, cameras, camera_of = _one_per_camera(images, cam_label)
-    context = model.forward_features(zeros, cameras).context
-    rows: dict[str, Any] = {
-        field: {name: values[camera_of] for name, values in getattr(context, field).items()}
-        for field in ENCODED
-    }
-    return replace(context, **rows)
-
-
-def _one_per_camera(
-    images: ByModality, cam_label: torch.Tensor
-) -> tuple[ByModality, torch.Tensor, torch.Tensor]:
-    """Zero images in the place of `images`, one for each camera of `cam_label` (B,), these cameras, and the place of each of
-    `cam_label` among them, (B,)."""
-    device = next(iter(images.values())).device
-    cameras, camera_of = (
-        tensor.to(device, non_blocking=True) for tensor in cam_label.unique(return_inverse=True)
-    )
-    zeros = {modality: _zeros(image, len(cameras)) for modality, image in images.items()}
-    return zeros, cameras, camera_of
+def _encode_apart(model: DeMo, images: ByModality, cameras: torch.Tensor) -> Context:
+    """What becomes of images before anything mixes modalities; with slimming the tokens before its first stage alone."""
+    if model.slimming:
+        return Context(model.forward_stem(images, cameras), {}, model.backbone.grid_size)
+    return model.forward_features(images, cameras).context
 
 
 def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
@@ -103,9 +90,10 @@ def _zeros(image: torch.Tensor, count: int) -> torch.Tensor:
 
 def _mix(context: Context, zeros: Context, missing: frozenset[str]) -> Context:
     """`context` with the `missing` modalities of `zeros`."""
-    names = [name for name in MODALITIES if name in context.tokens or name in zeros.tokens]
-    mixed: dict[str, Any] = {
-        field: {name: getattr(zeros if name in missing else context, field)[name] for name in names}
-        for field in ENCODED
-    }
+    mixed: dict[str, Any] = {field: {} for field in ENCODED}
+    for name in MODALITIES:
+        source = zeros if name in missing else context
+        for field, rows in mixed.items():
+            if name in getattr(source, field):
+                rows[name] = getattr(source, field)[name]
     return replace(context, **mixed)

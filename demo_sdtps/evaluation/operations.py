@@ -91,7 +91,7 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
         giga = macs["" if name == "total" else name] / 1e9
         lines.append(f"{MODULE_NAMES.get(name, name):24}{count:14,}{giga:10.4f}")
     if model.hdm:
-        reference = reference_hdm_macs(model.backbone.width, tokens_of_hdm(model))
+        reference = reference_hdm_macs(model.backbone.width, hdm_tokens(model))
         whole = macs[""] - macs["hdm"] + reference
         lines += [
             f"{'reference formulation: HDM':38}{reference / 1e9:10.4f}",
@@ -100,7 +100,7 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
     return lines
 
 
-def tokens_of_hdm(model: DeMo) -> int:
+def hdm_tokens(model: DeMo) -> int:
     """The tokens of one modality that HDM attends to: the global feature, and the patches or the selected tokens."""
     if model.sdtps and model.sdtps_feeds_hdm:
         # the last is the extra token

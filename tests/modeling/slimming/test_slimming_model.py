@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError
 from demo_sdtps.evaluation.missing import encode_cases
-from demo_sdtps.evaluation.operations import count_macs, tokens_of_hdm
+from demo_sdtps.evaluation.operations import count_macs, hdm_tokens
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.inference import inference
@@ -197,7 +197,7 @@ def test_the_modules_after_it_see_the_remaining_patches(opts):
         expected = int(count * 0.4 * 0.5) + 1
         assert model.select_patches(context)["TI"].tokens.shape[1] == expected
     if model.hdm:
-        assert tokens_of_hdm(model) == 1 + expected
+        assert hdm_tokens(model) == 1 + expected
 
 
 def test_sdtps_that_slimming_leaves_too_few_patches_is_refused():
