@@ -1,12 +1,15 @@
 """What the configuration says of foreground masks and of scores of the user's; without torch, for --help."""
 
+from __future__ import annotations
+
 import sys
 from pkgutil import resolve_name
-from typing import Any
-
-from yacs.config import CfgNode
+from typing import TYPE_CHECKING, Any
 
 from demo_sdtps.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
 
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
