@@ -108,7 +108,7 @@ def differing(cfgs: Sequence[CfgNode]) -> dict[str, list[object]]:
     shown = [flatten(named_by_folder(cfg)) for cfg in cfgs]
     return {
         key: [values[key] for values in shown]
-        for key, value in first.items()
+        for key, value in sorted(first.items())
         if key not in ("OUTPUT_DIR", "TEST.WEIGHT") and any(other[key] != value for other in others)
     }
 
