@@ -1,7 +1,6 @@
 """Identity, triplet and center losses against the reference system's numbers and slow versions of themselves."""
 
 import math
-import shlex
 
 import pytest
 import torch
