@@ -24,7 +24,7 @@ NAMES = (
 )
 """Values of DATASETS.NAMES, but for those of own data. A new data set is one file, named in lower case, and one line here."""
 
-OWN: dict[str, Callable[[CfgNode], Reader]] = {
+OWN_READERS: dict[str, Callable[[CfgNode], Reader]] = {
     "Folder": folder_reader,
     "CSV": csv_reader,
     "Images": unlabelled_reader,
@@ -40,12 +40,12 @@ __all__ = ["NAMES", "READERS", "SPLITS", "Sample", "find_reader", "identity_labe
 
 def find_reader(cfg: CfgNode) -> Reader:
     """Reader of DATASETS.NAMES."""
-    name, known = cfg.DATASETS.NAMES, (*READERS, *OWN)
+    name, known = cfg.DATASETS.NAMES, (*READERS, *OWN_READERS)
     if name not in known:
         raise UserError(
             f"DATASETS.NAMES is {name!r}, but it must be {' or '.join(map(repr, known))}{nearest_name(name, known)}."
         )
-    return OWN[name](cfg) if name in OWN else READERS[name]
+    return OWN_READERS[name](cfg) if name in OWN_READERS else READERS[name]
 
 
 def check_labelled(cfg: CfgNode) -> None:
@@ -62,7 +62,7 @@ def data_name(cfg: CfgNode, identities: int) -> str:
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
     if (reader.folder_in(root) / MARKER).is_file():
         return "synthetic pedestrians of demo-sdtps synthetic"
-    if name in OWN:
+    if name in OWN_READERS:
         return f"own images, {root.resolve().stem}"
     published = reader.published.get("train", {}).get("identities", identities)
     is_published = identities in (published, published - round(cfg.DATASETS.VALIDATION * published))
@@ -82,12 +82,13 @@ def configs_for(root: Path) -> list[str]:
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
     """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
     unknown."""
-    name = cfg.DATASETS.NAMES
-    if name not in OWN and data_set not in (None, name, *OWN, *find_reader(cfg).trained_as):
-        raise UserError(
-            f"The weights {path} were trained on {data_set}, but the configuration is for {name}; use a configuration "
-            f"for {data_set} or other weights."
-        )
+    name, any_data = cfg.DATASETS.NAMES, (None, *OWN_READERS)
+    if name in OWN_READERS or data_set in (name, *any_data, *find_reader(cfg).trained_as):
+        return
+    raise UserError(
+        f"The weights {path} were trained on {data_set}, but the configuration is for {name}; use a configuration "
+        f"for {data_set} or other weights."
+    )
 
 
 def split_validation(samples: Sequence[Sample], share: float, is_validation: bool) -> list[Sample]:
@@ -113,7 +114,8 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
     if not reader.labelled:
         return dict.fromkeys(splits, reader.read(root, ""))
-    folder, page = reader.folder_in(root), "docs/own_data.md" if name in OWN else "docs/data.md"
+    folder, is_own = reader.folder_in(root), name in OWN_READERS
+    page = "docs/own_data.md" if is_own else "docs/data.md"
     layout = f"DATASETS.ROOT_DIR{reader.layout}"
     if not folder.exists():
         raise UserError(
@@ -129,7 +131,8 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
                 read = split_validation(read, cfg.DATASETS.VALIDATION, is_validation)
             samples[split] = read
         except UserError as error:
-            what = name if name in OWN else f"The {split} split of {name}"  # which are read at once
+            # own data are read at once
+            what = name if is_own else f"The {split} split of {name}"
             place = f"({what}; expected layout: {layout}; {page})"
             raise UserError(f"{str(error).rstrip('.')}. {place}") from None
         if not samples[split]:

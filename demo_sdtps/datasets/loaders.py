@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.config.scores import reads_masks
-from demo_sdtps.datasets import OWN
+from demo_sdtps.datasets import OWN_READERS
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
 from demo_sdtps.datasets.masks import decode_mask, existing_masks
@@ -132,7 +132,7 @@ def make_decoder(cfg: CfgNode) -> Decode:
 
 def image_scales(cfg: CfgNode) -> Scales:
     """`scale` of `decode` by modality: own images are turned and scaled, by INPUT.RANGES, those of others are not."""
-    return read_ranges(cfg) if cfg.DATASETS.NAMES in OWN else STORED
+    return read_ranges(cfg) if cfg.DATASETS.NAMES in OWN_READERS else STORED
 
 
 def _triplets(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from yacs.config import CfgNode
 
-from demo_sdtps.datasets import OWN, Sample
+from demo_sdtps.datasets import OWN_READERS, Sample
 
 Splits = Mapping[str, Sequence[Sample]]
 
@@ -13,7 +13,7 @@ Splits = Mapping[str, Sequence[Sample]]
 def completeness(cfg: CfgNode, splits: Splits) -> list[str]:
     """A line for each split of own data: how many of its triplets have all modalities, and how many lack which."""
     lines: list[str] = []
-    if cfg.DATASETS.NAMES not in OWN:
+    if cfg.DATASETS.NAMES not in OWN_READERS:
         return lines
     for split, samples in splits.items():
         lacking = Counter(

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets import OWN, Sample, check_labelled, find_reader
+from demo_sdtps.datasets import OWN_READERS, Sample, check_labelled, find_reader
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.datasets.images import flat_images
 from demo_sdtps.datasets.loaders import make_decoder, test_loader
@@ -102,7 +102,7 @@ def data_warnings(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]], matched:
             f"WARNING: {unmatched} of {len(splits['query'])} queries have no match in the gallery (the same identity "
             f"with another {exclude_key(cfg)}) and are not scored (the usual protocol)."
         )
-    if cfg.DATASETS.NAMES in OWN:
+    if cfg.DATASETS.NAMES in OWN_READERS:
         modalities = cfg.MODEL.MODALITIES
         triplets = [sample.paths for samples in splits.values() for sample in samples]
         warnings += unpaired(splits, modalities)
