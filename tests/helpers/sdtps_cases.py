@@ -27,22 +27,12 @@ BACK = (*PATH, *PATH, 3 * 16)
 
 
 def build(
-    seed,
-    patches,
-    width,
-    sparse_ratio,
-    aggr_ratio,
-    beta,
-    use_gumbel=False,
-    tau=1.0,
-    select=False,
-    stir=0.3,
+    seed, patches, width, sparse, aggr, beta, use_gumbel=False, tau=1.0, select=False, stir=0.3
 ):
     """A module whose parameters are all random, norms, biases and scales too; as it starts training where `stir` is 0."""
     torch.manual_seed(seed_of(seed))
-    module = MultiModalSDTPS(
-        width, patches, sparse_ratio, aggr_ratio, use_gumbel, tau, beta, gumbel_select=select
-    )
+    settings = (sparse, aggr, use_gumbel, tau, beta)
+    module = MultiModalSDTPS(width, patches, *settings, gumbel_select=select)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(stir * torch.randn_like(parameter))
@@ -88,29 +78,20 @@ def assert_like_reference(
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
     scalar_of(seed, probed_outputs).backward()
 
+    largest = [1] * 3 if noises is None else [float(noise.abs().max()) for noise in noises]
     nudges = [
-        tolerance(*PATH)
-        * (1 if noises is None else float(noises[index].abs().max()))
-        * mask.detach().double()
-        for index, mask in enumerate(outputs[3:])
+        tolerance(*PATH) * size * mask.detach().double()
+        for size, mask in zip(largest, outputs[3:], strict=True)
     ]
     exact = {
         name: parameter.detach().double().requires_grad_()
         for name, parameter in module.named_parameters()
     }
     exact_tokens = [tensor.detach().double().requires_grad_() for tensor in tokens]
+    exact_guides = [tensor.detach().double() for tensor in global_feats]
+    ratios, draws = (sparse_ratio, aggr_ratio, beta), noises and [one.double() for one in noises]
     slimmed, masks = reference.sdtps(
-        exact,
-        exact_tokens,
-        [tensor.detach().double() for tensor in global_feats],
-        sparse_ratio,
-        aggr_ratio,
-        beta,
-        tau,
-        noises and [noise.double() for noise in noises],
-        select,
-        missing,
-        nudges,
+        exact, exact_tokens, exact_guides, *ratios, tau, draws, select, missing, nudges
     )
     scalar_of(seed, [*slimmed, *masks][: len(probed_outputs)]).backward()
 

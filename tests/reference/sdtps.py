@@ -33,45 +33,24 @@ def sdtps(
         branch_weights, patches = weights_of(weights, name), tokens[index]
         samples = []
         for sample in range(len(patches)):
-            scores = scores_of(
-                branch_weights,
-                patches[sample],
-                index,
-                [guide[sample] for guide in global_feats],
-                beta,
-                missing,
-            )
+            guides = [guide[sample] for guide in global_feats]
+            scores = scores_of(branch_weights, patches[sample], index, guides, beta, missing)
             noise = None if noises is None else noises[index][sample]
             values = [scores[i] + noise[i] for i in range(len(scores))] if select else scores
             if nudges is not None:
-                values = [
-                    value + nudge
-                    for value, nudge in zip(values, nudges[index][sample], strict=True)
-                ]
+                pairs = zip(values, nudges[index][sample], strict=True)
+                values = [value + nudge for value, nudge in pairs]
             kept, dropped = choose(values, sparse_ratio)
             decision = [
                 torch.tensor(float(i in kept), dtype=patches.dtype) for i in range(len(scores))
             ]
             if noise is not None:
                 soft = soft_decision(scores, noise, tau)
-                decision = [
-                    hard + (value - value.detach())
-                    for hard, value in zip(decision, soft, strict=True)
-                ]
-            samples.append(
-                (
-                    slim(
-                        branch_weights,
-                        patches[sample],
-                        scores,
-                        kept,
-                        dropped,
-                        decision,
-                        int(len(scores) * aggr_ratio * sparse_ratio),
-                    ),
-                    torch.stack(decision),
-                )
-            )
+                pairs = zip(decision, soft, strict=True)
+                decision = [hard + (value - value.detach()) for hard, value in pairs]
+            choice, count = (kept, dropped, decision), int(len(scores) * aggr_ratio * sparse_ratio)
+            rows = slim(branch_weights, patches[sample], scores, *choice, count)
+            samples.append((rows, torch.stack(decision)))
         slimmed.append(torch.stack([merged for merged, _ in samples]))
         masks.append(torch.stack([mask for _, mask in samples]))
     return slimmed, masks

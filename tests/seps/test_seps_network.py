@@ -80,19 +80,13 @@ def gradients(network, inputs):
 
 def of_leaves(parameters, inputs):
     """Gradients by name, zeros where there is none; the scale's, one number, goes by the name of the layer that it scales."""
-    last = (
-        "aggr_net.weight_sparse.3"
-        if "aggr_net.weight_sparse.3.weight" in parameters
-        else "aggr_net.weight.3"
-    )
+    last = "weight_sparse.3" if "aggr_net.weight_sparse.3.weight" in parameters else "weight.3"
     leaves = {
-        name.replace("aggr_net.scale", f"{last}.scale"): leaf for name, leaf in parameters.items()
+        name.replace("net.scale", f"net.{last}.scale"): parameters[name] for name in parameters
     }
-    leaves |= {
-        f"input {place}": tensor
-        for place, tensor in enumerate(inputs)
-        if tensor.is_floating_point()
-    }
+    for place, tensor in enumerate(inputs):
+        if tensor.is_floating_point():
+            leaves[f"input {place}"] = tensor
     return {
         name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         for name, leaf in leaves.items()
@@ -142,36 +136,19 @@ def draw_case(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5,
     noises = None
     if tau is not None:
         torch.manual_seed(seed_of(seed + 200))
-        noises = [
-            gumbel_noise(torch.empty(len(LENGTHS), IMAGES, PATCHES)).double() for _ in range(2)
-        ]
+        shape = (len(LENGTHS), IMAGES, PATCHES)
+        noises = [gumbel_noise(torch.empty(shape)).double() for _ in range(2)]
 
     def attempt(number):
-        network = build(
-            version,
-            seed + 50 * number,
-            (WIDTH, PATCHES, ratio, 0.5),
-            use_gumbel_softmax=tau is not None,
-            gumbel_tau=tau or 1.0,
-            **more,
-        )
+        gumbel = {"use_gumbel_softmax": tau is not None, "gumbel_tau": tau or 1.0}
+        sizes = (WIDTH, PATCHES, ratio, 0.5)
+        network = build(version, seed + 50 * number, sizes, **gumbel, **more)
         inputs = draw(seed + 100 + 50 * number, has_class, has_long)
-        weights = {
-            name: value.detach().double().requires_grad_()
-            for name, value in network.named_parameters()
-        }
-        others = exact(inputs)
-        expected = reference.similarities(
-            weights,
-            *others,
-            paper=version != "open",
-            dual=version != "paper single",
-            sparse_ratio=ratio,
-            aggr_ratio=0.5,
-            tau=tau,
-            noises=noises,
-            **more,
-        )
+        names, values = zip(*network.named_parameters(), strict=True)
+        weights, others = dict(zip(names, exact(values), strict=True)), exact(inputs)
+        kind = {"paper": version != "open", "dual": version != "paper single"}
+        settings = {"sparse_ratio": ratio, "aggr_ratio": 0.5, "tau": tau, "noises": noises}
+        expected = reference.similarities(weights, *others, **kind, **settings, **more)
         return network, inputs, weights, others, flatten(expected)
 
     return first_clear(attempt)
@@ -299,14 +276,11 @@ def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
 def test_the_public_names_make_the_networks_they_name():
     assert SDTPS is CrossSparseAggrNet
     arguments = (WIDTH, PATCHES, 0.5, 0.5)
-    for paper, dual, aggregation in (
-        (False, True, TokenAggregation),
-        (True, True, DualTokenAggregation),
-        (True, False, TokenAggregation),
-    ):
-        network = CrossSparseAggrNet(*arguments, use_paper_version=paper, use_dual_aggr=dual)
+    for version, options in VERSIONS.items():
+        network = CrossSparseAggrNet(*arguments, **options)
+        aggregation = DualTokenAggregation if version == "paper" else TokenAggregation
         assert isinstance(network.aggr_net, aggregation)
-        assert not paper or isinstance(network.sparse_net_cap, TokenSparse)
+        assert version == "open" or isinstance(network.sparse_net_cap, TokenSparse)
     names = ("embed_size", "num_patches", "sparse_ratio", "aggr_ratio")
     options = {"use_paper_version": True, "use_gumbel_softmax": True, "gumbel_tau": 2.0}
     actual = create_seps_model(**dict(zip(names, arguments, strict=True)), **options)
