@@ -122,7 +122,7 @@ class DeMo(nn.Module):
         """
         if self.slimming:
             return self.forward_stages(self.forward_stem(images, cam_label), images, foreground)
-        present = images_of(images)
+        present = sort_modalities(images)
         tokens = self.backbone(*self._batch(present, cam_label))
         patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
         return EncodedTriplets(self._context(patches, class_tokens, present))
@@ -130,7 +130,7 @@ class DeMo(nn.Module):
     def forward_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
         assert self.slimming
-        present = images_of(images)
+        present = sort_modalities(images)
         rows = self.backbone.stem(*self._batch(present, cam_label), self.slimming.blocks[0])
         return split_rows(rows, present)
 
@@ -139,7 +139,7 @@ class DeMo(nn.Module):
     ) -> EncodedTriplets:
         """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
         assert self.slimming
-        windows, present = self.backbone.patch_windows, images_of(images)
+        windows, present = self.backbone.patch_windows, sort_modalities(images)
         shares = None if foreground is None else patch_shares(foreground, *windows)
         slimmed = slim_backbone(self.slimming, self.backbone, stem, present, shares)
         context = self._context(slimmed.tokens, slimmed.class_tokens, present)
@@ -190,7 +190,7 @@ class DeMo(nn.Module):
         return Context(patches, global_feats, grid, missing)
 
 
-def images_of(images: ByModality) -> ByModality:
+def sort_modalities(images: ByModality) -> ByModality:
     """The images in the order of MODALITIES."""
     return {modality: images[modality] for modality in MODALITIES if modality in images}
 

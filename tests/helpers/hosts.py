@@ -26,7 +26,7 @@ from torch import nn
 import demo_sdtps
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.operations import total_macs
-from demo_sdtps.modeling.slimming.slim import slimming_of
+from demo_sdtps.modeling.slimming.slim import find_slimming
 from demo_sdtps.runtime.errors import UserError
 
 COMMITS = {
@@ -113,7 +113,7 @@ def with_slimming(run, slim, images=IMAGES_PER_TRIPLET):
         return {"refused": str(error)}
     figures = {"keep_all": difference(features(run, model), dense)}
     slim(demo_sdtps.unslim(model), [0.5, 0.5])
-    figures["patches"] = list(slimming_of(model).counts(128))
+    figures["patches"] = list(find_slimming(model).counts(128))
     figures["slimmed"] = difference(features(run, model), dense)
     before = copy.deepcopy(model.state_dict())
     figures["training"] = step(run, model)

@@ -1,66 +1,48 @@
 """How many patches stages may keep within a share of the operations of the dense model (docs/slim.md)."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 from demo_sdtps.modeling.slimming.towers import Tower
 from demo_sdtps.runtime.errors import UserError
 
 
-@dataclass(frozen=True)
-class Budget:
-    """`operations` is the share that the towers may take with stages before `blocks`; with `merge` each adds a token."""
-
-    operations: float
-    blocks: tuple[int, ...]
-    merge: bool
-    # By tower: weights of the patch convolution and of each block, channels, tokens beside the patches.
-    towers: tuple[tuple[int, tuple[int, ...], int, int], ...]
-
-    @lru_cache(maxsize=64)  # noqa: B019 (equal budgets share the entries)
-    def counts(self, patches: int) -> tuple[int, ...]:
-        """Patches of a grid that each stage leaves, all k / `patches` of those before it, with the largest k that fits."""
-        dense = self.macs(patches, patches)
-        share = lambda k: self.macs(patches, k) / dense  # noqa: E731
-        k = bisect_right(range(1, patches + 1), self.operations, key=share)
-        if not k:
-            raise UserError(
-                f"operations is {self.operations:g}, but {share(1):.3f} of them are left where one patch is kept after block "
-                f"{self.blocks[0]}; raise it, or drop patches after an earlier block."
-            )
-        return self._counts(patches, k)
-
-    def macs(self, patches: int, k: int) -> int:
-        """Multiply-accumulates of an image in the patch convolutions and the blocks."""
-        kept, total = dict(zip(self.blocks, self._counts(patches, k), strict=True)), 0
-        for convolution, blocks, channels, others in self.towers:
-            total += patches * convolution
-            left = patches
-            for index, weights in enumerate(blocks):
-                others += self.merge and kept.get(index, left) < left
-                left = kept.get(index, left)
-                tokens = left + others
-                total += tokens * weights + 2 * tokens**2 * channels
-        return total
-
-    def _counts(self, patches: int, k: int) -> tuple[int, ...]:
-        counts = [patches]
-        for _ in self.blocks:
-            counts.append(-(-counts[-1] * k // patches))  # rounded up
-        return tuple(counts[1:])
-
-
-def make_budget(
-    operations: float, towers: Sequence[Tower], blocks: Sequence[int], merge: bool
-) -> Budget:
-    costs = []
-    for tower in towers:
-        weights = (
-            sum(weight.numel() for weight in block.parameters() if weight.ndim > 1)
-            for block in tower.blocks
+def plan_counts(
+    operations: float, towers: Sequence[Tower], blocks: Sequence[int], merge: bool, patches: int
+) -> tuple[int, ...]:
+    """Patches of a grid of `patches` that stages before `blocks` leave, all k / `patches` of those before it, with the largest
+    k for which the towers take at most the share `operations`; with `merge` each stage adds a token."""
+    dense = _macs(towers, {}, merge, patches)
+    share = lambda k: _macs(towers, _counts(blocks, patches, k), merge, patches) / dense  # noqa: E731
+    low, high = 0, patches  # k is at least `low` and at most `high`
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if share(middle) <= operations else (low, middle - 1)
+    if not low:
+        raise UserError(
+            f"operations is {operations:g}, but {share(1):.3f} of them are left where one patch is kept after block "
+            f"{blocks[0]}; raise it, or drop patches after an earlier block."
         )
-        stem, others = tower.patches, tower.prefix_count + tower.suffix
-        costs.append((stem.weight.numel(), tuple(weights), stem.out_channels, others))
-    return Budget(operations, tuple(blocks), merge, tuple(costs))
+    return tuple(_counts(blocks, patches, low).values())
+
+
+def _counts(blocks: Sequence[int], patches: int, k: int) -> dict[int, int]:
+    """Patches that are left, by the block after the stage; rounded up."""
+    counts, left = {}, patches
+    for block in blocks:
+        counts[block] = left = -(-left * k // patches)
+    return counts
+
+
+def _macs(towers: Sequence[Tower], counts: dict[int, int], merge: bool, patches: int) -> int:
+    """Multiply-accumulates of an image in the patch convolutions and the blocks."""
+    total = 0
+    for tower in towers:
+        left, others = patches, tower.prefix_count + tower.suffix
+        total += patches * tower.patches.weight.numel()
+        for index, block in enumerate(tower.blocks):
+            others += merge and counts.get(index, left) < left
+            left = counts.get(index, left)
+            tokens = left + others
+            weights = sum(weight.numel() for weight in block.parameters() if weight.ndim > 1)
+            total += tokens * weights + 2 * tokens**2 * tower.patches.out_channels
+    return total

@@ -25,7 +25,7 @@ from torch import nn
 
 from demo_sdtps.modeling.modalities import split_rows
 from demo_sdtps.modeling.sdtps import gather_tokens
-from demo_sdtps.modeling.slimming.budget import make_budget
+from demo_sdtps.modeling.slimming.budget import plan_counts
 from demo_sdtps.modeling.slimming.call import Batch, Call, find_images
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import Slimming
@@ -63,9 +63,8 @@ class Slim(Slimming):
         super().__init__(blocks, keep, scores, merge, shared=bool(follow))
         self.towers, self.restore, self.follow = tuple(towers), restore, follow
         self.names, self.is_stacked, self.missing = tuple(names), is_stacked, missing
-        self.budget = None
+        self.operations, self.planned = operations, dict[int, tuple[int, ...]]()
         if operations is not None:
-            self.budget = make_budget(operations, towers, self.blocks, self.merge)
             self.counts(10_000)  # refuses what images of no size allow
         self.handles: list[Any] = []
         self.call = Call()
@@ -82,7 +81,12 @@ class Slim(Slimming):
         )
 
     def counts(self, patches: int) -> tuple[int, ...]:
-        return self.budget.counts(patches) if self.budget else super().counts(patches)
+        if self.operations is None:
+            return super().counts(patches)
+        if patches not in self.planned:
+            settings = self.operations, self.towers, self.blocks, self.merge
+            self.planned[patches] = plan_counts(*settings, patches)
+        return self.planned[patches]
 
     def attach(self, model: nn.Module, home: nn.Module) -> None:
         """Become `model.slimming` and add the hooks; the weights of the scores are in the module `home` of the model."""

@@ -121,7 +121,7 @@ def attach_to(
 
 def unslim(model: Model) -> Model:
     """Take slimming off, in place; → the model."""
-    slimming_of(model)
+    find_slimming(model)
     for module in list(model.modules()):
         slimming = getattr(module, "slimming", None)
         if isinstance(slimming, Slim):
@@ -139,7 +139,7 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
 
     Masks of the foreground (B, 1, H, W) in [0, 1] are that forward's argument `foreground`.
     """
-    slimming_of(model)
+    find_slimming(model)
     slims = (module for module in model.modules() if isinstance(module, Slim))
     losses = [loss for slim in slims for loss in slim.call.losses]
     if not losses:
@@ -150,7 +150,7 @@ def slim_loss(model: nn.Module) -> torch.Tensor:
     return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
 
 
-def slimming_of(model: nn.Module) -> Slim:
+def find_slimming(model: nn.Module) -> Slim:
     """The slimming of a model, or of the one that it wraps."""
     for module in model.modules():
         if isinstance(module, Slim):

@@ -29,25 +29,22 @@ class Tower:
 
 
 CLASSES = {
-    "timm.VisionTransformer": ("blocks", "patch_embed.proj"),
-    "timm.Eva": ("blocks", "patch_embed.proj"),
-    "TransReID": ("blocks", "patch_embed.proj"),
-    "torchvision.VisionTransformer": ("encoder.layers", "conv_proj"),
-    "transformers.ViTModel": ("layers", "embeddings.patch_embeddings.projection"),
-    "transformers.CLIPVisionModel": ("encoder.layers", "embeddings.patch_embedding"),
-    "transformers.CLIPVisionTransformer": ("encoder.layers", "embeddings.patch_embedding"),
-    "transformers.SiglipVisionModel": ("encoder.layers", "embeddings.patch_embedding"),
-    "transformers.SiglipVisionTransformer": ("encoder.layers", "embeddings.patch_embedding"),
-    "transformers.DeiTModel": ("layers", "embeddings.patch_embeddings.projection"),
-    "transformers.ViTMAEModel": ("layers", "embeddings.patch_embeddings.projection"),
-    "transformers.DINOv3ViTModel": ("model.layer", "embeddings.patch_embeddings"),
-    "transformers.Dinov2Model": ("encoder.layer", "embeddings.patch_embeddings.projection"),
-    "transformers.Dinov2WithRegistersModel": (
-        "encoder.layer",
-        "embeddings.patch_embeddings.projection",
-    ),
+    ("blocks", "patch_embed.proj"): {"timm.VisionTransformer", "timm.Eva", "TransReID"},
+    ("encoder.layers", "conv_proj"): {"torchvision.VisionTransformer"},
+    ("layers", "embeddings.patch_embeddings.projection"): {
+        f"transformers.{name}Model" for name in ("ViT", "DeiT", "ViTMAE")
+    },
+    ("encoder.layers", "embeddings.patch_embedding"): {
+        f"transformers.{name}Vision{kind}"
+        for name in ("CLIP", "Siglip")
+        for kind in ("Model", "Transformer")
+    },
+    ("encoder.layer", "embeddings.patch_embeddings.projection"): {
+        f"transformers.Dinov2{kind}Model" for kind in ("", "WithRegisters")
+    },
+    ("model.layer", "embeddings.patch_embeddings"): {"transformers.DINOv3ViTModel"},
 }
-"""Paths of the blocks and of the patch convolution by library and class, or by a class that code bases copy. OpenAI's CLIP, of
+"""Library and class, or a class that code bases copy, by the paths of the blocks and of the patch convolution. OpenAI's CLIP, of
 which there are many copies, and open_clip are known by their parts."""
 CLIP_PATHS = ("transformer.resblocks", "conv1")
 BEFORE_5 = {"layers": "encoder.layer", "model.layer": "layer"}  # of transformers
@@ -55,13 +52,13 @@ KNOWN = (
     "timm's VisionTransformer and Eva, CLIP's image tower, open_clip, torchvision, TransReID, transformers' ViT, DeiT, ViTMAE, "
     "CLIP, SigLIP, DINOv2 and DINOv3"
 )
-PREFIX_TOKENS = {
+PREFIX_TOKENS = (
     "cls_token",
     "class_token",
     "class_embedding",
     "distillation_token",
     "register_tokens",
-}
+)
 
 REFUSED = "Swin|Sam(?=[A-Z])|SAM|Hiera|MaxVit|MaxxVit|Beit|BeiT|RelPos"
 """Parts of the names of classes that attend in windows, or with a fixed bias for every pair of positions."""
@@ -148,7 +145,9 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
         prefix = getattr(owner, "num_prefix_tokens", None)
     # nn.MultiheadAttention, and open_clip's own attention.
     tokens_first = False in [getattr(part, "batch_first", None) for part in inner[0].modules()]
-    tokens = (named[name].numel() // patches.out_channels for name in named.keys() & PREFIX_TOKENS)
+    tokens = (
+        named[name].numel() // patches.out_channels for name in named.keys() & set(PREFIX_TOKENS)
+    )
     count = sum(tokens) if prefix is None else prefix
     return Tower(path, inner, patches, tokens_first, prefix, suffix, count, owner)
 
@@ -156,9 +155,9 @@ def _tower(model: nn.Module, place: Place, prefix: int | None, suffix: int) -> T
 def _blocks_and_stem(module: nn.Module) -> tuple[nn.Module, nn.Module] | None:
     """Blocks and patch convolution of a Vision Transformer that is known; in place of several convolutions what has them."""
     bases = type(module).__mro__
-    names = [f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in bases]
-    names += [base.__name__ for base in bases]
-    paths = [CLASSES[name] for name in names if name in CLASSES]
+    names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in bases}
+    names |= {base.__name__ for base in bases}
+    paths = [paths for paths, classes in CLASSES.items() if names & classes]
     for blocks_path, stem_path in [*paths, CLIP_PATHS]:
         blocks = _at(module, blocks_path) or _at(module, BEFORE_5.get(blocks_path, ""))
         stem, around = _at(module, stem_path), _at(module, stem_path.partition(".")[0])
