@@ -21,7 +21,6 @@ from demo_sdtps.modeling.class_attention import (
 from demo_sdtps.modeling.sdtps import gather_tokens, select
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import (
-    Stage,
     Step,
     append_token,
     keep_tokens,
@@ -101,16 +100,17 @@ class Baseline(Score):
         self,
         values: torch.Tensor,
         state: State,
-        stage: Stage,
+        keep: int,
+        merge: bool,
         block: Any,
         rope: torch.Tensor | None,
     ) -> Step:
-        rows, context = Rows(values, state, stage.keep, block, rope), make_context(values, state)
+        rows, context = Rows(values, state, keep, block, rope), make_context(values, state)
         score = self.rank(rows)
-        if stage.keep < state.count:
-            kept, decision = select(score, stage.keep)
+        if keep < state.count:
+            kept, decision = select(score, keep)
             values, state = keep_tokens(values, state, kept.sort(dim=1).values)
-            if stage.merge:
+            if merge:
                 values, state = self.merge(rows, values, state, score, decision)
         return Step(values, state, make_record(context, score, state.places(values)), None)
 

@@ -10,6 +10,7 @@ from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import StageRecord
 from demo_sdtps.modeling.slimming.stage import Slimming, check_stages, remaining_patches
+from demo_sdtps.modeling.slimming.state import State
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -67,8 +68,9 @@ def _run(
     images: ByModality,
     masks: ByModality,
 ) -> BackboneOutput:
-    place, missing = (backbone.grid_size, backbone.patch_windows), is_missing(images)
-    state = slimming.make_state(*place, tuple(stem), images, missing, masks)
+    grid, names = backbone.grid_size, tuple(stem)
+    known = slimming.saliency(images, backbone.patch_windows, grid)
+    state = State(grid, names, slimming.shared, images, is_missing(images), masks, known)
     values, records, losses = torch.cat(list(stem.values())), [], []
     prefix, dtype = backbone.vit.num_prefix_tokens, values.dtype
     stops = (*slimming.blocks[1:], len(backbone.vit.blocks))

@@ -14,7 +14,6 @@ next hook cuts again.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from inspect import signature
 from math import prod
@@ -145,13 +144,14 @@ class Slim(Slimming):
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
         names, known = self._names(images), None
+        rows, masks = split_rows(images, names), call.foreground_shares(images, window, names)
         if self.follow is True and not self.is_stacked and self.reads_saliency:
             known = call.shared_saliency(images, window, grid, self.names, self.absent)
+        each = self.saliency(rows, window, grid) if known is None else dict.fromkeys(names, known)
         all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
         missing = {name: all_absent for name in names if name in self.absent}
-        masks, rows = call.foreground_shares(images, window, names), split_rows(images, names)
-        state = self.make_state(grid, window, names, rows, missing, masks, known)
-        batch = Batch([replace(state, extra=self.towers[number].suffix)])
+        suffix = self.towers[number].suffix
+        batch = Batch([State(grid, names, self.shared, rows, missing, masks, each, suffix)])
         batch.inputs[STEM] = address(images)
         self.call.batches.setdefault(number, []).append(batch)
 

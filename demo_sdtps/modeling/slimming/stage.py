@@ -7,7 +7,7 @@ any other Vision Transformer by the hooks of hooks.py.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,16 +25,6 @@ Window = tuple[tuple[int, ...], tuple[int, ...]]
 """Size of a patch and step between patches, (vertical, horizontal) in pixels."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The settings of a stage: `keep` patches are left by `score`, the others are merged or not."""
-
-    score: Score
-    keep: int
-    merge: bool
-    shared: bool  # whether the modalities of the rows keep the same patches
-
-
 class Step(NamedTuple):
     """What a stage returns."""
 
@@ -47,32 +37,34 @@ class Step(NamedTuple):
 def run_stage(
     values: torch.Tensor,
     state: State,
-    stage: Stage,
+    scorer: Score,
+    keep: int,
+    merge: bool = True,
     score: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> Step:
-    """A stage on the input (B, L, C) of the block after it.
+    """A stage on the input (B, L, C) of the block after it, which leaves `keep` patches by a score, and merges the others.
 
-    `score` (B, n) is used in place of the stage's own. `positions` (B, keep) are the patches to keep where these are known: a
-    block that is computed again for the backward pass keeps what it kept.
+    `score` (B, n) is used in place of the scorer's. `positions` (B, keep) are the patches to keep where these are known: blocks
+    that are computed again for the backward pass keep what they kept.
     """
     context, loss = make_context(values, state), None
     if score is None:
-        scores = stage.score(context)
-        loss = stage.score.loss(scores, context)
-        if stage.shared:
+        scores = scorer(context)
+        loss = scorer.loss(scores, context)
+        if state.shared:
             scores = dict.fromkeys(scores, sum_of_present(scores, state.missing))
         score = torch.cat(list(scores.values()))
     remaining, after = values, state
-    if stage.keep < state.count:
+    if keep < state.count:
         if positions is None:
-            kept, decision = select(score, stage.keep)
+            kept, decision = select(score, keep)
             kept = kept.sort(dim=1).values  # in the order of the grid
         else:
             kept = torch.searchsorted(state.places(values), positions)
             decision = torch.zeros_like(score).scatter(1, kept, 1.0)
         remaining, after = keep_tokens(values, state, kept)
-        if stage.merge:
+        if merge:
             # Not by `mean_of_dropped`, which loses dropped patches that are far below the best, as logits can be.
             logits = score.float().masked_fill(decision > 0, -torch.inf).unsqueeze(1)
             extra = softmax_mean(state.patches(values), logits)
@@ -132,30 +124,9 @@ class Slimming(nn.Module):
         """Patches of a grid of `patches` that each stage leaves."""
         return remaining_patches(patches, self.keep)
 
-    def make_state(
-        self,
-        grid: Grid,
-        window: Window,
-        names: Sequence[str],
-        images: ByModality,
-        missing: ByModality,
-        foreground: ByModality,
-        known: torch.Tensor | None = None,
-    ) -> State:
-        """The state of images (B, 3, H, W) before the backbone runs, with arguments as `State` has them; `known` (B, N) is
-        used in place of their saliency."""
-        salient = {} if known is None else dict.fromkeys(names, known)
-        if known is None and self.reads_saliency:
-            salient = saliency(images, *window, grid)
-        return State(
-            grid,
-            tuple(names),
-            shared=self.shared,
-            images=images,
-            missing=missing,
-            foreground=foreground,
-            saliency=salient,
-        )
+    def saliency(self, images: ByModality, window: Window, grid: Grid) -> ByModality:
+        """That of images (B, 3, H, W), (B, N), where a score reads it; else {}."""
+        return saliency(images, *window, grid) if self.reads_saliency else {}
 
     @property
     def reads_saliency(self) -> bool:
@@ -171,11 +142,10 @@ class Slimming(nn.Module):
         **known: torch.Tensor | None,
     ) -> Step:
         """`run_stage` of stage `number` before `block`, whose rotary embedding is `rope`; `known` are its other arguments."""
-        scorer = self.scores[number]
-        stage = Stage(scorer, self.counts(math.prod(state.grid))[number], self.merge, self.shared)
+        scorer, keep = self.scores[number], self.counts(math.prod(state.grid))[number]
         if scorer.run_stage is not None:
-            return scorer.run_stage(values, state, stage, block, rope)
-        return run_stage(values, state, stage, **known)
+            return scorer.run_stage(values, state, keep, self.merge, block, rope)
+        return run_stage(values, state, scorer, keep, self.merge, **known)
 
 
 def check_stages(blocks: Sequence[int], depth: int, name: str, what: str) -> None:

@@ -25,14 +25,14 @@ class State:
 
     grid: Grid  # (rows, columns) of patches
     names: tuple[str, ...] = UNNAMED
-    # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
-    positions: torch.Tensor | None = None
-    extra: int = 0  # E
     shared: bool = False  # whether the modalities of the rows keep the same patches
     images: ByModality = field(default_factory=dict)  # (B, 3, H, W)
     missing: ByModality = field(default_factory=dict)
     foreground: ByModality = field(default_factory=dict)
     saliency: ByModality = field(default_factory=dict)
+    extra: int = 0  # E
+    # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
+    positions: torch.Tensor | None = None
 
     @property
     def count(self) -> int:

@@ -44,8 +44,8 @@ CLASSES = {
     },
     ("model.layer", "embeddings.patch_embeddings"): {"transformers.DINOv3ViTModel"},
 }
-"""Library and class, or a class that code bases copy, by the paths of the blocks and of the patch convolution. OpenAI's CLIP, of
-which there are many copies, and open_clip are known by their parts."""
+"""Library and class, or a class that code bases copy, by the paths of the blocks and of the patch convolution. OpenAI's
+CLIP, of which there are many copies, and open_clip are known by their parts."""
 CLIP_PATHS = ("transformer.resblocks", "conv1")
 BEFORE_5 = {"layers": "encoder.layer", "model.layer": "layer"}  # of transformers
 KNOWN = (

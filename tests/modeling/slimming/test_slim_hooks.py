@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from numeric import generator
+from numeric import assert_close, generator
 from plug_in_host import replicas_of
 from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, case_of, host_case
 from slim_models import (
     CASES,
+    PATH,
     WIDTH,
     by_saliency,
     compare,
@@ -18,6 +19,8 @@ from slim_models import (
     timm_model,
     transformers_model,
 )
+from torch import nn
+from torch.func import functional_call, grad, vmap
 
 import demo_sdtps
 from demo_sdtps.config import UserError
@@ -216,6 +219,75 @@ def test_weights_of_scores_are_in_the_state_dict():
     other = demo_sdtps.slim(case.model(), *STAGES, "supervised")
     other.load_state_dict(model.state_dict())
     assert torch.equal(case.call(other, case.draw()), case.call(model, case.draw()))
+
+
+def test_scores_of_a_checkpoint_that_has_them_at_the_model():
+    """As files of before have them; of a model whose blocks are named they are in the patch convolution."""
+    model = demo_sdtps.slim(host_case().model(), *STAGES, "supervised", blocks_at="tower.blocks")
+    weights = {
+        name.replace("tower.stem.slimming.", "slimming."): weight + 1
+        for name, weight in model.state_dict().items()
+    }
+    assert "slimming.scores.1.heads.image.3.weight" in weights
+    wrapper = nn.ModuleDict({"host": model})
+    wrapper.load_state_dict({f"host.{name}": weight for name, weight in weights.items()})
+    model.load_state_dict(weights)
+    for (name, weight), expected in zip(model.state_dict().items(), weights.values(), strict=True):
+        assert torch.equal(weight, expected), name
+
+
+class Each(nn.Module):
+    """Goes over its children; so may a list of blocks, and a dict of models."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.flat = nn.Conv2d(3, WIDTH, 8, 8), nn.Flatten(2)
+        self.blocks = nn.Sequential(*(Tower().blocks[index] for index in range(DEPTH)))
+
+    def forward(self, images):
+        for part in self.children():
+            images = part(images)
+            images = images.transpose(1, 2) if part is self.flat else images
+        return images
+
+
+class Ensemble(nn.ModuleDict):
+    def forward(self, images):
+        return torch.stack([model(images) for model in self.values()])
+
+
+@pytest.mark.parametrize(
+    ("build", "settings"),
+    [
+        (lambda: nn.Sequential(timm_model("test_vit"), nn.Linear(5, 2)), {}),
+        (lambda: Ensemble({name: timm_model("test_vit") for name in "ab"}), {}),
+        (Each, {"blocks_at": "blocks"}),
+    ],
+    ids=["sequential", "dict", "children"],
+)
+def test_slimming_is_no_layer_of_a_container(build, settings):
+    model, images = build(), torch.randn(2, 3, 64, 32, generator=generator(1))
+    children = [name for name, _ in model.named_children()]
+    expected = model(images)
+    demo_sdtps.slim(model, (1,), (1.0,), "distinctness", **settings)
+    assert torch.equal(model(images), expected)
+    assert [name for name, _ in model.named_children()] == children
+    assert model.slimming.counts(8) == (8,)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_functional_calls_and_the_meta_device():
+    model = demo_sdtps.slim(timm_model("test_vit"), (0, 1), score="distinctness").eval()
+    weights, images = dict(model.named_parameters()), torch.randn(2, 3, 64, 32)
+    loss = lambda weights, image: functional_call(model, weights, (image[None],)).sum()  # noqa: E731
+    with torch.no_grad():
+        alone = [grad(loss)(weights, image) for image in images]
+        together = vmap(grad(loss), (None, 0))(weights, images)
+    for name, rows in together.items():
+        for row, expected in zip(rows, alone, strict=True):
+            assert_close(row, expected[name].double(), *4 * PATH)
+    model.to("meta")
+    assert model(images.to("meta")).shape == (2, 5)
 
 
 def test_replicas_are_refused():
