@@ -30,6 +30,6 @@ def main() -> None:
         "none excluded, by squared Euclidean distance of L2-normalised features",
     )
     arguments = cli.read_arguments(parser)
-    from demo_sdtps.retrieval.ranking import rank_stores
+    from demo_sdtps.retrieval.ranking import rank_exports
 
-    rank_stores(arguments)
+    rank_exports(arguments)

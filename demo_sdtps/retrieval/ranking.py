@@ -4,8 +4,6 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.base import UNKNOWN
@@ -29,7 +27,7 @@ MAY_DIFFER = ("TEST.AMP", "TEST.MISS", "MODEL.DIST_TRAIN")
 """Configuration keys that change the rounding alone, as --dtype of an export does, what is present, or nothing."""
 
 
-def rank_stores(arguments: argparse.Namespace) -> None:
+def rank_exports(arguments: argparse.Namespace) -> None:
     """Rank by the words of the command, print the table and write the files."""
     check_single("demo-sdtps rank")
     is_normalised = arguments.feat_norm == "yes"
@@ -54,8 +52,7 @@ def rank_stores(arguments: argparse.Namespace) -> None:
     codes = decode_present(gallery.settings["configuration"]["sources"])
     sources = [frozenset(names_present(source)) for source in codes]
     comparison = Comparison(sources, arguments.cross_modal_distance, is_normalised)
-    features = query.features.take(query.features.rows)
-    side = torch.from_numpy(features), query.present
+    side = query.take(query.features.rows), query.present
     with ExitStack() as both:  # the CSV gets its name after the JSON is there, or neither does
         if arguments.csv:
             top = min(arguments.top, len(gallery))
@@ -66,7 +63,7 @@ def rank_stores(arguments: argparse.Namespace) -> None:
             ]
             write_csv(both.enter_context(atomic_write(arguments.csv)), list(query.names), named)
         if has_figures:
-            caption, record = figures(comparison, side, query, gallery)
+            caption, record = score_features(comparison, side, query, gallery)
             if arguments.json:
                 write_json(arguments.json, {"caption": caption, "patterns": record})
             print_lines(caption, *reid_table(record).splitlines())
@@ -77,7 +74,7 @@ def rank_stores(arguments: argparse.Namespace) -> None:
         print_lines(f"WARNING: {text}, otherwise their matches rank last.")
 
 
-def figures(
+def score_features(
     comparison: Comparison, side: Side, query: FeatureSet, gallery: FeatureSet
 ) -> tuple[str, dict[str, Any]]:
     """What is ranked, in a sentence, and the scores by return pattern."""

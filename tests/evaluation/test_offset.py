@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from commands import CONFIG, cli_args_for, squared_distances
-from feature_stores import gallery_of
+from feature_stores import make_gallery
 from numeric import assert_close, generator
 from ranking_cases import assert_same, rank_distances
 
@@ -53,7 +53,7 @@ def in_parts(query, gallery, monkeypatch):
 def on_disk(query, gallery, monkeypatch):
     monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
     monkeypatch.setattr(distances, "TILE_ELEMENTS", 11 * len(query[0]))
-    place = gallery_of(gallery[0].numpy(), (), size=8)
+    place = make_gallery(gallery[0].numpy(), (), size=8)
     return measure_distances(Comparison(), query, place.present, place.take)
 
 

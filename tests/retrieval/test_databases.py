@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ROOT
-from feature_stores import stack_of
+from feature_stores import make_blocks
 from numeric import numpy_generator, tolerance
 
 from demo_sdtps.datasets import Sample
@@ -63,7 +63,7 @@ def row_of(name):
 def nearest_rows(query, gallery, rows):
     """The nearest of some rows by our exact search: → their rows and distances."""
     names = [f"{row:05}" for row in rows]
-    hits = nearest(gallery[query : query + 1], stack_of(gallery[rows], 4096), names, TOP)
+    hits = nearest(gallery[query : query + 1], make_blocks(gallery[rows], 4096), names, TOP)
     return rows[hits.rows[0]], hits.distances[0]
 
 

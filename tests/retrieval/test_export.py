@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 from commands import KEEP_ALL, contents
-from feature_stores import whole_of
+from feature_stores import read_all
 from numeric import numpy_generator
 from pyarrow import parquet as pq
 from safetensors import safe_open
@@ -53,7 +53,7 @@ def test_shards_and_parquet_hold_what_the_array_holds(export, tmp_path):
     expected, file = dict(np.load("x.npz")), pq.ParquetFile("x.parquet")
     assert set(expected["present"]) == {3}
     shards, table = open_features(tmp_path / "x", normalise=False), file.read()
-    for features in (whole_of(shards), column(table)):
+    for features in (read_all(shards), column(table)):
         assert np.array_equal(features, expected["features"])
     for names in ([*shards.names], table["name"].to_pylist()):
         assert names == expected["paths"][:, 0].tolist()
@@ -90,7 +90,7 @@ def test_groups_are_bounded_and_half_precision_is_a_rounding(export, tmp_path):
         table = file.read()
         assert table.schema.field("feature").type.value_type == getattr(pa, dtype)()
         arrays[dtype] = column(table)
-        assert np.array_equal(whole_of(shards), arrays[dtype])
+        assert np.array_equal(read_all(shards), arrays[dtype])
     assert np.array_equal(arrays["float16"], arrays["float32"].astype(np.float16))
 
 

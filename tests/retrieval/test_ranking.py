@@ -13,7 +13,7 @@ from commands import (
     rows_of,
     scores_of,
 )
-from feature_stores import gallery_of, stack_of
+from feature_stores import make_blocks, make_gallery
 from modality_sets import ALL_SOURCES, OWN, comparison, parts_of, shuffled, sides_of
 from numeric import generator, numpy_generator
 from ranking_cases import assert_same, random_case
@@ -69,7 +69,7 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     monkeypatch.setattr(distances, "TILE_ELEMENTS", 40 * 11)
     query, gallery, *labels = random_case(15, identities=12, dim=3)
     query, gallery = (2 * query).round(), (2 * gallery).round()
-    place = gallery_of(gallery.numpy(), names=(), size=size)
+    place = make_gallery(gallery.numpy(), names=(), size=size)
     side = query, np.ones((len(query), 3), bool)
     actual = rank(Comparison(), side, place, labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
@@ -95,7 +95,7 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
         expected = cross_modal.scaled(*sides, sources, *sets, how, 1)
         ordered = np.sort(expected, axis=1).clip(max=99)
         gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 99]
-    place = gallery_of(features.numpy(), names=(), present=present, size=10)
+    place = make_gallery(features.numpy(), names=(), present=present, size=10)
     actual = rank(comparison(sources, how), query, place, labels[:2], labels[2:])
     assert_same(actual, *ranking.evaluate_distances(expected, *(side.tolist() for side in labels)))
 
@@ -109,7 +109,7 @@ def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     actual = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
     whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float()).numpy()
     names = [f"{number}.jpg" for number in range(40)]
-    expected = nearest(whole[::9], stack_of(whole, 40), names, 15)
+    expected = nearest(whole[::9], make_blocks(whole, 40), names, 15)
     hits = nearest(whole[::9], actual.features, actual.names, 15)
     assert all(map(np.array_equal, hits, expected))
 

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from feature_stores import gallery_of, stack_of
+from feature_stores import make_blocks, make_gallery
 from modality_sets import (
     ALL_SOURCES,
     PRESENT,
@@ -59,7 +59,7 @@ def test_exact_search_is_the_slow_one_ties_included(top):
     gallery = short_features(generator, 60, copies=30)
     queries = np.concatenate([short_features(generator, 4), gallery[:4]])
     names = names_of(generator, 60)
-    actual = nearest.nearest(queries, stack_of(gallery), names, top)
+    actual = nearest.nearest(queries, make_blocks(gallery), names, top)
     expected = reference.nearest(queries.tolist(), gallery.tolist(), names, top)
     for rows, distances, line in zip(actual.rows, actual.distances, expected, strict=True):
         assert [names[row] for row in rows] == [name for _, name in line]
@@ -73,14 +73,14 @@ def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
     generator = numpy_generator(3)
     gallery = np.repeat(random_features(generator, 2), 50, axis=0)
     names = names_of(generator, 100)
-    actual = nearest.nearest(gallery[60:61], stack_of(gallery), names, 3)
+    actual = nearest.nearest(gallery[60:61], make_blocks(gallery), names, 3)
     assert [names[row] for row in actual.rows[0]] == sorted(names[50:])[:3]
 
 
 def test_re_ranking_orders_the_hits_alone():
     generator = numpy_generator(4)
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
-    place = gallery_of(gallery, names_of(generator, 50))
+    place = make_gallery(gallery, names_of(generator, 50))
     hits = nearest.nearest(queries, place.features, place.names, 20)
     actual = nearest.rerank_hits(Comparison(), side_of(queries), place, hits, 6)
     for query, rows, near, distances in zip(
@@ -99,7 +99,7 @@ def test_re_ranking_orders_the_hits_alone():
 def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
     generator = numpy_generator(7)
     gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
-    place = gallery_of(gallery, names_of(generator, 40))
+    place = make_gallery(gallery, names_of(generator, 40))
     actual = nearest.rerank_all(Comparison(), side_of(queries), place, 40)
     expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
     assert np.array_equal(actual.distances, np.sort(expected, axis=1))
@@ -113,10 +113,10 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
         short_features(generator, 2),
         names_of(generator, 30),
     )
-    exact = nearest.nearest(queries, stack_of(gallery), names, 4)
+    exact = nearest.nearest(queries, make_blocks(gallery), names, 4)
     rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
     rows[1, 4:] = -1
-    actual = nearest.among(queries, stack_of(gallery), names, 4, rows)
+    actual = nearest.among(queries, make_blocks(gallery), names, 4, rows)
     assert np.array_equal(actual.rows, exact.rows) and np.array_equal(
         actual.distances, exact.distances
     )
@@ -128,7 +128,7 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
     centres = np.repeat(random_features(generator, 100, 16), 8, axis=0)
     gallery = centres + 0.1 * random_features(generator, 800, 16)
     gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
-    queries, names, stack = gallery[::40], names_of(generator, 800), stack_of(gallery, 100)
+    queries, names, stack = gallery[::40], names_of(generator, 800), make_blocks(gallery, 100)
     actual = nearest.among(
         queries,
         stack,
@@ -166,7 +166,7 @@ def test_the_order_of_a_search_is_that_of_the_matrix(how):
     for query_set, gallery_set in product(PRESENT.values(), repeat=2):
         sets = 3 * [query_set], 30 * [gallery_set]
         query, (features, present) = sides_of(draws, sources, *sets)
-        place = gallery_of(features.numpy(), names_of(numpy_generator(11), 30), present)
+        place = make_gallery(features.numpy(), names_of(numpy_generator(11), 30), present)
         hits = nearest.search_sets(comparison(sources, how), query, place, 12, nearest.nearest)
         each = parts_of(query[0]), parts_of(features)
         assert_hits(hits, sources, *reference_of(*each, sources, *sets, how))
@@ -195,7 +195,7 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     draws, sources = generator(12), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
     query, (features, present) = sides_of(draws, sources, *sets)
-    place = gallery_of(features.numpy(), names_of(numpy_generator(12), 73), present, size=16)
+    place = make_gallery(features.numpy(), names_of(numpy_generator(12), 73), present, size=16)
     expected = reference_of(parts_of(query[0]), parts_of(features), sources, *sets, how)
     for search, top in product((nearest.nearest, by_index("hnsw")), (1, 9, 70)):
         hits = nearest.search_sets(comparison(sources, how), query, place, top, search)
@@ -208,7 +208,7 @@ def test_equal_hits_of_several_sets_are_ordered_by_name():
     query, (features, _) = sides_of(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
     features[:] = 0
     features[:, 0] = 1
-    place = gallery_of(
+    place = make_gallery(
         features.numpy(),
         names,
         present_in([{"RGB", "NI"}, {"RGB", "NI"}, {"RGB", "TI"}, {"RGB", "NI"}]),
@@ -223,7 +223,7 @@ def test_re_ranking_of_hits_of_several_sets():
     draws, sources = generator(14), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 1), shuffled(draws, 6)]
     query, (features, present) = sides_of(draws, sources, *sets)
-    place = gallery_of(features.numpy(), names_of(numpy_generator(14), 42), present)
+    place = make_gallery(features.numpy(), names_of(numpy_generator(14), 42), present)
     how = comparison(sources, "shared")
     hits = nearest.search_sets(how, query, place, 42, nearest.nearest)
     actual = nearest.rerank_hits(how, query, place, hits, 42)

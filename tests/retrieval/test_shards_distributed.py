@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from commands import CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
-from feature_stores import whole_of
+from feature_stores import read_all
 from interrupted import call
 from launch import children_of, free_port, wait_for
 from numeric import assert_close
@@ -64,7 +64,7 @@ def alone(words, tmp_path_factory):
 
 def assert_same(output, alone):
     actual = open_features(output, normalise=False)
-    assert_close(whole_of(actual), whole_of(alone), *MODEL, *MODEL)
+    assert_close(read_all(actual), read_all(alone), *MODEL, *MODEL)
     assert [*actual.names] == [*alone.names]
 
 
