@@ -30,7 +30,14 @@ from demo_sdtps.training.stop import Stopped
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 ROOMS = ("config", "datasets", "evaluation", "modeling", "runtime", "synthetic", "training")
-RUN_COMMANDS = ("convert_checkpoint", "make_synthetic", "selection_quality", "test", "train")
+RUN_COMMANDS = (
+    "convert_checkpoint",
+    "flags",
+    "make_synthetic",
+    "selection_quality",
+    "test",
+    "train",
+)
 SOURCES = (
     "studies/baselines.py",
     "studies/diffrate.json",
