@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -246,10 +246,8 @@ def open_run(
 
     Nothing is written or replaced before the input has been checked. Only the main process writes.
     """
-    output, write_scalars = Path(cfg.OUTPUT_DIR), None
-    with ExitStack() as contexts:
-        if is_main():
-            contexts.enter_context(lock_file(output / LOCK, f"OUTPUT_DIR {output}"))
+    output = Path(cfg.OUTPUT_DIR)
+    with lock_file(output / LOCK, f"OUTPUT_DIR {output}") if is_main() else nullcontext():
         device, resumed = choose_device(cfg), find_run(cfg, overwrite, schema)
         if resumed and resumed.state["epoch"] >= cfg.SOLVER.MAX_EPOCHS:
             if is_main():
@@ -267,26 +265,38 @@ def open_run(
         if resumed:
             check_unchanged(resumed, task.digest)
         all_gather_object(None)  # wait: another process may still read what is replaced
-        if is_main():
-            prepare_folder(cfg, resumed.path if resumed else None)
-            contexts.enter_context(log_to(output / LOG))
-            contexts.enter_context(track_run(cfg, device, resumed))
-            write_scalars = contexts.enter_context(
-                scalar_boards(cfg, resumed.state["epoch"] + 1 if resumed else None)
-            )
-        else:  # processes start with equal models and draw different random numbers
-            set_seed((cfg.SOLVER.SEED + rank()) % 2**32)
-        run = Run(cfg, task, contexts.enter_context(listen()), write_scalars)
-        for note in task.notes:
-            text = note.removeprefix("WARNING: ")  # the log has the level
-            logger.log(logging.INFO if text == note else logging.WARNING, "%s", text)
-        precision, threads = run.precision or torch.float32, torch.get_num_threads()
-        logger.info("device %s, precision %s, threads: %d", device, precision, threads)
-        if resumed:
-            logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
-            run.restore(resumed)
-        yield run
-        # Nothing can damage the last checkpoint of a finished run any more, so the previous one is not needed.
-        if is_main():
-            (output / PREVIOUS).unlink(missing_ok=True)
-        logger.info("the run is in %s", output)
+        with _files(cfg, device, resumed) as write_scalars, listen() as stop:
+            run = Run(cfg, task, stop, write_scalars)
+            for note in task.notes:
+                text = note.removeprefix("WARNING: ")  # the log has the level
+                logger.log(logging.INFO if text == note else logging.WARNING, "%s", text)
+            precision, threads = run.precision or torch.float32, torch.get_num_threads()
+            logger.info("device %s, precision %s, threads: %d", device, precision, threads)
+            if not is_main():  # processes start with equal models and draw different random numbers
+                set_seed((cfg.SOLVER.SEED + rank()) % 2**32)
+            if resumed:
+                logger.info("continuing after %s, from %s", resumed.progress, resumed.path)
+                run.restore(resumed)
+            yield run
+            # Nothing can damage the last checkpoint of a finished run any more, so the previous one is not needed.
+            if is_main():
+                (output / PREVIOUS).unlink(missing_ok=True)
+            logger.info("the run is in %s", output)
+
+
+@contextmanager
+def _files(
+    cfg: CfgNode, device: torch.device, resumed: Resumed | None
+) -> Iterator[WriteScalars | None]:
+    """Log, record and boards of the run, of which the main process alone has them."""
+    if not is_main():
+        yield None
+        return
+    prepare_folder(cfg, resumed.path if resumed else None)
+    first = resumed.state["epoch"] + 1 if resumed else None
+    with (
+        log_to(Path(cfg.OUTPUT_DIR) / LOG),
+        track_run(cfg, device, resumed),
+        scalar_boards(cfg, first) as write_scalars,
+    ):
+        yield write_scalars

@@ -17,7 +17,7 @@ import pytest
 import seps_tiny
 import torch
 from commands import ROOT, cli_args_for
-from launch import children_of, wait_for
+from launch import child_processes, wait_for
 from numeric import assert_close, seed_of
 from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalise
 
@@ -242,7 +242,7 @@ def test_a_loading_process_that_is_killed_is_reported(tiny_root, tmp_path):
         text=True,
     )
     wait_for(run, tmp_path / "run" / "metrics.json")
-    os.kill(children_of(run.pid)[0], signal.SIGKILL)
+    os.kill(child_processes(run.pid)[0], signal.SIGKILL)
     *_, message = run.communicate(timeout=120)[1].strip().splitlines()
     assert run.returncode == 2 and "error: The loading processes failed (DataLoader" in message
     assert message.endswith("for a slow disk.")

@@ -10,7 +10,7 @@ import pytest
 from commands import CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
 from feature_stores import read_all
 from interrupted import call
-from launch import children_of, free_port, wait_for
+from launch import child_processes, free_port, wait_for
 from numeric import assert_close
 from tiny import MODEL
 
@@ -83,7 +83,7 @@ def test_an_export_whose_process_dies_is_continued(start_nodes, alone, words, tm
     words = [*words, "--output", folder, "--shards", "3"]
     (starter,) = start_nodes(ONE_NODE, words)
     wait_for(starter, folder / "shard-00001.safetensors")
-    os.kill(children_of(starter.pid)[-1], signal.SIGKILL)
+    os.kill(child_processes(starter.pid)[-1], signal.SIGKILL)
     assert starter.wait(60) != 0
     complete = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
     assert 0 < len(complete) < 11

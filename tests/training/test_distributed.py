@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 
 import pytest
 import torch
@@ -22,17 +21,24 @@ from commands import (
     records_of,
     rows_of,
 )
-from distributed_runs import STILL, roundings
 from forked import run_two
 from interrupted import call
-from launch import command_of, kill_one_of_two, torchrun, wait_for
+from launch import kill_one_of_two, torchrun, torchrun_started, wait_for
 from numeric import assert_close, seed_of
+from tiny import MODEL
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.runtime import distributed
 
 CONFIGS = ROOT / "configs" / "Synthetic"
 MODELS = ("DeMo", "DeMo_SDTPS")
+STILL = ("MODEL.DROP_PATH", "0.0", "SOLVER.AMP", "off")
+"""Without what every process draws for itself, and in float32 on any processor."""
+
+
+def roundings(steps):
+    """Lengths of the sums in as many steps of training, forward and backward, of both that are compared."""
+    return 2 * 2 * steps * MODEL
 
 
 @pytest.fixture(scope="module")
@@ -128,19 +134,10 @@ def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, tmp_path):
     """A signal to torchrun and its processes, somewhere in the run; the rest of it is as if nothing had happened."""
     output = tmp_path / "run"
     more = ("MODEL.DIST_TRAIN", "True", "RESUME", "auto")
-    starter = subprocess.Popen(
-        command_of("train_net.py", *words(tiny_root, output, *more)),
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    with torchrun_started("train_net.py", *words(tiny_root, output, *more)) as starter:
         wait_for(starter, output / "metrics.json")
         os.killpg(starter.pid, signal.SIGTERM)
         starter.wait(180)
-    finally:
-        starter.kill()
-        starter.stderr.close()
     assert (output / "last.pth").exists() and len(records_of(output)) < 3
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     done = run_two("train_net.py", *words(tiny_root, output, *more))

@@ -1,12 +1,14 @@
 """What a training starts from, by which identities best.pth is chosen, and what the call in Python returns."""
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
 import seps_tiny
 import torch
 from commands import CONFIG, checkpoint_file, cli_args_for, records_of
+from interrupted import at
 
 import demo_sdtps
 from demo_sdtps.commands import seps
@@ -16,7 +18,9 @@ from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.protocol import evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import reid_record
+from demo_sdtps.training.monitor import Meter
 from demo_sdtps.training.reid import make_task
+from demo_sdtps.training.stop import Stopped
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -61,6 +65,18 @@ def test_what_cannot_be_started_from(cfg, refusal, tiny_root, shapes_root, tmp_p
     assert f"start from it by --weight {path}" in refusal(train_net.main, *words)
     words = seps_tiny.cli_args_for(shapes_root, "OUTPUT_DIR", "run", "TEST.WEIGHT", path)
     assert "leave it out" in refusal(seps.train, *words)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_signal_ends_the_call_in_python_once_the_run_is_saved(cfg, tmp_path, number, error):
+    """By an exception, and not by the end of the process."""
+    run = with_values(cfg, {"OUTPUT_DIR": str(tmp_path / "run")})
+    with at(Meter, "update", 2, lambda: signal.raise_signal(number)), pytest.raises(error):
+        demo_sdtps.train(run)
+    last = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
+    assert (last["epoch"], last["step"]) == (0, 2)
 
 
 @pytest.mark.slow
