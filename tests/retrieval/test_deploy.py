@@ -165,7 +165,8 @@ def test_files_that_cannot_be_used_are_named(exported, tmp_path):
         with pytest.raises(UserError, match=f"{name} {text}"):
             demo_sdtps.load(tmp_path / name)
     with pytest.raises(UserError, match=r"SIZE_TEST is \[32, 32\], but .* with \[32, 16\]"):
-        demo_sdtps.load(exported[1], "INPUT.SIZE_TEST", "[32, 32]")
+        sizes = ("INPUT.SIZE_TRAIN", "[32, 32]", "INPUT.SIZE_TEST", "[32, 32]")
+        demo_sdtps.load(exported[1], *sizes)
     with pytest.raises(UserError, match=r"MODEL.SLIM_\w+ is \[0.*\], but .* with \[\]"):
         demo_sdtps.load(exported[1], "MODEL.SLIM_BLOCKS", "[0]", "MODEL.SLIM_KEEP", "[0.5]")
     with pytest.raises(UserError, match="but a checkpoint is needed"):
