@@ -143,29 +143,29 @@ def choices(
     context = encoded.context
     features = [*context.tokens.values(), *context.global_feats.values()]
     check_features("The network's features", features)
-    choices_of: dict[str, dict[str, Choice]] = {}
+    by_place: dict[str, dict[str, Choice]] = {}
     present = [modality for modality in model.modalities if modality not in missing]
     for number, stage in enumerate(encoded.stages, start=1):
-        choices_of[f"stage {number}"] = {}
-        for modality in present:
-            positions = stage.scored[modality]
-            kept = stage.mask(modality, prod(context.grid)).gather(1, positions) > 0
-            choice = Choice(positions, kept, {"score": stage.score[modality]})
-            choices_of[f"stage {number}"][modality] = choice
+        by_place[f"stage {number}"] = {
+            modality: Choice(
+                stage.scored[modality],
+                stage.mask(modality, prod(context.grid)).gather(1, stage.scored[modality]) > 0,
+                {"score": stage.score[modality]},
+            )
+            for modality in present
+        }
     if model.sdtps:
-        selections, choices_of[SDTPS_NAME] = model.select_patches(context), {}
+        selections, by_place[SDTPS_NAME] = model.select_patches(context), {}
         for modality in present:
             selection = selections[modality]
-            terms = {
-                name: values for name, values in selection.terms.items() if name not in missing
-            }
+            terms = {name: each for name, each in selection.terms.items() if name not in missing}
             scores = {"score": selection.score, **terms}
-            positions, kept = context.places(modality), selection.mask > 0
-            choices_of[SDTPS_NAME][modality] = Choice(positions, kept, scores)
-    for by_modality in choices_of.values():
+            choice = Choice(context.places(modality), selection.mask > 0, scores)
+            by_place[SDTPS_NAME][modality] = choice
+    for by_modality in by_place.values():
         for choice in by_modality.values():
             check_finite("The scores of the patches", choice.scores.values())
-    return choices_of
+    return by_place
 
 
 def measures(choice: Choice, foreground: torch.Tensor) -> dict[str, torch.Tensor]:
