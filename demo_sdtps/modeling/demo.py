@@ -129,7 +129,7 @@ class DeMo(nn.Module):
 
     def forward_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
-        assert self.slimming
+        assert self.slimming is not None
         present = sort_modalities(images)
         rows = self.backbone.stem(*self._batch(present, cam_label), self.slimming.blocks[0])
         return split_rows(rows, present)
@@ -138,7 +138,7 @@ class DeMo(nn.Module):
         self, stem: ByModality, images: ByModality, foreground: torch.Tensor | None = None
     ) -> EncodedTriplets:
         """Tokens of `forward_stem` → what the other blocks and PIFE make of them, with slimming."""
-        assert self.slimming
+        assert self.slimming is not None
         windows, present = self.backbone.patch_windows, sort_modalities(images)
         shares = None if foreground is None else patch_shares(foreground, *windows)
         slimmed = slim_backbone(self.slimming, self.backbone, stem, present, shares)
@@ -171,7 +171,7 @@ class DeMo(nn.Module):
 
     def select_patches(self, context: Context) -> dict[str, Selection]:
         """What SDTPS makes of the patches, by modality."""
-        assert self.sdtps
+        assert self.sdtps is not None
         missing = {} if self.missing_guide else context.missing
         return self.sdtps(context.tokens, context.global_feats, missing)
 

@@ -260,6 +260,20 @@ def test_slimming_saves_operations_and_adds_nothing_without_blocks():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_training", [False, True])
+def test_the_model_compiles_as_one_graph(is_training):
+    torch._dynamo.reset()
+    model = slim_model("self_supervised", "MODEL.USE_SDTPS", "True").train(is_training)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.set_grad_enabled(is_training):
+        actual, expected = (each(*random_images(1)) for each in (compiled, model))
+    outputs = [pairs(each) if is_training else [each] for each in (actual, expected)]
+    for one, other in zip(*outputs, strict=True):
+        assert_close(one, other.double(), *ENCODER, *ENCODER)
+
+
+@pytest.mark.slow
 @pytest.mark.soak
 @IN_THE_COMPILER
 @COMPILES
