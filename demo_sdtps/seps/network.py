@@ -110,7 +110,6 @@ class CrossSparseAggrNet(nn.Module):
     ):
         super().__init__()
         out_tokens = sdtps.aggregated_tokens(num_patches, sparse_ratio, aggr_ratio)
-        self.embed_size = embed_size
         self.num_patches, self.keep = num_patches, sdtps.kept_tokens(num_patches, sparse_ratio)
         self.use_paper_version, self.beta = use_paper_version, beta
         self.chunk: int | None = None

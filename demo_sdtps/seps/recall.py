@@ -38,5 +38,7 @@ def five_fold(similarity: torch.Tensor, image_of: torch.Tensor, folds: int = 5) 
     results = []
     for images in torch.arange(len(similarity)).chunk(folds):
         captions = torch.isin(image_of, images).nonzero().squeeze(1)
-        results.append(retrieval(similarity[images][:, captions], image_of[captions] - images[0]))
+        first, last = int(images[0]), int(images[-1])
+        fold = similarity[first : last + 1, captions]
+        results.append(retrieval(fold, image_of[captions] - first))
     return {name: sum(fold[name] for fold in results) / folds for name in results[0]}
