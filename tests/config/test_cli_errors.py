@@ -17,7 +17,7 @@ from commands import BASELINE, CONFIG, ROOT, cli_args_for, weights_file
 from demo_sdtps.commands import draw_curves, export_features, report, seps
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.config import load_cfg
 
 
 @pytest.fixture
@@ -26,19 +26,22 @@ def weights(own_root, tmp_path):
     return weights_file(tmp_path / "w.pth", load_cfg(CONFIG, cli_args_for(own_root)[2:]))
 
 
+def image(root):
+    return sorted((root / "RGBNT201" / "test" / "NI").iterdir())[5]
+
+
 def empty_image(root, weights):
-    sorted((root / "RGBNT201" / "test" / "NI").iterdir())[5].write_bytes(b"")
+    image(root).write_bytes(b"")
 
 
 def no_image(root, weights):
-    sorted((root / "RGBNT201" / "test" / "NI").iterdir())[5].unlink()
+    image(root).unlink()
 
 
 def one_camera(root, weights):
-    for modality in MODALITIES:
-        for path in (root / "RGBNT201" / "test" / modality).iterdir():
-            if "_cam1_" not in path.name:
-                path.unlink()
+    for path in (root / "RGBNT201" / "test").glob("*/*"):
+        if "_cam1_" not in path.name:
+            path.unlink()
 
 
 def cut_short(root, weights):

@@ -3,12 +3,11 @@
 import pytest
 import seps_tiny
 import torch
-from commands import CONFIG, cli_args_for, table_of
+from commands import CONFIG, checkpoint_file, cli_args_for, table_of
 
 from demo_sdtps.commands import convert_checkpoint, seps
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.config import load_cfg
-from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.seps.model import make_seps
 
@@ -17,12 +16,7 @@ from demo_sdtps.seps.model import make_seps
 def checkpoint(tiny_root, tmp_path_factory):
     """Of untrained weights, as training writes it; the weights that its own configuration names are not there → its path."""
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root, "TEST.WEIGHT", "nowhere.pth")[2:])
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("stored") / "best.pth"
-    save_checkpoint(
-        path, cfg, make_model(cfg, 6, 4), epoch=1, state={"num_class": 6, "camera_num": 4}
-    )
-    return path
+    return checkpoint_file(tmp_path_factory.mktemp("stored") / "best.pth", cfg)
 
 
 @pytest.fixture(scope="module")
