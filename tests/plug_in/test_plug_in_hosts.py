@@ -15,6 +15,7 @@ from torch import nn
 from yacs.config import CfgNode
 
 import demo_sdtps
+from demo_sdtps.evaluation.operations import total_macs
 from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.plug_in.hosts import HOSTS as KNOWN
 from demo_sdtps.runtime.errors import UserError
@@ -167,6 +168,13 @@ def test_each_modality_keeps_the_places_of_the_best_scores(name, miss, training,
         for key, parameter in model.named_parameters():
             assert parameter.grad is None or parameter.grad.isfinite().all(), key
             assert not key.endswith("conv1.weight") or parameter.grad.norm() > 0, key
+
+
+@pytest.mark.parametrize("name", ["UGG", "MFRNet", "IDEA"])
+def test_the_operations_of_a_slimmed_host_are_counted(name):
+    """By tracing, in which sizes are tensors."""
+    dense, slimmed = (total_macs(model.eval(), inputs(name)) for model in (build(name), slim(name)))
+    assert 0 < slimmed < 0.9 * dense
 
 
 def entering(name, model):

@@ -82,8 +82,8 @@ class Call:
             self.saliency[key] = torch.stack(list(each)).sum(dim=0)
         total = self.saliency[key]
         # A host that stacks them has all in one batch.
-        count, rest = divmod(images.shape[0], total.shape[0])
-        return None if rest else total.repeat(count, 1)
+        batch, triplets = images.shape[0], total.shape[0]  # tensors in torch.jit.trace
+        return None if batch % triplets else total.repeat(batch // triplets, 1)
 
     def foreground_shares(
         self, images: torch.Tensor, window: Window, names: tuple[str, ...]
