@@ -51,9 +51,7 @@ def test_negative_values_pass_the_command_line(refusal, tmp_path):
 def test_help_comes_before_torch_and_before_other_processes(tmp_path):
     """The environment is that of one of two processes of torchrun, of which the other never comes."""
     program = tmp_path / "program.py"
-    others = [
-        script for script in EVERY if script != "tools/tables.py"
-    ]  # of what is drawn and measured
+    others = [script for script in EVERY if script != "tools/tables.py"]  # which draws
     program.write_text(f"""
 import contextlib, io, json, runpy, sys
 results = {{}}
