@@ -92,10 +92,10 @@ def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         chosen = {"ViT-B-16": (LESS, *SLIM_SETTINGS["ViT-B-16"][-1:])}
     for backbone, settings in chosen.items():
         cfg = configuration("MODEL.TRANSFORMER_TYPE", backbone)
-        yield from rows_of(cfg, settings[-1:] if quick else settings, quick, precisions(device))
+        yield from backbone_rows(cfg, settings[-1:] if quick else settings, quick, precisions(device))
 
 
-def rows_of(
+def backbone_rows(
     cfg: CfgNode, settings: Sequence[Setting], quick: bool, halves: Sequence[torch.dtype | None]
 ) -> Iterator[Row]:
     """The rows of one backbone."""
