@@ -92,7 +92,9 @@ def slimming_rows(quick: bool, device: torch.device) -> Iterator[Row]:
         chosen = {"ViT-B-16": (LESS, *SLIM_SETTINGS["ViT-B-16"][-1:])}
     for backbone, settings in chosen.items():
         cfg = configuration("MODEL.TRANSFORMER_TYPE", backbone)
-        yield from backbone_rows(cfg, settings[-1:] if quick else settings, quick, precisions(device))
+        yield from backbone_rows(
+            cfg, settings[-1:] if quick else settings, quick, precisions(device)
+        )
 
 
 def backbone_rows(

@@ -1,6 +1,6 @@
 """What slimming knows of images between two blocks (`State`), and what goes with their tokens position by position."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -80,13 +80,6 @@ def rotary_pair(
 ) -> tuple[torch.Tensor, ...]:
     """`rotary` of transformers' embedding, cosines and sines (N, D)."""
     return rotary(torch.cat(pair[::-1], dim=-1), state).chunk(2, dim=-1)[::-1]
-
-
-def find_rope(arguments: Mapping[str, Any], state: State) -> torch.Tensor | None:
-    """The rotary embedding of the patches of `state` among the arguments of a block, in timm's form."""
-    pair = arguments.get("position_embeddings")
-    rope = arguments.get("rope") if pair is None else torch.cat(pair[::-1], dim=-1)
-    return rope if rope is None or state.positions is None else rotary(rope, state)
 
 
 def patch_mask(mask: torch.Tensor, state: State, suffix: int = 0) -> torch.Tensor:
