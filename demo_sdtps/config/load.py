@@ -2,6 +2,7 @@
 
 import difflib
 import io
+import logging
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,10 @@ DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
 TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
+DISTANCE = "TEST.CROSS_MODAL_DISTANCE"
+OLD_DISTANCE, NEW_DISTANCE = "pairs", "shared"
+"""A value of DISTANCE that checkpoints of older versions may hold, and the one that takes its place."""
+logger = logging.getLogger(__name__)
 
 
 class StoredText(NamedTuple):
@@ -55,8 +60,14 @@ def load_cfg(
     """Configuration of a run: defaults, then a file or a stored configuration, then KEY VALUE pairs; checked and frozen."""
     cfg, path, pairs = get_cfg(schema), Path("default.yml"), parse_pairs(opts)
     if isinstance(config, StoredText):
-        content = parse_yaml(config.text, f"The configuration in {config}")
-        _merge(cfg, schema, flatten(content), config)
+        values = flatten(parse_yaml(config.text, f"The configuration in {config}"))
+        if values.get(DISTANCE) == OLD_DISTANCE:
+            values[DISTANCE] = NEW_DISTANCE
+            if DISTANCE not in pairs:
+                logger.warning(
+                    f"{DISTANCE} in {config} is '{OLD_DISTANCE}', which is no longer offered: '{NEW_DISTANCE}' is used."
+                )
+        _merge(cfg, schema, values, config)
         if schema is DEMO_SCHEMA and "MODEL.SLIM_SCORE" not in pairs:
             check_stored_score(cfg.MODEL.SLIM_SCORE, config)
     elif config is not None:
