@@ -133,7 +133,7 @@ def _read_checkpoint(path: Path) -> Mapping:
 def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
     """Raise `UserError` where another key than RESUMABLE_KEYS differs from the run's, and warn of another length."""
     stored = load_cfg(StoredText(resumed.path, resumed.state["config"]), (), schema)
-    changes = _changes(cfg, stored, schema)
+    changes = _changes(cfg, stored)
     if changes:
         key, (before, now) = next(iter(changes.items()))
         more = f" ({len(changes) - 1} more keys differ)" if len(changes) > 1 else ""
@@ -151,13 +151,13 @@ def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -
 def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
     """Whether the folder holds the start of the same run, which has not finished."""
     try:
-        changes = _changes(cfg, load_cfg(output / CONFIG, (), schema), schema)
+        changes = _changes(cfg, load_cfg(output / CONFIG, (), schema))
     except UserError:  # not a run's configuration
         return False
     return not changes and (read_json(output / RECORD) or {}).get("status") != FINISHED
 
 
-def _changes(cfg: CfgNode, stored: CfgNode, schema: Schema) -> dict[str, tuple[str, str]]:
+def _changes(cfg: CfgNode, stored: CfgNode) -> dict[str, tuple[str, str]]:
     """Keys that differ between a stored configuration and `cfg`, apart from RESUMABLE_KEYS: both values, as text."""
     before, now = flatten(stored), flatten(cfg)
     if (
