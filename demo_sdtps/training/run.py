@@ -114,6 +114,7 @@ class Run:
         self.epoch, self.step, self.best = 0, 0, -1.0
         self.records: list[dict] = []
         self.saved = self.began = time.monotonic()
+        self.done_before = 0.0  # epochs that earlier processes have done
 
     def checkpoint(self, is_due: bool = False) -> None:
         """Save where that is due, after SOLVER.CHECKPOINT_MINUTES, or where a signal asks for it, which ends the run by
@@ -159,8 +160,9 @@ class Run:
             self.best = evaluation.score
             if is_main():
                 save_checkpoint(self.output / BEST, self.cfg, task.model, epoch, state=task.about)
-        seconds, self.began = time.monotonic() - self.began, time.monotonic()
-        if not is_last:
+        done = epoch - self.done_before
+        if done and not is_last:  # not where evaluation alone was left of it
+            seconds = (time.monotonic() - self.began) / done
             left = timedelta(seconds=round(seconds * (solver.MAX_EPOCHS - epoch)))
             logger.info("%d of %d epochs, about %s left", epoch, solver.MAX_EPOCHS, left)
 
@@ -222,7 +224,8 @@ class Run:
             setattr(self, name, state[name])
         if self.step:
             self.meter = Meter.from_state(state["meter"], self.device)
-        epoch_sampler(task.loader).begin(self.epoch + 1)
+        epoch_sampler(task.loader).begin(self.epoch + 1)  # on which the loader's length depends
+        self.began, self.done_before = time.monotonic(), self.epoch + self.step / len(task.loader)
         states = state["random"]
         if len(states) != world_size():
             logger.warning(

@@ -5,6 +5,8 @@ import random
 import re
 import shutil
 import time
+from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,6 +117,25 @@ def test_every_random_generator_goes_on():
     draws()
     set_random_states(states)
     assert draws() == expected
+
+
+def test_the_time_left_counts_the_steps_done_since(tiny_root, run_copy, monkeypatch):
+    """Where every step takes 100 seconds, an epoch of which this process has done a part counts as that part."""
+    steps, update = [], Meter.update
+
+    def counted_update(*arguments, **sums):
+        steps.append(1)
+        update(*arguments, **sums)
+
+    monkeypatch.setattr(Meter, "update", counted_update)
+    clock = SimpleNamespace(monotonic=lambda: 100.0 * len(steps))
+    monkeypatch.setattr("demo_sdtps.training.run.time", clock)
+    step = torch.load(run_copy / "last.pth", weights_only=True)["step"]
+    assert call(cli_args_for(tiny_root, "OUTPUT_DIR", run_copy, *AUTO, *NO_MINUTES)) == 0
+    epoch_steps = (step + len(steps)) // 2  # of two epochs, the first of which had done `step`
+    assert 0 < step < epoch_steps
+    expected = f"2 of 3 epochs, about {timedelta(seconds=100 * epoch_steps)} left"
+    assert expected in (run_copy / "log.txt").read_text()
 
 
 @pytest.mark.slow
