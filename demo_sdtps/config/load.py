@@ -90,13 +90,20 @@ def read_config(path: Path, example: str) -> dict:
         def _open_cfg(cls, filename):
             advice = f"give --config_file an existing YAML file such as {example}"
             content = read_yaml(Path(filename), "configuration", advice)
+            base = content.get(BASE_KEY)
+            names = base if isinstance(base, list) else [base]
+            if base is not None and not all(isinstance(name, str) for name in names):
+                raise UserError(
+                    f"{BASE_KEY} of the configuration {filename} is {base!r}, but it must be the name of a file."
+                )
             return io.StringIO(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
 
     try:
         return File.load_yaml_with_base(str(path))
-    except (AssertionError, AttributeError, RecursionError) as error:
+    except (AssertionError, RecursionError) as error:
+        reason = "it starts from itself" if isinstance(error, RecursionError) else error
         raise UserError(
-            f"The configuration {path} cannot start from its {BASE_KEY} ({error}); correct these lines."
+            f"The configuration {path} cannot start from its {BASE_KEY} ({reason}); correct these lines."
         ) from None
 
 

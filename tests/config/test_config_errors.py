@@ -59,8 +59,11 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
         ("- MODEL\n- SOLVER", "KEY: value"),
         ("OUTPUT_DIR: Läufe".encode("latin-1"), "cannot be read"),
         ("_BASE_: none.yml", "none.yml cannot be read"),
-        ("_BASE_: run.yml", "cannot start from its _BASE_"),
-        ("_BASE_: 5", "cannot start from its _BASE_"),
+        ("_BASE_: run.yml", "cannot start from its _BASE_ (it starts from itself)"),
+        ("_BASE_: 5", "is 5, but it must be the name of a file"),
+        ("_BASE_: no", "is False, but it must be the name of a file"),
+        ("_BASE_: [5]", "is [5], but it must be the name of a file"),
+        ("_BASE_: {a: b}", "but it must be the name of a file"),
     ],
     ids=str,
 )
