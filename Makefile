@@ -82,8 +82,8 @@ docs: setup
 
 # Without `setup`: a machine with a GPU may have no package index. GPU_TEST_DEVICE=cpu tries the tests without a GPU.
 gpu-check:
-	@$(GPU_PY) -c 'import fvcore, numpy, PIL, pytest, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
-	$(GPU_PY) needs torch, torchvision, numpy and Pillow, and of pure Python fvcore, pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
+	@$(GPU_PY) -c 'import fvcore, numpy, PIL, pytest, scipy, tensorboard, timm, torch, torchvision, tqdm, yacs, yaml' 2>/dev/null || { echo "error: \
+	$(GPU_PY) needs torch, torchvision, numpy, scipy and Pillow, and of pure Python fvcore, pytest, tensorboard, timm, tqdm, yacs, PyYAML" >&2; exit 2; }
 	PYTHONPATH=. $(GPU_PY) -m pytest -o addopts='' -W default -rs -m gpu tests/project/test_gpu.py $$(grep -l load_case -r tests --include=test_*.py)
 	$(GPU_PY) -m benchmarks.run --device cuda model slimming fusion evaluation ranking reranking --overwrite --json runs/gpu_check.json
 

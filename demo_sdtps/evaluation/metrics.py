@@ -154,7 +154,7 @@ def match_ranks(distances: Distances, ids: Sequence[Any], keys: Sequence[Any]) -
     for start, block in distances.tiles():
         inside = (sample >= start) & (sample < start + block.shape[1])
         same = row[inside], sample[inside] - start
-        size = max(1, BLOCK_ELEMENTS // block.shape[1])
+        size = max(1, BLOCK_ELEMENTS // max(1, block.shape[1]))
         for first in range(0, queries, size):
             rows = slice(first, min(first + size, queries))
             # a copy, in which the other pairs are NaN

@@ -7,15 +7,16 @@ from numeric import generator
 from ranking_cases import Parts, rank_distances
 
 from demo_sdtps.evaluation import analysis
+from demo_sdtps.evaluation.distances import Matrix
 from tests.reference import analysis as plain
 
-PARTS = {"in parts": 11, "at once": 70}  # samples of the gallery at a time
+PARTS = {"in parts": 11, "at once": None}  # samples of the gallery at a time
 
 
 class Case:
     """Queries and a gallery with ties among their distances, queries without a match, and a camera that only one side has."""
 
-    def __init__(self, seed, by="camera", queries=30, gallery=70, size=70):
+    def __init__(self, seed, by="camera", queries=30, gallery=70, size=None):
         draws, self.size = generator(seed), size
 
         def labels(count, kinds):
@@ -36,7 +37,7 @@ class Case:
 
     @property
     def distances(self):
-        return Parts(self.distance, self.size)
+        return Parts(self.distance, self.size) if self.size else Matrix(self.distance)
 
 
 @pytest.fixture(params=[(by, part) for by in ("camera", "scene") for part in PARTS], ids=", ".join)

@@ -23,9 +23,8 @@ class Batch:
     # With `restore`: the whole grid (B, N, C) at each stage, and by block the extra tokens (B, E, C) that its input lacks.
     grids: list[torch.Tensor] = field(default_factory=list)
     extras: dict[int, torch.Tensor] = field(default_factory=dict)
-    inputs: dict[int, Any] = field(
-        default_factory=dict
-    )  # by block, what tells its input from others
+    # By block, what tells its input from others.
+    inputs: dict[int, Any] = field(default_factory=dict)
     leads: bool = False  # whether the others keep what it keeps
 
 

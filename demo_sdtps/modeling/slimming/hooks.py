@@ -33,6 +33,7 @@ from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
 STEM = -1  # in place of the index of a block: the patch convolution
+ENDED = -2  # and a batch that goes on with none
 FIRST = "first"
 
 
@@ -118,7 +119,6 @@ class Slim(Slimming):
         masks = kwargs.get("foreground") if is_model else None
         if is_model:
             kwargs = {key: value for key, value in kwargs.items() if key != "foreground"}
-        # One that was interrupted, which no hook is told, does not go on.
         is_new = is_model or self.call.by in (None, module)
         if is_new and not is_recomputed():
             self.call = Call(module, find_images((args, kwargs)), masks)
@@ -129,8 +129,15 @@ class Slim(Slimming):
         if self.call.by is module and not is_recomputed():
             self.call.by = self.call.foreground = None
             self.call.images = {}
+            for number in self.call.batches:
+                self._end_batches(number)
             if not torch.is_grad_enabled():
                 self.call.batches = {}
+
+    def _end_batches(self, number: int) -> None:
+        """No block of a tower continues what it has begun, as after an error; the backward pass may compute it again."""
+        for batch in self.call.batches.get(number, []):
+            batch.next_block = batch.next_block and ENDED
 
     def embed(self, number: int, stem: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images."""
@@ -140,6 +147,7 @@ class Slim(Slimming):
             return
         if self.call.by is None:  # a method of a tower is called, which has no hooks
             self.call = Call()
+        self._end_batches(number)  # one that was interrupted, which no hook is told
         call, window = self.call, (stem.kernel_size, stem.stride)
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
@@ -166,7 +174,7 @@ class Slim(Slimming):
     ) -> Any:
         """The input of block `index` of a tower without the tokens that the stages so far drop; `keys` are the names of the
         block's arguments."""
-        tower, name = self.towers[number], "" if args else next(iter(kwargs))
+        tower, name = self.towers[number], "" if args else keys[0]
         tokens = kwargs[name] if name else args[0]
         self.call.current = batch = self._batch(number, index, tokens)
         if batch is None:
@@ -280,7 +288,8 @@ class Slim(Slimming):
         region, batch, next_block = self.region
         if batch is None or (region, next_block) != (place, index):
             key, batches = address(values), self.call.batches.get(number, [])
-            batch = next((batch for batch in batches if batch.inputs.get(index) == key), None)
+            # The last, as an input that is still there cannot have the address of a later one.
+            batch = next((b for b in reversed(batches) if b.inputs.get(index) == key), None)
         if batch is None:
             raise UserError(
                 "Checkpointing computes again a forward that is not the last of the slimmed model; call backward after each "
@@ -314,10 +323,15 @@ def address(values: torch.Tensor) -> Any:
     """What tells tensors that exist at the same time; None where no backward pass computes them again."""
     if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(values):
         return None
+    if not torch.is_grad_enabled():
+        return None
     return values.untyped_storage()._cdata, int(values.storage_offset())
 
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf of the values of `tensor`; torch.func has none, and computes nothing again."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return tensor.detach()
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 

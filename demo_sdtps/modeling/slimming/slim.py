@@ -78,6 +78,9 @@ def slim(
             "each, such as (0, 4) and (0.5, 0.5)."
         )
     towers = find_towers(model, blocks_at, prefix, suffix)
+    before = vars(model).get("slimming")
+    if isinstance(before, Slim) and not before.handles:  # its tower was unslimmed
+        del vars(model)["slimming"]
     hooks = (hook for tower in towers for hook in tower.patches._forward_hooks.values())
     owners = (getattr(getattr(hook, "func", None), "__self__", None) for hook in hooks)
     if hasattr(model, "slimming") or any(isinstance(owner, Slim) for owner in owners):
@@ -125,12 +128,13 @@ def unslim(model: Model) -> Model:
     for module in list(model.modules()):
         slimming = getattr(module, "slimming", None)
         if isinstance(slimming, Slim):
-            for handle in slimming.handles:
-                handle.remove()
+            while slimming.handles:
+                slimming.handles.pop().remove()
             vars(module).pop("slimming", None)
             module._modules.pop("slimming", None)
-        for name in METHODS:
-            vars(module).pop(name, None)
+        for name, method in METHODS.items():
+            if vars(module).get(name) is method:
+                delattr(module, name)
     return model
 
 
