@@ -110,3 +110,17 @@ def find_images(inputs: Any, name: str = "") -> ByModality:
     for key, value in inputs.items() if isinstance(inputs, Mapping) else ():
         images |= find_images(value, str(key))
     return images
+
+
+def is_recomputed() -> bool:
+    """Whether autograd runs, which computes blocks again under checkpointing."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def address(values: torch.Tensor) -> Any:
+    """What tells tensors that exist at the same time; None where no backward pass computes them again."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(values):
+        return None
+    if not torch.is_grad_enabled():
+        return None
+    return values.untyped_storage()._cdata, int(values.storage_offset())

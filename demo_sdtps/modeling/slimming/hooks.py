@@ -16,19 +16,23 @@ next hook cuts again.
 from collections.abc import Sequence
 from functools import partial
 from inspect import signature
-from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
 from demo_sdtps.modeling.modalities import split_rows
-from demo_sdtps.modeling.sdtps import gather_tokens
 from demo_sdtps.modeling.slimming.budget import plan_counts
-from demo_sdtps.modeling.slimming.call import Batch, Call, find_images
+from demo_sdtps.modeling.slimming.call import Batch, Call, address, find_images, is_recomputed
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import Slimming
-from demo_sdtps.modeling.slimming.state import PER_POSITION, UNNAMED, State, scatter_tokens
+from demo_sdtps.modeling.slimming.state import (
+    PER_POSITION,
+    UNNAMED,
+    State,
+    cut_tokens,
+    scatter_tokens,
+)
 from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
@@ -135,7 +139,7 @@ class Slim(Slimming):
                 self.call.batches = {}
 
     def _end_batches(self, number: int) -> None:
-        """No block of a tower continues what it has begun, as after an error; the backward pass may compute it again."""
+        """No block of a tower continues what it has begun, as after an error; backward may compute it again."""
         for batch in self.call.batches.get(number, []):
             batch.next_block = batch.next_block and ENDED
 
@@ -182,7 +186,7 @@ class Slim(Slimming):
         stage = sum(block_before < index for block_before in self.blocks)
         values, state = tower.swap(tokens), batch.states[stage]
         if index in batch.extras:
-            values = _cut(values, state, batch.extras[index], tower.suffix)
+            values = cut_tokens(values, state, batch.extras[index], tower.suffix)
         if index in self.blocks:
             _check_prefix(values, state, tower, block)
             values, state = self._run(stage, batch, values, block)
@@ -314,20 +318,6 @@ class Slim(Slimming):
         return present if images.shape[0] == len(present) * batch else self.names
 
 
-def is_recomputed() -> bool:
-    """Whether autograd runs, which computes blocks again under checkpointing."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def address(values: torch.Tensor) -> Any:
-    """What tells tensors that exist at the same time; None where no backward pass computes them again."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(values):
-        return None
-    if not torch.is_grad_enabled():
-        return None
-    return values.untyped_storage()._cdata, int(values.storage_offset())
-
-
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:
     """A leaf of the values of `tensor`; torch.func has none, and computes nothing again."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -339,14 +329,6 @@ def _rename(path: str, module: nn.Module, weights: dict, prefix: str, *_: object
     """Names of a checkpoint in which the scores belong to the model itself → where they are."""
     for name in [name for name in weights if name.startswith(f"{prefix}slimming.")]:
         weights[f"{prefix}{path}{name.removeprefix(f'{prefix}slimming.')}"] = weights.pop(name)
-
-
-def _cut(values: torch.Tensor, state: State, extra: torch.Tensor, suffix: int) -> torch.Tensor:
-    """Values (B, L, C) with the whole grid → those of `state`, with its extra tokens (B, E, C)."""
-    patches = prod(state.grid)
-    end = int(values.shape[1]) - suffix
-    kept = gather_tokens(values[:, end - patches : end], state.places(values))
-    return torch.cat([values[:, : end - patches], kept, values[:, end:], extra], dim=1)
 
 
 def _check_prefix(values: torch.Tensor, state: State, tower: Tower, block: nn.Module) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from demo_sdtps.modeling.modalities import ByModality, Grid
+from demo_sdtps.modeling.sdtps import gather_tokens
 
 UNNAMED = ("image",)
 """The modality of a model that has no names for them."""
@@ -61,6 +62,16 @@ def scatter_tokens(
     """grid (B, N, C) with tokens (B, n, C) at positions (B, n)."""
     rows = torch.arange(grid.shape[0], device=grid.device).unsqueeze(1)
     return grid.index_put((rows, positions), tokens.to(grid.dtype))
+
+
+def cut_tokens(
+    values: torch.Tensor, state: State, extra: torch.Tensor, suffix: int
+) -> torch.Tensor:
+    """Values (B, L, C) with the whole grid → those of `state`, with its extra tokens (B, E, C)."""
+    patches = prod(state.grid)
+    end = int(values.shape[1]) - suffix
+    kept = gather_tokens(values[:, end - patches : end], state.places(values))
+    return torch.cat([values[:, : end - patches], kept, values[:, end:], extra], dim=1)
 
 
 def rotary(rope: torch.Tensor, state: State, suffix: int = 0) -> torch.Tensor:

@@ -168,24 +168,31 @@ def test_a_block_alone_is_as_it_was():
 # Errors, copies and threads
 
 
-def test_an_error_leaves_nothing_behind():
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_leaves_nothing_behind(error):
+    """Also one of which torch tells no hook, with the next forward of the model."""
     case = host_case()
-    _, model, _ = slim_both(case, *STAGES)
+    dense, model, _ = slim_both(case, *STAGES)
     images, failing = case.draw(6), []
+    tokens = torch.randn(2, 17, 32, dtype=torch.double, generator=generator(1))
 
     def fail(module, args):
         if len(failing) == 1:
-            raise RuntimeError("in the middle")
+            raise error("in the middle")
         failing.append(module)
 
     expected, alone = case.call(model, images), model.tower(images[:2])
     for place in ("tower.stem", "tower.blocks.0", "tower.blocks.2", "head"):
         failing[:] = [None] if place == "head" else []
         handle = model.get_submodule(place).register_forward_pre_hook(fail)
-        with pytest.raises(RuntimeError, match="in the middle"):
+        with pytest.raises(error, match="in the middle"):
             case.call(model, case.draw(6, seed=1))
         handle.remove()
-        assert torch.equal(model.tower(images[:2]), alone)
+        if error is RuntimeError:
+            for index in range(DEPTH):
+                expected_alone = dense.tower.blocks[index](tokens)
+                assert torch.equal(model.tower.blocks[index](tokens), expected_alone)
+            assert torch.equal(model.tower(images[:2]), alone)
         assert torch.equal(case.call(model, images), expected)
 
 
@@ -275,9 +282,18 @@ def test_slimming_is_no_layer_of_a_container(build, settings):
     assert model.slimming.counts(8) == (8,)
 
 
+def test_a_tower_is_unslimmed_without_what_wraps_it():
+    model, images = nn.Sequential(timm_model("test_vit")), torch.randn(2, 3, 64, 32)
+    expected = model(images)
+    demo_sdtps.unslim(demo_sdtps.slim(model, *STAGES)[0])
+    assert torch.equal(model(images), expected)
+    assert demo_sdtps.slim(model, (1,), (0.5,)).slimming.counts(8) == (4,)
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_functional_calls_and_the_meta_device():
-    model = demo_sdtps.slim(timm_model("test_vit"), (0, 1), score="distinctness").eval()
+@pytest.mark.parametrize("settings", [{}, {"restore": True}], ids=str)
+def test_functional_calls_and_the_meta_device(settings):
+    model = demo_sdtps.slim(timm_model("test_vit"), (0, 1), score="distinctness", **settings).eval()
     weights, images = dict(model.named_parameters()), torch.randn(2, 3, 64, 32)
     loss = lambda weights, image: functional_call(model, weights, (image[None],)).sum()  # noqa: E731
     with torch.no_grad():

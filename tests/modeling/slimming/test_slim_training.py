@@ -12,6 +12,7 @@ from sdtps_cases import assert_gradients_equal
 from slim_host import WAYS, Host, Tower, call_host, case_of, host_case
 from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
 from tiny import sums_of_a_block
+from torch import nn
 
 import demo_sdtps
 from demo_sdtps.config import UserError
@@ -88,6 +89,26 @@ def test_recomputation_of_several_images_of_a_forward(kind, way):
 
     for each in (call_host, call):
         agree(each, plain, recomputing(kind), host_case().draw(6))
+
+
+class Student(nn.Module):
+    """Its output beside that of other images, which has no gradient and leaves the memory of its tokens to later ones."""
+
+    def __init__(self, **ways):
+        super().__init__()
+        self.tower = Tower(**ways)
+
+    def forward(self, images):
+        with torch.no_grad():
+            target = self.tower(images.flip(0))
+        return self.tower(images) - target
+
+
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_recomputation_beside_a_call_without_gradient(kind):
+    plain, recomputing = pair(Student, "distinctness", shared=False)
+    for count in range(1, 7):
+        agree(Student.__call__, plain, recomputing(kind), case_of(Tower).draw(count))
 
 
 def test_recomputation_of_an_earlier_forward_is_refused():
