@@ -12,7 +12,7 @@ BACKBONE = "backbone"
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Convert a checkpoint between the names of DeMo and of this project, or take out its backbone; tensors "
-        "stay bit-identical. test_net.py reads both.",
+        "stay bit-identical. demo-sdtps test reads both.",
         epilog="To DeMo: a bare state dict, as DeMo saves it. To ours: with the numbers of identities and cameras beside it, "
         "no epoch, configuration or optimiser. To backbone: the Vision Transformer in timm's names, for MODEL.PRETRAIN_PATH_T.",
     )

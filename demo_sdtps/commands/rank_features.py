@@ -9,8 +9,8 @@ from demo_sdtps.config.schema import YES_NO
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Rank a gallery for queries by features that export_features.py wrote, and print mAP and Rank-k as "
-        "test_net.py does, without gallery samples of the query's identity and scene, or camera where there are no "
+        description="Rank a gallery for queries by features that demo-sdtps export wrote, and print mAP and Rank-k as "
+        "demo-sdtps test does, without gallery samples of the query's identity and scene, or camera where there are no "
         "scenes; --csv writes the nearest of each query, which may be of another data set, such as own images. "
         "Q and G are .npz files or folders of shards. "
         "The queries are in memory, the gallery's shards are read one by one."

@@ -169,7 +169,7 @@ KEYS = (
     Key(
         "TEST.MISS",
         "None",
-        "modalities zeroed in evaluation: r, n, t, rn, rt or nt; 'None' or 'nothing': none; all (test_net.py): every case",
+        "modalities zeroed in evaluation: r, n, t, rn, rt or nt; 'None' or 'nothing': none; all (demo-sdtps test): every case",
         ("None", "nothing", *MISSING_CASES, "all"),
     ),
     Key("TEST.CROSS_MODAL", False, "every set of modalities of the query against every other"),

@@ -208,7 +208,7 @@ def missing_modalities(text: str) -> frozenset[str]:
     """The modalities that a value of TEST.MISS names by their first letters."""
     if text == "all":
         raise UserError(
-            "TEST.MISS is 'all', which test_net.py alone understands; name one case such as 'rn', or 'nothing'."
+            "TEST.MISS is 'all', which demo-sdtps test alone understands; name one case such as 'rn', or 'nothing'."
         )
     letters = "" if text in ("None", "nothing") else text
     return frozenset(modality for modality in MODALITIES if modality[0].lower() in letters)

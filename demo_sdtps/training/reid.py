@@ -55,7 +55,7 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
     SIGTERM or SIGHUP stops is saved and ends with `Stopped`, after Ctrl-C with `KeyboardInterrupt`.
     """
     check_launch(cfg)
-    missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for test_net.py
+    missing_modalities(cfg.TEST.MISS)  # refuses 'all', which is for demo-sdtps test
     if run := fit(cfg, overwrite, make_task):
         return Trained(run.records, cast(DeMo, run.task.model.eval()))
     output = Path(cfg.OUTPUT_DIR)
