@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from demo_sdtps.training.output import FINISHED, RECORD
 from demo_sdtps.training.resume import Resumed
 from demo_sdtps.training.stop import Stopped
 
+MODULE = "demo_sdtps.commands"  # which python -m runs as COMMAND
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
 ROOMS = ("config", "datasets", "evaluation", "modeling", "runtime", "synthetic", "training")
@@ -126,6 +128,8 @@ def command() -> str:
     """The command line of this process, quoted for a shell."""
     script, *words = sys.argv
     start = script.split() if script.startswith(f"{COMMAND} ") else ["python", script]
+    if start[0] == COMMAND and ("-m", MODULE) in pairwise(sys.orig_argv):
+        start = ["python", "-m", MODULE, *start[1:]]
     if Path(script).is_absolute() and sys.orig_argv[1:2] == ["-m"]:
         start = ["python", *sys.orig_argv[1:3]]
     return shlex.join([*start, *words])

@@ -19,7 +19,7 @@ from interrupted import call
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.training.loop import fit
-from demo_sdtps.training.record import SOURCES, commit, source_tree
+from demo_sdtps.training.record import SOURCES, command, commit, source_tree
 from demo_sdtps.training.reid import make_task
 
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
@@ -104,6 +104,16 @@ def test_the_command_of_a_module_has_no_path(tmp_path):
     words = [sys.executable, "-m", "shown", "two words"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "python -m shown 'two words'"
+
+
+@pytest.mark.parametrize("module", ["demo_sdtps.commands", None])
+def test_the_command_is_recorded_as_it_was_started(monkeypatch, module):
+    """Where the script demo-sdtps is not on the path, it could not be repeated by it."""
+    start = ["-m", module] if module else ["/bin/demo-sdtps"]
+    monkeypatch.setattr(sys, "orig_argv", ["python3", *start, "train", "RESUME", "yes"])
+    monkeypatch.setattr(sys, "argv", ["demo-sdtps train", "RESUME", "yes"])
+    name = "python -m demo_sdtps.commands" if module else "demo-sdtps"
+    assert command() == f"{name} train RESUME yes"
 
 
 def git(folder, *words):
