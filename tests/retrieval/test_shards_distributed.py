@@ -6,12 +6,15 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 from commands import CONFIG, ROOT, SMALL, checkpoint_file, cli_args_for
 from feature_stores import read_all
+from forked import run_two
 from interrupted import call
 from launch import child_processes, free_port, wait_for
 from numeric import assert_close
+from pyarrow import parquet as pq
 from tiny import MODEL
 
 from demo_sdtps.commands import export_features
@@ -93,3 +96,25 @@ def test_an_export_whose_process_dies_is_continued(start_nodes, alone, words, tm
     assert {path: path.stat().st_mtime_ns for path in complete} == complete
     assert_same(folder, alone)
     assert not list(folder.glob(".*.part"))
+
+
+def test_two_processes_write_the_parquet_of_one(words, success, tmp_path, monkeypatch):
+    """Row groups that they cannot share equally."""
+    monkeypatch.chdir(tmp_path)
+    parquet = ("--format", "parquet")
+    success(export_features.main, *words, "--output", "alone.parquet", *parquet)
+    (tmp_path / "program.py").write_text(
+        "from demo_sdtps.commands import run_command\nfrom demo_sdtps.retrieval import export\n"
+        "export.ROW_GROUP = 11\nrun_command('export')\n"
+    )
+    output = ("--output", tmp_path / "two.parquet")
+    done = run_two(tmp_path / "program.py", *words, *output, *parquet)
+    assert done.returncode == 0 and done.stdout.count("Wrote 32 features") == 1, done.stderr
+    assert pq.ParquetFile("two.parquet").num_row_groups == 3
+    alone, two = (pq.read_table(f"{name}.parquet") for name in ("alone", "two"))
+    features = (np.stack(table["feature"].to_numpy()) for table in (two, alone))
+    assert_close(*features, *MODEL, *MODEL)
+    assert two.drop_columns("feature").equals(alone.drop_columns("feature"))
+    assert two.schema.metadata == alone.schema.metadata
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["alone.parquet", "program.py", "two.parquet"]
