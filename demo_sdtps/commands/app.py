@@ -13,7 +13,7 @@ def main() -> None:
     host = "address to serve at; 0.0.0.0 lets other machines in (default: 127.0.0.1)"
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
     cli.add_count(parser, "--port", 7860, "port to serve at")
-    parser.set_defaults(keep_self=True)  # what is uploaded is a file of its own
+    parser.set_defaults(keep_self=True, camera=None)  # what is uploaded is a file of its own
     arguments, cfg = flags.parse(parser)
     from demo_sdtps.reports.app import serve
 

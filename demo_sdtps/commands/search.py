@@ -1,6 +1,7 @@
 """Search own images: demo-sdtps search --weight W --gallery FOLDER --query FOLDER_OR_FILE --output hits.html"""
 
 import argparse
+import re
 from pathlib import Path
 
 from demo_sdtps.commands import flags
@@ -16,17 +17,40 @@ from demo_sdtps.config.common import (
 )
 
 
+def labels_pattern(text: str) -> re.Pattern:
+    """Type of the flag --pattern: a regular expression with named groups."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression ({error})") from None
+    if not pattern.groupindex:
+        raise argparse.ArgumentTypeError(f"{text!r} has no named group such as (?P<camera>\\d+)")
+    return pattern
+
+
 def search_parser(what: str) -> argparse.ArgumentParser:
     """Parser of a command that searches in a gallery; `what` begins its description."""
     parser = flags.config_parser(
         f"{what} FOLDER has the subfolders RGB, NI and TI with images of equal names, nested too; any of them, or any "
-        "image, may be missing. Images need no labels and no naming rule; cameras are unknown, so the mean of the model's is "
-        "taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
+        "image, may be missing. Images need no labels and no naming rule; where the camera is unknown the mean of the model's "
+        "is taken. The features of the gallery are kept in an index; images that are new, changed or removed update it.",
         epilog=f"distance: {SQUARED}; with --re_rank, or TEST.RE_RANKING yes, the {RERANKED}.",
         data=False,
     )
-    cli.add_path(parser, "--gallery", "FOLDER", "images to search in")
+    table = "or a TABLE.csv with the columns rgb, ni and ti, as in docs/own_data.md"
+    cli.add_path(parser, "--gallery", "FOLDER", f"images to search in; {table}")
     flags.add_modality(parser)
+    parser.add_argument(
+        "--pattern",
+        type=labels_pattern,
+        metavar="REGEX",
+        help="labels in the names, as named groups: 'cam(?P<camera>\\d+)' (default: those of a table alone)",
+    )
+    parser.add_argument(
+        "--gallery_camera",
+        metavar="NAME",
+        help="camera of the gallery, as the training's files call it, such as 2, where pattern and table name none",
+    )
     cli.add_count(parser, "--top", None, f"hits per query, at most all (default: {TOP})")
     cli.add_switch(parser, "--skip_unreadable", "go on without unreadable images; list them")
     parser.add_argument(
@@ -62,6 +86,9 @@ def main() -> None:
         "--query",
         "PLACE",
         "a FOLDER like that of the gallery, or one image such as FOLDER/RGB/x.jpg, taken with its siblings in NI and TI",
+    )
+    parser.add_argument(
+        "--camera", metavar="NAME", help="camera of the queries, likewise (default: any other)"
     )
     cli.add_switch(parser, "--keep_self", "let a query that is in the gallery be a hit of itself")
     cli.add_output(parser, "--output", ".html", help="write the hits as a page for browsers")

@@ -1,9 +1,10 @@
 """Data sets: readers, transforms, samplers and loaders."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -67,6 +68,20 @@ def data_name(cfg: CfgNode, identities: int) -> str:
     published = reader.published.get("train", {}).get("identities", identities)
     is_published = identities in (published, published - round(cfg.DATASETS.VALIDATION * published))
     return name if is_published else f"images in the layout of {name}"
+
+
+def camera_names(samples: Sequence[Sample]) -> list[str]:
+    """What the files call each camera, from camera 0; "" for one that is not among the samples."""
+    names = {sample.camera: sample.camera_name for sample in samples}
+    return [names.get(camera, "") for camera in range(1 + max(names))]
+
+
+def trained_cameras(cfg: CfgNode, origin: Mapping[str, Any], cameras: int) -> list[str]:
+    """What the files of a training call its cameras, as its checkpoint records; where it does not, as DeMo's, the numbers of a
+    published data set, and nothing for own data."""
+    reader = READERS.get(cfg.DATASETS.NAMES)
+    numbers = range(reader.first_camera, reader.first_camera + cameras) if reader else []
+    return origin.get("cameras") or [*map(str, numbers)]
 
 
 def configs_for(root: Path) -> list[str]:

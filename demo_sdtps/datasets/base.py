@@ -12,7 +12,7 @@ from PIL import Image
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.config.scores import MASK
 
-SPLITS = ("train", "query", "gallery")
+SPLITS = TRAIN, QUERY, GALLERY = ("train", "query", "gallery")
 VALIDATION = "validation"
 """The identities that are left out of train (DATASETS.VALIDATION)."""
 
@@ -35,6 +35,7 @@ class Sample:
     identity: int = UNKNOWN  # as on disk
     camera: int = UNKNOWN  # from 0
     scene: int = 0
+    camera_name: str = field(default="", compare=False, repr=False)  # as on disk
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -57,6 +58,7 @@ class Reader:
     by_scene: bool = False  # the protocol excludes by scene in place of camera (docs/method.md)
     instead: str = ""  # alternative to a missing data set
     labelled: bool = True
+    first_camera: int = 1  # its number in the file names
     trained_as: tuple[str, ...] = ()  # further names of the data set in checkpoints
     # DATASETS.ROOT_DIR → folder or table, where that is not the first one of `layout`
     locate: Callable[[Path], Path] | None = None
@@ -87,7 +89,7 @@ class Naming:
             )
         parsed = {name: int(value) for name, value in match.groupdict().items()}
         parsed["camera"] -= self.first_camera
-        return Sample(paths, **parsed)
+        return Sample(paths, **parsed, camera_name=match["camera"])
 
 
 def existing(folder: Path) -> Path:

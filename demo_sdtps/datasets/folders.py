@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -17,14 +17,18 @@ FLAT = f"where all images of a folder are of one modality, say which by --modali
 
 @dataclass(frozen=True)
 class Triplet(Sample):
-    """Images of equal name, but for the ending, without labels."""
+    """Images of equal name, but for the ending. `labels` are texts by column, of a table or the groups of a pattern, such as
+    what the "camera" is called."""
 
     name: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def stamp(self) -> str:
-        """Sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing one."""
+        """What its features depend on: sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing
+        one, and the camera, if known."""
         status = (path and os.stat(path) for path in self.paths)
-        return " ".join(f"{stat.st_size}:{stat.st_mtime_ns}" if stat else "-" for stat in status)
+        files = (f"{stat.st_size}:{stat.st_mtime_ns}" if stat else "-" for stat in status)
+        return " ".join([*files, *filter(None, [self.labels.get("camera")])])
 
     def without(self, broken: Collection[str]) -> "Triplet":
         """With None for these paths, which may be all."""

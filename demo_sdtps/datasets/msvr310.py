@@ -32,4 +32,5 @@ READER = Reader(
     layout="/MSVR310/{bounding_box_train,query3,bounding_box_test}/0001/{vis,ni,th}/"
     + NAMING.example,
     by_scene=True,
+    first_camera=NAMING.first_camera,
 )

@@ -3,7 +3,8 @@
 import csv
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -11,12 +12,15 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import SPLITS, Reader, Sample
-from demo_sdtps.datasets.folders import triplets_in
+from demo_sdtps.datasets.base import QUERY, SPLITS, Reader, Sample
+from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, triplets_in
 
 JUNK = "-1"
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
+TABLE = ".csv"
 COLUMNS = ("split", "identity", "camera", *(modality.lower() for modality in MODALITIES))
+TABLE_COLUMNS = ("split", *COLUMNS[3:])
+"""Those that are no labels of a triplet."""
 
 
 class TripletRow(NamedTuple):
@@ -83,6 +87,65 @@ def compile_pattern(cfg: CfgNode) -> re.Pattern:
     return pattern
 
 
+def read_triplets(
+    place: Path,
+    split: str,
+    modalities: Collection[str],
+    *,
+    flat: str | None = None,
+    pattern: re.Pattern | None = None,
+    camera: str | None = None,
+) -> list[Triplet]:
+    """The gallery or the query of a search, of these modalities: of a folder or an image as `read_query`, or of a table as
+    `csv_reader`, which needs no labels; one with a column split has those of `split`, and other columns are labels.
+
+    Named groups of the `pattern` in the names are labels too; `camera` is that of triplets without one.
+    """
+    if place.suffix.lower() == TABLE and place.is_file():
+        triplets = _table_triplets(place, split, modalities)
+    elif split == QUERY:
+        triplets = read_query(place, flat, modalities)
+    else:
+        triplets = read_folder(place, flat, modalities)
+    matches = [pattern.search(triplet.name) if pattern else None for triplet in triplets]
+    if pattern and split != QUERY and not any(matches):
+        raise UserError(
+            f"The pattern {pattern.pattern!r} is in no name of {place}, such as {triplets[0].name}; correct it."
+        )
+    default, labelled = {"camera": camera} if camera else {}, []
+    for triplet, match in zip(triplets, matches, strict=True):
+        groups = {name: text for name, text in match.groupdict().items() if text} if match else {}
+        labelled.append(replace(triplet, labels={**default, **triplet.labels, **groups}))
+    return labelled
+
+
+def _table_triplets(table: Path, split: str, modalities: Collection[str]) -> list[Triplet]:
+    """The triplets of a table, whose names are their first paths in it."""
+    columns, lines = _read_table(table)
+    images = [modality.lower() for modality in modalities if modality.lower() in columns]
+    if not images:
+        raise UserError(
+            f"{table} has no column of images; it needs {' or '.join(modality.lower() for modality in modalities)}."
+        )
+    triplets: dict[str, Triplet] = {}
+    for number, line in enumerate(lines, start=2):
+        paths = _line_paths(table, number, line, modalities)
+        if not any(paths) or line.get("split", split) != split:
+            continue
+        name = next(line[image] for image in images if line[image])
+        labels = {each: line[each] for each in columns if each not in TABLE_COLUMNS and line[each]}
+        if name in triplets:
+            raise UserError(
+                f"Line {number} of {table} names {name} again; remove one of the lines."
+            )
+        triplets[name] = Triplet(paths, name=name, labels=labels)
+    if not triplets:
+        raise UserError(
+            f"{table} has no images of the split {split}; add some, or give another table."
+        )
+    return [triplets[name] for name in sorted(triplets)]
+
+
 def _make_reader(
     read_rows: Callable[[], list[TripletRow]], has_cameras: bool, layout: str
 ) -> Reader:
@@ -97,7 +160,12 @@ def _make_reader(
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
         scenes = {row.paths: number for number, row in enumerate(rows)}
         return [
-            Sample(row.paths, identities[row.identity], order[cameras[row.camera]])
+            Sample(
+                row.paths,
+                identities[row.identity],
+                order[cameras[row.camera]],
+                camera_name=row.camera,
+            )
             if has_cameras
             else Sample(row.paths, identities[row.identity], scene=scenes[row.paths])
             for row in rows
@@ -157,6 +225,19 @@ def _read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
         ) from None
 
 
+def _line_paths(
+    table: Path, number: int, line: Mapping[str, str], modalities: Collection[str]
+) -> tuple[str | None, ...]:
+    """Paths of the images of these modalities in a line, in the order of MODALITIES."""
+    files = [line.get(name.lower()) if name in modalities else None for name in MODALITIES]
+    paths = tuple(str(table.parent / file) if file else None for file in files)
+    if absent := [path for path in paths if path and not os.path.isfile(path)]:
+        raise UserError(
+            f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
+        )
+    return paths
+
+
 def _table_rows(
     table: Path,
     columns: Sequence[str],
@@ -172,12 +253,7 @@ def _table_rows(
         raise UserError(f"{table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
     rows: list[TripletRow] = []
     for number, line in enumerate(lines, start=2):
-        files = [line[name] if name in needed else None for name in COLUMNS[3:]]
-        paths = tuple(str(table.parent / file) if file else None for file in files)
-        if absent := [path for path in paths if path and not os.path.isfile(path)]:
-            raise UserError(
-                f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
-            )
+        paths = _line_paths(table, number, line, modalities)
         split, identity, camera = (line.get(name, "") for name in COLUMNS[:3])
         if split not in SPLITS or not identity or ("camera" in columns and not camera):
             raise UserError(

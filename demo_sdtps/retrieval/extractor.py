@@ -16,7 +16,7 @@ from yacs.config import CfgNode
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.common import UNSHARED
 from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, flatten, get_cfg, with_values
-from demo_sdtps.datasets import Sample, check_trained_on
+from demo_sdtps.datasets import Sample, check_trained_on, trained_cameras
 from demo_sdtps.datasets.images import flat_images
 from demo_sdtps.datasets.loaders import make_decoder, test_loader
 from demo_sdtps.evaluation import tables
@@ -101,6 +101,7 @@ class Extractor(
         if self.cfg.MODEL.COMPILE:
             self.model.backbone.compile_blocks()
         self.cameras = self.model.backbone.cameras
+        self.camera_names = trained_cameras(self.cfg, self.origin, self.cameras)
         patterns = self.model.layout.split(torch.empty(0, self.model.layout.width))
         self.widths = {pattern: feature.shape[1] for pattern, feature in patterns.items()}
 

@@ -40,13 +40,14 @@ class Changes(NamedTuple):
 
 
 def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> np.ndarray:
-    """`Reid.features` of triplets, of the mean camera; each of several processes computes a part of them."""
+    """`Reid.features` of triplets, by their cameras; each of several processes computes a part of them."""
     if not triplets:
         return np.empty((0, 0), np.float32)
     shard = shard_for_rank(triplets)
     images = zip(*(triplet.paths for triplet in shard), strict=True)
     try:
-        rows = reid.features(*images, return_pattern=pattern)
+        cameras = [triplet.labels.get("camera") for triplet in shard]
+        rows = reid.features(*images, return_pattern=pattern, camera=cameras)
     except UserError:
         verify(path for triplet in shard for path in triplet.paths if path)
         raise
@@ -84,7 +85,7 @@ def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: boo
 
 def read_gallery(index: Store) -> Gallery:
     """The triplets of an index, with those modalities present whose files their stamps have."""
-    stamps = (stamp.split(" ") for stamp in index.texts("stamps"))
+    stamps = (stamp.split(" ")[: len(MODALITIES)] for stamp in index.texts("stamps"))
     present = np.array([[file != "-" for file in files] for files in stamps], bool)
     present = present.reshape(-1, len(MODALITIES))
     return Gallery(index.features(), present, list(index.texts("names")))

@@ -10,6 +10,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import load_cfg
 from demo_sdtps.config.ranges import Range, read_ranges
+from demo_sdtps.datasets import trained_cameras
 from demo_sdtps.datasets.pixels import read_pixels
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
 from demo_sdtps.retrieval.reid import Reid
@@ -58,6 +59,7 @@ class ExportedReid(Reid):
         self.model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
         self.model.check_settings(cfg)
         self.cameras, self.widths = self.model.cameras, self.model.widths
+        self.camera_names = trained_cameras(cfg, self.model.about["origin"], self.cameras)
 
     @cached_property
     def calibrations(self) -> "Mapping[int, Calibration]":  # type: ignore[override]  # read once

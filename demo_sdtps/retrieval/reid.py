@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # an exported model needs no torch for features
 logger = logging.getLogger(__name__)
 
 ImageLike = Any  # as `datasets.pixels.read_pixels` takes it, None for a missing one
+Cameras = int | str | Sequence[int | str | None] | None
 Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 
 
@@ -39,6 +40,7 @@ class Reid(ABC):
     cfg: CfgNode
     model: Any  # of which it reads the `modalities`
     cameras: int
+    camera_names: Sequence[str]  # as the files of the training have them
     widths: Mapping[int, int]
     calibrations: "Mapping[int, Calibration]"
 
@@ -55,7 +57,7 @@ class Reid(ABC):
         ti: Items = None,
         *,
         return_pattern: int = 3,
-        camera: int | Sequence[int] | None = None,
+        camera: Cameras = None,
         normalise: bool = True,
     ) -> Features:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`, and what is present in each.
@@ -64,8 +66,8 @@ class Reid(ABC):
         (1, H, W) or (H, W), of uint8 or of floats in [0, 1]; those with three axes may have n as a further first one. None, for
         a modality or for an image of it, is a missing one.
         `return_pattern`: 1 original, 2 enhanced, 3 both (docs/method.md). `camera` (one, or n) is counted
-        from 0 as in training; None, for images of any other camera, takes the mean of the cameras' embeddings. With the camera
-        given, features are those of demo-sdtps export.
+        from 0 as in training, or a text, what the training's files call it; None, or another text, is any other camera, for
+        which the mean of the cameras' embeddings is taken. With the camera given, features are those of demo-sdtps export.
 
         Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
         that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
@@ -189,9 +191,13 @@ class Reid(ABC):
             return values, np.tile(modality_mask(self.model.modalities), (len(values), 1))
         return values, decode_present(present)
 
-    def _cameras(self, camera: int | Sequence[int] | None, count: int) -> list[int]:
-        """`camera` as a list of `count`; None is the last, the mean of all."""
-        cameras: list[Any] = list(camera) if isinstance(camera, Iterable) else [camera] * count
+    def _cameras(self, camera: Cameras, count: int) -> list[int]:
+        """`camera` as a list of `count` numbers; any other one is the last, the mean of all."""
+        cameras: list[Any] = [camera] * count
+        if isinstance(camera, Iterable) and not isinstance(camera, str):
+            cameras = [*camera]
+        numbers = {name: number for number, name in enumerate(self.camera_names)}
+        cameras = [numbers.get(each) if isinstance(each, str) else each for each in cameras]
         if len(cameras) != count:
             raise UserError(f"There are {len(cameras)} cameras for {count} triplets; give as many.")
         for label in cameras:

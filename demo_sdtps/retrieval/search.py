@@ -18,7 +18,9 @@ from yacs.config import CfgNode
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP
-from demo_sdtps.datasets.folders import Triplet, check_modality, read_folder, read_query
+from demo_sdtps.datasets.base import GALLERY, QUERY
+from demo_sdtps.datasets.folders import Triplet, check_modality
+from demo_sdtps.datasets.own import read_triplets
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
     Comparison,
@@ -86,9 +88,9 @@ def search(
     check_extra("demo-sdtps search", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     places = [arguments.gallery, *([arguments.query] if queries is None else [])]
     check_modality(arguments.modality, *places)
-    gallery = read_folder(arguments.gallery, arguments.modality, cfg.MODEL.MODALITIES)
+    gallery = read_images(arguments, cfg, arguments.gallery, GALLERY, arguments.gallery_camera)
     if queries is None:
-        queries = read_query(arguments.query, arguments.modality, cfg.MODEL.MODALITIES)
+        queries = read_images(arguments, cfg, arguments.query, QUERY, arguments.camera)
     check_depths(arguments, cfg, len(gallery))
     sides = (present_modalities(side, cfg.MODEL.MODALITIES) for side in (queries, gallery))
     check_sets(arguments, cfg, queries, *sides)
@@ -103,6 +105,7 @@ def search(
             stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
             index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
         reid = reid or open_reid(cfg)
+        cameras = check_cameras(arguments, reid, [*gallery, *queries])
         is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
         calibration = None if is_reranked else reid.calibrations.get(arguments.return_pattern)
         if arguments.false_accept and calibration:
@@ -118,13 +121,21 @@ def search(
         changes = update(index, gallery, extract, check)
         if index is None:
             return None
-        print_lines(report(index, changes))
+        print_lines(report(index, changes), *cameras)
         hits: list[list[Hit]] = []
         if queries:
             side = torch.from_numpy(features), present_modalities(queries, cfg.MODEL.MODALITIES)
             triplets = {triplet.name: triplet.without(broken) for triplet in gallery}
             hits = find_hits(arguments, cfg, index, queries, side, triplets, calibration)
         return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
+
+
+def read_images(
+    arguments: argparse.Namespace, cfg: CfgNode, place: Path, split: str, camera: str | None
+) -> list[Triplet]:
+    """The triplets of a side of the search, with their labels."""
+    settings = {"flat": arguments.modality, "pattern": arguments.pattern, "camera": camera}
+    return read_triplets(place, split, cfg.MODEL.MODALITIES, **settings)
 
 
 def find_hits(
@@ -180,6 +191,26 @@ def check_sets(
         first = queries[find_incomparable(comparison, present, gallery)[0]]
         raise UserError(f"{text}; or leave them out, the first is {first.files[0]}.")
     return comparison
+
+
+def check_cameras(
+    arguments: argparse.Namespace, reid: Reid, triplets: Sequence[Triplet]
+) -> list[str]:
+    """A line on cameras that triplets have and the model's training did not, if any. Raises `UserError` where a flag names such
+    a camera."""
+    names = ", ".join(filter(None, reid.camera_names)) or "none that its checkpoint names"
+    for flag in ("camera", "gallery_camera"):
+        name = getattr(arguments, flag)
+        if name and reid.cameras and name not in reid.camera_names:
+            raise UserError(
+                f"--{flag} is {name}, but the cameras of the model's training are {names}; give one of them, or "
+                "leave it out."
+            )
+    labels = {triplet.labels["camera"] for triplet in triplets if "camera" in triplet.labels}
+    others = sorted(labels - {*reid.camera_names}) if reid.cameras else []
+    return others and [
+        f"Cameras that the model was not trained on, so that the mean of its own ({names}) is taken: {', '.join(others)}"
+    ]
 
 
 def reranks_all(arguments: argparse.Namespace, cfg: CfgNode) -> bool:

@@ -13,6 +13,7 @@ from demo_sdtps.config.scores import MASK, reads_masks
 from demo_sdtps.datasets import (
     SPLITS,
     Sample,
+    camera_names,
     check_labelled,
     data_name,
     identity_labels,
@@ -163,6 +164,7 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
         about={
             "num_class": classes,
             "camera_num": model.camera_num,
+            "cameras": camera_names(samples),
             "data": data_name(cfg, classes),
         },
         auxiliary={"center_losses": loss.centers},

@@ -88,6 +88,7 @@ def test_the_last_and_the_best_checkpoint(run_folder):
             4,
             "Synthetic",
         )
+        assert content["cameras"] == ["1", "2", "3", "4"]
         make_model(cfg, 6, 4).load_state_dict(content["model"])
         assert content["epoch"] == (2 if name == "last.pth" else max(scores, key=scores.get))
         assert content["config"] == (run_folder / "config.yml").read_text()

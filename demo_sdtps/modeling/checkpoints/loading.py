@@ -32,7 +32,7 @@ SAVED, SAVED_PREFIX, SAVED_CONFIG = "model.safetensors", "model.", "config.json"
 IN_FOLDER = ("last.pth", "best.pth", SAVED)
 """What a folder is read from, the first that it has: of a run the last epoch, whose figures are fair (docs/models.md)."""
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.pth)(?<!\.safetensors)")
-ORIGIN = ("dataset", "data", "epoch", "commit", "metrics", "calibration")
+ORIGIN = ("dataset", "data", "cameras", "epoch", "commit", "metrics", "calibration")
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's weights under our names, its numbers of identities and cameras, and those of ORIGIN that are known: the data
-    set that it was trained on, what its images are, the epoch, and, of a saved `Extractor`, the commit, the record of its
-    evaluation and its calibration."""
+    set that it was trained on, what its images are, what its cameras are called, the epoch, and, of a saved `Extractor`, the
+    commit, the record of its evaluation and its calibration."""
 
     path: Path
     model: dict[str, torch.Tensor]
