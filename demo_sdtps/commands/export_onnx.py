@@ -1,6 +1,7 @@
 """Write a trained model as ONNX: demo-sdtps export onnx --weight W --output model.onnx"""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import UserError, cli
@@ -38,7 +39,16 @@ def export(
         "deviation; imagenet: by ImageNet's, without camera, one output by TEST.RETURN_PATTERN, as trackers give them"
     )
     cli.add_choice(parser, "--input", INPUTS, inputs, kinds)
+    if suffix == ".onnx":
+        parser.add_argument(
+            "--triton",
+            type=Path,
+            metavar="FOLDER",
+            help="also write FOLDER/<name of the file>/{config.pbtxt,1/model.onnx}, a model in the repository of a "
+            "Triton Inference Server",
+        )
     arguments, cfg = flags.parse(parser)
+    repository = vars(arguments).get("triton")
     check_extra(parser.prog, extra, packages)
     if arguments.input == IMAGENET and len(cfg.MODEL.MODALITIES) > 1:
         raise UserError(
@@ -49,7 +59,10 @@ def export(
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.retrieval.extractor import make_extractor
     from demo_sdtps.retrieval.onnx_export import export_model
+    from demo_sdtps.retrieval.onnx_export.triton import check_repository, write_repository
 
+    if repository:
+        check_repository(repository, arguments.output, arguments.overwrite)
     precision, data, samples = arguments.precision, None, []
     if precision != "float32" and find_reader(cfg).labelled:
         data = make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
@@ -57,6 +70,9 @@ def export(
         samples = read_splits(cfg, ("train",))["train"]
     reid, options = make_extractor(cfg), (precision, arguments.input, samples, data)
     export_model(reid, arguments.output, *options, overwrite=arguments.overwrite)
+    if repository:
+        write_repository(repository, arguments.output)
+        cli.print_lines(f"Wrote {repository / arguments.output.stem}, a model of Triton")
 
 
 def main() -> None:

@@ -138,6 +138,32 @@ def test_the_lines_of_the_page_give_the_features(tiny_root, files, tmp_path, mon
 
 
 @pytest.mark.slow
+def test_a_model_of_triton_takes_and_gives_what_its_configuration_says(tiny_root, tmp_path):
+    """Tensors of its names, types and shapes, with the batch as first axis, as the server passes them to ONNX Runtime."""
+    repository = tmp_path / "repository"
+    export(tmp_path, tiny_root, "m.onnx", "--triton", repository)
+    config = (repository / "m" / "config.pbtxt").read_text()
+    assert all(line in config for line in ('name: "m"\n', 'backend: "onnxruntime"\n'))
+    entry = r'^(input|output) \{name: "(\w+)" data_type: TYPE_(\w+) dims: \[(.*?)\]( reshape: \{shape: \[\]\})?\}$'
+    types = {"FP32": np.float32, "INT64": np.int64}
+    fed, outputs = {}, {}
+    for kind, name, data_type, dims, is_flat in re.findall(entry, config, re.M):
+        shape = (5, *map(int, dims.split(", ")))
+        values = np.zeros(shape, types[data_type])
+        assert not is_flat or shape == (5, 1)
+        (fed if kind == "input" else outputs)[name] = values[:, 0] if is_flat else values
+    assert list(fed) == ["rgb", "ni", "ti", "camera"]
+    file = repository / "m" / "1" / "model.onnx"
+    assert file.read_bytes() == (tmp_path / "m.onnx").read_bytes()
+    actual = onnxruntime.InferenceSession(file).run(list(outputs), fed)
+    assert [(each.shape, each.dtype) for each in actual] == [
+        (each.shape, each.dtype) for each in outputs.values()
+    ]
+    with pytest.raises(SystemExit, match="2"):  # a model of that name is there
+        export(tmp_path, tiny_root, "other/m.onnx", "--triton", repository)
+
+
+@pytest.mark.slow
 @pytest.mark.soak
 def test_another_precision_is_compared_with_float32_on_the_test_split(
     tiny_root, command, capsys, tmp_path
