@@ -12,11 +12,12 @@ def main() -> None:
         description="Rank a gallery for queries by features that demo-sdtps export wrote, and print mAP and Rank-k as "
         "demo-sdtps test does, without gallery samples of the query's identity and scene, or camera where there are no "
         "scenes; --csv writes the nearest of each query, which may be of another data set, such as own images. "
-        "Q and G are .npz files or folders of shards. "
-        "The queries are in memory, the gallery's shards are read one by one."
+        "Q and G are .npz files, or tables in a folder or at an address such as s3://bucket/gallery. "
+        "The queries are in memory, a table of the gallery is read batch by batch."
     )
-    cli.add_path(parser, "--query", "Q", "features of the queries")
-    cli.add_path(parser, "--gallery", "G", "features of the gallery")
+    cli.add_place(parser, "--query", "Q", "features of the queries")
+    cli.add_place(parser, "--gallery", "G", "features of the gallery")
+    cli.add_where(parser)
     cli.add_choice(parser, "--feat_norm", YES_NO, "yes", "L2-normalise, as TEST.FEAT_NORM")
     key = "as TEST.CROSS_MODAL_DISTANCE"
     cli.add_choice(parser, "--cross_modal_distance", CROSS_MODAL_DISTANCES, "shared", key)

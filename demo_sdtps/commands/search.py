@@ -2,7 +2,6 @@
 
 import argparse
 import re
-from pathlib import Path
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import RETURN_PATTERNS, cli
@@ -55,11 +54,11 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     cli.add_switch(parser, "--skip_unreadable", "go on without unreadable images; list them")
     parser.add_argument(
         "--index",
-        type=Path,
-        metavar="DIR",
-        help="the gallery's index (default: one below runs/search for each gallery, checkpoint and return pattern); one of "
-        "others, or a damaged one, is replaced with --rebuild only",
+        metavar="PLACE",
+        help="the gallery's index, a folder or an address such as s3://bucket/photos (default: one below runs/search for each "
+        "gallery, checkpoint and return pattern); one of others, or a damaged one, is replaced with --rebuild only",
     )
+    cli.add_where(parser)
     cli.add_switch(parser, "--rebuild", "make the index anew, from all images of the gallery")
     exactness = "flat: exact; the others: approximate, for millions of images, recall told"
     cli.add_choice(parser, "--index_type", (FLAT, *APPROXIMATE), FLAT, exactness)

@@ -56,6 +56,21 @@ def add_path(parser: ArgumentParser, flag: str, metavar: str, meaning: str) -> N
     parser.add_argument(flag, type=Path, metavar=metavar, required=True, help=meaning)
 
 
+def add_place(parser: ArgumentParser, flag: str, metavar: str, meaning: str) -> None:
+    """Add a required flag for a file, a folder or an address such as s3://bucket/folder, as text."""
+    parser.add_argument(flag, metavar=metavar, required=True, help=meaning)
+
+
+def add_where(parser: ArgumentParser) -> None:
+    """Add the flag --where."""
+    parser.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help='search only in the rows of the gallery that a condition in SQL leaves, such as "camera <> 2 AND present LIKE '
+        "'%%TI%%'\"; a wrong one is answered with the columns there are",
+    )
+
+
 def add_switch(parser: ArgumentParser, flag: str, meaning: str) -> None:
     """Add a flag without a value, which is False by default."""
     parser.add_argument(flag, action="store_true", help=meaning)

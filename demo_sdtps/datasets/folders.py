@@ -24,10 +24,13 @@ class Triplet(Sample):
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def stamp(self) -> str:
-        """What its features depend on: sizes in bytes and times of modification in nanoseconds of its files, "-" for a missing
-        one, and the camera, if known."""
+        """What its features depend on: of each file the size in bytes and the times of modification and of change, of its name
+        too, in nanoseconds, "-" for a missing one; and the camera, if known."""
         status = (path and os.stat(path) for path in self.paths)
-        files = (f"{stat.st_size}:{stat.st_mtime_ns}" if stat else "-" for stat in status)
+        files = (
+            f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}" if stat else "-"
+            for stat in status
+        )
         return " ".join([*files, *filter(None, [self.labels.get("camera")])])
 
     def without(self, broken: Collection[str]) -> "Triplet":

@@ -1,17 +1,14 @@
 """Approximate indices of faiss for large galleries: IVF-PQ and HNSW (docs/retrieval.md)."""
 
 import math
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.retrieval.nearest import Nearest, among, nearest
-from demo_sdtps.retrieval.store import FeatureBlocks, Store
-from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.retrieval.table import FeatureBlocks
 
 CODES = 256  # values of a byte of a code of IVF-PQ, and the fewest samples that it is trained on
 MOST_BYTES = 128  # of a code
@@ -23,47 +20,31 @@ SAMPLE = 100  # queries by which recall is measured, at most
 
 
 def approximate(
-    store: Store,
-    kind: str,
-    queries: np.ndarray,
-    gallery: FeatureBlocks,
-    names: Sequence[str],
-    top: int,
+    kind: str, queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], top: int
 ) -> Nearest:
     """`nearest` among candidates of an approximate index, whose recall is printed.
 
-    `gallery` are the store's triplets of a set of modalities in the columns of `queries` (Q, D). Their approximate index is
-    built where there is none of the gallery as it is now, and written beside the features. Recall is measured then, by some of
-    the queries, as it takes an exact search.
+    `gallery` are triplets of a set of modalities in the columns of `queries` (Q, D). Recall is measured by some of the queries,
+    as it takes an exact search.
     """
-    key, entries = f"{kind}, {gallery.name}", store.record["approximate"]
+    key = f"{kind}, {gallery.name}"
     if kind == "ivfpq" and len(gallery) < CODES:
         print_lines(f"{key}: exact search, as there are {len(gallery)} triplets")
         return nearest(queries, gallery, names, top)
-    stored = _read_index(store, entries.get(key))
-    index = build_index(kind, gallery) if stored is None else stored
+    index, order = build_index(kind, gallery)
     places = find_candidates(index, queries, min(len(gallery), max(LEAST, PER_HIT * top)))
-    rows = np.where(places < 0, places, gallery.rows[places])
-    hits = among(queries, gallery, names, top, rows)
-    if stored is None:
-        count = min(SAMPLE, len(queries))
-        sample = np.unique(np.linspace(0, len(queries) - 1, count).round().astype(int))
-        exact = nearest(queries[sample], gallery, names, top)
-        share = recall(Nearest(*(column[sample] for column in hits)), exact)
-        for outdated in [each for each in entries if entries[each]["shards"] != store.shards]:
-            del entries[outdated]
-        entries[key] = {
-            "file": f"{kind}-{secrets.token_hex(8)}.faiss",
-            "shards": list(store.shards),
-            "recall": f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})",
-        }
-        _write_index(store, entries[key], index)
-    print_lines(f"{key}: {entries[key]['recall']}")
+    hits = among(queries, gallery, names, top, np.where(places < 0, places, order[places]))
+    count = min(SAMPLE, len(queries))
+    sample = np.unique(np.linspace(0, len(queries) - 1, count).round().astype(int))
+    exact = nearest(queries[sample], gallery, names, top)
+    share = recall(Nearest(*(column[sample] for column in hits)), exact)
+    against = f"against exact search (queries: {len(sample)})"
+    print_lines(f"{key}: recall@{top} {share:.3f} {against}")
     return hits
 
 
-def build_index(kind: str, gallery: FeatureBlocks) -> Any:
-    """A faiss index of the gallery, IVF-PQ trained on a sample of it, `CODES` triplets or more."""
+def build_index(kind: str, gallery: FeatureBlocks) -> tuple[Any, np.ndarray]:
+    """A faiss index of the gallery, IVF-PQ trained on a sample of it, `CODES` triplets or more, and the rows in its order."""
     import faiss
 
     index: Any
@@ -82,9 +63,11 @@ def build_index(kind: str, gallery: FeatureBlocks) -> Any:
         count = min(len(gallery), PER_LIST * max(lists, CODES))
         sample = np.random.default_rng(0).choice(len(gallery), count, replace=False)
         index.train(gallery.take(gallery.rows[np.sort(sample)]))
-    for _, block in gallery.blocks("building the index"):
+    order = []
+    for rows, block in gallery.blocks("building the index"):
         index.add(block)
-    return index
+        order.append(rows)
+    return index, np.concatenate(order)
 
 
 def find_candidates(index: Any, queries: np.ndarray, count: int) -> np.ndarray:
@@ -97,24 +80,3 @@ def find_candidates(index: Any, queries: np.ndarray, count: int) -> np.ndarray:
 def recall(hits: Nearest, exact: Nearest) -> float:
     """Share of the hits that are as near as those of the exact search: recall@top, for hits (Q, top) of both."""
     return float((hits.distances <= exact.distances[:, -1:]).mean())
-
-
-def _read_index(store: Store, entry: dict[str, Any] | None) -> Any:
-    """The faiss index of an entry; None where it is missing, of other shards or damaged: it is built anew then."""
-    import faiss
-
-    if entry and entry["shards"] == store.shards:
-        with suppress(RuntimeError):
-            return faiss.read_index(str(store.folder / entry["file"]))
-    return None
-
-
-def _write_index(store: Store, entry: dict[str, Any], index: Any) -> None:
-    import faiss
-
-    with atomic_write(store.folder / entry["file"]) as path:
-        try:
-            faiss.write_index(index, str(path))
-        except RuntimeError as error:  # a full disk
-            raise OSError(str(error)) from None
-    store.commit()

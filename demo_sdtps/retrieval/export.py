@@ -1,54 +1,74 @@
-"""The features of a split as an .npz file, in shards or as Parquet: what demo-sdtps export does (docs/retrieval.md)."""
+"""The features of a split as an .npz file, as Parquet or in a table: what demo-sdtps export does (docs/retrieval.md)."""
 
 import argparse
 import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from yacs.config import CfgNode
 
-from demo_sdtps.config import UserError, with_values
+from demo_sdtps.config import MODALITIES, UserError, with_values
 from demo_sdtps.config.cli import count_text, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
-from demo_sdtps.evaluation.distances import make_comparison
 from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
+from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.retrieval.feature_sets import LABELS, sample_labels, samples_digest
-from demo_sdtps.retrieval.features import encode_present, modality_mask
-from demo_sdtps.retrieval.origin import describe_origin
-from demo_sdtps.retrieval.store import LOCK, Store, check_origin, check_store_folder, open_store
+from demo_sdtps.retrieval.origin import check_origin, describe_features
+from demo_sdtps.retrieval.table import (
+    FEATURE,
+    check_place,
+    create_table,
+    open_table,
+    table_schema,
+)
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
 from demo_sdtps.runtime.progress import progress
 
 ROW_GROUP = 8192
-"""Rows of Parquet that are in memory at a time, as in a shard."""
+"""Rows of Parquet or of a table that are in memory at a time."""
+ADVICE = "choose another place, or pass --overwrite"
 
+COLUMNS = {
+    "row": "int64",
+    "name": "string",
+    **{name.lower(): "string" for name in MODALITIES},
+    **dict.fromkeys(LABELS.values(), "int64"),
+    "present": "string",
+    "split": "string",
+    "return_pattern": "int64",
+}
+"""Arrow's types of the columns beside the features."""
+
+Item = TypeVar("Item")
 Group = tuple[Sequence[Sample], np.ndarray]
 """Samples and their features (m, D), which are written together."""
 
 
 def check_output(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` for an output that cannot be written."""
-    if arguments.shards:
-        if arguments.format == "parquet":
-            raise UserError("--shards writes a folder, --format parquet a file; give one of them.")
-        check_store_folder(arguments.output)
+    """Choose the format by the output's ending, unless it is given. Raises `UserError` for an output that cannot be written."""
+    endings = {".npz": "npz", ".parquet": "parquet"}
+    arguments.format = arguments.format or endings.get(Path(arguments.output).suffix, "lance")
+    if arguments.format == "npz" and arguments.dtype != "float32":
+        raise UserError(
+            f"Only tables and Parquet can be {arguments.dtype} (--dtype); give an output that is no .npz file."
+        )
+    if arguments.format == "lance":
+        check_extra("A table", "search", {"lancedb": "lancedb"})
+        check_place(arguments.output)
         return
     if arguments.format == "parquet":
         check_extra("--format parquet", "parquet", {"pyarrow": "pyarrow"})
-    elif arguments.dtype != "float32":
-        raise UserError(
-            f"Only shards and Parquet can be {arguments.dtype} (--dtype); give --shards or --format parquet too."
-        )
+    arguments.output = Path(arguments.output)
     check_output_file(arguments.output, f".{arguments.format}", arguments.overwrite)
 
 
@@ -56,72 +76,64 @@ def export_file(
     cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
     """Write the features of samples as an .npz file, or as Parquet, of which one group is in memory at a time."""
-    is_parquet = arguments.format == "parquet"
+    output, is_parquet = arguments.output, arguments.format == "parquet"
     if is_parquet:
         check_names(samples)
-    groups = extract_groups(
-        cfg, arguments, model, split_groups(samples, ROW_GROUP if is_parquet else len(samples))
-    )
+    parts = split_groups(samples, ROW_GROUP if is_parquet else len(samples))
+    groups = extract_groups(cfg, arguments, model, parts, together=True)
     if not distributed.is_main():
         deque(groups, maxlen=0)  # it computes its part of each
         return
-    origin, record = describe_export(cfg, arguments)
     write = write_parquet if is_parquet else write_array
-    write(arguments.output, groups, record | origin, extracted_modalities(cfg))
+    with lock_file(output.with_name(f".{output.name}.lock"), f"The output {output}"):
+        write(output, groups, describe_export(cfg, arguments), extracted_modalities(cfg))
     features = count_text(len(samples), "feature")
-    print_lines(f"Wrote {features} in {arguments.dtype} to {arguments.output}")
+    print_lines(f"Wrote {features} in {arguments.dtype} to {output}")
 
 
-def export_shards(
+def export_table(
     cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
-    """Write the features of samples in shards, those alone that are not there yet."""
-    output, modalities = arguments.output, extracted_modalities(cfg)
-    groups = {
-        f"shard-{number:05}.safetensors": group
-        for number, group in enumerate(split_groups(samples, arguments.shards))
-    }
-    with ExitStack() as stack:
-        store = None
-        if distributed.is_main():
-            stack.enter_context(lock_file(output / LOCK, f"The output {output}"))
-            origin, record = describe_export(cfg, arguments)
-            origin |= {"dtype": arguments.dtype, "rows": len(samples)}
-            origin |= {"shard_rows": arguments.shards, "samples_sha256": samples_digest(samples)}
-            store = Store(output, origin, "run the export again", record)
-            begin_shards(store, groups, arguments.overwrite)
-        complete = distributed.broadcast_from_main(lambda: store.shards if store else [])
-        missing = [shard for shard in groups if shard not in complete]
-        extracted = extract_groups(cfg, arguments, model, [groups[shard] for shard in missing])
-        for shard, (group, features) in zip(missing, extracted, strict=True):
-            if store:
-                paths = ["\0".join(path or "" for path in sample.paths) for sample in group]
-                labels = sample_labels(group, modalities)
-                store.write(shard, features, {**labels, "paths": paths})
-        if store:
-            store.shards = list(groups)
-            store.commit()
-            print_lines(
-                f"Wrote {count_text(len(missing), 'shard')}, {len(complete)} were there: "
-                f"{count_text(len(samples), 'feature')} in {arguments.dtype} in {output}"
-            )
+    """Write the features of samples to a table, those alone that are not there yet; each of several processes writes its
+    part."""
+    check_names(samples)
+    facts, modalities = describe_export(cfg, arguments), extracted_modalities(cfg)
+    width = feature_widths(model)[arguments.return_pattern]
+    missing = distributed.broadcast_from_main(lambda: begin_table(arguments, facts, samples, width))
+    table = open_table(arguments.output, ADVICE)
+    assert table
+    each = -(-len(missing) // distributed.world_size())
+    share = missing[distributed.rank() * each : (distributed.rank() + 1) * each].tolist()
+    parts = [[samples[row] for row in rows] for rows in split_groups(share, ROW_GROUP)]
+    groups = extract_groups(cfg, arguments, model, parts)
+    for rows, (group, features) in zip(split_groups(share, ROW_GROUP), groups, strict=True):
+        table.put(sample_columns(rows, group, facts, modalities), features)
+    distributed.all_gather_object(None)  # all have written
+    if distributed.is_main():
+        new, before = len(missing), len(samples) - len(missing)
+        print_lines(
+            f"Wrote {count_text(new, 'feature')} in {arguments.dtype} to {arguments.output}, {before} were there"
+        )
 
 
-def begin_shards(store: Store, groups: Mapping[str, Sequence[Sample]], overwrite: bool) -> None:
-    """Begin a store, or continue one with the same origin, with those of its shards that are whole."""
-    before = None if overwrite else open_store(store.folder, "choose another, or pass --overwrite")
-    if before:
-        check_origin(before, store.origin)
-        for shard, group in groups.items():
-            with suppress(UserError):  # it is missing or damaged
-                if before.shape(shard)[0] == len(group):
-                    store.shards.append(shard)
-    store.commit()
+def begin_table(
+    arguments: argparse.Namespace, facts: dict[str, Any], samples: Sequence[Sample], width: int
+) -> np.ndarray:
+    """Make the table, or continue one of the same origin; → the numbers of the samples that it lacks."""
+    facts |= {"dtype": arguments.dtype, "rows": len(samples)}
+    facts |= {"samples_sha256": samples_digest(samples)}
+    table = None if arguments.overwrite else open_table(arguments.output, ADVICE)
+    if not table:
+        schema = table_schema(COLUMNS, width, arguments.dtype)
+        create_table(arguments.output, facts, schema, ADVICE)
+        return np.arange(len(samples))
+    check_origin(table.place, table.facts, facts, ADVICE)
+    return np.setdiff1d(np.arange(len(samples)), table.read(names=["row"]).columns["row"])
 
 
-def split_groups(samples: Sequence[Sample], rows: int) -> list[Sequence[Sample]]:
-    """The samples in groups of so many rows."""
-    return [samples[start : start + rows] for start in range(0, len(samples), max(1, rows))]
+def split_groups(items: Sequence[Item], rows: int) -> list[Sequence[Item]]:
+    """Items in groups of so many."""
+    return [items[start : start + rows] for start in range(0, len(items), max(1, rows))]
 
 
 def extract_groups(
@@ -129,12 +141,14 @@ def extract_groups(
     arguments: argparse.Namespace,
     model: Model,
     groups: Sequence[Sequence[Sample]],
+    together: bool = False,
 ) -> Iterator[Group]:
-    """Groups of samples and their features, as they are written; processes share the work on each."""
+    """Groups of samples and their features, as they are written; `together` the processes share the work on each."""
     cfg = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
     for group in progress(groups, "exporting", unit="group"):
-        loader = test_loader(cfg, distributed.shard_for_rank(group))
-        (patterns,) = extract_features(cfg, model, loader, total=len(group))
+        share = distributed.shard_for_rank(group) if together else group
+        total = len(group) if together else None
+        (patterns,) = extract_features(cfg, model, test_loader(cfg, share), total=total)
         features = patterns[arguments.return_pattern]
         features = normalise(cfg, features) if arguments.normalise else features
         converted = features.to(getattr(torch, arguments.dtype))
@@ -170,31 +184,56 @@ def write_parquet(
         key: fact if isinstance(fact, str) else json.dumps(fact) for key, fact in facts.items()
     }
     with ExitStack() as stack:
-        temporary, writer = stack.enter_context(atomic_write(path)), None
+        temporary, writer, start = stack.enter_context(atomic_write(path)), None, 0
         for samples, features in groups:
-            rows = [
-                {
-                    "name": sample.files[0],
-                    **{label: getattr(sample, label) for label in LABELS.values()},
-                    "present": ",".join(name for name in sample.modalities if name in modalities),
-                    "split": facts["split"],
-                    "return_pattern": facts["return_pattern"],
-                }
-                for sample in samples
-            ]
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1])
-            table = pa.Table.from_pylist(rows, metadata=texts).append_column("feature", lists)
+            rows = range(start, start + len(samples))
+            columns, start = sample_columns(rows, samples, facts, modalities), rows.stop
+            kind = pa.list_(pa.from_numpy_dtype(features.dtype), features.shape[1])
+            arrays = [pa.array(column, COLUMNS[name]) for name, column in columns.items()]
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), type=kind)
+            table = pa.table([*arrays, lists], [*columns, FEATURE], metadata=texts)
             if writer is None:
-                writer = parquet.ParquetWriter(temporary, table.schema, use_dictionary=[*rows[0]])
+                writer = parquet.ParquetWriter(temporary, table.schema, use_dictionary=[*columns])
                 stack.enter_context(writer)
             writer.write_table(table)
 
 
+def sample_columns(
+    rows: Sequence[int],
+    samples: Sequence[Sample],
+    facts: Mapping[str, Any],
+    modalities: Collection[str],
+) -> dict[str, list]:
+    """The columns of samples, of these numbers in their split."""
+    paths = [(*sample.paths, None, None)[: len(MODALITIES)] for sample in samples]
+    return {
+        "row": [*rows],
+        "name": [sample.files[0] for sample in samples],
+        **{name.lower(): [row[place] for row in paths] for place, name in enumerate(MODALITIES)},
+        **{label: [getattr(sample, label) for sample in samples] for label in LABELS.values()},
+        "present": [
+            ",".join(name for name in sample.modalities if name in modalities) for sample in samples
+        ],
+        "split": [facts["split"]] * len(samples),
+        "return_pattern": [facts["return_pattern"]] * len(samples),
+    }
+
+
+def feature_widths(model: Model) -> Mapping[int, int]:
+    """D by return pattern."""
+    if isinstance(model, ExportedModel):
+        return model.widths
+    patterns = model.layout.split(torch.empty(0, model.layout.width))
+    return {pattern: features.shape[1] for pattern, features in patterns.items()}
+
+
 def check_names(samples: Sequence[Sample]) -> None:
-    """Raise `UserError` for names of files that Parquet cannot hold."""
-    for name in (sample.files[0] for sample in samples):
+    """Raise `UserError` for names of files that tables cannot hold."""
+    for name in (name for sample in samples for name in sample.files):
         if name.encode(errors="replace").decode() != name:
-            raise UserError(f"The name {name!a} is not UTF-8, as Parquet needs; rename the file.")
+            raise UserError(
+                f"The name {name!a} is not UTF-8, as Parquet and tables need; rename the file."
+            )
 
 
 def extracted_modalities(cfg: CfgNode) -> set[str]:
@@ -202,14 +241,10 @@ def extracted_modalities(cfg: CfgNode) -> set[str]:
     return set(cfg.MODEL.MODALITIES) - missing_modalities(cfg.TEST.MISS)
 
 
-def describe_export(
-    cfg: CfgNode, arguments: argparse.Namespace
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the features depend on, but for the images, and what else an export records."""
-    origin = describe_origin(cfg, arguments.return_pattern)
-    origin["split"] = arguments.split
-    origin["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
-    sources = make_comparison(cfg, arguments.return_pattern).sources
-    codes = [int(encode_present(modality_mask(source))) for source in sources]
-    origin["configuration"] |= {"TEST.MISS": cfg.TEST.MISS, "sources": codes}
-    return origin, {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES}
+def describe_export(cfg: CfgNode, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What an export records: what the features depend on, but for the images, and where they are from."""
+    facts = describe_features(cfg, arguments.return_pattern)
+    facts["split"] = arguments.split
+    facts["normalised"] = arguments.normalise and cfg.TEST.FEAT_NORM == "yes"
+    facts["configuration"]["TEST.MISS"] = cfg.TEST.MISS
+    return {"checkpoint": cfg.TEST.WEIGHT, "data_set": cfg.DATASETS.NAMES} | facts

@@ -1,4 +1,4 @@
-"""Exported features, read block by block: an .npz file or a folder of shards of demo-sdtps export (docs/retrieval.md)."""
+"""Stored features, read block by block: an .npz file or a table of demo-sdtps export, or a gallery's index."""
 
 import hashlib
 import json
@@ -6,17 +6,21 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
+from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation.distances import present_modalities
 from demo_sdtps.retrieval.features import decode_present, encode_present
-from demo_sdtps.retrieval.store import FeatureBlocks, Gallery, open_store
+from demo_sdtps.retrieval.table import Gallery, Texts, array_blocks, open_table
 from demo_sdtps.runtime.progress import progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 """Attributes of samples by the names of their arrays."""
@@ -29,7 +33,7 @@ class FeatureSet(Gallery):
     """Features of n samples in blocks of float32; `ids`, `cams` and `scenes` (n,) int64, `names` the first file of each sample,
     `settings` the values of SETTINGS."""
 
-    place: Path
+    place: str | Path
     settings: Mapping[str, Any]
     ids: np.ndarray
     cams: np.ndarray
@@ -54,10 +58,13 @@ def samples_digest(samples: Sequence[Sample]) -> str:
     return digest.hexdigest()
 
 
-def open_features(place: Path, normalise: bool = True) -> FeatureSet:
-    """The features that demo-sdtps export wrote to a file or folder, L2-normalised with `normalise`.
+def open_features(
+    place: str | Path, normalise: bool = True, where: str | None = None
+) -> FeatureSet:
+    """The features of a file or table, L2-normalised with `normalise`; of a table the rows that `where`, a condition in SQL,
+    leaves.
 
-    Labels are read; features and names of a folder stay on the disk.
+    Labels and names are read; features of a table stay in it.
     """
 
     def prepare(features: np.ndarray) -> np.ndarray:
@@ -67,31 +74,37 @@ def open_features(place: Path, normalise: bool = True) -> FeatureSet:
             raise UserError(
                 f"The features {place} are not all finite, or overflow; export them again."
             )
-        # in place; shorter ones are divided by 1e-12, as in F.normalize
-        return (tensor.div_(lengths.clamp_min_(1e-12)) if normalise else tensor).numpy()
+        # shorter ones are divided by 1e-12, as in F.normalize
+        return (tensor / lengths.clamp_min_(1e-12) if normalise else tensor).numpy()
 
-    if not place.is_dir():
-        array, labels, names, origin = _read_file(place)
-        array = prepare(array)
-        features = FeatureBlocks([len(array)], array.shape[1], lambda _, rows: array[rows])
+    if Path(place).suffix in (".npz", ".parquet") and not Path(place).is_dir():
+        if where is not None:
+            raise UserError(f"--where needs a table, but {place} is a file; export to a table.")
+        array, labels, names, facts = _read_file(Path(place))
+        features = array_blocks(prepare(array))
     else:
-        store = open_store(place, "run the export again, with --overwrite if it refuses")
-        if store is None:
+        table = open_table(place, "run the export again, with --overwrite if it refuses")
+        if table is None:
             raise UserError(
-                f"The folder {place} holds no features; give one of demo-sdtps export --shards."
+                f"The features {place} do not exist; give an .npz file or a table that demo-sdtps export wrote."
             )
-        features, names = store.features(prepare), store.texts("paths")
-        if len(features) != store.origin.get("rows"):
+        facts = table.facts
+        if table.count() != facts.get("rows", table.count()):
             raise UserError(f"The export in {place} is not complete; run its command again.")
-        if "sources" not in store.origin["configuration"]:
-            raise UserError(
-                f"The export in {place} does not say which modalities are present; run its command again with --overwrite."
-            )
-        labels = {name: store.numbers(name) for name in (*LABELS, "present")}
-        origin = store.origin | store.record
+        rows = table.read(where, [*LABELS.values(), "name", "present"], prepare)
+        features, names = rows.features, Texts(rows.columns["name"])
+        labels = {name: _numbers(rows.columns, label) for name, label in LABELS.items()}
+        labels["present"] = encode_present(rows.present())
     labels["present"] = decode_present(labels["present"])
-    settings = {name: origin[name] for name in SETTINGS}
+    settings = {name: facts[name] for name in SETTINGS}
     return FeatureSet(features, place=place, settings=settings, **labels, names=names)
+
+
+def _numbers(columns: "pa.Table", label: str) -> np.ndarray:
+    """A column of whole numbers (n,) int64; UNKNOWN where there is none."""
+    if label not in columns.column_names or str(columns[label].type) != "int64":
+        return np.full(len(columns), UNKNOWN)
+    return columns[label].fill_null(UNKNOWN).to_numpy()
 
 
 def _read_file(
@@ -100,7 +113,7 @@ def _read_file(
     """Features (n, D), labels and `present`, first paths and recorded values of an .npz file."""
     if path.suffix == ".parquet":
         raise UserError(
-            f"The file {path} is Parquet, which databases read; give an .npz file or a folder of shards."
+            f"The file {path} is Parquet, which databases read; give an .npz file or a table."
         )
     try:
         with np.load(path) as content:

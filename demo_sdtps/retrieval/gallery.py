@@ -1,31 +1,49 @@
-"""A gallery's index: the features of own images in a store, brought up to date with the images (docs/retrieval.md).
+"""A gallery's index: the features of own images in a table, brought up to date with the images (docs/retrieval.md).
 
-Its columns are the `names` of the triplets and the `stamps` of their files (`Triplet.stamp`); its record has the folder of the
-gallery, and the approximate indices by kind.
+A row is a triplet: its name, the paths of its files, their `stamps` (`Triplet.stamp`), what is present, and its labels.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
+from demo_sdtps.retrieval.origin import check_origin
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.store import Gallery, Store, check_origin, check_store_folder, open_store
+from demo_sdtps.retrieval.table import (
+    BATCH,
+    INTERNAL,
+    Table,
+    check_place,
+    create_table,
+    make_rows,
+    open_table,
+    table_schema,
+)
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
-    all_gather_rows,
     broadcast_from_main,
+    is_main,
+    rank,
     shard_for_rank,
+    world_size,
 )
 from demo_sdtps.runtime.progress import progress
 
-SHARD_ROWS = 4096
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 REBUILD = "pass --rebuild to make it anew, or --index another folder"
+COLUMNS = ("name", *map(str.lower, MODALITIES), "stamps", "present")
+"""Of texts, the name is the key; labels follow."""
+NUMBERS = {"int64": r"-?(0|[1-9]\d{0,17})", "float64": r"-?(0|[1-9]\d*)(\.\d+)?"}
+"""Arrow's types of labels, by what all of a column's texts are; others stay texts."""
 
 Extract = Callable[[Sequence[Triplet]], np.ndarray]
 """Features (n, D) float32 of triplets."""
@@ -39,19 +57,44 @@ class Changes(NamedTuple):
     removed: int
 
 
+@dataclass
+class Index:
+    """The index at a place, of the images in a folder; its table, which records `facts`, is None until it is made."""
+
+    place: str
+    folder: Path
+    facts: Mapping[str, Any]
+    table: Table | None = None
+
+    def texts(
+        self, triplets: Sequence[Triplet], labels: Iterable[str]
+    ) -> dict[str, "pa.StringArray"]:
+        """The columns of triplets as texts, paths relative to the folder."""
+        import pyarrow as pa
+
+        prefix = f"{self.folder}{os.sep}"
+        columns: dict[str, list[str | None]] = {name: [] for name in (*COLUMNS, *labels)}
+        for triplet in triplets:
+            paths = [path and as_text(path.removeprefix(prefix)) for path in triplet.paths]
+            present = ",".join(triplet.modalities)
+            row = [as_text(triplet.name), *paths, triplet.stamp(), present]
+            row += [triplet.labels.get(label) or None for label in labels]
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+        return {name: pa.array(column, pa.string()) for name, column in columns.items()}
+
+
 def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> np.ndarray:
-    """`Reid.features` of triplets, by their cameras; each of several processes computes a part of them."""
+    """`Reid.features` of triplets, by their cameras."""
     if not triplets:
-        return np.empty((0, 0), np.float32)
-    shard = shard_for_rank(triplets)
-    images = zip(*(triplet.paths for triplet in shard), strict=True)
+        return np.empty((0, reid.widths[pattern]), np.float32)
+    images = zip(*(triplet.paths for triplet in triplets), strict=True)
     try:
-        cameras = [triplet.labels.get("camera") for triplet in shard]
-        rows = reid.features(*images, return_pattern=pattern, camera=cameras)
+        cameras = [triplet.labels.get("camera") for triplet in triplets]
+        return reid.features(*images, return_pattern=pattern, camera=cameras)
     except UserError:
-        verify(path for triplet in shard for path in triplet.paths if path)
+        verify(path for triplet in triplets for path in triplet.paths if path)
         raise
-    return all_gather_rows(torch.from_numpy(rows), len(triplets)).numpy()
 
 
 def drop_unreadable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triplet]:
@@ -64,79 +107,123 @@ def drop_unreadable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list
     return [triplet for triplet in remaining if any(triplet.paths)]
 
 
-def open_index(folder: Path, gallery: Path, origin: dict[str, Any], rebuild: bool) -> Store:
-    """The index in a folder, or a new one, which with `rebuild` replaces another one at its first `commit`."""
-    place = str(gallery.resolve())
-    if rebuild:
-        check_store_folder(folder)
-    index = None if rebuild else open_store(folder, REBUILD)
-    if index is None:
-        return Store(folder, origin, REBUILD, {"gallery": place, "approximate": {}})
-    check_origin(index, origin)
-    if index.record["gallery"] != place and Path(index.record["gallery"]).exists():
-        raise UserError(
-            f"The index {folder} is of the gallery {index.record['gallery']}, not of {gallery}; {REBUILD}."
-        )
-    index.record["gallery"] = place  # where its folder is gone, it has moved
-    index.record.setdefault("approximate", {})
-    index.features()  # a shard that is missing or damaged is refused before the work
+def open_index(place: str | Path, gallery: Path, origin: Mapping[str, Any], rebuild: bool) -> Index:
+    """The index at a place, or a new one, which with `rebuild` replaces another one when it is brought up to date. The main
+    one of several processes looks at it."""
+    here, folder = str(gallery.resolve()), gallery if gallery.is_dir() else gallery.parent
+    index = Index(str(place), folder, {**origin, "gallery": here})
+    if is_main() and rebuild:
+        check_place(place)
+    elif is_main() and (table := open_table(place, REBUILD)):
+        check_origin(table.place, table.facts, origin, REBUILD)
+        other = table.facts.get("gallery")
+        # where its folder is gone, it has moved
+        if other != here and (other is None or Path(other).exists()):
+            what = f"is of the gallery {other}" if other else "is an export"
+            raise UserError(f"The index {place} {what}, not of {gallery}; {REBUILD}.")
+        index.table = table
     return index
 
 
-def read_gallery(index: Store) -> Gallery:
-    """The triplets of an index, with those modalities present whose files their stamps have."""
-    stamps = (stamp.split(" ")[: len(MODALITIES)] for stamp in index.texts("stamps"))
-    present = np.array([[file != "-" for file in files] for files in stamps], bool)
-    present = present.reshape(-1, len(MODALITIES))
-    return Gallery(index.features(), present, list(index.texts("names")))
-
-
 def update(
-    index: Store | None,
+    index: Index,
     triplets: Sequence[Triplet],
     extract: Extract,
+    width: int,
     check: Callable[[Sequence[Triplet]], list[Triplet]] = list,
 ) -> Changes:
-    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them,
-    `SHARD_ROWS` at a time; those that it leaves images out of count as changed again the next time.
+    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them, at
+    most `BATCH` at a time; those that it leaves images out of count as changed again the next time.
 
-    Each of these shards counts as soon as it is written, so an interrupted update continues there. Several processes
-    extract together; the main one has the index, the others None.
+    Each of several processes extracts and writes a part of them, which counts as soon as it is written, so an interrupted
+    update continues there.
     """
-    changes, outdated = broadcast_from_main(
-        lambda: _drop_outdated(index, triplets) if index else (Changes(0, 0, 0), [])
-    )
+    changes, outdated = broadcast_from_main(lambda: _begin_update(index, triplets, width))
+    table = index.table or open_table(index.place, REBUILD)  # which the main process has made
+    assert table
+    index.table = table
     with progress(total=len(outdated), desc="indexing", unit="triplet") as bar:
-        for start in range(0, len(outdated), SHARD_ROWS):
-            rows = outdated[start : start + SHARD_ROWS]
+        for start in range(0, len(outdated), BATCH * world_size()):
+            rows = outdated[start : start + BATCH * world_size()]
             chunk = check([triplets[row] for row in rows])
-            # before the images are read
-            stamps = [triplet.stamp() for triplet in chunk] if index else []
-            features = extract(chunk)
-            if index and chunk:
-                names = [triplet.name for triplet in chunk]
-                index.append(features, {"names": names, "stamps": stamps})
-                index.commit()
+            each = -(-len(chunk) // world_size())
+            share = chunk[rank() * each : (rank() + 1) * each]
+            # stamps are those before the images are read
+            columns = index.texts(share, table.labels[len(COLUMNS) :])
+            features = extract(share)
+            if share:
+                table.put(columns, features)
             bar.update(len(rows))
+    all_gather_object(None)  # all have written
+    if is_main() and any(changes):
+        table.tidy()
     return changes
 
 
-def _drop_outdated(index: Store, triplets: Sequence[Triplet]) -> tuple[Changes, list[int]]:
-    """Drop from the index the triplets that have changed or are gone; → the changes, and the rows to extract."""
-    stamps = {
-        triplet.name: triplet.stamp()
-        for triplet in progress(triplets, "looking for changes", unit="triplet")
-    }
-    rows = list(zip(index.texts("names"), index.texts("stamps"), strict=True))
-    indexed = dict(rows)
+def _begin_update(
+    index: Index, triplets: Sequence[Triplet], width: int
+) -> tuple[Changes, list[int]]:
+    """Make the table where there is none, and drop from it the triplets that have changed or are gone; → the changes, and the
+    rows to extract. Where labels of others differ, the table is written anew, with the features that it has."""
+    import pyarrow as pa
+
+    labels = dict.fromkeys(label for triplet in triplets for label in triplet.labels)
+    watched = progress(triplets, "looking for changes", unit="triplet")
+    texts = index.texts(watched, check_labels(labels))
+    schema = table_schema({name: label_type(column) for name, column in texts.items()}, width)
+    if index.table is None:
+        index.table = create_table(index.place, index.facts, schema, REBUILD)
+    table, stored = index.table, index.table.read()
+    stamps, before = (
+        dict(zip(*(side[name].to_pylist() for name in ("name", "stamps")), strict=True))
+        for side in (texts, stored.columns)
+    )
     outdated = [
-        row
-        for row, triplet in enumerate(triplets)
-        if indexed.get(triplet.name) != stamps[triplet.name]
+        row for row, (name, stamp) in enumerate(stamps.items()) if before.get(name) != stamp
     ]
-    changed = sum(triplets[row].name in indexed for row in outdated)
-    removed = len(indexed.keys() - stamps.keys())
-    if changed or removed:
-        index.keep(np.array([stamps.get(name) == stamp for name, stamp in rows]))
-        index.commit()
+    kept = np.array([stamps.get(name) == stamp for name, stamp in before.items()], bool)
+    rows, row_of = np.flatnonzero(kept), {name: row for row, name in enumerate(stamps)}
+    places = np.array(
+        [row_of[name] for name, is_kept in zip(before, kept, strict=True) if is_kept], np.int64
+    )
+    fields = [schema.field(name) for name in texts]
+    arrays = [texts[field.name].cast(field.type) for field in fields]
+    wanted = pa.table(arrays, schema=pa.schema(fields)).take(places)
+    if wanted.equals(stored.columns.take(rows)):
+        table.delete([name for name, is_kept in zip(before, kept, strict=True) if not is_kept])
+    else:
+        parts = (
+            (wanted[at : at + BATCH], rows[at : at + BATCH]) for at in range(0, len(rows), BATCH)
+        )
+        batches = (make_rows(schema, part, stored.features.take(chosen)) for part, chosen in parts)
+        index.table = create_table(index.place, table.facts, schema, REBUILD, batches)
+    changed = sum(name in stamps for name, is_kept in zip(before, kept, strict=True) if not is_kept)
+    removed = len(before) - int(kept.sum()) - changed
     return Changes(len(outdated) - changed, changed, removed), outdated
+
+
+def check_labels(labels: Iterable[str]) -> list[str]:
+    """The names of labels. Raises `UserError` for one that the table has a column of its own for."""
+    for label in labels:
+        if label in (*COLUMNS, *INTERNAL):
+            raise UserError(
+                f"The gallery's images have a label {label!r}, which the index has a column of its own for; rename it."
+            )
+    return [*labels]
+
+
+def label_type(column: "pa.StringArray") -> "pa.DataType":
+    """The type of a column of labels: whole numbers, numbers or text, by what all are."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name, pattern in NUMBERS.items():
+        is_number = pc.match_substring_regex(column, f"^{pattern}$")
+        if column.null_count < len(column) and pc.all(is_number).as_py():
+            return getattr(pa, name)()
+    return pa.string()
+
+
+def as_text(name: str) -> str:
+    """A file's name as a text of a table: bytes that are not UTF-8 are escaped."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")

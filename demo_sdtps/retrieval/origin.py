@@ -1,14 +1,21 @@
 """What features depend on, as an index, an export and a calibration record it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from yacs.config import CfgNode
 
+from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WITHOUT_EFFECT
 from demo_sdtps.config.load import DEMO_SCHEMA, flatten
+from demo_sdtps.evaluation.distances import make_comparison
 from demo_sdtps.modeling.checkpoints.loading import weights_file
+from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.runtime.device import choose_device, choose_precision
 from demo_sdtps.runtime.files import sha256
+
+RECORDED = ("checkpoint", "data_set", "gallery")
+"""What is recorded of stored features beside what they depend on."""
 
 
 def describe_origin(cfg: CfgNode, pattern: int) -> dict[str, Any]:
@@ -23,6 +30,33 @@ def describe_origin(cfg: CfgNode, pattern: int) -> dict[str, Any]:
         "return_pattern": pattern,
         "configuration": {**model_keys(cfg), "TEST.AMP": amp},
     }
+
+
+def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:
+    """`describe_origin` of stored features, whose configuration has `sources`: the codes of the modalities
+    (`encode_present`) of each of the equal parts of a feature."""
+    origin = describe_origin(cfg, pattern)
+    sources = make_comparison(cfg, pattern).sources
+    codes = [int(encode_present(modality_mask(source))) for source in sources]
+    origin["configuration"]["sources"] = codes
+    return origin
+
+
+def check_origin(
+    place: str, facts: Mapping[str, Any], origin: Mapping[str, Any], advice: str
+) -> None:
+    """Raise `UserError` where stored features, by the recorded `facts`, depend on something else than `origin`, naming the
+    first difference."""
+    was, now = (
+        {**source, **source.get("configuration", {}), "configuration": None}
+        for source in (facts, origin)
+    )
+    for name in now:
+        if name not in RECORDED and was.get(name) != now[name]:
+            what = f"{name} ({was.get(name)!r}, not {now[name]!r})"
+            if name.endswith("_sha256"):
+                what = name.removesuffix("_sha256")
+            raise UserError(f"The features in {place} are of another {what}; {advice}.")
 
 
 def model_keys(cfg: CfgNode) -> dict[str, Any]:

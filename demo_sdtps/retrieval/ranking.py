@@ -37,9 +37,8 @@ def rank_exports(arguments: argparse.Namespace) -> None:
             raise UserError(
                 "--csv compares L2-normalised features, but --feat_norm is no; leave one of them out."
             )
-    query, gallery = (
-        open_features(place, is_normalised) for place in (arguments.query, arguments.gallery)
-    )
+    query = open_features(arguments.query, is_normalised)
+    gallery = open_features(arguments.gallery, is_normalised, arguments.where)
     check_comparable(query, gallery, is_normalised)
     has_labels = all((side.ids != UNKNOWN).any() for side in (query, gallery))
     has_figures = has_labels and query.settings["data_set"] == gallery.settings["data_set"]

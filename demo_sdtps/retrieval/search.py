@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,21 +33,22 @@ from demo_sdtps.retrieval.approximate import CODES, approximate
 from demo_sdtps.retrieval.calibration import Calibration
 from demo_sdtps.retrieval.gallery import (
     Changes,
+    Index,
+    as_text,
     drop_unreadable,
     extract_triplets,
     open_index,
-    read_gallery,
     update,
 )
 from demo_sdtps.retrieval.load import open_reid
 from demo_sdtps.retrieval.nearest import nearest, rerank_all, rerank_hits, search_sets
-from demo_sdtps.retrieval.origin import describe_origin
+from demo_sdtps.retrieval.origin import describe_features
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.store import LOCK, Store
-from demo_sdtps.runtime.distributed import check_equal, is_main
+from demo_sdtps.runtime.distributed import all_gather_rows, check_equal, is_main, shard_for_rank
 from demo_sdtps.runtime.errors import check_extra
-from demo_sdtps.runtime.files import lock_file
 
+OWN_IMAGES = "Images"
+"""What features of own images record as their data set."""
 MOST_RERANKED = 20_000
 """Triplets of a gallery that is re-ranked as a whole (TEST.RE_RANKING)."""
 
@@ -97,37 +97,36 @@ def search(
     check_equal((gallery, queries), "images")
     broken: dict[str, str] = {}
     check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
-    with ExitStack() as stack:
-        index = None
-        if is_main():
-            origin = describe_origin(cfg, arguments.return_pattern)
-            folder = arguments.index or default_index(arguments.gallery, origin)
-            stack.enter_context(lock_file(folder / LOCK, f"The index {folder}"))
-            index = open_index(folder, arguments.gallery, origin, arguments.rebuild)
-        reid = reid or open_reid(cfg)
-        cameras = check_cameras(arguments, reid, [*gallery, *queries])
-        is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
-        calibration = None if is_reranked else reid.calibrations.get(arguments.return_pattern)
-        if arguments.false_accept and calibration:
-            calibration.check_rate(arguments.false_accept)
-        elif arguments.false_accept:
-            raise UserError(
-                "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
-                f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."
-            )
-        extract = partial(extract_triplets, reid, arguments.return_pattern)
-        queries = check(queries)
-        features = extract(queries)  # before the gallery, which may take hours
-        changes = update(index, gallery, extract, check)
-        if index is None:
-            return None
-        print_lines(report(index, changes), *cameras)
-        hits: list[list[Hit]] = []
-        if queries:
-            side = torch.from_numpy(features), present_modalities(queries, cfg.MODEL.MODALITIES)
-            triplets = {triplet.name: triplet.without(broken) for triplet in gallery}
-            hits = find_hits(arguments, cfg, index, queries, side, triplets, calibration)
-        return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
+    origin = describe_features(cfg, arguments.return_pattern)
+    place = arguments.index or default_index(arguments.gallery, origin)
+    origin |= {"checkpoint": cfg.TEST.WEIGHT, "normalised": True, "data_set": OWN_IMAGES}
+    index = open_index(place, arguments.gallery, origin, arguments.rebuild)
+    reid = reid or open_reid(cfg)
+    cameras = check_cameras(arguments, reid, [*gallery, *queries])
+    is_reranked = arguments.re_rank or reranks_all(arguments, cfg)
+    calibration = None if is_reranked else reid.calibrations.get(arguments.return_pattern)
+    if arguments.false_accept and calibration:
+        calibration.check_rate(arguments.false_accept)
+    elif arguments.false_accept:
+        raise UserError(
+            "--false_accept needs a calibration of the distance without re-ranking, which there is not; run demo-sdtps "
+            f"calibrate --weight {cfg.TEST.WEIGHT}, or leave it out."
+        )
+    extract = partial(extract_triplets, reid, arguments.return_pattern)
+    queries = check(queries)
+    # before the gallery, which may take hours
+    shard = extract(shard_for_rank(queries) if queries else [])
+    features = all_gather_rows(torch.from_numpy(shard), len(queries))
+    changes = update(index, gallery, extract, reid.widths[arguments.return_pattern], check)
+    if not is_main():
+        return None
+    print_lines(report(index, changes), *cameras)
+    hits: list[list[Hit]] = []
+    if queries:
+        side = features, present_modalities(queries, cfg.MODEL.MODALITIES)
+        triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
+        hits = find_hits(arguments, cfg, index, queries, side, triplets, calibration)
+    return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
 
 
 def read_images(
@@ -141,14 +140,15 @@ def read_images(
 def find_hits(
     arguments: argparse.Namespace,
     cfg: CfgNode,
-    index: Store,
+    index: Index,
     queries: Sequence[Triplet],
     side: Side,
     triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
 ) -> list[list[Hit]]:
     """The hits of each query in an index that is up to date, of the gallery's triplets by name."""
-    gallery = read_gallery(index)
+    assert index.table
+    gallery = index.table.read(arguments.where, ["present"]).gallery()
     top, deepest = check_depths(arguments, cfg, len(gallery))
     comparison = check_sets(arguments, cfg, queries, side[1], gallery.present)
     if calibration:
@@ -158,7 +158,7 @@ def find_hits(
         nearest_hits = rerank_all(comparison, side, gallery, wider)
     else:
         kind = arguments.index_type
-        way = nearest if kind == FLAT else partial(approximate, index, kind)
+        way = nearest if kind == FLAT else partial(approximate, kind)
         nearest_hits = search_sets(comparison, side, gallery, max(deepest, wider), way)
     if arguments.re_rank:
         nearest_hits = rerank_hits(comparison, side, gallery, nearest_hits, wider)
@@ -170,8 +170,13 @@ def find_hits(
     hits = []
     for query, line, *values in zip(queries, rows, *columns, strict=True):
         excluded = set() if arguments.keep_self else query.real_paths()
-        nearest_triplets = (triplets[gallery.names[row]] for row in line if row >= 0)
-        candidates = map(Hit, nearest_triplets, *(column.tolist() for column in values))
+        names = [gallery.names[row] for row in line if row >= 0]
+        # another command may have added images since this one looked for them
+        candidates = [
+            Hit(triplets[name], *numbers)
+            for name, *numbers in zip(names, *(column.tolist() for column in values), strict=False)
+            if name in triplets
+        ]
         others = [hit for hit in candidates if excluded.isdisjoint(hit.triplet.real_paths())]
         hits.append(others[:top])
     return hits
@@ -247,7 +252,8 @@ def default_index(gallery: Path, origin: Mapping[str, Any]) -> Path:
     return Path("runs", "search", "-".join((place.name, *digests)))
 
 
-def report(index: Store, changes: Changes) -> str:
+def report(index: Index, changes: Changes) -> str:
     """A line on the index and what has changed in it."""
     counts = ", ".join(f"{count} {name}" for name, count in changes._asdict().items() if count)
-    return f"Index {index.folder}: {len(index.features())} triplets ({counts or 'no change'})"
+    total = index.table.count() if index.table else 0
+    return f"Index {index.place}: {total} triplets ({counts or 'no change'})"

@@ -6,10 +6,11 @@ reads, so two columns are checksums of each row, which all reading compares.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
 TABLE, FORMAT = "features", 3
 FEATURE, CHECK, LABEL_CHECK = "feature", "feature_check", "label_check"
+INTERNAL = (FEATURE, CHECK, LABEL_CHECK)
 ROW_ID = "_rowid"
 BATCH = 4096  # rows that are in memory at a time
 READ_ELEMENTS = 1 << 23  # numbers of features in memory at a time, 4 bytes each
+MOST_FRAGMENTS = 64  # files of few rows, before they are merged
+KEPT = timedelta(days=1)  # by which readers of older versions have ended
 OLD_FILE = "store.json"  # of an index or export of earlier versions
 
 Take = Callable[[np.ndarray], np.ndarray]
@@ -182,8 +186,7 @@ class Table:
     @property
     def labels(self) -> list[str]:
         """The columns but for features and checksums."""
-        internal = (FEATURE, CHECK, LABEL_CHECK)
-        return [name for name in self.schema.names if name not in internal]
+        return [name for name in self.schema.names if name not in INTERNAL]
 
     @property
     def width(self) -> int:
@@ -195,11 +198,12 @@ class Table:
         """Of the table as this process knows it."""
         return self.handle.version
 
-    def __len__(self) -> int:
+    def count(self) -> int:
+        """n, of the newest version that this process knows."""
         with self.errors():
             return self.handle.count_rows()
 
-    def put(self, columns: Mapping[str, Sequence[Any]], features: np.ndarray) -> None:
+    def put(self, columns: Any, features: np.ndarray) -> None:
         """Write rows, features (m, D) and the `labels` columns, in place of those with the same keys, as one version."""
         with self.errors():
             merge = self.handle.merge_insert(self.key).when_matched_update_all()
@@ -211,6 +215,13 @@ class Table:
             for start in range(0, len(keys), BATCH):
                 quoted = (quote(key) for key in keys[start : start + BATCH])
                 self.handle.delete(f"{self.key} IN ({', '.join(quoted)})")
+
+    def tidy(self) -> None:
+        """Merge the files of many small changes, and remove those that no version of the last day has. What is merged is
+        written anew, so a few are left as they are."""
+        with self.errors():
+            if self.handle.stats()["fragment_stats"]["num_small_fragments"] > MOST_FRAGMENTS:
+                self.handle.optimize(cleanup_older_than=KEPT)
 
     def read(
         self,
@@ -320,20 +331,31 @@ def open_table(place: str | Path, advice: str) -> Table | None:
             if "was not found" not in str(error):
                 raise
             handle = None
-    return handle and Table(place, handle, advice)
+    return None if handle is None else Table(place, handle, advice)
 
 
 def create_table(
-    place: str | Path, facts: Mapping[str, Any], schema: "pa.Schema", advice: str
+    place: str | Path,
+    facts: Mapping[str, Any],
+    schema: "pa.Schema",
+    advice: str,
+    batches: "Iterable[pa.Table]" = (),
 ) -> Table:
-    """A new table without rows, in place of the one that is there, with what it records; `schema` is of `table_schema`."""
+    """A new table with what it records and these rows of `make_rows`, in place of the one that is there, at once; `schema` is
+    one of `table_schema`."""
+    import pyarrow as pa
+
     check_place(place)
     texts = {key: json.dumps(value) for key, value in {"format": FORMAT, **facts}.items()}
     with engine_errors(str(place), advice):
         import lancedb
 
+        schema = schema.with_metadata(texts)
+        rows = (batch for table in batches for batch in table.to_batches())
+        reader = pa.RecordBatchReader.from_batches(schema, rows)
         database = lancedb.connect(str(place))
-        handle = database.create_table(TABLE, schema=schema.with_metadata(texts), mode="overwrite")
+        mode = "overwrite" if TABLE in database.list_tables().tables else "create"
+        handle = database.create_table(TABLE, reader, mode=mode)
     return Table(place, handle, advice)
 
 
@@ -354,16 +376,21 @@ def table_schema(columns: Mapping[str, Any], width: int, dtype: str = "float32")
     )
 
 
-def make_rows(
-    schema: "pa.Schema", columns: Mapping[str, Sequence[Any]], features: np.ndarray
-) -> "pa.Table":
-    """Rows of a table, with their checksums."""
+def make_rows(schema: "pa.Schema", columns: Any, features: np.ndarray) -> "pa.Table":
+    """Rows of a table, with their checksums: columns by name, values or Arrow's arrays, and features (m, D)."""
     import pyarrow as pa
 
     kind = schema.field(FEATURE).type
     features = np.ascontiguousarray(features, kind.value_type.to_pandas_dtype())
-    arrays = {name: pa.array(values, schema.field(name).type) for name, values in columns.items()}
-    checks = label_checks(arrays, [name for name in schema.names if name in columns])
+    labels = [name for name in schema.names if name not in INTERNAL]
+    arrays = {}
+    for name in labels:
+        values, type_of = columns[name], schema.field(name).type
+        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        arrays[name] = (
+            values.cast(type_of) if isinstance(values, pa.Array) else pa.array(values, type_of)
+        )
+    checks = label_checks(arrays, labels)
     arrays[LABEL_CHECK] = pa.array(checks, pa.uint32())
     arrays[CHECK] = pa.array(feature_checks(features), pa.uint64())
     arrays[FEATURE] = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), type=kind)
@@ -375,7 +402,11 @@ def label_checks(columns: Any, names: Sequence[str]) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = [pc.fill_null(columns[name].cast(pa.large_string()), "\1") for name in names]
+    texts = []
+    for name in names:
+        column = columns[name]
+        column = column.view(pa.int64()) if pa.types.is_floating(column.type) else column
+        texts.append(pc.fill_null(column.cast(pa.large_string()), "\1"))
     joined = pc.binary_join_element_wise(*texts, pa.scalar("\0", pa.large_string()))
     return np.fromiter(
         (crc32(text) for text in joined.cast(pa.large_binary()).to_pylist()), np.uint32, len(joined)

@@ -1,8 +1,8 @@
-"""Features in stores and shards, and the same in one array."""
+"""Features in blocks and tables, and the same in one array."""
 
 import numpy as np
 
-from demo_sdtps.retrieval.store import FeatureBlocks, Gallery
+from demo_sdtps.retrieval.table import FeatureBlocks, Gallery
 
 
 def read_all(feature_set):
@@ -10,10 +10,15 @@ def read_all(feature_set):
 
 
 def make_blocks(features, size=7):
-    """In shards of `size` rows, the last a smaller one."""
-    shards = np.split(features, range(size, len(features), size))
-    sizes = [len(shard) for shard in shards]
-    return FeatureBlocks(sizes, features.shape[1], lambda shard, rows: shards[shard][rows])
+    """In blocks of `size` rows, the last a smaller one, the second half of them first."""
+
+    def scan():
+        starts = [*range(0, len(features), size)]
+        for start in starts[len(starts) // 2 :] + starts[: len(starts) // 2]:
+            block = features[start : start + size]
+            yield np.arange(start, start + len(block)), block
+
+    return FeatureBlocks(*features.shape, scan, features.__getitem__)
 
 
 def make_gallery(features, names, present=None, size=7):

@@ -26,7 +26,7 @@ from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
-from demo_sdtps.retrieval import approximate, nearest, store
+from demo_sdtps.retrieval import approximate, nearest
 from tests.reference import cross_modal, reranking
 from tests.reference import search as reference
 
@@ -129,13 +129,9 @@ def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
     gallery = centres + 0.1 * random_features(generator, 800, 16)
     gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
     queries, names, stack = gallery[::40], names_of(generator, 800), make_blocks(gallery, 100)
-    actual = nearest.among(
-        queries,
-        stack,
-        names,
-        5,
-        approximate.find_candidates(approximate.build_index(kind, stack), queries, 50),
-    )
+    index, order = approximate.build_index(kind, stack)
+    candidates = order[approximate.find_candidates(index, queries, 50)]
+    actual = nearest.among(queries, stack, names, 5, candidates)
     exact = nearest.nearest(queries, stack, names, 5)
     assert approximate.recall(actual, exact) > 0.9
     assert approximate.recall(exact, exact) == 1
@@ -179,19 +175,17 @@ def by_index(kind):
     """A search by an approximate index that is made for it."""
 
     def search(queries, gallery, names, top):
-        places = approximate.find_candidates(
-            approximate.build_index(kind, gallery), queries, len(gallery)
-        )
-        return nearest.among(queries, gallery, names, top, gallery.rows[places])
+        index, order = approximate.build_index(kind, gallery)
+        places = approximate.find_candidates(index, queries, len(gallery))
+        return nearest.among(queries, gallery, names, top, order[places])
 
     return search
 
 
 @pytest.mark.parametrize("how", ["all", "shared"])
 def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
-    """Of a gallery in shards and blocks, in any order. 43 triplets have RGB, 10 all, fewer than a scale needs."""
+    """Of a gallery in blocks, in any order. 43 triplets have RGB, 10 all, fewer than a scale needs."""
     monkeypatch.setattr(distance_module, "FEWEST", 15)
-    monkeypatch.setattr(store, "READ_ELEMENTS", 5 * 7 * 5)
     draws, sources = generator(12), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
     query, (features, present) = sides_of(draws, sources, *sets)

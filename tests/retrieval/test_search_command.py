@@ -20,8 +20,6 @@ from commands import (
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, load_cfg
-from demo_sdtps.retrieval.store import LOCK
-from demo_sdtps.runtime.files import lock_file
 from tests.reference import cross_modal
 
 SETTINGS = KEEP_ALL
@@ -176,13 +174,6 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
         assert code == 2 and "--rebuild" in stderr and contents(place) == before
     code, stdout, stderr = run_search("--index", "kept", "--weight", other, "--rebuild")
     assert code == 0 and "Index kept: 5 triplets (5 new)" in stdout, stderr
-
-
-def test_an_index_is_used_by_one_command_at_a_time(run_search, place):
-    with lock_file(place / "kept" / LOCK, "The index"):
-        code, stdout, stderr = run_search("--index", "kept")
-    assert code == 2 and "The index kept is in use by another process" in stderr and not stdout
-    assert not (place / "kept").exists()
 
 
 def hits_by_query(path):
