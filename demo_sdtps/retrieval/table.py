@@ -32,7 +32,7 @@ BATCH = 4096  # rows that are in memory at a time
 READ_ELEMENTS = 1 << 23  # numbers of features in memory at a time, 4 bytes each
 MOST_FRAGMENTS = 64  # files of few rows, before they are merged
 KEPT = timedelta(days=1)  # by which readers of older versions have ended
-OLD_FILE = "store.json"  # of an index or export of earlier versions
+OLD_FILES = {"store.json", ".store.json.part"}  # of an index or export of earlier versions
 
 Take = Callable[[np.ndarray], np.ndarray]
 """Features (m, D) of the rows of ascending indices (m,)."""
@@ -266,25 +266,26 @@ class Table:
         ids = stored[order]
         convert = prepare or (lambda features: features.astype(np.float32, copy=False))
 
-        def decode(batch: "pa.RecordBatch | pa.Table", expected: np.ndarray) -> np.ndarray:
+        def decode(
+            batch: "pa.RecordBatch | pa.Table", expected: np.ndarray, order: np.ndarray
+        ) -> np.ndarray:
+            """The features of a batch in another order, which copies them: Arrow's memory cannot be written to."""
             features = stored_features(batch, self.width)
             is_same = np.array_equal(batch[ROW_ID].to_numpy(), expected)
             if not (is_same and np.array_equal(feature_checks(features), batch[CHECK].to_numpy())):
                 raise self.damage()
-            return convert(features)
+            return convert(features[order])
 
         def scan() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             query, start = handle.search().select([FEATURE, CHECK]).with_row_id(True), 0
-            if where is not None:
-                query = query.where(where)
-            step = max(1, min(BATCH, READ_ELEMENTS // self.width))
+            query = query if where is None else query.where(where)
             with self.errors():
-                for batch in query.to_batches(batch_size=step):
-                    rows = row_of[start : start + len(batch)]
-                    features = decode(batch, stored[start : start + len(batch)])
+                size = max(1, min(BATCH, READ_ELEMENTS // self.width))
+                for batch in query.to_batches(batch_size=size):
+                    place = slice(start, start + len(batch))
+                    ascending = row_of[place].argsort(kind="stable")
+                    yield row_of[place][ascending], decode(batch, stored[place], ascending)
                     start += len(batch)
-                    ascending = rows.argsort(kind="stable")
-                    yield rows[ascending], features[ascending]
             if start != len(stored):
                 raise self.damage()
 
@@ -293,8 +294,7 @@ class Table:
             expected = ids[rows][order]
             with self.errors():
                 query = handle.take_row_ids(expected.tolist()).select([FEATURE, CHECK])
-                features = decode(query.with_row_id().to_arrow(), expected)
-            return features[order.argsort()]
+                return decode(query.with_row_id().to_arrow(), expected, order.argsort())
 
         features = FeatureBlocks(len(ids), self.width, scan, take)
         return Rows(table.drop_columns([ROW_ID]).take(order), ids, features)
@@ -305,10 +305,10 @@ class Table:
             query = handle.search().where(where).select([self.key]).with_row_id(True)
             return query.to_arrow()[ROW_ID].to_numpy()
         except ValueError as error:
-            what = str(error).partition(", /")[0].removeprefix("Invalid input, ")
+            what = engine_message(error).partition(". Valid fields")[0]
             columns = ", ".join(f"{name} ({self.schema.field(name).type})" for name in self.labels)
             raise UserError(
-                f"The filter {where!r} cannot be used ({what}); the table {self.place} has the columns {columns}."
+                f"The filter {where!r} cannot be used: {what}; the table {self.place} has the columns {columns}."
             ) from None
 
     def damage(self) -> UserError:
@@ -354,7 +354,13 @@ def create_table(
         rows = (batch for table in batches for batch in table.to_batches())
         reader = pa.RecordBatchReader.from_batches(schema, rows)
         database = lancedb.connect(str(place))
-        mode = "overwrite" if TABLE in database.list_tables().tables else "create"
+        mode = "create"
+        if TABLE in database.list_tables().tables:
+            try:
+                database.open_table(TABLE)
+                mode = "overwrite"
+            except (ValueError, RuntimeError, OSError):  # damaged
+                database.drop_table(TABLE)
         handle = database.create_table(TABLE, reader, mode=mode)
     return Table(place, handle, advice)
 
@@ -447,7 +453,7 @@ def check_place(place: str | Path) -> None:
     if is_remote(place) or not folder.exists():
         return
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if OLD_FILE in names:
+    if OLD_FILES & names:
         raise UserError(
             f"The folder {place} holds features as earlier versions stored them; delete it; it is made anew."
         )
@@ -465,15 +471,23 @@ def open_handle(place: str) -> Any:
     return lancedb.connect(place).open_table(TABLE)
 
 
+def engine_message(error: BaseException) -> str:
+    """What LanceDB says, in a line, without the place in its source."""
+    text = " ".join(str(error).split()).partition(", /")[0]
+    return text.removeprefix("Invalid input, ").removesuffix(".")
+
+
 @contextmanager
 def engine_errors(place: str, advice: str) -> Iterator[None]:
     """Errors of LanceDB as `UserError`: a place that cannot be written, another process's change, or else damage."""
     try:
         yield
-    except (UserError, MemoryError):
-        raise
-    except (ValueError, RuntimeError, OSError) as error:
-        text = str(error).partition(", /")[0]
+    except BaseException as error:
+        is_engine = isinstance(error, (ValueError, RuntimeError, OSError))
+        # what Rust raises on damaged data, not always as an Exception
+        if isinstance(error, UserError) or not (is_engine or "Panic" in type(error).__name__):
+            raise
+        text = engine_message(error)
         if "onflict" in text or "TooMuchWriteContention" in text:
             what = f"was changed by another process meanwhile ({text}); run the command again"
         elif any(word in text for word in ("ermission", "Read-only", "No space")):

@@ -1,5 +1,7 @@
 """Features in blocks and tables, and the same in one array."""
 
+from pathlib import Path
+
 import numpy as np
 
 from demo_sdtps.retrieval.table import FeatureBlocks, Gallery
@@ -25,3 +27,22 @@ def make_gallery(features, names, present=None, size=7):
     """A gallery of complete triplets, unless it is told what is present."""
     present = np.ones((len(features), 3), bool) if present is None else present
     return Gallery(make_blocks(features, size), present, names)
+
+
+def data_files(place):
+    """The files of a table that have its rows."""
+    return sorted(Path(place, "features.lance", "data").iterdir())
+
+
+def damage(path, draws, zeroes):
+    """Flip a bit, or set a block of 4 KiB to zero, at a random place of a file, which changes it."""
+    before = path.read_bytes()
+    content = bytearray(before)
+    while content == before:
+        at = int(draws.integers(len(content)))
+        if zeroes:
+            content[at : at + 4096] = bytes(len(content[at : at + 4096]))
+        else:
+            content[at] ^= 1 << int(draws.integers(8))
+    path.write_bytes(content)
+    return before

@@ -1,4 +1,4 @@
-"""Features as an array, in shards and as Parquet: the same in each, and nothing where an export fails."""
+"""Features as an array, as Parquet and in a table: the same in each, and nothing where an export fails."""
 
 import json
 import shutil
@@ -8,18 +8,18 @@ import pyarrow as pa
 import pytest
 import torch
 from commands import KEEP_ALL, contents
-from feature_stores import read_all
-from numeric import numpy_generator
+from feature_stores import data_files, read_all
+from numeric import assert_close, numpy_generator
 from pyarrow import parquet as pq
-from safetensors import safe_open
+from tiny import MODEL
 
-from demo_sdtps.commands import export_features
-from demo_sdtps.config import UserError
+from demo_sdtps.commands import export_features, rank_features
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.retrieval import export as exporting
 from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.retrieval.features import decode_present
-from demo_sdtps.retrieval.store import open_store
+from demo_sdtps.retrieval.table import open_table
 
 pytestmark = pytest.mark.usefixtures("shallow")
 SETTINGS = KEEP_ALL
@@ -28,10 +28,6 @@ LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 FACTS = {"split": "gallery", "return_pattern": 3, "checkpoint_sha256": "0"}
 ROWS = 24
 """Of a group, a multiple of the batch: the gallery of `tiny_root` has 32 samples, so that an export has two."""
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-8])
 
 
 @pytest.fixture(autouse=True)
@@ -45,79 +41,87 @@ def column(table):
     return lists.flatten().to_numpy(zero_copy_only=False).reshape(len(lists), -1).copy()
 
 
-def test_shards_and_parquet_hold_what_the_array_holds(export, tmp_path):
+def test_tables_and_parquet_hold_what_the_array_holds(export, tmp_path):
     """To the last bit, as the batches are the same; from queries that lack TI."""
     more = ("--split", "query", "--return_pattern", "2", "--normalise", "TEST.MISS", "t")
-    for name, words in {"x.npz": (), "x": ("--shards", ROWS), "x.parquet": PARQUET}.items():
-        assert "32 features in float32" in export(name, *words, *more)
+    for name in ("x.npz", "x", "x.parquet"):
+        assert "32 features in float32" in export(name, *more)
     expected, file = dict(np.load("x.npz")), pq.ParquetFile("x.parquet")
     assert set(expected["present"]) == {3}
-    shards, table = open_features(tmp_path / "x", normalise=False), file.read()
-    for features in (read_all(shards), column(table)):
+    stored, table = open_features(tmp_path / "x", normalise=False), file.read()
+    for features in (read_all(stored), column(table)):
         assert np.array_equal(features, expected["features"])
-    for names in ([*shards.names], table["name"].to_pylist()):
+    for names in ([*stored.names], table["name"].to_pylist()):
         assert names == expected["paths"][:, 0].tolist()
-    assert np.array_equal(decode_present(expected["present"]), shards.present)
+    assert np.array_equal(decode_present(expected["present"]), stored.present)
     for name, label in LABELS.items():
-        assert np.array_equal(getattr(shards, name), expected[name])
+        assert np.array_equal(getattr(stored, name), expected[name])
         assert table[label].type == pa.int64() and table[label].to_pylist() == [*expected[name]]
     constants = {"present": "RGB,NI", "split": "query", "return_pattern": 2}
     assert {name: set(table[name].to_pylist()) for name in constants} == {
         name: {value} for name, value in constants.items()
     }
-    assert shards.settings == open_features(tmp_path / "x.npz").settings
-    store = open_store(tmp_path / "x", "")
-    with safe_open(tmp_path / "x" / store.shards[-1], "np") as shard:
-        paths = [bytes(row).decode().rstrip("\0").split("\0") for row in shard.get_tensor("paths")]
-    assert paths == expected["paths"][ROWS:].tolist()
+    lance = open_table(tmp_path / "x", "")
+    columns = lance.read().columns
+    assert columns.equals(table.drop_columns("feature").cast(columns.schema))
+    paths = [columns[name.lower()].to_pylist() for name in MODALITIES]
+    assert list(map(list, zip(*paths, strict=True))) == expected["paths"].tolist()
+    assert stored.settings == open_features(tmp_path / "x.npz").settings
     metadata = file.schema_arrow.metadata.items()
     facts = {name.decode(): text.decode() for name, text in metadata}
     for name in ("checkpoint", "checkpoint_sha256", "data_set", "split"):
-        assert facts[name] == (store.origin | store.record)[name] == expected[name]
-    assert facts["normalised"] == "true"
-    assert json.loads(facts["configuration"]) == json.loads(expected["configuration"].item())
+        assert facts[name] == lance.facts[name] == expected[name]
+    assert facts["normalised"] == "true" and lance.facts["normalised"] is True
+    configuration = json.loads(expected["configuration"].item())
+    assert json.loads(facts["configuration"]) == lance.facts["configuration"] == configuration
 
 
 def test_groups_are_bounded_and_half_precision_is_a_rounding(export, tmp_path):
     arrays = {}
     for dtype in ("float16", "float32"):
-        export(dtype, "--shards", ROWS, "--dtype", dtype)
-        export(f"{dtype}.parquet", *PARQUET, "--dtype", dtype)
-        shards = open_features(tmp_path / dtype, normalise=False)
+        export(dtype, "--dtype", dtype)
+        export(f"{dtype}.parquet", "--dtype", dtype)
+        stored = open_features(tmp_path / dtype, normalise=False)
         file = pq.ParquetFile(f"{dtype}.parquet")
         groups = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
-        assert np.diff(shards.features.starts).tolist() == groups == [24, 8]
+        assert groups == [24, 8] and len(data_files(dtype)) == 2
         table = file.read()
         assert table.schema.field("feature").type.value_type == getattr(pa, dtype)()
         arrays[dtype] = column(table)
-        assert np.array_equal(read_all(shards), arrays[dtype])
+        assert np.array_equal(read_all(stored), arrays[dtype])
     assert np.array_equal(arrays["float16"], arrays["float32"].astype(np.float16))
 
 
-def test_an_interrupted_export_writes_the_missing_shards_alone(export, tmp_path):
-    """One shard was not written, another is cut, store.json names none yet, and a temporary file is left over."""
-    export("x", "--shards", "8")
-    folder, before = tmp_path / "x", contents(tmp_path / "x")
-    times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    (folder / "shard-00000.safetensors").unlink()
-    cut(folder / "shard-00002.safetensors")
-    manifest = json.loads((folder / "store.json").read_text())
-    (folder / "store.json").write_text(json.dumps(manifest | {"shards": []}))
+def test_an_interrupted_export_writes_what_is_missing_alone(export, tmp_path):
+    """Rows are missing, as from a process that ended."""
+    export("x")
+    table, before = open_table(tmp_path / "x", ""), read_all(open_features(tmp_path / "x"))
+    table.handle.delete("row < 5 OR row = 30")
     with pytest.raises(UserError, match="is not complete"):
-        open_features(folder)
-    (folder / ".shard-00000.safetensors.part").write_bytes(b"half")
-    assert export("x", "--shards", "8").startswith("Wrote 2 shards, 2 were there")
-    assert contents(folder) == before
-    same = [name for name in times if (folder / name).stat().st_mtime_ns == times[name]]
-    assert sorted(same) == ["shard-00001.safetensors", "shard-00003.safetensors"]
-    assert export("x", "--shards", "8").startswith("Wrote 0 shards")
+        open_features(tmp_path / "x")
+    assert export("x").startswith("Wrote 6 features in float32 to x, 26 were there")
+    assert_close(read_all(open_features(tmp_path / "x")), before, *MODEL, *MODEL)
+    assert export("x").startswith("Wrote 0 features")
 
 
-def test_shards_of_another_origin_are_refused(
+def test_a_damaged_export_is_refused(export, refusal, tmp_path):
+    export("x")
+    (path,) = data_files("x")[:1]
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    words = ("--query", "x", "--gallery", "x", "--csv", "x.csv")
+    assert "The table x is damaged; run the export again" in refusal(rank_features.main, *words)
+    assert "0 were there" in export("x", "--overwrite")
+    read_all(open_features(tmp_path / "x"))
+
+
+def test_a_table_of_another_origin_is_refused(
     export, export_words, refusal, tmp_path, own_root, weights
 ):
-    export("x", "--shards", ROWS)
+    export("x")
     other = shutil.copy(weights, tmp_path / "other.pth")
+    assert "32 were there" in export("x", "--weight", other)
     changed = torch.load(other)
     next(iter(changed["model"].values())).add_(1)
     torch.save(changed, other)
@@ -129,10 +133,9 @@ def test_shards_of_another_origin_are_refused(
         "another TEST.MISS": ("TEST.MISS", "r"),
     }
     for what, words in cases.items():
-        shards = ("--output", "x", "--shards", ROWS)
-        sentence = refusal(export_features.main, *export_words, *shards, *words)
+        sentence = refusal(export_features.main, *export_words, "--output", "x", *words)
         assert f"are of {what}" in sentence and "--overwrite" in sentence
-    export("x", "--shards", ROWS, "--return_pattern", "2", "--overwrite")
+    export("x", "--return_pattern", "2", "--overwrite")
     assert open_features(tmp_path / "x").settings["return_pattern"] == 2
 
 
@@ -175,12 +178,11 @@ def test_what_cannot_be_written_is_refused_before_any_work(
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("mine")
     cases = {
-        ("folder", "--shards", "--overwrite"): "has other files such as notes.txt",
+        ("folder", "--overwrite"): "has other files such as notes.txt",
         ("x.npz", *PARQUET): "must be a file ending in .parquet",
-        ("x.parquet",): "must be a file ending in .npz",
-        ("x.parquet", *PARQUET, "--shards"): "give one of them",
-        ("x.npz", "--dtype", "float16"): "give --shards or --format parquet too",
-        ("old.parquet", *PARQUET): "already exists; choose another",
+        ("x.parquet", "--format", "npz"): "must be a file ending in .npz",
+        ("x.npz", "--dtype", "float16"): "give an output that is no .npz file",
+        ("old.parquet",): "already exists; choose another",
     }
     for (output, *more), sentence in cases.items():
         assert sentence in refusal(export_features.main, *export_words, "--output", output, *more)
@@ -197,4 +199,4 @@ def test_a_name_that_is_no_text_is_refused(refusal, export_words, files, tmp_pat
         shutil.copy(files["rgb"][0], tmp_path / "photos" / name)
     more = ("--images", tmp_path / "photos", "--modality", "RGB", "--output", "x.parquet", *PARQUET)
     message = refusal(export_features.main, *export_words, *more)
-    assert "b\\udcff.jpg' is not UTF-8, as Parquet needs" in message
+    assert "b\\udcff.jpg' is not UTF-8, as Parquet and tables need" in message

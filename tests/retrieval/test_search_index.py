@@ -1,20 +1,20 @@
-"""The index of a gallery on disk: it grows, notices changes, survives interruptions, and refuses what does not fit."""
+"""The index of a gallery: it grows, notices changes, survives interruptions and damage, and refuses what does not fit."""
 
 import os
+import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from feature_stores import damage, data_files
+from numeric import numpy_generator
 from PIL import Image
 
-from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.folders import read_folder
-from demo_sdtps.evaluation.distances import Comparison
-from demo_sdtps.retrieval import approximate, gallery
-from demo_sdtps.retrieval.gallery import Changes, open_index, read_gallery, update
-from demo_sdtps.retrieval.nearest import search_sets
+from demo_sdtps.config import UserError
+from demo_sdtps.datasets.folders import Triplet, read_folder
+from demo_sdtps.retrieval import gallery
+from demo_sdtps.retrieval.gallery import Changes, open_index, update
+from demo_sdtps.retrieval.table import open_table
 
 KEYS = {"INPUT.SIZE_TEST": [32, 16]}
 ORIGIN = {"checkpoint_sha256": "a" * 64, "return_pattern": 3, "configuration": KEYS}
@@ -50,7 +50,7 @@ def place(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(gallery, "SHARD_ROWS", 4)
+    monkeypatch.setattr(gallery, "BATCH", 4)
 
 
 def paint(folder, name, seed, modalities=("RGB",)):
@@ -64,17 +64,23 @@ def open_at(place, rebuild=False, origin=ORIGIN):
     return open_index(place / "index", place / "gallery", origin, rebuild)
 
 
-def update_at(place, extract=None):
+def update_at(place, extract=None, triplets=None):
     """The index brought up to date, and the changes."""
     index = open_at(place)
-    return index, update(index, read_folder(place / "gallery"), extract or Colours())
+    triplets = triplets or read_folder(place / "gallery")
+    return index, update(index, triplets, extract or Colours(), COLOURS)
 
 
-def content(index):
+def content(place):
     """Features by name."""
-    gallery = read_gallery(index)
-    features = gallery.features.take(gallery.features.rows)
-    return dict(zip(gallery.names, map(tuple, features.tolist()), strict=True))
+    rows = open_table(place / "index", "").read()
+    actual = {}
+    for places, block in rows.features.blocks("reading"):
+        names = rows.columns["name"].take(places).to_pylist()
+        actual |= dict(zip(names, map(tuple, block.tolist()), strict=True))
+    taken = rows.features.take(np.arange(len(rows)))
+    assert list(map(tuple, taken.tolist())) == [actual[name] for name in sorted(actual)]
+    return actual
 
 
 def rows_of(place):
@@ -88,14 +94,10 @@ def rows_of(place):
     )
 
 
-def files_of(index):
-    return {path.name for path in index.folder.iterdir()}
-
-
 def test_new_changed_and_removed_images_alone_are_read(place):
     """New: another triplet, and another image of one; changed: other pixels; removed: a triplet, and an image of one."""
-    index, changes = update_at(place)
-    assert changes == Changes(new=13, changed=0, removed=0) and content(index) == rows_of(place)
+    _, changes = update_at(place)
+    assert changes == Changes(new=13, changed=0, removed=0) and content(place) == rows_of(place)
     folder = place / "gallery"
     paint(folder, "new", 50)
     paint(folder, "11", 51, ["TI"])
@@ -104,97 +106,152 @@ def test_new_changed_and_removed_images_alone_are_read(place):
     (folder / "RGB" / "07.png").unlink()
     extract = Colours()
     index, changes = update_at(place, extract)
-    assert changes == Changes(new=1, changed=3, removed=1) and sorted(extract.names) == [
-        "03",
-        "07",
-        "11",
-        "new",
-    ]
-    assert content(index) == rows_of(place) == content(open_at(place))
-    assert len(content(index)) == 13
-    assert files_of(index) == {"store.json", *index.shards}
+    names = ["03", "07", "11", "new"]
+    assert changes == Changes(new=1, changed=3, removed=1) and sorted(extract.names) == names
+    assert content(place) == rows_of(place) and len(content(place)) == 13
+    present = dict(
+        zip(
+            *(index.table.read().columns[name].to_pylist() for name in ("name", "present")),
+            strict=True,
+        )
+    )
+    assert [present[name] for name in ("00", *names)] == ["RGB,NI", "RGB,NI", "NI", "NI,TI", "RGB"]
+
+
+def test_files_that_swap_their_names_are_read_again(place):
+    """Of equal sizes and times of modification."""
+    first, second = (place / "gallery" / "NI" / f"{number}.png" for number in (10, 11))
+    for path in (first, second):
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.unlink()
+    first, second = first.with_suffix(".bmp"), second.with_suffix(".bmp")
+    for path in (first, second):
+        os.utime(path, (1, 1))
+    update_at(place)
+    time.sleep(0.02)  # longer than the clock of a file system stands
+    first.rename(place / "x")
+    second.rename(first)
+    (place / "x").rename(second)
+    _, changes = update_at(place)
+    assert changes == Changes(new=0, changed=2, removed=0) and content(place) == rows_of(place)
+
+
+def test_nothing_is_written_where_nothing_has_changed(place):
+    """So that a gallery on a read-only disk is searched."""
+    update_at(place)
+    before = sorted((path, path.stat().st_mtime_ns) for path in (place / "index").rglob("*"))
+    assert update_at(place)[1] == Changes(0, 0, 0)
+    assert before == sorted(
+        (path, path.stat().st_mtime_ns) for path in (place / "index").rglob("*")
+    )
 
 
 def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     with pytest.raises(KeyboardInterrupt):
         update_at(place, Colours(most=8))
-    index = open_at(place)
-    assert content(index) == {name: row for name, row in rows_of(place).items() if name < "08"}
+    assert content(place) == {name: row for name, row in rows_of(place).items() if name < "08"}
     rest = Colours()
-    index, changes = update_at(place, rest)
-    assert (
-        rest.names == ["08", "09", "10", "11", "12"]
-        and changes.new == 5
-        and content(index) == rows_of(place)
+    _, changes = update_at(place, rest)
+    assert rest.names == ["08", "09", "10", "11", "12"] and changes.new == 5
+    assert content(place) == rows_of(place)
+
+
+def labelled(place, labels):
+    """The gallery's triplets with labels by name."""
+    return [
+        Triplet(triplet.paths, name=triplet.name, labels=labels.get(triplet.name, {}))
+        for triplet in read_folder(place / "gallery")
+    ]
+
+
+def test_labels_are_columns_which_change_without_another_extraction(place):
+    """Whole numbers, numbers and texts, which filters compare; a triplet without a label has none."""
+    labels = {
+        f"{number:02}": {"time": f"2026-0{number}", "speed": f"{number}.5"}
+        for number in range(1, 8)
+    }
+    for number in range(4):
+        labels.setdefault(f"{number:02}", {})["age"] = str(number)
+    update_at(place, triplets=labelled(place, labels))
+    table = open_table(place / "index", "")
+
+    def left(where):
+        return table.read(where).columns["name"].to_pylist()
+
+    assert left("age <> 2") == ["00", "01", "03"]
+    assert left("time > '2026-05' AND speed < 7") == ["06"]
+    assert left("present LIKE '%RGB%' AND age IS NULL AND rgb = 'RGB/09.png'") == ["09"]
+    labels["02"]["age"], labels["05"]["note"] = "two", "it's"
+    none = Colours(most=0)
+    assert update_at(place, none, labelled(place, labels))[1] == Changes(0, 0, 0)
+    assert left("age = 'two' OR note = 'it''s'") == ["02", "05"] and content(place) == rows_of(
+        place
     )
+    for where, told in {
+        "agee > 1": "No field named agee",
+        "age >": "found: EOF",
+        "age > 1": "could not convert",
+        "twice(age) = 1": "Invalid function 'twice'",
+    }.items():
+        columns = r"has the columns name \(string\), .*, speed \(double\)"
+        with pytest.raises(UserError, match=f"cannot be used: .*{told}[^\\n]*{columns}"):
+            left(where)
+    with pytest.raises(UserError, match=r"present = 'TI'.* leaves none of the rows"):
+        left("present = 'TI'")
+    with pytest.raises(UserError, match="have a label 'stamps'"):
+        update_at(place, triplets=labelled(place, {"01": {"stamps": "1"}}))
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-8])
+def read_or_refuse(place):
+    """Features by name, or None where they are refused as damaged."""
+    try:
+        return content(place)
+    except UserError as error:
+        assert " damaged" in str(error) and "\n" not in str(error)
+        return None
 
 
-@pytest.mark.parametrize("damage", [cut, Path.unlink])
-def test_a_damaged_shard_is_refused_by_name_and_replaced_by_rebuild(place, damage):
-    index, _ = update_at(place)
-    shard = index.folder / index.shards[1]
-    damage(shard)
-    with pytest.raises(UserError, match=f"{shard.name} of stored features is .*--rebuild"):
+@pytest.mark.parametrize("zeroes", [False, True], ids=["flipped", "zeroed"])
+def test_damage_is_told(place, zeroes):
+    update_at(place)
+    expected, draws, told = content(place), numpy_generator(8), 0
+    for _ in range(10):
+        path = draws.choice(data_files(place / "index"))
+        before = damage(path, draws, zeroes)
+        actual = read_or_refuse(place)
+        assert actual in (None, expected)
+        told += actual is None
+        path.write_bytes(before)
+    assert told > 3 and content(place) == expected
+
+
+def test_a_damaged_index_is_made_anew_with_rebuild(place):
+    update_at(place)
+    for path in (place / "index").rglob("*.manifest"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"is damaged .*; pass --rebuild"):
         open_at(place)
-    fresh = open_at(place, rebuild=True)
-    # the old ones stay until the first new one is written
-    assert (index.folder / index.shards[0]).exists()
-    update(fresh, read_folder(place / "gallery"), Colours())
-    assert content(open_at(place)) == rows_of(place) and len(files_of(fresh)) == 1 + len(
-        fresh.shards
-    )
-
-
-def test_an_approximate_index_is_kept_until_it_is_damaged_or_the_gallery_changes(place, capsys):
-    """One for each pair of sets of modalities and each distance; a gallery that lacks images is searched by these."""
-
-    def files(*hows):
-        """Of the approximate indices, by which a triplet is as near as can be to itself."""
-        for how in hows:
-            index = open_at(place)
-            gallery = read_gallery(index)
-            features = torch.from_numpy(gallery.features.take(np.arange(len(gallery))))
-            hits = search_sets(
-                Comparison([frozenset([name]) for name in MODALITIES], how),
-                (features, gallery.present),
-                gallery,
-                1,
-                partial(approximate.approximate, index, "hnsw"),
-            )
-            assert not hits.distances.any()
-            printed = capsys.readouterr().out
-            if how == "shared":
-                assert "hnsw, NI in RGB+NI by NI, shared: recall@1 1.000" in printed
-        kept = index.record["approximate"]
-        return {name: index.folder / entry["file"] for name, entry in kept.items()}
-
-    update_at(place)
-    first = files("shared")
-    assert len(set(first.values())) == 4 and files("shared") == first
-    assert len(files("shared", "all")) == 5
-    damaged = first["hnsw, NI in NI by NI, shared"]
-    cut(damaged)
-    second = files("shared")
-    assert damaged not in second.values() and not damaged.exists()
-    assert len({*first.values()} & {*second.values()}) == 3
-    paint(place / "gallery", "new", 50)
-    update_at(place)
-    third = files("shared")
-    assert not {*second.values()} & {*third.values()}
-    assert not any(path.exists() for path in second.values())
+    update(open_at(place, rebuild=True), read_folder(place / "gallery"), Colours(), COLOURS)
+    assert content(place) == rows_of(place)
 
 
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
-    index, _ = update_at(place)
+    update_at(place)
     paint(place / "other", "00", 0)
-    with pytest.raises(
-        UserError, match=r"is of the gallery .*gallery, not of .*other; pass --rebuild"
-    ):
-        open_index(index.folder, place / "other", ORIGIN, False)
+    open_other = partial(open_index, place / "index", origin=ORIGIN, rebuild=False)
+    with pytest.raises(UserError, match=r"is of the gallery .*gallery, not of .*other; pass --reb"):
+        open_other(gallery=place / "other")
     os.rename(place / "gallery", place / "moved")
-    index = open_index(index.folder, place / "moved", ORIGIN, False)
-    assert update(index, read_folder(place / "moved"), Colours()) == Changes(0, 0, 0)
+    index = open_other(gallery=place / "moved")
+    assert update(index, read_folder(place / "moved"), Colours(most=0), COLOURS) == Changes(0, 0, 0)
+
+
+def test_what_earlier_versions_stored_is_refused(place):
+    (place / "index").mkdir()
+    (place / "index" / ".store.json.part").touch()
+    with pytest.raises(UserError, match="delete it; it is made anew"):
+        open_at(place)
+    (place / "index" / ".store.json.part").rename(place / "index" / "notes.txt")
+    for rebuild in (False, True):
+        with pytest.raises(UserError, match=r"has other files such as notes\.txt"):
+            open_at(place, rebuild)
