@@ -26,33 +26,29 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation import distances
 from demo_sdtps.evaluation.distances import Comparison, measure_distances
 from demo_sdtps.evaluation.metrics import evaluate_ranking, score_distances
-from demo_sdtps.retrieval import store
-from demo_sdtps.retrieval.feature_sets import open_features, sample_labels
+from demo_sdtps.retrieval import export as exporting
+from demo_sdtps.retrieval import table
+from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.retrieval.nearest import nearest
-from demo_sdtps.retrieval.store import Store
+from demo_sdtps.retrieval.table import create_table, table_schema
 from tests.reference import cross_modal, ranking
 
 pytestmark = pytest.mark.usefixtures("shallow")
 SETTINGS = ()
-ROWS = 12  # of a shard; the gallery of `tiny_root` has 32 samples, so that its export has 3 shards
-FACTS = {"return_pattern": 3, "checkpoint_sha256": "0", "normalised": False}
+FACTS = {"split": "gallery", "return_pattern": 3, "checkpoint_sha256": "0", "normalised": False}
 FACTS |= {"data_set": "RGBNT201", "configuration": {"sources": [1, 2, 4]}}
 
 
-def write(folder, features, ids, cams, rows=ROWS):
+def write(folder, features, ids, cams):
     """An export of features (n, D)."""
     samples = [
         Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
         for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))
     ]
-    actual = Store(folder, {**FACTS, "rows": len(features)}, "")
-    for number, start in enumerate(range(0, len(features), rows)):
-        inside, shard = slice(start, start + rows), f"shard-{number:05}.safetensors"
-        paths = ["\0".join(sample.paths) for sample in samples[inside]]
-        columns = {**sample_labels(samples[inside], MODALITIES), "paths": paths}
-        actual.write(shard, features[inside], columns)
-        actual.shards.append(shard)
-    actual.commit()
+    rows, facts = range(len(features)), {**FACTS, "rows": len(features)}
+    schema = table_schema(exporting.COLUMNS, features.shape[1], str(features.dtype))
+    columns = exporting.sample_columns(rows, samples, facts, MODALITIES)
+    create_table(folder, facts, schema, "").put(columns, features)
     return folder
 
 
@@ -102,7 +98,7 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
 
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     """A third of the gallery are copies; ties are in the order of the paths."""
-    monkeypatch.setattr(store, "READ_ELEMENTS", 100)
+    monkeypatch.setattr(table, "READ_ELEMENTS", 100)
     draws = numpy_generator(2)
     gallery = draws.standard_normal((40, 16)).astype(np.float16)
     gallery[28:] = gallery[draws.integers(0, 28, 12)]
@@ -135,10 +131,10 @@ def run_rank(success):
 def test_ranking_exported_features_gives_the_figures_of_the_test_command(
     export, run_rank, success, tiny_root, weights
 ):
-    """Queries from a file and from shards, of the same pattern, by test_net.py and demo-sdtps rank."""
+    """Queries from a file and from a table, of the same pattern, by test_net.py and demo-sdtps rank."""
     for name, words in {"q": ("--split", "query"), "g": ()}.items():
         export(f"{name}.npz", *words)
-        export(name, "--shards", 9, *words)
+        export(name, *words)
     words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json")
     success(test_net.main, *words)
     for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
@@ -155,7 +151,7 @@ def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
     """RGB in complete triplets, and RGB and NI in NI and TI; without a common modality the queries have no hits."""
     for name, case in {"R": "nt", "RN": "t", "NT": "r", "RNT": "None"}.items():
         export(f"{name}.npz", "TEST.MISS", case)
-        export(name, "--shards", ROWS, "TEST.MISS", case)
+        export(name, "TEST.MISS", case)
     for how in ("shared", "all"):
         words = cli_args_for(tiny_root, "--weight", weights, "--json", "t.json", "--cross_modal")
         success(test_net.main, *words, "--overwrite", "TEST.CROSS_MODAL_DISTANCE", how)
@@ -173,7 +169,7 @@ def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
 
 def test_own_images_are_searched_in_an_export_of_a_data_set(export, run_rank, refusal, tmp_path):
     """Copies of some of its images; nothing is scored, as they have no labels."""
-    export("g", "--shards", ROWS)
+    export("g")
     copied = [*open_features(tmp_path / "g").names][::9]
     (tmp_path / "photos").mkdir()
     for number, name in enumerate(copied):
@@ -198,7 +194,7 @@ def test_features_that_cannot_be_compared_are_refused(export, refusal, tmp_path)
     write(tmp_path / "other", np.eye(3, dtype=np.float32), range(3), range(3))
     export("q.npz", "--split", "query")
     export("m.npz", "MODEL.SDTPS_BETA", 0.1)
-    export("g", "--shards", "--return_pattern", "1")
+    export("g", "--return_pattern", "1")
     for gallery, what in (
         ("g", "return_pattern, 3 and 1"),
         ("other", "checkpoint_sha256;"),
@@ -206,6 +202,30 @@ def test_features_that_cannot_be_compared_are_refused(export, refusal, tmp_path)
     ):
         sentence = refusal(rank_features.main, "--query", "q.npz", "--gallery", gallery)
         assert f"are of different values of {what}" in sentence
+
+
+def test_a_condition_leaves_some_of_the_gallery(export, run_rank, refusal):
+    """The hits are those of the whole gallery that are left, and the figures are of these alone."""
+    export("q.npz", "--split", "query")
+    export("g")
+    _, whole, lines = run_rank("q.npz", "g", "--top", 32)
+    of_camera = {name for name, camera in zip(*cameras_of("g"), strict=True) if camera == 1}
+    _, record, hits = run_rank("q.npz", "g", "--top", 32, "--where", "camera <> 1 AND row >= 0")
+    expected = [(query, hit) for query, _, hit, _ in lines if hit not in of_camera]
+    assert [(query, hit) for query, _, hit, _ in hits] == expected and len(hits) < len(lines)
+    assert record != whole
+    words = ("--query", "q.npz", "--gallery")
+    for gallery, where, told in (
+        ("g", "kamera <> 1", "camera (int64)"),
+        ("g", "camera = 77", "leaves none of the rows of g"),
+        ("q.npz", "camera = 1", "--where needs a table, but q.npz is a file"),
+    ):
+        assert told in refusal(rank_features.main, *words, gallery, "--where", where)
+
+
+def cameras_of(place):
+    features = open_features(place)
+    return features.names, features.cams
 
 
 def rank_and_search(folder):
@@ -225,6 +245,6 @@ def test_memory_does_not_grow_with_the_gallery(tmp_path):
     for name, rows in (("small", 32_768), ("large", 131_072)):
         features = np.random.default_rng(0).standard_normal((rows, 1024), np.float32)
         labels = np.arange(rows) % (rows // 4), np.arange(rows)
-        folder = write(tmp_path / name, features.astype(np.float16), *labels, rows=8192)
+        folder = write(tmp_path / name, features.astype(np.float16), *labels)
         peaks.append(peak_memory(rank_and_search, folder))
     assert peaks[1] - peaks[0] < 96 << 20

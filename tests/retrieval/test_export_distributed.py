@@ -20,6 +20,7 @@ from tiny import MODEL
 from demo_sdtps.commands import export_features
 from demo_sdtps.config import load_cfg
 from demo_sdtps.retrieval.feature_sets import open_features
+from demo_sdtps.retrieval.table import open_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 LARGE = (*SMALL, "INPUT.SIZE_TRAIN", "[128,64]", "INPUT.SIZE_TEST", "[128,64]")
@@ -81,34 +82,48 @@ def test_two_nodes_export_what_one_process_does(start_nodes, alone, words, tmp_p
 
 
 def test_an_export_whose_process_dies_is_continued(start_nodes, alone, words, tmp_path):
-    """Eleven shards, which two processes cannot share equally."""
+    """Each of two processes writes its part."""
     folder = tmp_path / "x"
-    words = [*words, "--output", folder, "--shards", "3"]
+    words = [*words, "--output", folder]
     (starter,) = start_nodes(ONE_NODE, words)
-    wait_for(starter, folder / "shard-00001.safetensors")
+    wait_for(starter, folder / "features.lance" / "_versions" / "latest_version_hint.json")
     os.kill(child_processes(starter.pid)[-1], signal.SIGKILL)
     assert starter.wait(60) != 0
-    complete = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*")}
-    assert 0 < len(complete) < 11
+    before = open_table(folder, "").count()
     (starter,) = start_nodes(ONE_NODE, words)
     stdout, stderr = starter.communicate(timeout=120)
-    assert f"Wrote {11 - len(complete)} shards" in stdout, stderr
-    assert {path: path.stat().st_mtime_ns for path in complete} == complete
+    assert f"{before} were there" in stdout and before < 32, stderr
     assert_same(folder, alone)
-    assert not list(folder.glob(".*.part"))
+
+
+def test_two_exports_of_one_table_at_a_time_both_succeed(alone, words, tmp_path):
+    """Each row is written once; of two exports of one file, one may be refused."""
+    for name in ("x", "x.npz", "x.parquet"):
+        line = [sys.executable, "-m", "demo_sdtps.commands", "export", *map(str, words)]
+        line += ["--output", str(tmp_path / name), "--overwrite"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+        processes = [subprocess.Popen(line, **pipes) for _ in range(2)]
+        messages = [process.communicate(timeout=120)[1] for process in processes]
+        codes = [process.returncode for process in processes]
+        assert 0 in codes and {*codes} <= {0, 2}, messages
+        for code, message in zip(codes, messages, strict=True):
+            assert code == 0 or "by another process" in message
+        if name != "x.parquet":
+            assert_same(tmp_path / name, alone)
+        else:
+            assert pq.read_table(tmp_path / name)["name"].to_pylist() == [*alone.names]
 
 
 def test_two_processes_write_the_parquet_of_one(words, success, tmp_path, monkeypatch):
     """Row groups that they cannot share equally."""
     monkeypatch.chdir(tmp_path)
-    parquet = ("--format", "parquet")
-    success(export_features.main, *words, "--output", "alone.parquet", *parquet)
+    success(export_features.main, *words, "--output", "alone.parquet")
     (tmp_path / "program.py").write_text(
         "from demo_sdtps.commands import run_command\nfrom demo_sdtps.retrieval import export\n"
         "export.ROW_GROUP = 11\nrun_command('export')\n"
     )
     output = ("--output", tmp_path / "two.parquet")
-    done = run_two(tmp_path / "program.py", *words, *output, *parquet)
+    done = run_two(tmp_path / "program.py", *words, *output)
     assert done.returncode == 0 and done.stdout.count("Wrote 32 features") == 1, done.stderr
     assert pq.ParquetFile("two.parquet").num_row_groups == 3
     alone, two = (pq.read_table(f"{name}.parquet") for name in ("alone", "two"))
