@@ -104,7 +104,7 @@ def _numbers(columns: "pa.Table", label: str) -> np.ndarray:
     """A column of whole numbers (n,) int64; UNKNOWN where there is none."""
     if label not in columns.column_names or str(columns[label].type) != "int64":
         return np.full(len(columns), UNKNOWN)
-    return np.array(columns[label].fill_null(UNKNOWN))
+    return columns[label].fill_null(UNKNOWN).to_numpy().copy()
 
 
 def _read_file(

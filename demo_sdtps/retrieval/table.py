@@ -6,6 +6,7 @@ reads, so two columns are checksums of each row, which all reading compares.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -29,6 +30,7 @@ FEATURE, CHECK, LABEL_CHECK = "feature", "feature_check", "label_check"
 INTERNAL = (FEATURE, CHECK, LABEL_CHECK)
 ROW_ID = "_rowid"
 BATCH = 4096  # rows that are in memory at a time
+READ_AHEAD = 1 << 25  # bytes, in place of LanceDB's 2 GiB
 READ_ELEMENTS = 1 << 23  # numbers of features in memory at a time, 4 bytes each
 MOST_FRAGMENTS = 64  # files of few rows, before they are merged
 KEPT = timedelta(days=1)  # by which readers of older versions have ended
@@ -90,8 +92,10 @@ class FeatureBlocks:
     def take(self, rows: np.ndarray) -> np.ndarray:
         """The features (m, D) of the rows of ascending indices (m,)."""
         step = max(1, READ_ELEMENTS // self.width)
-        blocks = [self._take(rows[start : start + step]) for start in range(0, len(rows), step)]
-        return np.concatenate(blocks) if blocks else np.empty((0, self.width), np.float32)
+        features = np.empty((len(rows), self.width), np.float32)
+        for start in range(0, len(rows), step):
+            features[start : start + step] = self._take(rows[start : start + step])
+        return features
 
 
 def array_blocks(features: np.ndarray) -> FeatureBlocks:
@@ -348,12 +352,10 @@ def create_table(
     check_place(place)
     texts = {key: json.dumps(value) for key, value in {"format": FORMAT, **facts}.items()}
     with engine_errors(str(place), advice):
-        import lancedb
-
         schema = schema.with_metadata(texts)
         rows = (batch for table in batches for batch in table.to_batches())
         reader = pa.RecordBatchReader.from_batches(schema, rows)
-        database = lancedb.connect(str(place))
+        database = connect(place)
         mode = "create"
         if TABLE in database.list_tables().tables:
             try:
@@ -465,10 +467,17 @@ def check_place(place: str | Path) -> None:
         )
 
 
-def open_handle(place: str) -> Any:
+def connect(place: str | Path) -> Any:
+    """LanceDB's database at a place, whose scans read a bounded number of bytes ahead."""
+    os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(READ_AHEAD))
     import lancedb
 
-    return lancedb.connect(place).open_table(TABLE)
+    return lancedb.connect(str(place))
+
+
+def open_handle(place: str) -> Any:
+    """LanceDB's table at a place."""
+    return connect(place).open_table(TABLE)
 
 
 def engine_message(error: BaseException) -> str:
