@@ -170,7 +170,10 @@ def _begin_update(
     labels = dict.fromkeys(label for triplet in triplets for label in triplet.labels)
     watched = progress(triplets, "looking for changes", unit="triplet")
     texts = index.texts(watched, check_labels(labels))
-    schema = table_schema({name: label_type(column) for name, column in texts.items()}, width)
+    types = {
+        name: pa.string() if name in COLUMNS else label_type(text) for name, text in texts.items()
+    }
+    schema = table_schema(types, width)
     if index.table is None:
         index.table = create_table(index.place, index.facts, schema, REBUILD)
     table, stored = index.table, index.table.read()
