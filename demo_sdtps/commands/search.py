@@ -60,8 +60,8 @@ def search_parser(what: str) -> argparse.ArgumentParser:
     )
     cli.add_where(parser)
     cli.add_switch(parser, "--rebuild", "make the index anew, from all images of the gallery")
-    exactness = "flat: exact; the others: approximate, for millions of images, recall told"
-    cli.add_choice(parser, "--index_type", (FLAT, *APPROXIMATE), FLAT, exactness)
+    exactness = f"{FLAT}: exact; {APPROXIMATE}: approximate, for large galleries, recall told"
+    cli.add_choice(parser, "--index_type", (FLAT, APPROXIMATE), FLAT, exactness)
     cli.add_count(parser, "--re_rank", None, "re-rank the N nearest of each query (k-reciprocal)")
     parser.add_argument(
         "--false_accept",

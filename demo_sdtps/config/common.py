@@ -39,7 +39,7 @@ FALSE_ACCEPT_RATES = (0.0001, 0.001, 0.01, 0.05)
 FALSE_ACCEPT = 0.01
 """The one of them that a search marks hits by, by default."""
 
-FLAT, APPROXIMATE = "flat", ("ivfpq", "hnsw")
+FLAT, APPROXIMATE = "flat", "hnsw"
 """Indices of demo-sdtps search: exact, and approximate."""
 
 CLIP_BACKBONE = "ViT-B-16"

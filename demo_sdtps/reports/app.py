@@ -18,7 +18,7 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import TOP
 from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets.base import FORMATS
-from demo_sdtps.datasets.folders import Triplet, read_folder
+from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode, decode_triplet
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
@@ -33,7 +33,7 @@ from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.retrieval.extractor import Extractor
 from demo_sdtps.retrieval.load import open_reid
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.search import search
+from demo_sdtps.retrieval.search import read_gallery, search
 from demo_sdtps.runtime.errors import check_extra
 
 FRAME = '<iframe title="hits" srcdoc="{}" scrolling="no" style="width: 100%; border: 0"></iframe>'
@@ -78,19 +78,23 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     modalities, downloads = cfg.MODEL.MODALITIES, TemporaryDirectory()
     no_file = gradio.update(value=None, interactive=False)
 
-    def answer(top: int, *paths: str | None) -> list[object]:
+    def answer(top: int, where: str, camera: str | None, *paths: str | None) -> list[object]:
         """Hits, kept patches, and files to download."""
         files = {name: path for name, path in zip(modalities, paths, strict=True) if path}
         if not files:
             return [NOTHING, "", no_file, no_file]
         paths_of = tuple(map(files.get, MODALITIES))
-        query = Triplet(paths_of, name=Path(next(iter(files.values()))).stem)
+        labels = {"camera": camera} if camera else {}
+        query = Triplet(paths_of, name=Path(next(iter(files.values()))).stem, labels=labels)
+        chosen = argparse.Namespace(
+            **vars(arguments) | {"top": top, "where": where.strip() or None}
+        )
         try:
             for path in files.values():
                 check_image(path)
-            hits = search(argparse.Namespace(**vars(arguments) | {"top": top}), cfg, [query], reid)
+            hits = search(chosen, cfg, [query], reid)
             assert hits
-            page, _ = search_page(hits, arguments.gallery, address)
+            page, _ = search_page(hits, chosen, address)
             picture = kept_picture(reid, query)
         except UserError as error:
             alert = f'<p role="alert">{html.escape(str(error))}</p>'
@@ -101,7 +105,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         buttons = [gradio.update(value=str(copy), interactive=True) for copy in copies]
         return [FRAME.format(html.escape(page)), picture, *buttons]
 
-    triplets = read_folder(arguments.gallery, arguments.modality, modalities)
+    triplets = read_gallery(arguments, cfg)
     readable = (triplet.without(indexed.broken) for triplet in triplets)
     gallery = [triplet for triplet in readable if triplet.modalities]
     examples = [
@@ -123,7 +127,18 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             ]
         count = min(arguments.top or TOP, MOST_HITS, len(gallery))
         most = max(2, min(MOST_HITS, len(gallery)))
-        top = gradio.Slider(1, most, count, step=1, label="Hits")
+        with gradio.Row():
+            top = gradio.Slider(1, most, count, step=1, label="Hits")
+            where = gradio.Textbox(
+                arguments.where or "",
+                label="Filter of the gallery, in SQL",
+                placeholder="present LIKE '%TI%'",
+                max_lines=1,
+            )
+            names = [(name, name) for name in reid.camera_names if name and reid.cameras]
+            camera = gradio.Dropdown(
+                [("any other", ""), *names], value="", label="Camera", visible=bool(names)
+            )
         hits = gradio.HTML(NOTHING)
         with gradio.Row():
             files = [
@@ -133,14 +148,15 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         kept = gradio.HTML()
         gradio.Examples(examples, slots, label="Examples, of the gallery")
         gradio.on(
-            [top.change, *(slot.change for slot in slots)],
+            [top.change, where.submit, where.blur, camera.change, *(slot.change for slot in slots)],
             answer,
-            [top, *slots],
+            [top, where, camera, *slots],
             [hits, kept, *files],
             api_visibility="private",
             trigger_mode="always_last",
         )
     # others are downloaded
+    folder = arguments.gallery.absolute()
     theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     _, page, _ = blocks.launch(
         server_name=arguments.host,
@@ -153,7 +169,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         ssr_mode=False,
         mcp_server=False,
         enable_monitoring=False,
-        allowed_paths=[str(arguments.gallery.absolute()), downloads.name],
+        allowed_paths=[str(folder if folder.is_dir() else folder.parent), downloads.name],
     )
     ready = f"{page} searches in {arguments.gallery}; end it with Ctrl-C"
     print_lines(*omissions(indexed.broken), ready)

@@ -34,7 +34,7 @@ def show(arguments: argparse.Namespace, result: SearchResult) -> None:
     with ExitStack() as stack:
         if arguments.output:
             from_page = partial(link, folder=arguments.output.parent)
-            page, shown = search_page(result, arguments.gallery, from_page)
+            page, shown = search_page(result, arguments, from_page)
             # A file name may have bytes that are not UTF-8.
             content = page.encode(errors="backslashreplace")
             stack.enter_context(atomic_write(arguments.output)).write_bytes(content)
@@ -95,7 +95,9 @@ def hits_table(result: SearchResult) -> list[str]:
     return lines
 
 
-def search_page(result: SearchResult, gallery: Path, link: Callable[[str], str]) -> tuple[str, str]:
+def search_page(
+    result: SearchResult, arguments: argparse.Namespace, link: Callable[[str], str]
+) -> tuple[str, str]:
     """The page, and what it shows in a few words; `link` gives the address of a file.
 
     The gallery has the name of its folder, as the page may be shown where the path means nothing.
@@ -132,7 +134,10 @@ def search_page(result: SearchResult, gallery: Path, link: Callable[[str], str])
         return {name: link(path) for name, path in paths if path}
 
     content = {
-        "samples": [{"name": triplet.name, "files": files(triplet)} for triplet in images],
+        "samples": [
+            {"name": one.name, "files": files(one), "camera": one.labels.get("camera")}
+            for one in images
+        ],
         "thumbnails": list(images.values()),
         "queries": [
             {"sample": place[query], "nearest": list(map(near, hits))} for query, hits in rows
@@ -145,9 +150,10 @@ def search_page(result: SearchResult, gallery: Path, link: Callable[[str], str])
         dict(enumerate(list(images)[:MOST_KEPT])),
         modalities,
         content,
-        title=f"Hits in {gallery.resolve().name}",
+        title=f"Hits in {arguments.gallery.resolve().name}",
         files=True,
         shown=shown,
+        where=arguments.where,
         distance=result.distance,
         ascending=all(map(is_ascending, result.hits)),
         judged=is_calibrated(result),

@@ -29,7 +29,7 @@ from demo_sdtps.evaluation.distances import (
     make_comparison,
     present_modalities,
 )
-from demo_sdtps.retrieval.approximate import CODES, approximate
+from demo_sdtps.retrieval.approximate import approximate
 from demo_sdtps.retrieval.calibration import Calibration
 from demo_sdtps.retrieval.gallery import (
     Changes,
@@ -88,7 +88,7 @@ def search(
     check_extra("demo-sdtps search", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
     places = [arguments.gallery, *([arguments.query] if queries is None else [])]
     check_modality(arguments.modality, *places)
-    gallery = read_images(arguments, cfg, arguments.gallery, GALLERY, arguments.gallery_camera)
+    gallery = read_gallery(arguments, cfg)
     if queries is None:
         queries = read_images(arguments, cfg, arguments.query, QUERY, arguments.camera)
     check_depths(arguments, cfg, len(gallery))
@@ -129,6 +129,11 @@ def search(
     return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
 
 
+def read_gallery(arguments: argparse.Namespace, cfg: CfgNode) -> list[Triplet]:
+    """The triplets of the gallery, with their labels."""
+    return read_images(arguments, cfg, arguments.gallery, GALLERY, arguments.gallery_camera)
+
+
 def read_images(
     arguments: argparse.Namespace, cfg: CfgNode, place: Path, split: str, camera: str | None
 ) -> list[Triplet]:
@@ -148,7 +153,8 @@ def find_hits(
 ) -> list[list[Hit]]:
     """The hits of each query in an index that is up to date, of the gallery's triplets by name."""
     assert index.table
-    gallery = index.table.read(arguments.where, ["present"]).gallery()
+    indexed = index.table.read(arguments.where, ["present"])
+    gallery = indexed.gallery()
     top, deepest = check_depths(arguments, cfg, len(gallery))
     comparison = check_sets(arguments, cfg, queries, side[1], gallery.present)
     if calibration:
@@ -157,8 +163,8 @@ def find_hits(
     if reranks_all(arguments, cfg):
         nearest_hits = rerank_all(comparison, side, gallery, wider)
     else:
-        kind = arguments.index_type
-        way = nearest if kind == FLAT else partial(approximate, kind)
+        is_exact = arguments.index_type == FLAT
+        way = nearest if is_exact else partial(approximate, index.table, indexed)
         nearest_hits = search_sets(comparison, side, gallery, max(deepest, wider), way)
     if arguments.re_rank:
         nearest_hits = rerank_hits(comparison, side, gallery, nearest_hits, wider)
@@ -236,10 +242,6 @@ def check_depths(arguments: argparse.Namespace, cfg: CfgNode, gallery: int) -> t
         raise UserError(
             f"TEST.RE_RANKING yes re-ranks the whole gallery, but this one has {gallery} triplets, more than "
             f"{MOST_RERANKED}, or --index_type is not flat; give --re_rank K for the K nearest of each query."
-        )
-    if arguments.index_type == "ivfpq" and gallery < CODES:
-        raise UserError(
-            f"The gallery has {gallery} triplets, but --index_type ivfpq needs {CODES} or more; use flat."
         )
     return top, min(arguments.re_rank or top, gallery)
 

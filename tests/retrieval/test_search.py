@@ -1,5 +1,4 @@
-"""The nearest of a gallery: exact search, ties, candidates, re-ranking, sets of modalities, and the approximate indices of
-faiss."""
+"""The nearest of a gallery: exact search, ties, candidates, re-ranking, and sets of modalities."""
 
 from itertools import product
 
@@ -22,11 +21,10 @@ from numeric import assert_close, assert_order, generator, numpy_generator, tole
 from ranking_cases import near_ties, roundings
 
 from demo_sdtps.config import MODALITIES
-from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.evaluation import distances as distance_module
 from demo_sdtps.evaluation.distances import Comparison
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
-from demo_sdtps.retrieval import approximate, nearest
+from demo_sdtps.retrieval import nearest
 from tests.reference import cross_modal, reranking
 from tests.reference import search as reference
 
@@ -122,21 +120,6 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
     )
 
 
-@pytest.mark.parametrize("kind", APPROXIMATE)
-def test_candidates_of_an_approximate_index_hold_most_of_the_nearest(kind):
-    generator = numpy_generator(6)
-    centres = np.repeat(random_features(generator, 100, 16), 8, axis=0)
-    gallery = centres + 0.1 * random_features(generator, 800, 16)
-    gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
-    queries, names, stack = gallery[::40], names_of(generator, 800), make_blocks(gallery, 100)
-    index, order = approximate.build_index(kind, stack)
-    candidates = order[approximate.find_candidates(index, queries, 50)]
-    actual = nearest.among(queries, stack, names, 5, candidates)
-    exact = nearest.nearest(queries, stack, names, 5)
-    assert approximate.recall(actual, exact) > 0.9
-    assert approximate.recall(exact, exact) == 1
-
-
 def reference_of(*arguments):
     """Distances, scaled distances, and what roundings change of these, by the slow versions."""
     scaled = np.array(cross_modal.scaled(*arguments, distance_module.FEWEST))
@@ -171,17 +154,6 @@ def test_the_order_of_a_search_is_that_of_the_matrix(how):
             assert all(map(np.array_equal, hits, whole))
 
 
-def by_index(kind):
-    """A search by an approximate index that is made for it."""
-
-    def search(queries, gallery, names, top):
-        index, order = approximate.build_index(kind, gallery)
-        places = approximate.find_candidates(index, queries, len(gallery))
-        return nearest.among(queries, gallery, names, top, order[places])
-
-    return search
-
-
 @pytest.mark.parametrize("how", ["all", "shared"])
 def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     """Of a gallery in blocks, in any order. 43 triplets have RGB, 10 all, fewer than a scale needs."""
@@ -191,8 +163,8 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     query, (features, present) = sides_of(draws, sources, *sets)
     place = make_gallery(features.numpy(), names_of(numpy_generator(12), 73), present, size=16)
     expected = reference_of(parts_of(query[0]), parts_of(features), sources, *sets, how)
-    for search, top in product((nearest.nearest, by_index("hnsw")), (1, 9, 70)):
-        hits = nearest.search_sets(comparison(sources, how), query, place, top, search)
+    for top in (1, 9, 70):
+        hits = nearest.search_sets(comparison(sources, how), query, place, top, nearest.nearest)
         assert_hits(hits, sources, *expected)
 
 

@@ -3,11 +3,11 @@ const filters = { name: byId("by-name"), sort: byId("sort"), known: byId("known"
 
 // A triplet with a link to its first file, and what it lacks.
 function fileFigure(index, className, ...lines) {
-  const { name, files } = DATA.samples[index];
+  const { name, files, camera } = DATA.samples[index];
   const link = element("a", "", name);
   [link.href, link.target] = [Object.values(files)[0], "_blank"];
   const absent = DATA.modalities.filter((modality) => !files[modality]);
-  return figure(index, className, ...lines, link, ...(absent.length ? [`without ${absent.join(", ")}`] : []));
+  return figure(index, className, ...lines, link, ...(camera ? [`camera ${camera}`] : []), ...(absent.length ? [`without ${absent.join(", ")}`] : []));
 }
 
 const queryFigure = (query) => fileFigure(query.sample, "query", element("b", "", "query"));
