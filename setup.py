@@ -13,7 +13,7 @@ ONNX = ["onnx>=1.17", "onnxscript>=0.3", "onnxruntime>=1.20"]
 """demo-sdtps export onnx."""
 OPENVINO = [*ONNX, "openvino>=2025.0", "nncf>=2.15"]
 """demo-sdtps export openvino. Not in the development environment: several hundred megabytes."""
-SEARCH = ["lancedb>=0.40", "faiss-cpu>=1.8", "jinja2>=3.1"]
+SEARCH = ["lancedb>=0.40", "jinja2>=3.1"]
 """demo-sdtps search."""
 APP = [*SEARCH, "gradio>=6"]
 """demo-sdtps app. Not in the development environment: gradio needs an older Pillow than constraints.txt has."""
@@ -94,6 +94,18 @@ setup(
         "completion": COMPLETION,
         "wandb": WANDB,
         "docs": DOCS,
-        "dev": [*SEPS, *ONNX, *SEARCH, *REPORT, *UMAP, *PARQUET, *COMPLETION, *DOCS, *TESTS, *SERVERS, *LINT],
+        "dev": [
+            *SEPS,
+            *ONNX,
+            *SEARCH,
+            *REPORT,
+            *UMAP,
+            *PARQUET,
+            *COMPLETION,
+            *DOCS,
+            *TESTS,
+            *SERVERS,
+            *LINT,
+        ],
     },
 )

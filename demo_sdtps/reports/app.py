@@ -55,7 +55,7 @@ SERVED = "/gradio_api/file="
 def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     """Bring the index of --gallery up to date, and serve until Ctrl-C."""
     prepare_evaluation(cfg)
-    packages = {"gradio": "gradio", "faiss": "faiss-cpu", "jinja2": "jinja2"}
+    packages = {"gradio": "gradio", "lancedb": "lancedb", "jinja2": "jinja2"}
     check_extra("demo-sdtps app", "app", packages)
     try:
         with socket.socket() as probe:
@@ -87,7 +87,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         labels = {"camera": camera} if camera else {}
         query = Triplet(paths_of, name=Path(next(iter(files.values()))).stem, labels=labels)
         chosen = argparse.Namespace(
-            **vars(arguments) | {"top": top, "where": where.strip() or None}
+            **vars(arguments) | {"top": top, "where": (where or "").strip() or None}
         )
         try:
             for path in files.values():

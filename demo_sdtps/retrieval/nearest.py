@@ -20,7 +20,8 @@ from demo_sdtps.retrieval.table import FeatureBlocks, Gallery
 from demo_sdtps.runtime.progress import progress
 
 SPARE = 16  # candidates beyond those that are asked for, at least
-ROUNDING = 2e-5  # what a float32 distance of faiss may differ from the true one
+ROUNDING = 2e-5  # what a distance by a product in float32 may differ from the true one
+FLAT_QUERIES = 1024  # that are compared with a block at a time
 NEAREST_ELEMENTS = 1 << 24  # numbers of the features that are compared at a time
 
 
@@ -63,8 +64,8 @@ def search_sets(
 def nearest(queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], top: int) -> Nearest:
     """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n, by comparison with all of it.
 
-    faiss finds candidates; they are enough where the last of them is beyond the last hit by more than faiss's rounding, and
-    more are asked for otherwise, so ties at the last rank are decided by name too.
+    Products of matrices find candidates; they are enough where the last of them is beyond the last hit by more than their
+    rounding, and more are asked for otherwise, so ties at the last rank are decided by name too.
     """
     hits = _no_hits(len(queries), top)
     left, count = np.arange(len(queries)), max(2 * top, top + SPARE)
@@ -147,15 +148,24 @@ def write_csv(
 
 
 def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """faiss's exact search: the `count` smallest distances (Q, count) by its rounding, ascending, and their rows."""
-    import faiss
-
-    heap = faiss.ResultHeap(len(queries), count)
+    """The `count` smallest distances (Q, count) by products in float32, ascending, and their rows."""
+    sides = torch.from_numpy(queries).split(FLAT_QUERIES)
+    best = [(side.new_empty(len(side), 0), torch.empty(len(side), 0).long()) for side in sides]
     for rows, block in gallery.blocks("searching"):
-        values, places = faiss.knn(queries, block, min(count, len(block)))
-        heap.add_result(values, rows[places])
-    heap.finalize()
-    return heap.D, heap.I
+        others = torch.from_numpy(block if block.flags.writeable else block.copy())
+        numbers = torch.from_numpy(rows)
+        lengths = others.square().sum(1)
+        for place, (side, (values, places)) in enumerate(zip(sides, best, strict=True)):
+            near, index = torch.addmm(lengths, side, others.T, alpha=-2).topk(
+                min(count, len(block)), largest=False
+            )
+            values, places = torch.cat([values, near], 1), torch.cat([places, numbers[index]], 1)
+            values, order = values.topk(min(count, values.shape[1]), largest=False)
+            best[place] = values, places.gather(1, order)
+    values, places = map(torch.cat, zip(*best, strict=True))
+    return (
+        values + torch.from_numpy(queries).square().sum(1, keepdim=True)
+    ).numpy(), places.numpy()
 
 
 def _order_hits(

@@ -20,7 +20,6 @@ from demo_sdtps.retrieval.feature_sets import FeatureSet, open_features
 from demo_sdtps.retrieval.features import decode_present
 from demo_sdtps.retrieval.nearest import nearest, search_sets, write_csv
 from demo_sdtps.runtime.distributed import check_single
-from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, write_json
 
 MAY_DIFFER = ("TEST.AMP", "TEST.MISS", "MODEL.DIST_TRAIN")
@@ -31,12 +30,10 @@ def rank_exports(arguments: argparse.Namespace) -> None:
     """Rank by the words of the command, print the table and write the files."""
     check_single("demo-sdtps rank")
     is_normalised = arguments.feat_norm == "yes"
-    if arguments.csv:
-        check_extra("demo-sdtps rank --csv", "search", {"faiss": "faiss-cpu"})
-        if not is_normalised:
-            raise UserError(
-                "--csv compares L2-normalised features, but --feat_norm is no; leave one of them out."
-            )
+    if arguments.csv and not is_normalised:
+        raise UserError(
+            "--csv compares L2-normalised features, but --feat_norm is no; leave one of them out."
+        )
     query = open_features(arguments.query, is_normalised)
     gallery = open_features(arguments.gallery, is_normalised, arguments.where)
     check_comparable(query, gallery, is_normalised)

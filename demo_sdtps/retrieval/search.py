@@ -85,7 +85,7 @@ def search(
     `queries` are those of --query unless given; `reid` is the model of `cfg`, if it is loaded.
     """
     prepare_evaluation(cfg, several=True)
-    check_extra("demo-sdtps search", "search", {"faiss": "faiss-cpu", "jinja2": "jinja2"})
+    check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
     places = [arguments.gallery, *([arguments.query] if queries is None else [])]
     check_modality(arguments.modality, *places)
     gallery = read_gallery(arguments, cfg)

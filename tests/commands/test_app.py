@@ -95,7 +95,7 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
     shutil.copytree(place / "gallery", place / "query")
     query = [place / "query" / name / shown.name for name in ("RGB", "TI")]
     shutil.rmtree(place / "query" / "NI")
-    words = (*WORDS, "--index", "kept", "--top", 3)
+    words = (*WORDS, "--index", "kept", "--top", 3, "--pattern", r"_cam(?P<camera>\d)")
     place_words = ("--gallery", place / "gallery", "--port", free_port())
     with headless(log=True) as driver, serve(place, *words, *place_words) as address:
         page = Page(driver, address)
@@ -141,6 +141,19 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         assert alert and alert[0].startswith("bad.jpg is no image")
         page.run("document.querySelector('tbody td').click()")
         assert until(lambda: driver.find_elements("css selector", "iframe[title=hits]"))
+        # a wrong filter is told of; another one leaves its hits alone, of a query by a camera that is chosen
+        box = driver.find_element("css selector", "[data-testid=textbox]")
+        box.send_keys("camra = 2\n")
+        alert = until(lambda: page.texts("[role=alert]"))
+        assert alert[0].startswith("The filter 'camra = 2' cannot be used")
+        assert "camera (int64)" in alert[0]
+        box.clear()
+        box.send_keys("camera = 2\n")
+        assert until(lambda: driver.find_elements("css selector", "iframe[title=hits]"))
+        driver.switch_to.frame(driver.find_element("css selector", "iframe[title=hits]"))
+        assert until(lambda: page.texts("p code") == ["camera = 2"])
+        assert all("camera 2" in text for text in page.texts(".near figcaption"))
+        driver.switch_to.default_content()
         asked = requests_of(driver)
         assert len(asked) > 5 and all(url.startswith(address) for url in asked), asked
     assert "asked for" not in (place / "output.txt").read_text()

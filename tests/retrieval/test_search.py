@@ -66,7 +66,7 @@ def test_exact_search_is_the_slow_one_ties_included(top):
 
 
 def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
-    """More of them than there are candidates at first, wherever faiss puts them."""
+    """More of them than there are candidates at first, wherever they are."""
     monkeypatch.setattr(nearest, "SPARE", 0)
     generator = numpy_generator(3)
     gallery = np.repeat(random_features(generator, 2), 50, axis=0)
