@@ -72,13 +72,15 @@ def assert_same(output, alone):
     assert [*actual.names] == [*alone.names]
 
 
-def test_two_nodes_export_what_one_process_does(start_nodes, alone, words, tmp_path):
-    outputs = [
-        process.communicate(timeout=120)
-        for process in start_nodes(two_nodes(), [*words, "--output", tmp_path / "x.npz"])
-    ]
+@pytest.mark.parametrize("is_table", [False, True], ids=["file", "table in object storage"])
+def test_two_nodes_export_what_one_process_does(
+    start_nodes, alone, words, tmp_path, bucket, is_table
+):
+    output = f"{bucket}/exported" if is_table else str(tmp_path / "x.npz")
+    nodes = start_nodes(two_nodes(), [*words, "--output", output])
+    outputs = [process.communicate(timeout=120) for process in nodes]
     assert "".join(stdout for stdout, _ in outputs).count("Wrote ") == 1, outputs
-    assert_same(tmp_path / "x.npz", alone)
+    assert_same(output, alone)
 
 
 def test_an_export_whose_process_dies_is_continued(start_nodes, alone, words, tmp_path):
