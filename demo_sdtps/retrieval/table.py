@@ -486,6 +486,18 @@ def engine_message(error: BaseException) -> str:
     return text.removeprefix("Invalid input, ").removesuffix(".")
 
 
+UNREACHABLE = {
+    "BadScheme": "AWS_ALLOW_HTTP is not true, but the server's address begins with http:",
+    "AWS credentials": "there are no credentials",
+    "NoSuchBucket": "there is no such bucket",
+    "AccessDenied": "the credentials do not suffice",
+    "InvalidAccessKeyId": "the credentials are wrong",
+    "SignatureDoesNotMatch": "the credentials are wrong",
+    "ConnectError": "the server does not answer",
+}
+"""What is wrong with object storage, by words of its errors."""
+
+
 @contextmanager
 def engine_errors(place: str, advice: str) -> Iterator[None]:
     """Errors of LanceDB as `UserError`: a place that cannot be written, another process's change, or else damage."""
@@ -497,7 +509,10 @@ def engine_errors(place: str, advice: str) -> Iterator[None]:
         if isinstance(error, UserError) or not (is_engine or "Panic" in type(error).__name__):
             raise
         text = engine_message(error)
-        if "onflict" in text or "TooMuchWriteContention" in text:
+        unreachable = next((why for word, why in UNREACHABLE.items() if word in text), None)
+        if unreachable:
+            what = f"cannot be reached: {unreachable}; docs/scaling.md names the variables to set"
+        elif "onflict" in text or "TooMuchWriteContention" in text:
             what = f"was changed by another process meanwhile ({text}); run the command again"
         elif any(word in text for word in ("ermission", "Read-only", "No space")):
             what = f"cannot be written ({text}); free some space or choose another place"

@@ -15,8 +15,8 @@ from pyarrow import parquet
 from tiny import MODEL
 
 import demo_sdtps
-from demo_sdtps.config import MODALITIES
-from demo_sdtps.retrieval.table import create_table, table_schema
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.retrieval.table import create_table, open_table, table_schema
 
 pytestmark = pytest.mark.slow
 SETTINGS = KEEP_ALL
@@ -91,6 +91,23 @@ def test_searches_share_an_index_in_object_storage(bucket, place, weights, run_s
     expected = hits(place / "folder.csv")
     assert len(expected) == 16 and any("added" in row[2] for row in expected)
     assert all(hits(place / f"{number}.csv") == expected for number in range(3))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("AWS_ALLOW_HTTP", "false", "AWS_ALLOW_HTTP is not true"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "the server does not answer"),
+        (None, None, "there is no such bucket"),
+    ],
+)
+def test_object_storage_that_cannot_be_reached_is_said_so(
+    bucket, monkeypatch, variable, value, message
+):
+    if variable:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=f"^The table .* cannot be reached: {message}"):
+        open_table(f"{bucket}/x" if variable else "s3://other/x", "")
 
 
 def hits(path):
