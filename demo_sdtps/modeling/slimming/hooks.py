@@ -8,7 +8,7 @@ next hook cuts again.
 
 - Several forwards before a backward work, as every one begins anew and nothing of the ones before is needed.
 - Under gradient checkpointing (not reentrant) there is one forward for each backward: the blocks that are computed again read
-  what the last forward kept, and an earlier forward is refused.
+  what the last forward kept, in the order in which it visited them, and an earlier forward is refused.
 - nn.DataParallel is refused; DistributedDataParallel works. One thread runs a model at a time.
 - A block that is called by itself is dense.
 """
@@ -23,7 +23,15 @@ from torch import nn
 
 from demo_sdtps.modeling.modalities import split_rows
 from demo_sdtps.modeling.slimming.budget import plan_counts
-from demo_sdtps.modeling.slimming.call import Batch, Call, address, find_images, is_recomputed
+from demo_sdtps.modeling.slimming.call import (
+    STEM,
+    Batch,
+    Call,
+    address,
+    find_images,
+    is_recomputed,
+    is_running,
+)
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import Slimming
 from demo_sdtps.modeling.slimming.state import (
@@ -36,8 +44,6 @@ from demo_sdtps.modeling.slimming.state import (
 from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
-STEM = -1  # in place of the index of a block: the patch convolution
-ENDED = -2  # and a batch that goes on with none
 FIRST = "first"
 
 
@@ -72,12 +78,12 @@ class Slim(Slimming):
             self.counts(10_000)  # refuses what images of no size allow
         self.handles: list[Any] = []
         self.call = Call()
-        # What the backward pass computes again: its place in the graph, the batch, and the next block.
-        self.region: tuple[Any, Batch | None, int] = None, None, 0
+        # What the backward pass computes again: the node that needs it, and the index of the last visit.
+        self.region: tuple[Any, int] = None, -1
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no forward under way.
-        return self.__dict__ | {"call": Call(), "region": (None, None, 0)}
+        return self.__dict__ | {"call": Call(), "region": (None, -1)}
 
     def _replicate_for_data_parallel(self) -> Any:
         raise UserError(
@@ -123,7 +129,8 @@ class Slim(Slimming):
         masks = kwargs.get("foreground") if is_model else None
         if is_model:
             kwargs = {key: value for key, value in kwargs.items() if key != "foreground"}
-        is_new = is_model or self.call.by in (None, module)
+        by = self.call.by
+        is_new = is_model or by in (None, module) or not is_running(by)
         if is_new and not is_recomputed():
             self.call = Call(module, find_images((args, kwargs)), masks)
         return args, kwargs
@@ -132,16 +139,7 @@ class Slim(Slimming):
         """The forward has ended, also by an error."""
         if self.call.by is module and not is_recomputed():
             self.call.by = self.call.foreground = None
-            self.call.images = {}
-            for number in self.call.batches:
-                self._end_batches(number)
-            if not torch.is_grad_enabled():
-                self.call.batches = {}
-
-    def _end_batches(self, number: int) -> None:
-        """No block of a tower continues what it has begun, as after an error; backward may compute it again."""
-        for batch in self.call.batches.get(number, []):
-            batch.next_block = batch.next_block and ENDED
+            self.call.images, self.call.batches = [], {}
 
     def embed(self, number: int, stem: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images."""
@@ -151,7 +149,6 @@ class Slim(Slimming):
             return
         if self.call.by is None:  # a method of a tower is called, which has no hooks
             self.call = Call()
-        self._end_batches(number)  # one that was interrupted, which no hook is told
         call, window = self.call, (stem.kernel_size, stem.stride)
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
@@ -164,8 +161,10 @@ class Slim(Slimming):
         missing = {name: all_absent for name in names if name in self.absent}
         suffix = self.towers[number].suffix
         batch = Batch([State(grid, names, self.shared, rows, missing, masks, each, suffix)])
-        batch.inputs[STEM] = address(images)
-        self.call.batches.setdefault(number, []).append(batch)
+        # Without those that were interrupted on their way, which no hook is told.
+        waiting = [each for each in call.batches.get(number, []) if not each.next_block]
+        call.batches[number] = [*waiting, batch]
+        call.visit(number, STEM, batch, images)
 
     def before(
         self,
@@ -218,14 +217,13 @@ class Slim(Slimming):
                 batch.extras[index + 1] = extras
             tokens = tower.swap(values)
             output = (tokens, *output[1:]) if isinstance(output, tuple) else tokens
-        if is_last and torch.compiler.is_compiling():
-            # Compiled code is not computed again by the hooks, and returns no batches.
-            batches = self.call.batches[number]
-            self.call.batches[number] = [each for each in batches if each is not batch]
-        elif is_last and not is_recomputed():
-            # What is left is for the backward pass, which has a graph of its own.
-            batch.grids = [without_graph(grid) for grid in batch.grids]
-            batch.extras = {key: without_graph(extra) for key, extra in batch.extras.items()}
+        if is_last and not is_recomputed():
+            under_way = self.call.batches[number]
+            self.call.batches[number] = [each for each in under_way if each is not batch]
+            if any(visit.batch is batch for visit in self.call.visits):
+                # What is left is for the backward pass, which has a graph of its own.
+                batch.grids = [without_graph(grid) for grid in batch.grids]
+                batch.extras = {key: without_graph(extra) for key, extra in batch.extras.items()}
         return output
 
     def _uncut(
@@ -275,7 +273,7 @@ class Slim(Slimming):
         batch = next((batch for batch in batches if batch.next_block == index), None)
         if batch is not None:
             batch.next_block += 1
-            batch.inputs[index] = address(values)
+            self.call.visit(number, index, batch, values)
         return batch
 
     def _recompute(self, number: int, index: int, values: torch.Tensor) -> Batch:
@@ -288,19 +286,30 @@ class Slim(Slimming):
             raise UserError(
                 "A slimmed model is computed again by reentrant checkpointing; use checkpointing with use_reentrant=False."
             )
-        place = number, torch._C._current_graph_task_id(), node._sequence_nr()
-        region, batch, next_block = self.region
-        if batch is None or (region, next_block) != (place, index):
-            key, batches = address(values), self.call.batches.get(number, [])
-            # The last, as an input that is still there cannot have the address of a later one.
-            batch = next((b for b in reversed(batches) if b.inputs.get(index) == key), None)
-        if batch is None:
-            raise UserError(
-                "Checkpointing computes again a forward that is not the last of the slimmed model; call backward after each "
-                "forward, or leave checkpointing off."
+        place = torch._C._current_graph_task_id(), node._sequence_nr()
+        visits, last = self.call.visits, self.region[1] if self.region[0] == place else -1
+        # A function that is computed again goes on as it did. It begins with an input that is still there, whose address no
+        # later one has but itself, so that of these visits it is the last before what the backward pass needs.
+        visit = last + 1
+        if last < 0 or [one[:2] for one in visits[visit : visit + 1]] != [(number, index)]:
+            key = number, index, address(values)
+            same = [place for place, one in enumerate(visits) if one[:3] == key]
+            visit = max(
+                (place for place in same if visits[place].node <= node._sequence_nr()), default=-1
             )
-        self.region = place, batch, index + 1
-        return batch
+            if visit < 0:
+                raise UserError(
+                    "Checkpointing computes again a forward that is not the last of the slimmed model, or a function whose "
+                    "argument is neither the images nor the input of a block; call backward after each forward, or leave "
+                    "checkpointing off."
+                )
+            if visit <= last:
+                raise UserError(
+                    "Checkpointing computes again a function in which the slimmed model encodes the same tensor twice; "
+                    "checkpoint each of these calls by itself."
+                )
+        self.region = place, visit
+        return visits[visit].batch
 
     @property
     def absent(self) -> frozenset[str]:
@@ -314,14 +323,12 @@ class Slim(Slimming):
         if not self.is_stacked:
             return (self.call.name(images, self.names),)
         present = tuple(name for name in self.names if name not in self.absent)
-        batch = next(iter(self.call.images.values()), images).shape[0]
+        batch = next((image for _, image in self.call.images), images).shape[0]
         return present if images.shape[0] == len(present) * batch else self.names
 
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf of the values of `tensor`; torch.func has none, and computes nothing again."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return tensor.detach()
+    """A leaf of the values of `tensor`."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
