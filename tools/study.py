@@ -20,7 +20,7 @@ against any, by each distance), `selection: True` (run demo-sdtps selection), `s
 `calibration: True` (run studies/similarity.py, studies/calibration.py), `times: True` (time the variants in turns).
 
 A study can be stopped and started again: the result, --json, holds every run that is finished, which is not made again. A
-run is identified by its configuration, its seed and the sources that it is made with (training/record.py), whose hash the
+run is identified by its configuration, its seed and the sources that it is made with (studies/sources.py), whose hash the
 result records; changes of these that are in no commit, and a result of other sources, are refused without --changed_tree.
 After a change of the data give another --runs and --json. `make tables` writes the tables and figures of docs/ from
 docs/results/*.json.

@@ -112,21 +112,19 @@ def read_last(output: Path) -> Resumed:
 
 def _read_checkpoint(path: Path) -> Mapping:
     """The content of a last.pth; the text of `UserError` has no full stop."""
-    if not path.exists():
-        raise UserError(f"{path} is missing")
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.testzip():  # torch itself does not check the checksums
                 raise zipfile.BadZipFile
-        state = load_file(path)
+        state = cast(Mapping, load_file(path))
+        if "optimizers" not in state:
+            raise KeyError
     except (PermissionError, MemoryError):
         raise
     except Exception:  # a damaged file is read wrongly in many ways
         raise UserError(
-            f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)"
+            f"{path} is missing, damaged, or without a run's state, as weights alone are"
         ) from None
-    if not isinstance(state, Mapping) or "optimizers" not in state:
-        raise UserError(f"{path} holds no state to continue from, as weights alone do not")
     return state
 
 

@@ -21,7 +21,7 @@ from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
 
 import demo_sdtps
-from demo_sdtps.commands import calibrate, check_data, make_synthetic, search
+from demo_sdtps.commands import calibrate, check_data, search, synthetic
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -283,7 +283,7 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
     and a gallery half of which is RGB alone."""
     monkeypatch.chdir(tmp_path)
     sizes = "--identities 25 --test_identities 6 --images_per_camera 3 --height 32 --width 16 --workers 1"
-    make_synthetic.main(["--root", "drawn", *sizes.split()])
+    synthetic.triplets(["--root", "drawn", *sizes.split()])
     for folder in ("train_171", "test"):
         for number, file in enumerate(sorted(Path("drawn/RGBNT201", folder, "RGB").iterdir())):
             is_query = number % 3 == 0

@@ -13,7 +13,7 @@ from numeric import numpy_generator
 from pyarrow import parquet as pq
 from safetensors import safe_open
 
-from demo_sdtps.commands import export_features
+from demo_sdtps.commands import export
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.retrieval import export as exporting
@@ -130,7 +130,7 @@ def test_shards_of_another_origin_are_refused(
     }
     for what, words in cases.items():
         shards = ("--output", "x", "--shards", ROWS)
-        sentence = refusal(export_features.main, *export_words, *shards, *words)
+        sentence = refusal(export.features, *export_words, *shards, *words)
         assert f"are of {what}" in sentence and "--overwrite" in sentence
     export("x", "--shards", ROWS, "--return_pattern", "2", "--overwrite")
     assert open_features(tmp_path / "x").settings["return_pattern"] == 2
@@ -183,9 +183,9 @@ def test_what_cannot_be_written_is_refused_before_any_work(
         ("old.parquet", *PARQUET): "already exists; choose another",
     }
     for (output, *more), sentence in cases.items():
-        assert sentence in refusal(export_features.main, *export_words, "--output", output, *more)
+        assert sentence in refusal(export.features, *export_words, "--output", output, *more)
     monkeypatch.setattr("demo_sdtps.runtime.errors.find_spec", lambda _: None)
-    message = refusal(export_features.main, *export_words, "--output", "x.parquet", *PARQUET)
+    message = refusal(export.features, *export_words, "--output", "x.parquet", *PARQUET)
     assert message == (
         "--format parquet needs pyarrow; install them by pip install -e '.[parquet]'."
     )
@@ -196,5 +196,5 @@ def test_a_name_that_is_no_text_is_refused(refusal, export_words, files, tmp_pat
     for name in ("ä.jpg", "b\udcff.jpg"):
         shutil.copy(files["rgb"][0], tmp_path / "photos" / name)
     more = ("--images", tmp_path / "photos", "--modality", "RGB", "--output", "x.parquet", *PARQUET)
-    message = refusal(export_features.main, *export_words, *more)
+    message = refusal(export.features, *export_words, *more)
     assert "b\\udcff.jpg' is not UTF-8, as Parquet needs" in message
