@@ -42,8 +42,8 @@ def main() -> None:
     from demo_sdtps.datasets import read_splits
     from demo_sdtps.evaluation.cross_modal import modality_sets
     from demo_sdtps.evaluation.distances import (
-        Matrix,
         make_comparison,
+        matrix_distances,
         measure_in_memory,
         set_distances,
     )
@@ -84,14 +84,12 @@ def main() -> None:
             matrices = [
                 set_distances(comparison, query, gallery),
                 *(
-                    torch.cat(
-                        [block for _, block in measure_in_memory(one, query, gallery).tiles()], 1
-                    )
+                    measure_in_memory(one, query, gallery).values
                     for one in (comparison, calibrated)
                 ),
             ]
             for kind, matrix in zip(KINDS, matrices, strict=True):
-                values[kind].append(rank_distances(cfg, Matrix(matrix), data).mAP)
+                values[kind].append(rank_distances(cfg, matrix_distances(matrix), data).mAP)
                 first = drawn[matrix.topk(TOP, largest=False).indices.numpy()]
                 values[f"last of ten, {kind}"].append(float((first == len(names) - 1).mean()))
         means = {name: mean(column) for name, column in values.items()}

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from numeric import generator
-from ranking_cases import Parts, rank_distances
+from ranking_cases import in_parts, rank_distances
 
 from demo_sdtps.evaluation import analysis
-from demo_sdtps.evaluation.distances import Matrix
+from demo_sdtps.evaluation.distances import matrix_distances
 from tests.reference import analysis as plain
 
 PARTS = {"in parts": 11, "at once": None}  # samples of the gallery at a time
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def distances(self):
-        return Parts(self.distance, self.size) if self.size else Matrix(self.distance)
+        return in_parts(self.distance, self.size) if self.size else matrix_distances(self.distance)
 
 
 @pytest.fixture(params=[(by, part) for by in ("camera", "scene") for part in PARTS], ids=", ".join)
