@@ -35,7 +35,7 @@ from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.slimming.backbone import make_slimming
+from demo_sdtps.modeling.slimmed import make_slimming
 from demo_sdtps.modeling.slimming.stage import Slimming
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.graphs import WARM_UPS

@@ -35,7 +35,6 @@ from demo_sdtps.modeling.slimming.call import (
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import Slimming
 from demo_sdtps.modeling.slimming.state import (
-    PER_POSITION,
     UNNAMED,
     State,
     cut_tokens,
@@ -160,7 +159,7 @@ class Slim(Slimming):
         all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
         missing = {name: all_absent for name in names if name in self.absent}
         suffix = self.towers[number].suffix
-        batch = Batch([State(grid, names, self.shared, rows, missing, masks, each, suffix)])
+        batch = Batch([State(grid, names, self.shared, rows, missing, masks, each, suffix, suffix)])
         # Without those that were interrupted on their way, which no hook is told.
         waiting = [each for each in call.batches.get(number, []) if not each.next_block]
         call.batches[number] = [*waiting, batch]
@@ -185,20 +184,15 @@ class Slim(Slimming):
         stage = sum(block_before < index for block_before in self.blocks)
         values, state = tower.swap(tokens), batch.states[stage]
         if index in batch.extras:
-            values = cut_tokens(values, state, batch.extras[index], tower.suffix)
+            values = cut_tokens(values, state, batch.extras[index])
         if index in self.blocks:
             _check_prefix(values, state, tower, block)
             values, state = self._run(stage, batch, values, block)
         if state.positions is None:
             return None
-
-        def cut(key: str, value: Any) -> Any:
-            is_cut = key in PER_POSITION and value is not None
-            return PER_POSITION[key](value, state, tower.suffix) if is_cut else value
-
-        kwargs = {key: cut(key, value) for key, value in kwargs.items()}
+        kwargs = {key: state.cut(key, value) for key, value in kwargs.items()}
         # transformers gives masks, which an exported graph always has, by their place
-        args = tuple(map(cut, [*keys, *[""] * len(args)], args))
+        args = tuple(map(state.cut, [*keys, *[""] * len(args)], args))
         values = tower.swap(values)
         return (args, kwargs | {name: values}) if name else ((values, *args[1:]), kwargs)
 
@@ -212,7 +206,7 @@ class Slim(Slimming):
         state, is_last = batch.states[stage], index + 1 == len(tower.blocks)
         if state.positions is not None:
             tokens = output[0] if isinstance(output, tuple) else output
-            values, extras = self._uncut(tower.swap(tokens), state, batch, stage, tower.suffix)
+            values, extras = self._uncut(tower.swap(tokens), state, batch, stage)
             if self.restore and not is_recomputed():
                 batch.extras[index + 1] = extras
             tokens = tower.swap(values)
@@ -227,10 +221,10 @@ class Slim(Slimming):
         return output
 
     def _uncut(
-        self, values: torch.Tensor, state: State, batch: Batch, stage: int, suffix: int
+        self, values: torch.Tensor, state: State, batch: Batch, stage: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Values (B, L, C) without extra tokens, and with the whole grid to restore; and the extra tokens (B, E, C)."""
-        end = int(values.shape[1]) - state.extra
+        end, suffix = int(values.shape[1]) - state.extra, state.suffix
         start, patches = end - state.count, state.patches(values)
         if self.restore:
             grid = batch.grids[stage - 1].to(patches.dtype)
@@ -249,12 +243,11 @@ class Slim(Slimming):
             if stage:
                 grid = scatter_tokens(batch.grids[stage - 1], state.places(values), grid)
             batch.grids += [] if again else [grid.clone()]
-        key, score, positions = (stage, state.grid), None, None
+        key, score = (stage, state.grid), None
         first = None if batch.leads else self.call.scores.get(key)
         if first is not None and values.shape[0] % first.shape[0] == 0:
             score = first.repeat(values.shape[0] // first.shape[0], 1)
-        if again:
-            positions = batch.states[stage + 1].positions
+        positions = batch.states[stage + 1].positions if again else None
         step = self(stage, values, state, block, score=score, positions=positions)
         if again:
             return step.values, batch.states[stage + 1]
@@ -293,10 +286,10 @@ class Slim(Slimming):
         visit = last + 1
         if last < 0 or [one[:2] for one in visits[visit : visit + 1]] != [(number, index)]:
             key = number, index, address(values)
-            same = [place for place, one in enumerate(visits) if one[:3] == key]
-            visit = max(
-                (place for place in same if visits[place].node <= node._sequence_nr()), default=-1
-            )
+            same = [
+                each for each, one in enumerate(visits) if one[:3] == key and one.node <= place[1]
+            ]
+            visit = same[-1] if same else -1
             if visit < 0:
                 raise UserError(
                     "Checkpointing computes again a forward that is not the last of the slimmed model, or a function whose "

@@ -2,20 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from yacs.config import CfgNode
 
+from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import StageRecord
 from demo_sdtps.modeling.slimming.stage import Slimming, check_stages, remaining_patches
 from demo_sdtps.modeling.slimming.state import State
-
-if TYPE_CHECKING:
-    from yacs.config import CfgNode
-
-    from demo_sdtps.modeling.backbones.base import Backbone
 
 
 @dataclass(frozen=True)
@@ -24,11 +20,12 @@ class BackboneOutput:
 
     tokens: ByModality  # (B, K, C), of the patches kept by the last stage
     class_tokens: ByModality  # (B, C)
+    missing: ByModality  # whether an image is missing, (B, 1) bool; {} without images
     stages: tuple[StageRecord, ...]
     loss: torch.Tensor | None  # (1,): mean of the stages' losses; None where no score has one
 
 
-def make_slimming(cfg: "CfgNode", backbone: "Backbone") -> Slimming:
+def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
     model, blocks = cfg.MODEL, cfg.MODEL.SLIM_BLOCKS
     settings = backbone.vit.embed_dim, backbone.grid_size, model.MODALITIES
@@ -40,7 +37,7 @@ def make_slimming(cfg: "CfgNode", backbone: "Backbone") -> Slimming:
 
 def slim_backbone(
     slimming: Slimming,
-    backbone: "Backbone",
+    backbone: Backbone,
     stem: ByModality,
     images: Mapping[str, torch.Tensor] | None = None,
     foreground: torch.Tensor | None = None,
@@ -63,19 +60,21 @@ def slim_backbone(
 
 def _run(
     slimming: Slimming,
-    backbone: "Backbone",
+    backbone: Backbone,
     stem: ByModality,
     images: ByModality,
     masks: ByModality,
 ) -> BackboneOutput:
     grid, names = backbone.grid_size, tuple(stem)
     known = slimming.saliency(images, backbone.patch_windows, grid)
-    state = State(grid, names, slimming.shared, images, is_missing(images), masks, known)
+    missing = is_missing(images)
+    state = State(grid, names, slimming.shared, images, missing, masks, known)
     values, records, losses = torch.cat(list(stem.values())), [], []
     prefix, dtype = backbone.vit.num_prefix_tokens, values.dtype
+    arguments = backbone.block_arguments()
     stops = (*slimming.blocks[1:], len(backbone.vit.blocks))
     for number, (start, stop) in enumerate(zip(slimming.blocks, stops, strict=True)):
-        rope = backbone.block_arguments(values, state)(start).get("rope")
+        rope = state.arguments(values, arguments[start]).get("rope")
         step = slimming(number, values, state, backbone.vit.blocks[start], rope)
         state = step.state
         records.append(step.record)
@@ -86,7 +85,7 @@ def _run(
     parts = values[:, prefix:], values[:, 0]
     patches, class_tokens = (split_rows(each, state.names) for each in parts)
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return BackboneOutput(patches, class_tokens, tuple(records), loss)
+    return BackboneOutput(patches, class_tokens, missing, tuple(records), loss)
 
 
 def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
@@ -95,9 +94,11 @@ def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
     def join(*rows: ByModality) -> ByModality:
         return {modality: torch.cat([row[modality] for row in rows]) for modality in rows[0]}
 
-    tokens, class_tokens = map(join, *((chunk.tokens, chunk.class_tokens) for chunk in outputs))
+    tokens, class_tokens, missing = map(
+        join, *((chunk.tokens, chunk.class_tokens, chunk.missing) for chunk in outputs)
+    )
     stages = (
         StageRecord(*map(join, *((stage.scored, stage.score, stage.kept) for stage in chunks)))
         for chunks in zip(*(chunk.stages for chunk in outputs), strict=True)
     )
-    return BackboneOutput(tokens, class_tokens, tuple(stages), None)
+    return BackboneOutput(tokens, class_tokens, missing, tuple(stages), None)
