@@ -39,7 +39,7 @@ def tokens() -> None:
 def ranks() -> None:
     parser = flags.config_parser(
         "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits have a ✓ and a green "
-        "frame, misses a ✗ and an orange one. Needs labels of identities: for images without, demo-sdtps search writes a page.",
+        "frame, misses a ✗ and an orange one. Needs labels of identities: for images without, demo-sdtps search writes a page."
     )
     flags.add_return_pattern(parser, "features that are ranked")
     cli.add_picture(parser, "ranks.png")

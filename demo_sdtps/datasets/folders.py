@@ -122,9 +122,7 @@ def check_modality(flat: str | None, *places: Path) -> None:
 
 
 def triplets_in(
-    places: Mapping[str, Path],
-    others: Collection[str] | None = MODALITIES,
-    only: str | None = None,
+    places: Mapping[str, Path], others: Collection[str] | None = MODALITIES, only: str | None = None
 ) -> list[Triplet]:
     """The triplets of the images in the folders of modalities that exist, by `image_names`, sorted by name."""
     paths: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from commands import CONFIG, cases_of, cli_args_for, weights_file
+from commands import CONFIG
 
 from benchmarks import run as benchmark
 from demo_sdtps.commands import (
@@ -16,7 +16,6 @@ from demo_sdtps.commands import (
     seps,
 )
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import load_cfg
 
 CONFIGURED = ("--config_file", CONFIG)
 SEARCHED = ("--query", "q", "--gallery", "g", "--csv", "x.csv")
@@ -48,11 +47,3 @@ def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, nam
     (tmp_path / file).write_text("mine")
     message = refusal(getattr(command, "main", command), *words)
     assert f"{file} already exists; choose another, or pass --overwrite to replace it." in message
-
-
-def test_overwrite_replaces_an_output(tiny_root, command, tmp_path):
-    path, words = tmp_path / "x.json", cli_args_for(tiny_root)
-    words += ["--weight", weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words[2:]))]
-    path.write_text("old")
-    code, _, stderr = command(test_net.main, *words, "--json", path, "--overwrite")
-    assert code == 0 and list(cases_of(path)) == ["None"], stderr

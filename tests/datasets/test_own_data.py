@@ -323,11 +323,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, success, name
     if name == "a table":
         write_table(tmp_path / "my_data" / "persons.csv", rows)
     commands = commands_of("# Own data from zero")
-    tools = {
-        "train_net.py": train_net.main,
-        "test_net.py": test_net.main,
-        "search": search.main,
-    }
+    tools = {"train_net.py": train_net.main, "test_net.py": test_net.main, "search": search.main}
     assert [script for script, *_ in commands] == list(tools)
     more = [*TINY, *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] SOLVER.MAX_EPOCHS 1")]
     more += PATTERN
