@@ -15,7 +15,7 @@ COMMANDS = {
     "test": ("test", "evaluate a checkpoint: mAP and Rank-1/5/10"),
     "calibrate": ("calibrate", "fit the probability of the same identity, and thresholds"),
     "search": ("search", "find the images of a gallery that are most like a query"),
-    "app": ("app", "search by a page in the browser"),
+    "app": ("search:app", "search by a page in the browser"),
     "export": ("export:features", "write the features of a split: numpy arrays, shards or Parquet"),
     "export onnx": ("export:onnx", "write the model as ONNX"),
     "export openvino": ("export:openvino", "write the model for OpenVINO"),
