@@ -1,9 +1,10 @@
 """Slimming of this project's backbones: the modalities are one batch, on which every stage is one call."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling.backbones import Backbone
@@ -14,8 +15,7 @@ from demo_sdtps.modeling.slimming.stage import Slimming, check_stages, remaining
 from demo_sdtps.modeling.slimming.state import State
 
 
-@dataclass(frozen=True)
-class BackboneOutput:
+class BackboneOutput(NamedTuple):
     """The backbone's output of slimmed images."""
 
     tokens: ByModality  # (B, K, C), of the patches kept by the last stage
@@ -55,7 +55,9 @@ def slim_backbone(
             image_rows = dict(zip(images, chunk[count:], strict=False))
             masks = {} if foreground is None else dict.fromkeys(stem, chunk[-1])
             outputs.append(_run(slimming, backbone, stem_rows, image_rows, masks))
-    return outputs[0] if len(outputs) == 1 else _join(outputs)
+    # Chunks are of evaluation, which has no loss.
+    join = lambda *rows: None if rows[0] is None else torch.cat(rows)  # noqa: E731
+    return outputs[0] if len(outputs) == 1 else tree_map(join, *outputs)
 
 
 def _run(
@@ -86,19 +88,3 @@ def _run(
     patches, class_tokens = (split_rows(each, state.names) for each in parts)
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
     return BackboneOutput(patches, class_tokens, missing, tuple(records), loss)
-
-
-def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
-    """The chunks of a batch as one; evaluation has no loss."""
-
-    def join(*rows: ByModality) -> ByModality:
-        return {modality: torch.cat([row[modality] for row in rows]) for modality in rows[0]}
-
-    tokens, class_tokens, missing = map(
-        join, *((chunk.tokens, chunk.class_tokens, chunk.missing) for chunk in outputs)
-    )
-    stages = (
-        StageRecord(*map(join, *((stage.scored, stage.score, stage.kept) for stage in chunks)))
-        for chunks in zip(*(chunk.stages for chunk in outputs), strict=True)
-    )
-    return BackboneOutput(tokens, class_tokens, missing, tuple(stages), None)

@@ -49,6 +49,8 @@ class Call:
     foreground: torch.Tensor | None = None
     batches: dict[int, list[Batch]] = field(default_factory=dict)  # under way, by tower
     visits: list[Visit] = field(default_factory=list)  # in their order
+    # Of what the backward pass computes again: its place there, and the index of the last visit.
+    region: tuple[Any, int] = None, -1
     current: Batch | None = None  # of the block that runs
     modalities: list[str] = field(default_factory=list)  # of the batches so far
     saliency: dict[tuple, torch.Tensor] = field(default_factory=dict)  # sums by the images
@@ -61,6 +63,40 @@ class Call:
             # The patch convolution has run.
             node = torch._C._autograd._get_sequence_nr() - (block == STEM)
             self.visits.append(Visit(tower, block, address(values), node, batch))
+
+    def recompute(self, tower: int, block: int, values: torch.Tensor) -> Batch:
+        """The batch that the backward pass computes again from this block on, or goes on to compute.
+
+        Reentrant checkpointing detaches the inputs of what it computes again, and so loses the gradients of dropped patches.
+        """
+        node: Any = torch._C._current_autograd_node()
+        if "CheckpointFunction" in node.name():
+            raise UserError(
+                "A slimmed model is computed again by reentrant checkpointing; use checkpointing with use_reentrant=False."
+            )
+        place = torch._C._current_graph_task_id(), node._sequence_nr()
+        visits, last = self.visits, self.region[1] if self.region[0] == place else -1
+        # A function that is computed again goes on as it did. It begins with an input that is still there, whose address no
+        # later one has but itself, so that of these visits it is the last before what the backward pass needs.
+        visit = last + 1
+        goes_on = 0 < visit < len(visits) and visits[visit][:2] == (tower, block)
+        if not goes_on:
+            key = tower, block, address(values)
+            same = [n for n, one in enumerate(visits) if one[:3] == key and one.node <= place[1]]
+            visit = max(same, default=-1)
+            if visit < 0:
+                raise UserError(
+                    "Checkpointing computes again a forward that is not the last of the slimmed model, or a function whose "
+                    "argument is neither the images nor the input of a block; call backward after each forward, or leave "
+                    "checkpointing off."
+                )
+            if visit <= last:
+                raise UserError(
+                    "Checkpointing computes again a function in which the slimmed model encodes the same tensor twice; "
+                    "checkpoint each of these calls by itself."
+                )
+        self.region = place, visit
+        return visits[visit].batch
 
     def name(self, images: torch.Tensor, names: tuple[str, ...]) -> str:
         """The modality of images of a host that encodes `names` in this order: that of the argument, for others the next."""

@@ -27,7 +27,6 @@ from demo_sdtps.modeling.slimming.call import (
     STEM,
     Batch,
     Call,
-    address,
     find_images,
     is_recomputed,
     is_running,
@@ -77,12 +76,10 @@ class Slim(Slimming):
             self.counts(10_000)  # refuses what images of no size allow
         self.handles: list[Any] = []
         self.call = Call()
-        # What the backward pass computes again: the node that needs it, and the index of the last visit.
-        self.region: tuple[Any, int] = None, -1
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no forward under way.
-        return self.__dict__ | {"call": Call(), "region": (None, -1)}
+        return self.__dict__ | {"call": Call()}
 
     def _replicate_for_data_parallel(self) -> Any:
         raise UserError(
@@ -144,7 +141,7 @@ class Slim(Slimming):
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images."""
         images = args[0]
         if is_recomputed():
-            self._recompute(number, STEM, images)
+            self.call.recompute(number, STEM, images)
             return
         if self.call.by is None:  # a method of a tower is called, which has no hooks
             self.call = Call()
@@ -261,48 +258,13 @@ class Slim(Slimming):
     def _batch(self, number: int, index: int, values: torch.Tensor) -> Batch | None:
         """The batch whose tokens are the input of block `index`; None for a block that is called by itself."""
         if is_recomputed():
-            return self._recompute(number, index, values)
+            return self.call.recompute(number, index, values)
         batches = self.call.batches.get(number, [])
         batch = next((batch for batch in batches if batch.next_block == index), None)
         if batch is not None:
             batch.next_block += 1
             self.call.visit(number, index, batch, values)
         return batch
-
-    def _recompute(self, number: int, index: int, values: torch.Tensor) -> Batch:
-        """The batch that the backward pass computes again from this block on, or goes on to compute.
-
-        Reentrant checkpointing detaches the inputs of what it computes again, and so loses the gradients of dropped patches.
-        """
-        node: Any = torch._C._current_autograd_node()
-        if "CheckpointFunction" in node.name():
-            raise UserError(
-                "A slimmed model is computed again by reentrant checkpointing; use checkpointing with use_reentrant=False."
-            )
-        place = torch._C._current_graph_task_id(), node._sequence_nr()
-        visits, last = self.call.visits, self.region[1] if self.region[0] == place else -1
-        # A function that is computed again goes on as it did. It begins with an input that is still there, whose address no
-        # later one has but itself, so that of these visits it is the last before what the backward pass needs.
-        visit = last + 1
-        if last < 0 or [one[:2] for one in visits[visit : visit + 1]] != [(number, index)]:
-            key = number, index, address(values)
-            same = [
-                each for each, one in enumerate(visits) if one[:3] == key and one.node <= place[1]
-            ]
-            visit = same[-1] if same else -1
-            if visit < 0:
-                raise UserError(
-                    "Checkpointing computes again a forward that is not the last of the slimmed model, or a function whose "
-                    "argument is neither the images nor the input of a block; call backward after each forward, or leave "
-                    "checkpointing off."
-                )
-            if visit <= last:
-                raise UserError(
-                    "Checkpointing computes again a function in which the slimmed model encodes the same tensor twice; "
-                    "checkpoint each of these calls by itself."
-                )
-        self.region = place, visit
-        return visits[visit].batch
 
     @property
     def absent(self) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,8 +12,7 @@ from demo_sdtps.modeling.slimming.state import State
 from demo_sdtps.runtime.errors import UserError
 
 
-@dataclass(frozen=True)
-class StageRecord:
+class StageRecord(NamedTuple):
     """What one of MODEL.SLIM_BLOCKS kept of n patches: K of them. By modality."""
 
     scored: ByModality  # (B, n) int64: index on the grid of each patch that was scored
