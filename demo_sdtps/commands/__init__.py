@@ -1,4 +1,4 @@
-"""The command demo-sdtps: every command of users by its name, one module each. (`python -m demo_sdtps` is the plug-in's.)"""
+"""The command demo-sdtps: every command of users by its name. (`python -m demo_sdtps` is the plug-in's.)"""
 
 import os
 import sys
