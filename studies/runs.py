@@ -227,7 +227,7 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
         measure("selection", ("-m", "demo_sdtps.commands", "selection"))
     for name in ("similarity", "calibration"):
         if study[name]:
-            measure(name, [script(f"studies/{name}.py")])
+            measure(name, ("-m", "studies.measure", "--what", name))
     for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
         options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
         measure(f"cross_modal_{how}", test, *options)
