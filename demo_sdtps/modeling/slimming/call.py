@@ -22,7 +22,7 @@ STEM = -1  # in place of the index of a block: the patch convolution
 class Batch:
     """The images of one call of a tower's patch convolution, on their way through its blocks."""
 
-    states: list[State]  # before the first stage, and after each
+    states: list[State] = field(default_factory=list)  # before the first stage, and after each
     next_block: int = 0
     # With `restore`: the whole grid (B, N, C) at each stage, and by block the extra tokens (B, E, C) that its input lacks.
     grids: list[torch.Tensor] = field(default_factory=list)

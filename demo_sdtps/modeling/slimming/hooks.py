@@ -145,7 +145,8 @@ class Slim(Slimming):
             return
         if self.call.by is None:  # a method of a tower is called, which has no hooks
             self.call = Call()
-        call, window = self.call, (stem.kernel_size, stem.stride)
+        call, window, batch = self.call, (stem.kernel_size, stem.stride), Batch()
+        call.visit(number, STEM, batch, images)
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
         names, known = self._names(images), None
@@ -156,11 +157,12 @@ class Slim(Slimming):
         all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
         missing = {name: all_absent for name in names if name in self.absent}
         suffix = self.towers[number].suffix
-        batch = Batch([State(grid, names, self.shared, rows, missing, masks, each, suffix, suffix)])
+        batch.states += [
+            State(grid, names, self.shared, rows, missing, masks, each, suffix, suffix)
+        ]
         # Without those that were interrupted on their way, which no hook is told.
         waiting = [each for each in call.batches.get(number, []) if not each.next_block]
         call.batches[number] = [*waiting, batch]
-        call.visit(number, STEM, batch, images)
 
     def before(
         self,
