@@ -38,7 +38,8 @@ $(INSTALLED): setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.10; choose another: make setup PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# --no-compile: modules are compiled when they are imported, which most of those of the packages never are.
+	$(PY) -m pip install --no-compile --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: setup

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from benchmarks.rows import Row, speed_row
+from benchmarks.rows import Row, ratio_row
 from benchmarks.timing import in_turns
 from demo_sdtps.config import load_cfg, with_values
 from demo_sdtps.datasets.transforms import Transform, test_transform
@@ -127,9 +127,8 @@ def compare_kinds(what: str, seconds: dict[tuple[str, str], float]) -> Iterator[
     """For every runtime and precision dense beside slimmed, and the fastest slimmed beside the runtime's dense in float32."""
     names = [name for kind, name in seconds if kind == "dense"]
     for name in names:
-        times = {"reference": seconds["dense", name], "ours": seconds["slimmed", name]}
-        yield speed_row(f"{what}: {name}", times)
+        yield ratio_row(f"{what}: {name}", *(seconds[kind, name] for kind in KINDS))
     for runtime in dict.fromkeys(name.rpartition(" ")[0] for name in names):
         ours = min(seconds["slimmed", name] for name in names if name.startswith(runtime))
-        times = {"reference": seconds["dense", f"{runtime} float32"], "ours": ours}
-        yield speed_row(f"{what}: {runtime}, fastest slimmed beside dense float32", times, TARGET)
+        title = f"{what}: {runtime}, fastest slimmed beside dense float32"
+        yield ratio_row(title, seconds["dense", f"{runtime} float32"], ours, TARGET)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
-from benchmarks.rows import Row, check_near, compare, peak_memory, speed_row
+from benchmarks.rows import Row, check_near, compare, peak_memory, ratio_row
 from benchmarks.timing import CAMERAS, CLASSES, in_turns, random_batch, training_step
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, load_cfg
 from demo_sdtps.datasets import read_splits
@@ -138,39 +138,27 @@ def precision_rows(
         target = None if are_alike else 3 if half else 1.1
         yield compare(f"training step, {what}", *steps, rounds, sides.device, target)
         if are_alike and sides.device.type == "cuda":
-            yield memory_row(
-                MEMORY,
-                *(allocated_memory(step, sides.device) for step in steps),
-            )
+            memory = (allocated_memory(step, sides.device) for step in steps)
+            yield ratio_row(MEMORY, *memory, unit="MiB")
             with inference(sides.ours, half):
                 sides.ours.backbone.compile_blocks()
                 compiled = in_turns("compiled", {"ours": infer_ours}, rounds, sides.device)
-            yield speed_row(
-                f"inference, {precision_name(half)}, MODEL.COMPILE beside none",
-                {"reference": row.ours} | compiled,
-            )
+            title = f"inference, {precision_name(half)}, MODEL.COMPILE beside none"
+            yield ratio_row(title, row.ours, compiled["ours"])
         # Frees memory for the processes that follow.
         del sides, steps, infer_reference, infer_ours
         if with_memory and not half:
-            yield memory_row(
-                f"… peak memory of a process, {batch // 2} triplets",
-                *(peak_memory(train, side, batch // 2) for side in ("reference", "ours")),
-                at_least=1,
-            )
+            memory = (peak_memory(train, side, batch // 2) for side in ("reference", "ours"))
+            title = f"… peak memory of a process, {batch // 2} triplets"
+            yield ratio_row(title, *memory, at_least=1, unit="MiB")
 
 
-def memory_row(what: str, reference: int, ours: int, at_least: float | None = None) -> Row:
-    """Row of bytes."""
-    mebibytes = {"reference": reference / 2**20, "ours": ours / 2**20}
-    return speed_row(what, mebibytes, at_least)._replace(unit="MiB")
-
-
-def allocated_memory(step: Callable[[], object], device: torch.device) -> int:
-    """Bytes that `step` allocates on a GPU at most, beside what is there before."""
+def allocated_memory(step: Callable[[], object], device: torch.device) -> float:
+    """MiB that `step` allocates on a GPU at most, beside what is there before."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     step()
-    return torch.cuda.max_memory_allocated(device) - before
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
 def train(side: str, batch: int) -> None:

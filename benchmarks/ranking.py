@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.rows import Row, check_near, compare
-from demo_sdtps.evaluation.distances import Matrix, squared_distances
+from demo_sdtps.evaluation.distances import matrix_distances, squared_distances
 from demo_sdtps.evaluation.metrics import Ranking, score_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from tests.reference import demo_ranking
@@ -28,7 +28,7 @@ def ranking_rows(quick: bool, device: torch.device) -> list[Row]:
     arrays = [tensor.cpu().numpy() for tensor in (distance, *ids, *cameras)]
 
     def ours() -> Ranking:
-        return score_distances(Matrix(distance), ids, cameras)
+        return score_distances(matrix_distances(distance), ids, cameras)
 
     metrics, reference = ours(), partial(demo_ranking.evaluate_distances, *arrays)
     cmc, mean_average_precision = reference()

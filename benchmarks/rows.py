@@ -3,7 +3,7 @@
 import multiprocessing
 import re
 import resource
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,11 +27,13 @@ class Row(NamedTuple):
     met: bool | None = None
 
 
-def speed_row(what: str, seconds: Mapping[str, float], at_least: float | None = None) -> Row:
-    """Row of the seconds of 'reference' and 'ours', with a target for their ratio."""
-    ratio = seconds["reference"] / seconds["ours"]
+def ratio_row(
+    what: str, reference: float, ours: float, at_least: float | None = None, unit: str = "s"
+) -> Row:
+    """Row of two costs, with a target for their ratio."""
+    ratio = reference / ours
     target, met = ("", None) if at_least is None else (f"≥ {at_least:g}×", ratio >= at_least)
-    return Row(what, seconds["reference"], seconds["ours"], "s", ratio, target, met)
+    return Row(what, reference, ours, unit, ratio, target, met)
 
 
 def compare(
@@ -44,7 +46,7 @@ def compare(
 ) -> Row:
     """Row of both, timed in turns."""
     seconds = in_turns(what, {"reference": reference, "ours": ours}, rounds, device)
-    return speed_row(what, seconds, at_least)
+    return ratio_row(what, *seconds.values(), at_least)
 
 
 def conditions(device: torch.device, quick: bool) -> dict:
@@ -73,18 +75,19 @@ def check_near(
         )
 
 
-def peak_memory(work: Callable[..., object], *arguments) -> int:
-    """Peak memory in bytes of a new process that calls a top-level function; Python and torch are about 300 MB of it."""
+def peak_memory(work: Callable[..., object], *arguments) -> float:
+    """Peak memory in MiB of a new process that calls a top-level function; Python and torch are about 300 MB of it."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_call_and_measure, (work, arguments))
 
 
-def _call_and_measure(work: Callable[..., object], arguments: tuple) -> int:
+def _call_and_measure(work: Callable[..., object], arguments: tuple) -> float:
     work(*arguments)
     # On Linux ru_maxrss of a new process starts at the peak of its parent.
     status = Path("/proc/self/status")
     peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    return 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    kib = int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib / 1024
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -17,11 +17,10 @@ from benchmarks.model import (
     MEMORY,
     allocated_memory,
     configuration,
-    memory_row,
     precision_name,
     precisions,
 )
-from benchmarks.rows import Row, speed_row
+from benchmarks.rows import Row, ratio_row
 from benchmarks.timing import (
     CAMERAS,
     CLASSES,
@@ -35,7 +34,7 @@ from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.evaluation.operations import count_macs
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.inference import inference
-from demo_sdtps.modeling.slimming.backbone import make_slimming
+from demo_sdtps.modeling.slimmed import make_slimming
 from demo_sdtps.modeling.slimming.stage import Slimming
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.graphs import WARM_UPS
@@ -181,20 +180,19 @@ def pairs(
     seconds: ByCase,
     operations: ByCase,
     rest: ByCase,
-    memory: Mapping[str, int],
+    memory: ByCase,
 ) -> Iterator[Row]:
     """For every setting the times, dense and slimmed, and the share of time saved over that of operations saved; the times of
-    the `rest` and the bytes of `memory` where they are given, and their ratio."""
+    the `rest` and the MiB of `memory` where they are given, and their ratio."""
     for name in [name for name in seconds if name != DENSE]:
         dense, slim, left = seconds[DENSE], seconds[name], operations[name] / operations[DENSE]
         title = f"{what}: {name} ({100 * left:.0f} % of the operations)"
         least = FAST_TARGET if left < THIRD else None
-        yield speed_row(title, {"reference": dense, "ours": slim}, least)
+        yield ratio_row(title, dense, slim, least)
         saved = (1 - slim / dense) / (1 - left)
         target, is_met = f"≥ {SAVED_TARGET:g}", saved >= SAVED_TARGET
         yield Row("… time saved over operations saved", None, saved, "", None, target, is_met)
         if rest:
-            seconds_of_rest = {"reference": rest[DENSE], "ours": rest[name]}
-            yield speed_row("… of it no matrix product", seconds_of_rest)
+            yield ratio_row("… of it no matrix product", rest[DENSE], rest[name])
         if memory:
-            yield memory_row(MEMORY, memory[DENSE], memory[name])
+            yield ratio_row(MEMORY, memory[DENSE], memory[name], unit="MiB")

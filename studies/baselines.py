@@ -4,7 +4,7 @@ Each drops and merges as its paper says, between two blocks in place of inside o
 of them knows of other modalities, so that every modality keeps its own patches, as with MODEL.SLIM_SHARED False.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,11 @@ class SizedState(State):
 
     sizes: torch.Tensor | None = None  # (B, P + n + E)
 
-    def block_arguments(self, values: torch.Tensor) -> dict[str, Any]:
+    def arguments(self, values: torch.Tensor, whole: Mapping[str, Any]) -> dict[str, Any]:
         """Proportional attention (ToMe): a key that stands for s patches weighs s times as much."""
         assert self.sizes is not None
-        return {"attn_mask": self.sizes.log().to(values.dtype)[:, None, None, :]}
+        mask = self.sizes.log().to(values.dtype)[:, None, None, :]
+        return super().arguments(values, whole) | {"attn_mask": mask}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How well calibrations hold on other identities and cameras: python -m studies.calibration --weight W --json FILE
+"""How well calibrations hold on other identities and cameras.
 
 The identities that a model was not trained on, of the splits validation, query and gallery, are split ten times at random:
 as many as validation has are calibrated on, the others measured, at a false acceptance of 1 %. Return pattern 3, mean over the
@@ -8,26 +8,20 @@ splits. "Another camera": that of one side of the measured pairs is in no pair o
 from collections import defaultdict
 from statistics import mean
 
-from demo_sdtps.commands import flags
-from demo_sdtps.config import cli
+import numpy as np
+from yacs.config import CfgNode
+
 from demo_sdtps.config.common import FALSE_ACCEPT
+from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
-from demo_sdtps.runtime.files import write_json
+from demo_sdtps.retrieval.calibrate import labelled_distances
+from demo_sdtps.retrieval.calibration import fit, quality
+from demo_sdtps.retrieval.extractor import make_extractor
 
 SPLIT_COUNT, COMPLETE = 10, "RGB+NI+TI, RGB+NI+TI"
 
 
-def main() -> None:
-    parser = flags.config_parser(__doc__.split("\n\n")[1])
-    cli.add_output(parser, "--json", ".json", help="write it to this file")
-    arguments, cfg = flags.parse(parser)
-    import numpy as np
-
-    from demo_sdtps.datasets import read_splits
-    from demo_sdtps.retrieval.calibrate import labelled_distances
-    from demo_sdtps.retrieval.calibration import fit, quality
-    from demo_sdtps.retrieval.extractor import make_extractor
-
+def measure(cfg: CfgNode) -> dict[str, dict[str, float]]:
     splits = read_splits(cfg, (VALIDATION, *SPLITS[1:]))
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]
     count = len({sample.identity for sample in splits[VALIDATION]})
@@ -64,10 +58,4 @@ def main() -> None:
         sets = [columns.pop(one) for one in [*columns] if ", " in one]
         content[name] = {what: mean(numbers) for what, numbers in columns.items()}
         content[name]["false of the worst sets"] = max(map(mean, sets))
-    if arguments.json:
-        write_json(arguments.json, content)
-    cli.print_lines(*(f"{name}: {columns}" for name, columns in content.items()))
-
-
-if __name__ == "__main__":
-    cli.run(main)
+    return content

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.rows import headline, markdown_table
-from demo_sdtps.commands.export_onnx import PACKAGES
+from demo_sdtps.commands.export import PACKAGES
 from demo_sdtps.config import UserError, cli, load_cfg, with_values
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json

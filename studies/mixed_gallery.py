@@ -1,4 +1,4 @@
-"""What a gallery costs whose triplets lack different modalities: python -m studies.mixed_gallery --weight W --json FILE
+"""What a gallery costs whose triplets lack different modalities.
 
 Every triplet of the gallery is given one of some sets of modalities at random, ten times. mAP of queries of a set by return
 pattern 3: "explained" by the missing images is the mean of galleries of each set alone, weighted by the shares; then the mixed
@@ -7,13 +7,28 @@ of the first ten hits are of the last set.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+from yacs.config import CfgNode
+
 from benchmarks.rows import markdown_table
-from demo_sdtps.commands import flags
-from demo_sdtps.config import UserError, cli
-from demo_sdtps.runtime.files import write_json
+from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.evaluation.cross_modal import modality_sets
+from demo_sdtps.evaluation.distances import (
+    make_comparison,
+    matrix_distances,
+    measure_in_memory,
+    set_distances,
+)
+from demo_sdtps.evaluation.extraction import extract_features, missing_cases
+from demo_sdtps.evaluation.protocol import make_test_data, rank_distances
+from demo_sdtps.retrieval.extractor import make_extractor
 
 DRAWS, TOP = 10, 10
 GALLERIES = (
@@ -28,29 +43,7 @@ KINDS = ("unscaled", "scaled", "calibrated")
 COLUMNS = ("explained", *KINDS, *(f"last of ten, {kind}" for kind in KINDS))
 
 
-def main() -> None:
-    parser = flags.config_parser(__doc__.split("\n\n")[1])
-    cli.add_output(parser, "--json", ".json", help="write it to this file")
-    arguments, cfg = flags.parse(parser)
-    from dataclasses import replace
-
-    import numpy as np
-    import torch
-    import torch.nn.functional as F
-
-    from demo_sdtps.config import MODALITIES
-    from demo_sdtps.datasets import read_splits
-    from demo_sdtps.evaluation.cross_modal import modality_sets
-    from demo_sdtps.evaluation.distances import (
-        Matrix,
-        make_comparison,
-        measure_in_memory,
-        set_distances,
-    )
-    from demo_sdtps.evaluation.extraction import extract_features, missing_cases
-    from demo_sdtps.evaluation.protocol import make_test_data, rank_distances
-    from demo_sdtps.retrieval.extractor import make_extractor
-
+def measure(cfg: CfgNode) -> dict[str, Any]:
     extractor = make_extractor(cfg)
     if 3 not in extractor.calibrations:
         raise UserError(f"{cfg.TEST.WEIGHT} has no calibration; run demo-sdtps calibrate.")
@@ -84,22 +77,17 @@ def main() -> None:
             matrices = [
                 set_distances(comparison, query, gallery),
                 *(
-                    torch.cat(
-                        [block for _, block in measure_in_memory(one, query, gallery).tiles()], 1
-                    )
+                    measure_in_memory(one, query, gallery).values
                     for one in (comparison, calibrated)
                 ),
             ]
             for kind, matrix in zip(KINDS, matrices, strict=True):
-                values[kind].append(rank_distances(cfg, Matrix(matrix), data).mAP)
+                values[kind].append(rank_distances(cfg, matrix_distances(matrix), data).mAP)
                 first = drawn[matrix.topk(TOP, largest=False).indices.numpy()]
                 values[f"last of ten, {kind}"].append(float((first == len(names) - 1).mean()))
         means = {name: mean(column) for name, column in values.items()}
         rows.append({"query": query_set, "gallery": shares, "alone": alone, **means})
-    content = {"draws": DRAWS, "rows": rows}
-    if arguments.json:
-        write_json(arguments.json, content)
-    cli.print_lines(*table(content).splitlines())
+    return {"draws": DRAWS, "rows": rows}
 
 
 def table(content: Mapping[str, Any]) -> str:
@@ -114,7 +102,3 @@ def table(content: Mapping[str, Any]) -> str:
         for row in content["rows"]
     ]
     return markdown_table(["query", "gallery", *COLUMNS], lines)
-
-
-if __name__ == "__main__":
-    cli.run(main)

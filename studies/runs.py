@@ -27,11 +27,11 @@ from demo_sdtps.modeling import make_model
 from demo_sdtps.runtime.files import check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
-from demo_sdtps.training.output import LAST
-from demo_sdtps.training.record import FINISHED, RECORD, source_tree
+from demo_sdtps.training.output import FINISHED, LAST, RECORD
 from studies.rates import chosen_rates, finalists, next_rates
 from studies.report import COSTS, study_markdown
 from studies.results import EVALUATION, measurement, read_result, write_result
+from studies.sources import source_tree
 from studies.variants import ROOT, Variant, make_variants, read_study, script
 
 logger = logging.getLogger("study")
@@ -227,7 +227,7 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
         measure("selection", ("-m", "demo_sdtps.commands", "selection"))
     for name in ("similarity", "calibration"):
         if study[name]:
-            measure(name, [script(f"studies/{name}.py")])
+            measure(name, ("-m", "studies.measure", "--what", name))
     for how in CROSS_MODAL_DISTANCES if study["cross_modal"] else ():
         options = ("TEST.CROSS_MODAL", "True", "TEST.CROSS_MODAL_DISTANCE", how)
         measure(f"cross_modal_{how}", test, *options)

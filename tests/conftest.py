@@ -133,11 +133,11 @@ def shallow():
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR of 6 + 4 synthetic identities, 8 triplets each, 32×16 pixels; not to be changed by tests."""
-    from demo_sdtps.commands import make_synthetic
+    from demo_sdtps.commands import synthetic
 
     root = tmp_path_factory.mktemp("data")
     sizes = "--identities 6 --test_identities 4 --images_per_camera 2 --height 32 --width 16"
-    make_synthetic.main(["--root", str(root), *sizes.split(), "--workers", "1"])
+    synthetic.triplets(["--root", str(root), *sizes.split(), "--workers", "1"])
     return root
 
 
@@ -155,7 +155,7 @@ def shapes_root(tmp_path_factory):
     """A DATASETS.ROOT_DIR with `seps_tiny.SIZES` synthetic shapes, 32×32 pixels, and a BERT; not to be changed by tests."""
     from seps_tiny import CAPTIONS, SIZES
 
-    from demo_sdtps.commands import make_synthetic_captions
+    from demo_sdtps.commands import synthetic
 
     root = tmp_path_factory.mktemp("shapes")
     sizes = [
@@ -163,7 +163,7 @@ def shapes_root(tmp_path_factory):
         *(f"--{name}_images={SIZES[name]}" for name in ("dev", "test")),
     ]
     words = ["--root", str(root), *sizes, f"--captions={CAPTIONS}", "--size=32"]
-    make_synthetic_captions.main(words)
+    synthetic.captioned(words)
     return root
 
 
@@ -234,13 +234,13 @@ def success(command):
 
 @pytest.fixture
 def exported_arrays(success, tmp_path):
-    """Call export_features.py: → the arrays that it writes, by their names."""
-    from demo_sdtps.commands import export_features
+    """Call demo-sdtps export: → the arrays that it writes, by their names."""
+    from demo_sdtps.commands import export
 
     path = tmp_path / "x.npz"
 
     def call(*words):
-        stdout = success(export_features.main, "--overwrite", "--output", path, *words)
+        stdout = success(export.features, "--overwrite", "--output", path, *words)
         assert str(path) in stdout
         with np.load(path) as arrays:
             return dict(arrays)

@@ -17,10 +17,10 @@ rate that docs/results/rates*.json chose for its name or `rate_of`), `seeds` of 
 variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all three), `curve: True` (mAP of
 every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal: True` (any set of modalities
 against any, by each distance), `selection: True` (run demo-sdtps selection), `similarity: True` and
-`calibration: True` (run studies/similarity.py, studies/calibration.py), `times: True` (time the variants in turns).
+`calibration: True` (run studies.measure), `times: True` (time the variants in turns).
 
 A study can be stopped and started again: the result, --json, holds every run that is finished, which is not made again. A
-run is identified by its configuration, its seed and the sources that it is made with (training/record.py), whose hash the
+run is identified by its configuration, its seed and the sources that it is made with (studies/sources.py), whose hash the
 result records; changes of these that are in no commit, and a result of other sources, are refused without --changed_tree.
 After a change of the data give another --runs and --json. `make tables` writes the tables and figures of docs/ from
 docs/results/*.json.

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,8 +22,10 @@ from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
 from studies import deployed, figures, mixed_gallery, public_logs
 from studies.report import difference_text, interval, np, study_markdown
-from studies.results import final_metric, read_result
+from studies.results import final_metric
 
+Record = dict[str, Any]
+"""The content of a JSON file of docs/."""
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TABLE_MARKER = "<!-- table: "
@@ -88,10 +90,10 @@ def main() -> None:
     for page in changed:
         with atomic_write(page) as temporary:
             temporary.write_text(texts[page], encoding="utf-8")
-    for name, draw in FIGURES.items():
-        draw(DOCS / "images" / f"{name}.png")
+    for name, (draw, source) in FIGURES.items():
+        draw(data(source), DOCS / "images" / f"{name}.png")
         with dark():
-            draw(DOCS / "images" / f"{name}_dark.png")
+            draw(data(source), DOCS / "images" / f"{name}_dark.png")
     cli.print_lines(*(f"{page}: written" for page in changed))
 
 
@@ -99,7 +101,9 @@ def with_tables(page: Path) -> str:
     """The text of a page with its tables as the data have them."""
 
     def replacement(match: re.Match) -> str:
-        return f"{match[1]}{TABLES[match[2]]()}\n{match[3]}"
+        make, source = TABLES[match[2]]
+        table = make(data(source)) if source else make()
+        return f"{match[1]}{table}\n{match[3]}"
 
     return MARKED.sub(replacement, page.read_text(encoding="utf-8"))
 
@@ -109,7 +113,7 @@ def data(name: str) -> Any:
     return json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def configuration_keys() -> str:
+def keys() -> str:
     """Keys of the configuration that have an effect, by section."""
     rows = [
         (f"`{key.name}`", f"`{key.default!r}`", key.description.replace("<", "&lt;"))
@@ -133,9 +137,9 @@ def commands() -> str:
     return markdown_table(("`demo-sdtps …`", "what it does"), rows)
 
 
-def hosts() -> str:
+def hosts(record: Record) -> str:
     """The code bases of the plug-in, measured by `make test-hosts`."""
-    record, rows = data("hosts"), []
+    rows = []
     for host_record in record["hosts"]:
         host = next(host for host in HOSTS.values() if host.name == host_record["host"])
         repository, commit = host_record["commit"].split()
@@ -161,33 +165,31 @@ def hosts() -> str:
     return f"{markdown_table(headers, rows)}\n\n{headline(record)}"
 
 
-def seeds(rows: Sequence[Mapping[str, Any]] | None = None) -> str:
+def seeds(record: Record) -> str:
     """The numeric tests by processor and seed, as tests/helpers/seeds.py counted them."""
     names = ("setting", "seed", "passed", "failed")
     headers = ("processor", "TEST_SEED", "passed", "failed", "largest share of a tolerance")
-    rows = rows or data("seeds")["rows"]
-    table = [[*(str(row[name]) for name in names), f"{row['share']:.2f}"] for row in rows]
+    table = [[*(str(row[name]) for name in names), f"{row['share']:.2f}"] for row in record["rows"]]
     return markdown_table(headers, table)
 
 
-def demo() -> str:
+def demo(result: Record) -> str:
     """The demo's figures, and the range in which others lie."""
     rows = [
         [PATTERN_NAMES[pattern], f"{mean:.1f}", f"{low:.1f} to {high:.1f}"]
-        for pattern, (mean, low, high) in demo_ranges().items()
+        for pattern, (mean, low, high) in demo_ranges(result).items()
     ]
     return markdown_table(("return pattern", "mAP, mean", "95 % of further seeds"), rows)
 
 
-def demo_ranges() -> dict[int, tuple[float, float, float]]:
+def demo_ranges(result: Record) -> dict[int, tuple[float, float, float]]:
     """By return pattern the mean mAP, in percent, of the runs of studies/demo.yml, and the interval of 95 % of other seeds.
 
     A seed counts once: its runs in two precisions have nearly the same mAP.
     """
-    variants = read_result(DOCS / "results" / "demo.json")["variants"]
     ranges = {}
     for pattern in RETURN_PATTERNS:
-        by_seed = [final_metric(variant, pattern, "mAP").values() for variant in variants]
+        by_seed = [final_metric(variant, pattern, "mAP").values() for variant in result["variants"]]
         maps = [float(np.mean(values)) for values in zip(*by_seed, strict=True)]
         ranges[pattern] = interval(maps, 1 + 1 / len(maps))
     return ranges
@@ -202,20 +204,16 @@ def demo_comparison(run: Path) -> str:
             "or give the OUTPUT_DIR of another run."
         )
     maps = (100 * records[-1]["patterns"][str(pattern)]["mAP"] for pattern in RETURN_PATTERNS)
-    limits = " / ".join(f"{low:.1f} to {high:.1f}" for _, low, high in demo_ranges().values())
+    ranges = demo_ranges(data("results/demo"))
+    limits = " / ".join(f"{low:.1f} to {high:.1f}" for _, low, high in ranges.values())
     reached = " / ".join(f"{value:.1f}" for value in maps)
     return (
         f"mAP of original / enhanced / both: {reached}; with other seeds: {limits} (95 % of them)"
     )
 
 
-def benchmark(name: str) -> str:
-    return as_report(data(name))
-
-
-def deploy() -> str:
+def deploy(record: Record) -> str:
     """Milliseconds an image by runtime and precision, and by threads and batch; the rows with a target are the last."""
-    record = data("deploy")
     cells: dict[str, dict[str, str]] = {}
     for row in record["parts"]["deploy"]:
         case, _, what = row["what"].partition(": ")
@@ -227,17 +225,17 @@ def deploy() -> str:
     return f"{markdown_table(headers, rows)}\n\n{headline(record)}"
 
 
-def study(name: str) -> str:
+def study(name: str, result: Record) -> str:
     """A study's table after the command that makes its result."""
     command = f"`python -m tools.study studies/{name}.yml --json docs/results/{name}.json`"
-    return f"{command}\n\n{study_markdown(read_result(DOCS / 'results' / f'{name}.json'))}"
+    return f"{command}\n\n{study_markdown(result)}"
 
 
 def summary() -> str:
     """Accuracy, operations and speed of the variants of SUMMARY."""
     rows = []
     for name, variant, called in SUMMARY:
-        result = read_result(DOCS / "results" / f"{name}.json")
+        result = data(f"results/{name}")
         first = result["variants"][0]
         row = next(one for one in result["variants"] if one["name"] == variant)
         values = final_metric(row, 3, "mAP")
@@ -251,31 +249,25 @@ def summary() -> str:
     return markdown_table(headers, rows)
 
 
-def draw_study(name: str, draw: Callable[[Any, Path], None], path: Path) -> None:
-    draw(read_result(DOCS / "results" / f"{name}.json"), path)
-
-
-FIGURES: dict[str, Callable[[Path], None]] = {
-    "study_rates": partial(draw_study, "rates", figures.draw_rates),
-    "study_modules": partial(draw_study, "modules", figures.draw_results),
-    "study_slimming": partial(draw_study, "slimming", figures.draw_costs),
-    "study_training": partial(draw_study, "epochs", figures.draw_training),
-    "public_logs": lambda path: figures.draw_public_logs(data("public_logs"), path),
-    "demo_cross_modal": lambda path: draw_cross_modal(data("cross_modal"), path),
+FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
+    "study_slimming": (figures.draw_costs, "results/slimming"),
+    "study_training": (figures.draw_training, "results/epochs"),
+    "demo_cross_modal": (draw_cross_modal, "cross_modal"),
 }
-"""Of docs/images: NAME.png, and NAME_dark.png for dark pages, and how they are drawn."""
+"""Of docs/images: NAME.png, and NAME_dark.png for dark pages: how they are drawn, and the data."""
 BENCHMARKS = ("performance", "slimming", "any_vit", "slim_hosts", "search", "seps", "models", "gpu")
 RESULTS = sorted(path.stem for path in (DOCS / "results").glob("*.json"))
-TABLES: dict[str, Callable[[], str]] = {
-    **{make.__name__: make for make in (interface, commands, hosts, seeds, demo, deploy, summary)},
-    "keys": configuration_keys,
-    "public logs": lambda: public_logs.tables(data("public_logs")),
-    "mixed gallery": lambda: mixed_gallery.table(data("mixed_gallery")),
-    "deployed": lambda: deployed.table(data("deployed")),
-    **{name: partial(benchmark, name) for name in BENCHMARKS},
-    **{f"study {name}": partial(study, name) for name in RESULTS},
+TABLES: dict[str, tuple[Callable[..., str], str]] = {
+    **{make.__name__: (make, "") for make in (interface, commands, keys, summary)},
+    **{make.__name__: (make, make.__name__) for make in (hosts, seeds, deploy)},
+    **{name: (as_report, name) for name in BENCHMARKS},
+    **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},
+    "demo": (demo, "results/demo"),
+    "public logs": (public_logs.tables, "public_logs"),
+    "mixed gallery": (mixed_gallery.table, "mixed_gallery"),
+    "deployed": (deployed.table, "deployed"),
 }
-"""By the names in the markers."""
+"""By the names in the markers: how they are made, and the data, where these are one file."""
 
 
 if __name__ == "__main__":

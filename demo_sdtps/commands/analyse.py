@@ -12,7 +12,7 @@ def main() -> None:
     parser = flags.config_parser(
         "Write the numbers behind an evaluation: mAP and Rank-1/5/10 in every case of missing modalities, average precision of "
         "every query and identity, mAP by camera of the query and of the gallery, rank lists, the worst queries, distances of "
-        "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file.",
+        "positives and negatives, and the features in two dimensions (PCA, t-SNE). docs/getting_started.md describes the file."
     )
     flags.add_return_pattern(parser, "features that are analysed")
     cli.add_output(parser, "--json", ".json", required=True, help="write the numbers to this file")

@@ -14,7 +14,7 @@ def main() -> None:
         f"that the shares {rates} of the pairs of different identities are within, and write them to NAME.calibration.json "
         "beside the checkpoint NAME.pth. Searches with the checkpoint then show the probability, and mark hits beyond the "
         "threshold as unknown. The identities must be ones that the model was not trained on: by default those that "
-        "DATASETS.VALIDATION left out of the training.",
+        "DATASETS.VALIDATION left out of the training."
     )
     which = "of labelled images; of another data set, by DATASETS.ROOT_DIR, any"
     cli.add_choice(parser, "--split", (VALIDATION, *SPLITS), VALIDATION, which)

@@ -13,8 +13,16 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import COMPLETING, add_overwrite, print_lines, read_arguments
 from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS
-from demo_sdtps.config.find import OWN, config_names, find_config, is_key
-from demo_sdtps.config.load import DEMO_SCHEMA, StoredText, load_cfg, parse_pairs
+from demo_sdtps.config.load import (
+    DEMO_SCHEMA,
+    OWN,
+    StoredText,
+    config_names,
+    find_config,
+    is_key,
+    load_cfg,
+    parse_pairs,
+)
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets import configs_for
 from demo_sdtps.runtime.errors import UserError

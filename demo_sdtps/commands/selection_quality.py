@@ -15,7 +15,7 @@ def main() -> None:
         "is known) and every case of missing modalities, the share of the patches (base rate) and of the kept patches on the "
         "person, the share of the person's patches that are kept (recall), and the average precision (AP) of the score and of "
         "each of its terms as a detector of the person; for SDTPS the terms are the MLP and the similarities to the global "
-        "features of RGB, NI and TI.",
+        "features of RGB, NI and TI."
     )
     cli.add_choice(parser, "--split", SPLITS, "query")
     cli.add_output(parser, "--json", ".json", help="write it, in [0, 1], to this file")
@@ -43,8 +43,4 @@ def main() -> None:
         about = {"split": arguments.split, "weight": cfg.TEST.WEIGHT}
         about["guide_missing"] = cfg.MODEL.SDTPS_GUIDE_MISSING
         write_json(arguments.json, {"caption": title, **asdict(quality), **about})
-    cli.print_lines(
-        title,
-        *selection.as_tables(quality),
-        *filter(None, [arguments.json]),
-    )
+    cli.print_lines(title, *selection.as_tables(quality), *filter(None, [arguments.json]))

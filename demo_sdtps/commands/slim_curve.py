@@ -9,7 +9,7 @@ from demo_sdtps.config import cli
 def main() -> None:
     parser = flags.config_parser(
         "Evaluate a checkpoint with slimming in the backbone (MODEL.SLIM_BLOCKS) that it was not trained with: for each score "
-        "and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN.",
+        "and setting the operations of the backbone against the dense model, and mAP and Rank-1 of TEST.RETURN_PATTERN."
     )
     parser.add_argument(
         "--scores",

@@ -1,10 +1,10 @@
-"""Checked configuration from a YAML file and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
+"""Checked configuration from a YAML file, or its name, and KEY VALUE pairs. Every mistake is a `UserError` of one sentence."""
 
 import difflib
 import io
 import logging
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from fvcore.common.config import CfgNode as BasedCfgNode
 from yacs.config import CfgNode
 
 from demo_sdtps.config.check import check_cfg
-from demo_sdtps.config.find import config_path
 from demo_sdtps.config.keys import KEYS
 from demo_sdtps.config.schema import Key, Schema
 from demo_sdtps.config.scores import check_stored_score
@@ -26,6 +25,14 @@ DEMO_SCHEMA = Schema(KEYS, check_cfg, "configs/RGBNT201/DeMo_SDTPS.yml")
 TYPE_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """YAML's spellings, which the command line accepts too."""
+PACKAGE = Path(__file__).resolve().parents[1]
+CONFIGS = next(
+    (path for path in (PACKAGE / "configs", PACKAGE.parent / "configs") if path.is_dir()), PACKAGE
+)
+"""The published configurations: in an installed package inside it, in a checkout beside it."""
+OWN = "Own"
+"""The folder in it for own data."""
+ENDINGS = ("", ".yml", ".yaml")
 DISTANCE = "TEST.CROSS_MODAL_DISTANCE"
 OLD_DISTANCE, NEW_DISTANCE = "pairs", "shared"
 """A value of DISTANCE that checkpoints of older versions may hold, and the one that takes its place."""
@@ -79,6 +86,50 @@ def load_cfg(
     schema.check(cfg)
     cfg.freeze()
     return cfg
+
+
+def config_path(path: Path) -> Path:
+    """`path`, or where it does not exist, that of the package: RGBNT201/DeMo_SDTPS, with or without configs/ and .yml."""
+    folders = (Path(), CONFIGS, CONFIGS.parent)
+    candidates = (folder / f"{path}{ending}" for ending in ENDINGS for folder in folders)
+    return next((candidate for candidate in candidates if candidate.is_file()), path)
+
+
+def published() -> dict[str, Path]:
+    """The published configurations by name, such as RGBNT201/DeMo."""
+    paths = sorted(CONFIGS.glob("*/*.yml"))
+    return {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in paths}
+
+
+def config_names() -> list[str]:
+    """Names of the published configurations, with and without their folders."""
+    return sorted({*published(), *(path.stem for path in published().values())})
+
+
+def is_key(word: str, schema: Schema) -> bool:
+    """Whether the first word after a command is a key, with its value or without, and not the name of a configuration."""
+    return "=" in word or word in schema.by_name or Path(word).suffix not in ENDINGS
+
+
+def find_config(name: str, data: str | None, kinds: Collection[str], schema: Schema) -> Path:
+    """The file of a configuration. A name without a folder that several folders have is that of the data: `kinds` are the
+    names of the folders for what `data` holds."""
+    if (path := config_path(Path(name))).is_file():
+        return path
+    same = {key: path for key, path in published().items() if name in (path.stem, path.name)}
+    if not same:
+        known = [*config_names(), *schema.by_name]
+        raise UserError(
+            f"There is no configuration {name!r}{nearest_name(name, known)}; give another name or a YAML file."
+        )
+    fitting = [key for key, path in same.items() if path.parent.name in kinds]
+    if len(chosen := fitting or [*same]) == 1:
+        return same[chosen[0]]
+    why = f"{data} has the data of {' and '.join(fitting) or 'none of them'}" if data else ""
+    raise UserError(
+        f"The name {name} is that of several configurations: {', '.join(same)}; "
+        f"{why or 'give --data the folder of the data'}, or write one of these names."
+    )
 
 
 def read_config(path: Path, example: str) -> dict:

@@ -9,7 +9,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.find import OWN as OWN_CONFIGS
+from demo_sdtps.config.load import OWN as OWN_CONFIGS
 from demo_sdtps.datasets.base import SPLITS, VALIDATION, Reader, Sample, identity_labels
 from demo_sdtps.datasets.folders import unlabelled_reader
 from demo_sdtps.datasets.own import csv_reader, folder_reader

@@ -79,9 +79,9 @@ class Naming:
     meaning: str
     first_camera: int = 1  # its number in the file names
 
-    def sample(self, paths: tuple[str, ...]) -> Sample:
+    def sample(self, paths: tuple[str | None, ...]) -> Sample:
         """Sample of these files, by the name of the first; any ending of an image counts as .jpg."""
-        match = self.pattern.fullmatch(Path(paths[0]).stem + ".jpg")
+        match = self.pattern.fullmatch(Path(str(paths[0])).stem + ".jpg")
         if not match:
             raise UserError(
                 f"The image {paths[0]} does not follow the data set's names such as {self.example} "
@@ -133,27 +133,34 @@ def endings() -> set[str]:
     return {ending for ending, kind in extensions.items() if kind in FORMATS}
 
 
-def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str, ...]]:
-    """Paths of the triplets in `folder`, by folder name of each modality, sorted by the name of the first.
+def find_triplets(
+    places: Mapping[str, Path], others: Collection[str] | None = None, only: str | None = None
+) -> dict[str, tuple[str | None, ...]]:
+    """Paths of the images of each triplet by their name, sorted by it: those of `image_names` in the folders of the modalities,
+    None where a folder has none, or is missing itself."""
+    paths: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}
+    for modality, place in places.items():
+        if place.is_dir():
+            names = image_names(place, others, only)
+            paths[modality] = {name: str(place / path) for name, path in names.items()}
+    return {
+        name: tuple(by_name.get(name) for by_name in paths.values())
+        for name in sorted(set().union(*paths.values()))
+    }
 
-    The images of a triplet have the same name, but for the ending.
-    """
-    names_of = {modality: image_names(folder / names[modality]) for modality in MODALITIES}
-    for stem in sorted(set().union(*names_of.values())):
-        missing = [modality for modality in MODALITIES if stem not in names_of[modality]]
-        if missing:
-            there = next(modality for modality in MODALITIES if modality not in missing)
-            name = names_of[there][stem]
+
+def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str | None, ...]]:
+    """Paths of the triplets in `folder`, by folder name of each modality, sorted by that of the first; all must be complete."""
+    places = {modality: existing(folder / names[modality]) for modality in MODALITIES}
+    triplets = find_triplets(places)
+    for paths in triplets.values():
+        if missing := [name for name, path in zip(MODALITIES, paths, strict=True) if not path]:
+            there = Path(next(filter(None, paths)))
             raise UserError(
-                f"The triplet {name} in {folder} has no {' and no '.join(missing)} image: "
-                f"{folder / names[missing[0]] / name} is missing; add it or remove the triplet's other "
-                f"images such as {folder / names[there] / name}."
+                f"The triplet {there.name} in {folder} has no {' and no '.join(missing)} image: "
+                f"{places[missing[0]] / there.name} is missing; add it or remove the triplet's other images such as {there}."
             )
-    first = names_of[MODALITIES[0]]
-    return [
-        tuple(str(folder / names[modality] / names_of[modality][stem]) for modality in MODALITIES)
-        for stem in sorted(first, key=first.__getitem__)
-    ]
+    return sorted(triplets.values(), key=lambda paths: str(paths[0]))
 
 
 def identity_labels(samples: Iterable[Sample]) -> dict[int, int]:

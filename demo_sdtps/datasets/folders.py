@@ -9,7 +9,7 @@ from pathlib import Path
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import Reader, Sample, endings, image_names
+from demo_sdtps.datasets.base import Reader, Sample, endings, find_triplets, image_names
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]} (docs/own_data.md)"
@@ -69,13 +69,14 @@ def read_folder(
             f"The images of {folder} are of {', '.join(places)}{how}, but the model reads {', '.join(modalities)} alone "
             "(MODEL.MODALITIES); give others, or a model that reads them."
         )
-    triplets = triplets_in({name: place for name, place in places.items() if name in modalities})
+    read = {name: place for name, place in places.items() if name in modalities}
+    triplets = find_triplets(read, MODALITIES)
     if not triplets:
         other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
         raise UserError(
             f"The folder {folder} has no image in {', '.join(modalities)}{other}; give one with {LAYOUT}; {FLAT}."
         )
-    return triplets
+    return [Triplet(paths, name=name) for name, paths in triplets.items()]
 
 
 def read_query(
@@ -109,8 +110,8 @@ def read_query(
         return [Triplet(paths, name=place.stem)]
     inside = (place if folder in place.parents else place.absolute()).relative_to(folder)
     siblings = {name: folder.parent / name / inside.parent for name in modalities}
-    (triplet,) = triplets_in(siblings, others=None, only=place.stem)
-    return [replace(triplet, name=inside.with_suffix("").as_posix())]
+    (paths,) = find_triplets(siblings, only=place.stem).values()
+    return [Triplet(paths, name=inside.with_suffix("").as_posix())]
 
 
 def check_modality(flat: str | None, *places: Path) -> None:
@@ -126,20 +127,3 @@ def check_modality(flat: str | None, *places: Path) -> None:
             f"--modality {flat} tells what a folder without the folders {', '.join(MODALITIES)} has, but {places[-1]} has "
             "them, or lies in one; leave it out, or name the folder of that modality."
         )
-
-
-def triplets_in(
-    places: Mapping[str, Path],
-    others: Collection[str] | None = MODALITIES,
-    only: str | None = None,
-) -> list[Triplet]:
-    """The triplets of the images in the folders of modalities that exist, by `image_names`, sorted by name."""
-    paths: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}
-    for modality, place in places.items():
-        if place.is_dir():
-            names = image_names(place, others, only)
-            paths[modality] = {name: str(place / path) for name, path in names.items()}
-    return [
-        Triplet(tuple(by_name.get(name) for by_name in paths.values()), name=name)
-        for name in sorted(set().union(*paths.values()))
-    ]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import QUERY, SPLITS, Reader, Sample
-from demo_sdtps.datasets.folders import Triplet, read_folder, read_query, triplets_in
+from demo_sdtps.datasets.base import QUERY, SPLITS, Reader, Sample, find_triplets
+from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 
 JUNK = "-1"
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
@@ -196,8 +196,8 @@ def _folder_rows(
             )
     for split in SPLITS:
         places = {name: root / folders[split] / folders[name] for name in modalities}
-        for triplet in triplets_in(places, set(folders.values())):
-            match = pattern.search(triplet.name)
+        for stem, paths in find_triplets(places, set(folders.values())).items():
+            match = pattern.search(stem)
             labels = match.groupdict() if match else {}
             empty = [
                 name for name in ("identity", "camera") if labels.get(name, "none") in ("", None)
@@ -205,11 +205,11 @@ def _folder_rows(
             if not match or empty:
                 why = f", whose group {empty[0]} it leaves empty" if empty else ""
                 raise UserError(
-                    f"The image {triplet.files[0]} does not follow DATASETS.PATTERN {pattern.pattern!r}{why}; rename or "
-                    "remove it, or give another pattern, without the group camera where there are none."
+                    f"The image {next(filter(None, paths))} does not follow DATASETS.PATTERN {pattern.pattern!r}{why}; rename "
+                    "or remove it, or give another pattern, without the group camera where there are none."
                 )
             camera = labels.get("camera", "")
-            rows.append(TripletRow(split, labels["identity"], camera, triplet.paths))
+            rows.append(TripletRow(split, labels["identity"], camera, paths))
     return rows
 
 

@@ -33,14 +33,6 @@ class QueryScores(NamedTuple):
     first_match: np.ndarray
 
 
-class CameraMatrix(NamedTuple):
-    """`cameras` (C,), ascending, from 0; `mAP` (C, C) float64 of the queries of a camera (row) in the gallery of a camera
-    (column) alone, NaN where no query has a match there, as on the diagonal where cameras are excluded by."""
-
-    cameras: list[int]
-    mAP: np.ndarray
-
-
 class IdentityScore(NamedTuple):
     """mAP of the `queries` of an identity that have a match."""
 
@@ -49,13 +41,12 @@ class IdentityScore(NamedTuple):
     queries: int
 
 
-class RankLists(NamedTuple):
-    """The gallery samples of rank 1, 2, …, k: `sample` (n, k) int64, `distance` (n, k) float32, `is_match` (n, k) bool. Where
-    fewer are left, the distance is infinite."""
+class Hit(NamedTuple):
+    """A sample of a rank list, by its index in the gallery."""
 
-    sample: np.ndarray
-    distance: np.ndarray
-    is_match: np.ndarray
+    sample: int
+    distance: float
+    is_match: bool
 
 
 class Histogram(NamedTuple):
@@ -77,8 +68,11 @@ def score_queries(distances: Distances, query: Labels, gallery: Labels) -> Query
     return QueryScores(average_precisions(rank, matches), first)
 
 
-def camera_matrix(distances: Distances, query: Labels, gallery: Labels) -> CameraMatrix:
-    """mAP by camera of the query and camera of the gallery."""
+def camera_matrix(
+    distances: Distances, query: Labels, gallery: Labels
+) -> tuple[list[int], np.ndarray]:
+    """The cameras (C,), ascending, from 0; mAP (C, C) float64 of the queries of a camera (row) in the gallery of a camera
+    (column) alone, NaN where no query has a match there, as on the diagonal where cameras are excluded by."""
     cameras = sorted({*query.camera.tolist(), *gallery.camera.tolist()})
     average = np.full((len(query.identity), len(cameras)), np.nan)
     for place, camera in enumerate(cameras):
@@ -86,7 +80,7 @@ def camera_matrix(distances: Distances, query: Labels, gallery: Labels) -> Camer
         scores = score_queries(distances.select(samples.numpy()), query, gallery.select(samples))
         average[:, place] = scores.average_precision
     by_camera = [average[query.camera.numpy() == camera].T for camera in cameras]
-    return CameraMatrix(cameras, np.array([list(map(_mean, columns)) for columns in by_camera]))
+    return cameras, np.array([list(map(_mean, columns)) for columns in by_camera])
 
 
 def score_identities(average_precision: np.ndarray, identity: torch.Tensor) -> list[IdentityScore]:
@@ -107,15 +101,16 @@ def worst_queries(average_precision: np.ndarray, count: int) -> np.ndarray:
 
 def nearest_samples(
     distances: Distances, query: Labels, gallery: Labels, chosen: torch.Tensor, count: int
-) -> RankLists:
-    """The `count` nearest of the queries at indices `chosen` (n,); a match comes after other identities at its distance, as
-    average precision counts it."""
+) -> list[list[Hit]]:
+    """The `count` nearest of the queries at indices `chosen` (n,), fewer where the gallery has no more; a match comes after
+    other identities at its distance, as average precision counts it."""
     rows = torch.cat([block[chosen] for _, block in distances.tiles()], dim=1).cpu()
     is_match, is_other = _kinds(query.select(chosen), gallery)
     distance = rows.masked_fill(~(is_match | is_other), torch.inf).numpy()
     order = np.lexsort((~is_other.numpy(), distance), axis=1)[:, :count]
-    listed = (np.take_along_axis(each, order, 1) for each in (distance, ~is_other.numpy()))
-    return RankLists(order, *listed)
+    columns = (np.take_along_axis(each, order, 1) for each in (distance, ~is_other.numpy()))
+    listed = zip(*(column.tolist() for column in (order, *columns)), strict=True)
+    return [[hit for hit in map(Hit, *row) if hit.distance < np.inf] for row in listed]
 
 
 def distance_histogram(

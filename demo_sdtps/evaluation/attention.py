@@ -79,11 +79,14 @@ def rollout(
         check_attention(block, "The method is rollout", "choose gradcam")
     context, outputs = _encode(model, images, cameras, missing)
     prefix, first = backbone.vit.num_prefix_tokens, outputs[0]
+    arguments = backbone.block_arguments()
     rows, length = first.values.shape[:2]
     product = torch.eye(length, device=first.values.device).repeat(rows, 1, 1)
     for index, tokens in enumerate(outputs):
         product = _carry_rows(product, outputs[max(0, index - 1)], tokens, backbone)
-        more = backbone.block_arguments(*tokens)(index)
+        more = arguments[index]
+        if tokens.state:
+            more = tokens.state.arguments(tokens.values, more)
         block, bias = backbone.vit.blocks[index], more.get("attn_mask")
         attention = attention_weights(block, tokens.values, rope=more.get("rope"), bias=bias)
         attention = attention.mean(dim=1)

@@ -5,7 +5,7 @@ MODALITIES: whether a triplet has an image of it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import frexp
 from types import MappingProxyType
@@ -30,6 +30,8 @@ Side = tuple[torch.Tensor, np.ndarray]
 """Features (n, D) of the queries or the gallery, and their `present` (n, 3)."""
 Take = Callable[[np.ndarray], torch.Tensor]
 """Features (m, D) of the gallery's samples at ascending indices (m,)."""
+Rows = slice | np.ndarray
+"""Some of the gallery's samples, in ascending order."""
 Scales = Mapping[tuple[Modalities, Modalities], tuple[torch.Tensor, torch.Tensor]]
 """Mean and deviation, (q, 1) each, of the distances of the q queries of a set to triplets of a set."""
 
@@ -236,69 +238,51 @@ def cohort_scales(
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Distances (Q, G) in memory; the methods are those of `FeatureDistances`."""
+class Distances:
+    """Distances (Q, G) of queries to a gallery, as they are ranked: whole in memory, or computed by
+    parts of the gallery whenever they are asked for. Infinite where nothing can be compared."""
 
-    values: torch.Tensor  # float32 or float64
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        queries, gallery = self.values.shape
-        return queries, gallery
-
-    def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
-        yield 0, self.values
-
-    def select(self, samples: np.ndarray) -> "Matrix":
-        return Matrix(self.values[:, torch.from_numpy(samples)])
-
-    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> torch.Tensor:
-        return self.values[torch.from_numpy(rows), torch.from_numpy(samples)]
-
-
-@dataclass(frozen=True)
-class FeatureDistances:
-    """Distances (Q, G) float32 by features, as they are ranked: computed by parts of the gallery
-    (`TILE_ELEMENTS`) whenever they are asked for. Infinite where nothing can be compared."""
-
-    comparison: Comparison
-    query: Side
-    present: np.ndarray
-    take: Take
-    scales: Scales
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.query[0]), len(self.present)
+    shape: tuple[int, int]
+    measure: Callable[[Rows], torch.Tensor]  # to some samples of the gallery, (Q, g)
+    size: int  # samples of a part
 
     def tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The first gallery sample of each part, and the distances (Q, g) to it and to those that
         follow; they must not be modified."""
-        size = max(1, TILE_ELEMENTS // max(1, *self.query[0].shape))
-        starts = range(0, len(self.present), size)
-        for start in progress(starts, "comparing", unit="block"):
-            present = self.present[start : start + size]
-            part = self.take(np.arange(start, start + len(present))), present
-            yield start, set_distances(self.comparison, self.query, part, scales=self.scales)
+        for start in progress(range(0, self.shape[1], self.size), "comparing", unit="block"):
+            yield start, self.measure(slice(start, min(start + self.size, self.shape[1])))
 
-    def select(self, samples: np.ndarray) -> "FeatureDistances":
+    @property
+    def values(self) -> torch.Tensor:
+        """All of them, (Q, G)."""
+        return torch.cat([block for _, block in self.tiles()], dim=1)
+
+    def select(self, samples: np.ndarray) -> "Distances":
         """Those to some samples of the gallery, at ascending indices (g,)."""
-        return replace(
-            self, present=self.present[samples], take=lambda rows: self.take(samples[rows])
-        )
+        shape = self.shape[0], len(samples)
+        return Distances(shape, lambda rows: self.measure(samples[rows]), self.size)
 
-    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> torch.Tensor:
+    def pairs(self, rows: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """The distances (n,) of queries (n,) to gallery samples (n,)."""
         chosen, place = np.unique(samples, return_inverse=True)
-        values = self.query[0].new_empty(len(rows), dtype=torch.float32)
-        for start, block in self.select(chosen).tiles():
-            inside = np.flatnonzero((place >= start) & (place < start + block.shape[1]))
+        some = self if len(chosen) == self.shape[1] else self.select(chosen)
+        order = np.argsort(place // self.size, kind="stable")  # by part
+        values = [np.zeros(0, np.float32)]
+        for start, block in some.tiles():
+            inside = order[place[order] // self.size == start // self.size]
             places = (torch.from_numpy(each[inside]) for each in (rows, place - start))
-            values[torch.from_numpy(inside)] = block[tuple(places)]
-        return values
+            values.append(block[tuple(places)].cpu().numpy())
+        return np.concatenate(values)[np.argsort(order)]
 
 
-Distances = Matrix | FeatureDistances
+def matrix_distances(values: torch.Tensor) -> Distances:
+    """Distances (Q, G), float32 or float64, in memory."""
+    queries, gallery = values.shape
+
+    def measure(rows: Rows) -> torch.Tensor:
+        return values[:, rows if isinstance(rows, slice) else torch.from_numpy(rows)]
+
+    return Distances((queries, gallery), measure, max(1, gallery))
 
 
 def measure_distances(
@@ -307,10 +291,17 @@ def measure_distances(
     """The distances of queries in memory to a gallery, of which `take` reads samples and `present`
     (G, 3) says what they have: as a matrix where they are few."""
     scales = cohort_scales(comparison, query, present, take)
-    distances = FeatureDistances(comparison, query, present, take, scales)
+    samples = np.arange(len(present))
+
+    def measure(rows: Rows) -> torch.Tensor:
+        side = take(samples[rows]), present[rows]
+        return set_distances(comparison, query, side, scales=scales)
+
+    size = max(1, TILE_ELEMENTS // max(1, *query[0].shape))
+    distances = Distances((len(query[0]), len(present)), measure, size)
     if not 0 < len(query[0]) * len(present) <= KEPT_ELEMENTS:
         return distances
-    return Matrix(torch.cat([block for _, block in distances.tiles()], dim=1))
+    return matrix_distances(distances.values)
 
 
 def measure_in_memory(comparison: Comparison, query: Side, gallery: Side) -> Distances:

@@ -102,9 +102,8 @@ class ROC:
 
     def add(self, distances: torch.Tensor) -> None:
         """Distances of any shape, NaN for other pairs."""
-        # NumPy selects faster than torch on a CPU
-        array = distances if distances.is_cuda else distances.numpy()
-        self.nearest.append(torch.as_tensor(array[array <= self.limit]).cpu().numpy())
+        array = distances.numpy()
+        self.nearest.append(array[array <= self.limit])
         if sum(map(len, self.nearest)) > 2 * self.most:
             nearest = np.partition(np.concatenate(self.nearest), self.most)[: self.most]
             self.nearest, self.limit = [nearest], float(nearest.max())
@@ -138,7 +137,7 @@ def match_ranks(distances: Distances, ids: Sequence[Any], keys: Sequence[Any]) -
     """
     queries, gallery = distances.shape
     row, sample, is_match = same_identity(distances.shape, ids, keys)
-    value = distances.pairs(row, sample).cpu().numpy()
+    value = distances.pairs(row, sample)
     if np.isnan(value).any():
         raise ValueError(
             "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
@@ -152,6 +151,7 @@ def match_ranks(distances: Distances, ids: Sequence[Any], keys: Sequence[Any]) -
     # How many samples of other identities are as near as each match or nearer.
     ahead = np.zeros(len(limits), np.int64)
     for start, block in distances.tiles():
+        block = block.cpu()
         inside = (sample >= start) & (sample < start + block.shape[1])
         same = row[inside], sample[inside] - start
         size = max(1, BLOCK_ELEMENTS // max(1, block.shape[1]))
@@ -220,8 +220,6 @@ def rank_in_group(counts: np.ndarray) -> np.ndarray:
 def count_within(distances: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
     """Number (m,) of the distances (Q, g) of each match's query that are not above its limit (m,),
     given the number of matches of each query (Q,); limits query by query, ascending within each."""
-    if distances.is_cuda:
-        return count_by_place(distances, limits, matches)
     counts = [np.zeros(0, np.int64)]
     ends = matches.cumsum()
     for row, start, end in zip(distances.numpy(), ends - matches, ends, strict=True):
@@ -230,17 +228,3 @@ def count_within(distances: torch.Tensor, limits: np.ndarray, matches: np.ndarra
             near = np.sort(row[row <= limits[end - 1]])
             counts.append(near.searchsorted(limits[start:end], "right"))
     return np.concatenate(counts)
-
-
-def count_by_place(distances: torch.Tensor, limits: np.ndarray, matches: np.ndarray) -> np.ndarray:
-    """`count_within` for a GPU: one comparison with all distances for the first match of each
-    query, then one for the second of each, …"""
-    row, place = np.arange(len(matches)).repeat(matches), rank_in_group(matches) - 1
-    # the counts of other places are not read
-    padded = np.zeros((matches.max(initial=0), len(matches)), limits.dtype)
-    padded[place, row] = limits
-    counts = [
-        (distances <= limit[:, None]).sum(dim=1)
-        for limit in torch.from_numpy(padded).to(distances.device)
-    ]
-    return torch.stack(counts).cpu().numpy()[place, row] if counts else np.zeros(0, np.int64)

@@ -15,8 +15,9 @@ from scipy.sparse import csr_matrix
 from demo_sdtps.evaluation.distances import (
     KEPT_ELEMENTS,
     Comparison,
-    Matrix,
+    Distances,
     Side,
+    matrix_distances,
     set_distances,
     squared_distances,
 )
@@ -53,7 +54,7 @@ def k_reciprocal(
 
 
 @torch.no_grad()
-def rerank(comparison: Comparison, query: Side, gallery: Side) -> Matrix:
+def rerank(comparison: Comparison, query: Side, gallery: Side) -> Distances:
     """`k_reciprocal` by the distances of a comparison; sets that share nothing are as far as can be."""
     features = F.normalize(torch.cat([query[0], gallery[0]]), dim=1)
     present = torch.from_numpy(np.concatenate([query[1], gallery[1]])).to(features)
@@ -65,7 +66,7 @@ def rerank(comparison: Comparison, query: Side, gallery: Side) -> Matrix:
         some = features[places], side[1][places.cpu().numpy()]
         return set_distances(comparison, some, side).clamp_(max=FARTHEST)
 
-    return Matrix(_rerank(Rows(between, index), len(query[0])))
+    return matrix_distances(_rerank(Rows(between, index), len(query[0])))
 
 
 class Rows:

@@ -16,7 +16,7 @@ from demo_sdtps.modeling.heads import BNNeck, TrainingOutput
 from demo_sdtps.modeling.layout import make_layout
 from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.sdtps import SDTPS, Selection
-from demo_sdtps.modeling.slimming.backbone import make_slimming, slim_backbone
+from demo_sdtps.modeling.slimmed import make_slimming, slim_backbone
 from demo_sdtps.modeling.slimming.scores.base import Context, StageRecord
 from demo_sdtps.modeling.slimming.stage import patch_shares
 from demo_sdtps.runtime.matmul import matmul_library
@@ -125,7 +125,7 @@ class DeMo(nn.Module):
         present = sort_modalities(images)
         tokens = self.backbone(*self._batch(present, cam_label))
         patches, class_tokens = (split_rows(tensor, present) for tensor in tokens)
-        return EncodedTriplets(self._context(patches, class_tokens, present))
+        return EncodedTriplets(self._context(patches, class_tokens, is_missing(present)))
 
     def forward_stem(self, images: ByModality, cam_label: torch.Tensor) -> ByModality:
         """Images → tokens (B, P + N, C) after the blocks before the first stage of slimming."""
@@ -142,7 +142,7 @@ class DeMo(nn.Module):
         windows, present = self.backbone.patch_windows, sort_modalities(images)
         shares = None if foreground is None else patch_shares(foreground, *windows)
         slimmed = slim_backbone(self.slimming, self.backbone, stem, present, shares)
-        context = self._context(slimmed.tokens, slimmed.class_tokens, present)
+        context = self._context(slimmed.tokens, slimmed.class_tokens, slimmed.missing)
         context = replace(context, positions=slimmed.stages[-1].kept)
         return EncodedTriplets(context, slimmed.stages, slimmed.loss)
 
@@ -183,11 +183,10 @@ class DeMo(nn.Module):
         return rows, cameras.to(rows.device, non_blocking=True).repeat(len(images))
 
     def _context(
-        self, patches: ByModality, class_tokens: ByModality, images: ByModality
+        self, patches: ByModality, class_tokens: ByModality, missing: ByModality
     ) -> Context:
         global_feats = self.pife(patches, class_tokens) if self.pife else class_tokens
-        grid, missing = self.backbone.grid_size, is_missing(images)
-        return Context(patches, global_feats, grid, missing)
+        return Context(patches, global_feats, self.backbone.grid_size, missing)
 
 
 def sort_modalities(images: ByModality) -> ByModality:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from demo_sdtps.config.common import MODALITIES
-from demo_sdtps.evaluation.distances import Matrix
+from demo_sdtps.evaluation.distances import matrix_distances
 from demo_sdtps.evaluation.metrics import score_distances
 from demo_sdtps.evaluation.reranking import k_reciprocal
 from demo_sdtps.modeling.checkpoints.names import from_demo
@@ -46,7 +46,7 @@ def _eval_func(
     distmat, q_pids, g_pids, q_camids, g_camids, max_rank=50
 ) -> tuple[np.ndarray, float]:
     """Market protocol: distances (Q, G) → CMC (min(max_rank, G),) float32 and mAP."""
-    distances = Matrix(torch.as_tensor(distmat))
+    distances = matrix_distances(torch.as_tensor(distmat))
     max_rank = min(max_rank, distances.shape[1])
     ranking = score_distances(distances, (q_pids, g_pids), (q_camids, g_camids), max_rank)
     return ranking.cmc.numpy(), ranking.mAP

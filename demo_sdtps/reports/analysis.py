@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from yacs.config import CfgNode
 
@@ -30,14 +29,6 @@ WORST, NEAREST = 20, 10
 Features = Mapping[str, Mapping[int, torch.Tensor]]
 
 
-class Hit(NamedTuple):
-    """A gallery sample of a rank list, by its index."""
-
-    sample: int
-    distance: float
-    is_match: bool
-
-
 def analysis_case(cfg: CfgNode) -> str:
     """The case of TEST.MISS by its name in `CASES`."""
     missing = missing_modalities(cfg.TEST.MISS)
@@ -58,10 +49,10 @@ def analyse(
     chosen_others = [others[place] for place in spread(len(others), queries - len(worst))]
     listed = sorted(worst + chosen_others)
     nearest = analysis.nearest_samples(*ranking, torch.tensor(listed), NEAREST)
-    matrix = analysis.camera_matrix(*ranking)
+    cameras, matrix = analysis.camera_matrix(*ranking)
     identities = analysis.score_identities(scores.average_precision, ranking[1].identity)
     histogram = analysis.distance_histogram(*ranking)
-    shown = spread(len(data.samples), points)
+    gallery, shown = data.gallery.tolist(), spread(len(data.samples), points)
     shown_features = normalise(cfg, chosen[shown]).numpy()
     methods = progress(("pca", "tsne"), "features in two dimensions", unit="method")
     places = {METHODS[name]: embed(shown_features, name, cfg.SOLVER.SEED) for name in methods}
@@ -78,13 +69,16 @@ def analyse(
             for sample, precision, rank in each_query
         ],
         "rank_lists": [
-            {"query": query, "nearest": [hit._asdict() for hit in hits]}
-            for query, hits in zip(listed, rank_lists(data, nearest), strict=True)
+            {
+                "query": query,
+                "nearest": [hit._asdict() | {"sample": gallery[hit.sample]} for hit in hits],
+            }
+            for query, hits in zip(listed, nearest, strict=True)
         ],
         "worst_queries": worst,
         "camera_matrix": {
-            "cameras": matrix.cameras,
-            "mAP": [list(map(number, row)) for row in matrix.mAP.tolist()],
+            "cameras": cameras,
+            "mAP": [list(map(number, row)) for row in matrix.tolist()],
         },
         "identities": [score._asdict() for score in identities],
         "distances": {name: counts.tolist() for name, counts in histogram._asdict().items()},
@@ -108,14 +102,6 @@ def labelled_distances(
         for side in (data.query, data.gallery)
     )
     return ranked_distances(cfg, features, data), query, gallery
-
-
-def rank_lists(data: TestData, nearest: analysis.RankLists) -> list[list[Hit]]:
-    """The hits of each row of `nearest`; a short gallery has fewer."""
-    columns = nearest._replace(sample=data.gallery.numpy()[nearest.sample])
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    lists = [list(map(Hit, *row)) for row in rows]
-    return [[hit for hit in hits if hit.distance < np.inf] for hits in lists]
 
 
 def number(value: float) -> float | None:

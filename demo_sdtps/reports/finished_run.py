@@ -1,48 +1,27 @@
 """What demo-sdtps report does: a finished run's images and table, or its page."""
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg, with_values
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import rank_sets
 from demo_sdtps.evaluation.extraction import CASES, extract_features, missing_cases
-from demo_sdtps.evaluation.protocol import TestData, make_test_data
-from demo_sdtps.evaluation.tables import data_caption, options, reid_caption, reid_table
-from demo_sdtps.modeling import DeMo
+from demo_sdtps.evaluation.protocol import make_test_data
+from demo_sdtps.evaluation.tables import options, reid_caption, reid_table
 from demo_sdtps.reports.analysis import analyse, analysis_case, rank_patterns
 from demo_sdtps.reports.curves import draw_curves, evaluated_run, run_config
 from demo_sdtps.reports.ranks import draw_ranks
-from demo_sdtps.reports.report_page import EXTRA_PACKAGES, RunFigures, named_by_folder, write_page
+from demo_sdtps.reports.report_page import EXTRA_PACKAGES, Run, write_page
 from demo_sdtps.reports.tokens import draw_tokens
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import check_output_file
 from demo_sdtps.training.output import CONFIG, LAST
 
 IMAGES = {"curves": "training curves", "ranks": "rank lists", "tokens": "kept tokens"}
-
-
-class LoadedRun(NamedTuple):
-    """A run's configuration, the records of its training, model and data."""
-
-    cfg: CfgNode
-    records: list[dict]
-    model: DeMo
-    splits: dict[str, list[Sample]]
-    data: TestData
-
-    def figures(self, features: Mapping[int, torch.Tensor]) -> RunFigures:
-        """What the page compares of it, by its features (samples, D) in the case of TEST.MISS by return pattern."""
-        record = rank_patterns(self.cfg, features, self.data)
-        test_split = f"{data_caption(named_by_folder(self.cfg), self.data)}{options(self.cfg)}"
-        return RunFigures(self.cfg, self.records, record, test_split)
 
 
 def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
@@ -63,7 +42,7 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             file = output / f"{name}.png"
             files[name] = check_output_file(file, ".png", arguments.overwrite)
     run = load_run(cfg)
-    cfg, records, model, splits, data = run
+    cfg, records, model, data = run.cfg, run.records, run.model, run.data
     # before the first is evaluated, which may take long
     others = []
     for folder in folders[1:]:
@@ -74,43 +53,42 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
     by_case = dict(zip(cases, extracted, strict=True))
     # Scored here rather than read from the records, so that table and images show the same weights.
-    figures = run.figures(by_case[case])
+    run.record = rank_patterns(cfg, by_case[case], data)
     # The untrained model is comparable only where it was evaluated with the same options.
     recorded = records[0]["epoch"] == 0 and options(load_cfg(output / CONFIG)) == options(cfg)
     untrained = records[0]["patterns"] if recorded else None
     if arguments.html:
         analysis = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
-        runs = {cfg.OUTPUT_DIR: figures}
         for other in others:
             (features,) = extract_features(other.cfg, other.model, other.data.loader)
-            runs[other.cfg.OUTPUT_DIR] = other.figures(features)
+            other.record = rank_patterns(other.cfg, features, other.data)
         page, thumbnails = arguments.html, arguments.thumbnails
-        write_page(page, cfg, model, data, analysis, runs, untrained, matrices, thumbnails)
+        write_page(page, [run, *others], analysis, untrained, matrices, thumbnails)
         written = {"page": page}
     else:
         draw_curves(records, files["curves"])
         draw_ranks(cfg, by_case[case][cfg.TEST.RETURN_PATTERN], data, files["ranks"])
         if model.sdtps or model.slimming:
-            draw_tokens([(cfg, model)], splits["query"], files["tokens"])
+            draw_tokens([(cfg, model)], run.queries, files["tokens"])
         else:
             del files["tokens"]
         written = {IMAGES[name]: path for name, path in files.items()}
     print_lines(
         "",
         reid_caption(cfg, data),
-        reid_table(figures.record, untrained),
+        reid_table(run.record, untrained),
         "",
         *(f"{what + ':':18}{path}" for what, path in written.items()),
     )
 
 
-def load_run(cfg: CfgNode) -> LoadedRun:
+def load_run(cfg: CfgNode) -> Run:
     """A run with its last checkpoint; a message on what is missing names the run."""
     records = evaluated_run(Path(cfg.OUTPUT_DIR))
     cfg = with_values(cfg, {"TEST.WEIGHT": str(Path(cfg.OUTPUT_DIR) / LAST)})
     try:
         model, splits = load_model_and_data(cfg)
-        return LoadedRun(cfg, records, model, splits, make_test_data(cfg, **splits))
+        return Run(cfg, records, model, splits["query"], make_test_data(cfg, **splits))
     except UserError as error:
         raise UserError(f"The run {cfg.OUTPUT_DIR} cannot be evaluated: {error}") from None

@@ -10,7 +10,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.evaluation import analysis
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.evaluation.tables import PATTERN_NAMES, distance_name, options
-from demo_sdtps.reports.analysis import labelled_distances, rank_lists
+from demo_sdtps.reports.analysis import labelled_distances
 from demo_sdtps.reports.figures import image_grid, images, ink, label, np, save, spread
 from demo_sdtps.reports.palette import MATCH, WRONG
 
@@ -38,7 +38,7 @@ def draw_ranks(
     the protocol allows; features (samples, D)."""
     shown = torch.tensor(numbers or spread(len(data.query), 4))
     distances, query, gallery = labelled_distances(cfg, features, data)
-    nearest = rank_lists(data, analysis.nearest_samples(distances, query, gallery, shown, BEST))
+    nearest = analysis.nearest_samples(distances, query, gallery, shown, BEST)
     first_matches = analysis.score_queries(distances, query, gallery).first_match[shown.numpy()]
     cells = []  # of each row: (sample, title, colour of the frame)
     for sample, hits, first in zip(data.query[shown].tolist(), nearest, first_matches, strict=True):
@@ -46,7 +46,9 @@ def draw_ranks(
         cells.append([(sample, f"query{late}", ink())])
         for place, (index, distance, is_match) in enumerate(hits, start=1):
             mark, colour = ("✓", MATCH) if is_match else ("✗", WRONG)
-            cells[-1].append((index, f"{place} {mark} d = {distance:.3g}", colour))
+            cells[-1].append(
+                (int(data.gallery[index]), f"{place} {mark} d = {distance:.3g}", colour)
+            )
     stacks = [
         [np.concatenate(images(cfg, data.samples[index])) for index, *_ in row] for row in cells
     ]

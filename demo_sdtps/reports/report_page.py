@@ -1,8 +1,9 @@
 """The page of demo-sdtps report --html: one file with everything in it, which makes no request."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -23,32 +24,40 @@ SHOWN = ("queries", "rank_lists", "worst_queries", "identities", "distances", "s
 """Of an analysis, what the page's scripts draw."""
 
 
-class RunFigures(NamedTuple):
-    """What the page compares of a run: configuration, records of the training, the record of its last checkpoint on its own
-    test split, and what that is."""
+@dataclass
+class Run:
+    """A finished run: its configuration, the records of its training, model, queries and data."""
 
     cfg: CfgNode
     records: list[dict[str, Any]]
-    record: tables.Record
-    test_split: str
+    model: DeMo
+    queries: list[Sample]
+    data: TestData
+    # of the last checkpoint on its own test split, once evaluated
+    record: tables.Record = field(default_factory=dict)
+
+    @property
+    def test_split(self) -> str:
+        """What it is evaluated on."""
+        named = named_by_folder(self.cfg)
+        return f"{tables.data_caption(named, self.data)}{tables.options(self.cfg)}"
 
 
 def write_page(
     path: Path,
-    cfg: CfgNode,
-    model: DeMo,
-    data: TestData,
+    compared: Sequence[Run],
     analysis: Mapping[str, Any],
-    runs: Mapping[str, RunFigures],
     untrained: tables.Record | None,
     cross_modal: CrossModal,
     thumbnails: int,
 ) -> None:
-    """Write the page of what `analyse` returns, with the images of at most `thumbnails` triplets. `runs` are the run, and those
-    that it is compared with, by OUTPUT_DIR, `untrained` is the record of the model before training, `cross_modal` the result of
+    """Write the page of what `analyse` returns, with the images of at most `thumbnails` triplets. `compared` are the run, and
+    those that it is compared with, `untrained` is the record of the model before training, `cross_modal` the result of
     `rank_sets`."""
     from plotly.offline import get_plotlyjs
 
+    cfg, model, data = compared[0].cfg, compared[0].model, compared[0].data
+    runs = {run.cfg.OUTPUT_DIR: run for run in compared}
     modalities, indices = cfg.MODEL.MODALITIES, page_samples(analysis)
     samples = {index: data.samples[index] for index in indices}
     shown = {index: samples[index] for index in indices[:thumbnails]}

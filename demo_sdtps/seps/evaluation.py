@@ -15,13 +15,7 @@ from demo_sdtps.modeling.inference import check_features, check_finite, evaluati
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu, to_device
-from demo_sdtps.seps.captions import (
-    Tokens,
-    encode_captions,
-    image_batches,
-    image_loader,
-    pad_texts,
-)
+from demo_sdtps.seps.captions import Tokens, encode_captions, image_batches, image_loader, pad_texts
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 from demo_sdtps.seps.model import SEPS, make_seps
 from demo_sdtps.seps.recall import five_fold

@@ -1,6 +1,5 @@
 """The record of a run, run.json: command, seed, commit, versions, machine, and how the run ended."""
 
-import hashlib
 import logging
 import platform
 import secrets
@@ -31,22 +30,6 @@ from demo_sdtps.training.stop import Stopped
 MODULE = "demo_sdtps.commands"  # which python -m runs as COMMAND
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "numpy", "pillow")
-ROOMS = ("config", "datasets", "evaluation", "modeling", "runtime", "synthetic", "training")
-RUN_COMMANDS = (
-    "convert_checkpoint",
-    "flags",
-    "make_synthetic",
-    "selection_quality",
-    "test",
-    "train",
-)
-SOURCES = (
-    "studies/baselines.py",
-    "studies/diffrate.json",
-    *(f"demo_sdtps/{name}" for name in ROOMS),
-    *(f"demo_sdtps/commands/{name}.py" for name in RUN_COMMANDS),
-)
-"""The files of a checkout on which results depend, as pathspecs of git: what a run is made with."""
 logger = logging.getLogger(__name__)
 
 
@@ -137,22 +120,16 @@ def command() -> str:
 
 def commit(root: Path = ROOT) -> dict[str, str | bool | None]:
     """The commit of a checkout, and whether any file differs from it or is new; None without git or history."""
-    revision, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+    revision, changes = (
+        git_output(root, "rev-parse", "HEAD"),
+        git_output(root, "status", "--porcelain"),
+    )
     if revision is None or changes is None:
         return {"commit": None, "changed": None}
     return {"commit": revision.strip(), "changed": bool(changes)}
 
 
-def source_tree(root: Path = ROOT) -> tuple[str | None, list[str]]:
-    """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None without git; and their changes."""
-    files = _git(root, "ls-files", "-s", "--", *SOURCES)
-    changes = _git(root, "status", "--porcelain", "--", *SOURCES)
-    if files is None or changes is None:
-        return None, []
-    return hashlib.sha1(files.encode()).hexdigest(), changes.splitlines()
-
-
-def _git(root: Path, *words: str) -> str | None:
+def git_output(root: Path, *words: str) -> str | None:
     """What a command of git prints in a checkout; None where it cannot."""
     if not (root / ".git").exists():  # installed, perhaps inside the repository of another project
         return None

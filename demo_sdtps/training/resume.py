@@ -60,38 +60,30 @@ class Resumed(NamedTuple):
 def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Resumed | None:
     """The run in OUTPUT_DIR to resume, None to start one there."""
     output, start = Path(cfg.OUTPUT_DIR), Path(cfg.TEST.WEIGHT).resolve()
-    if output.resolve() in (start, start.parent) and cfg.TEST.WEIGHT:
-        raise UserError(
-            f"TEST.WEIGHT {cfg.TEST.WEIGHT}, which the training starts from, is in OUTPUT_DIR {output}, whose files it "
-            "replaces; give another OUTPUT_DIR."
-        )
-    if cfg.RESUME != "no" and overwrite:
-        raise UserError(
-            f"--overwrite replaces the run that RESUME {cfg.RESUME} continues; leave one of them out."
-        )
-    files = run_files(output)
+    files, refusal = run_files(output), ""
     has_checkpoint = any((output / name) in files for name in (LAST, PREVIOUS))
-    if cfg.RESUME != "no" and has_checkpoint:
+    if output.resolve() in (start, start.parent) and cfg.TEST.WEIGHT:
+        refusal = f"has TEST.WEIGHT {cfg.TEST.WEIGHT} among the files that it replaces; give another OUTPUT_DIR"
+    elif cfg.RESUME != "no" and overwrite:
+        refusal = f"is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out"
+    elif cfg.RESUME != "no" and has_checkpoint:
         resumed = read_last(output)
         check_config(cfg, resumed, schema)
         return resumed
-    if cfg.RESUME == "yes" and not files:
-        raise UserError(
-            f"RESUME is yes, but OUTPUT_DIR {output} holds no run to continue (no {LAST}); correct "
-            "OUTPUT_DIR, or set RESUME to auto or no to start one."
-        )
-    # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
-    if files and cfg.RESUME == "auto" and _is_begun(cfg, output, schema):
+    elif cfg.RESUME == "yes" and not files:
+        refusal = f"holds no run to continue (no {LAST}); correct it, or set RESUME to auto or no to start one"
+    elif files and cfg.RESUME == "auto" and _is_begun(cfg, output, schema):
+        # Only the same run, killed before its first checkpoint, may be replaced: it gives the same numbers again.
         logger.warning("%s has no checkpoint yet: the run starts from the beginning.", output)
     elif files and not overwrite:
-        instead = "--overwrite to replace it, or RESUME yes to continue it"
+        instead = "to replace it, or RESUME yes to continue it"
         if not has_checkpoint:
-            instead = (
-                f"--overwrite, without RESUME, to replace it; without {LAST} it cannot be continued"
-            )
-        raise UserError(
-            f"OUTPUT_DIR {output} already holds a run ({files[0].name}); choose another OUTPUT_DIR, or pass {instead}."
+            instead = f"without RESUME, to replace it; without {LAST} it cannot be continued"
+        refusal = (
+            f"already holds a run ({files[0].name}); choose another, or pass --overwrite {instead}"
         )
+    if refusal:
+        raise UserError(f"OUTPUT_DIR {output} {refusal}.")
     return None
 
 
@@ -112,21 +104,19 @@ def read_last(output: Path) -> Resumed:
 
 def _read_checkpoint(path: Path) -> Mapping:
     """The content of a last.pth; the text of `UserError` has no full stop."""
-    if not path.exists():
-        raise UserError(f"{path} is missing")
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.testzip():  # torch itself does not check the checksums
                 raise zipfile.BadZipFile
-        state = load_file(path)
+        state = cast(Mapping, load_file(path))
+        if "optimizers" not in state:
+            raise KeyError
     except (PermissionError, MemoryError):
         raise
     except Exception:  # a damaged file is read wrongly in many ways
         raise UserError(
-            f"{path} cannot be read as a checkpoint (it is another kind of file, damaged or cut short)"
+            f"{path} is missing, damaged, or without a run's state, as weights alone are"
         ) from None
-    if not isinstance(state, Mapping) or "optimizers" not in state:
-        raise UserError(f"{path} holds no state to continue from, as weights alone do not")
     return state
 
 

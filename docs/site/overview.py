@@ -27,7 +27,7 @@ def main() -> None:
     from demo_sdtps.evaluation.operations import count_macs
     from demo_sdtps.evaluation.protocol import make_test_data
     from demo_sdtps.evaluation.selection import check_selection
-    from demo_sdtps.reports.analysis import labelled_distances, rank_lists
+    from demo_sdtps.reports.analysis import labelled_distances
     from demo_sdtps.reports.figures import hide_ticks, images, np, plt, save
     from demo_sdtps.reports.palette import HEAT, MATCH, WRONG
     from demo_sdtps.reports.tokens import cover_patches, patch_grids
@@ -43,7 +43,7 @@ def main() -> None:
     shown = data.query[[arguments.query]]
     number, sample = int(shown[0]), data.samples[int(shown[0])]
     ranking = labelled_distances(cfg, features[3], data)
-    (hits,) = rank_lists(data, nearest_samples(*ranking, np.array([arguments.query]), HITS))
+    (hits,) = nearest_samples(*ranking, np.array([arguments.query]), HITS)
     image_of = images(cfg, sample)
     grids = list(patch_grids(cfg, model, [sample]).values())[-1]
     shown_images = zip(cfg.MODEL.MODALITIES, image_of, strict=True)
@@ -82,7 +82,7 @@ def main() -> None:
         strips = feature[: feature.size // 16 * 16].reshape(-1, 16)
         show((6.6, 0.45, 0.5, 2.9), strips.clip(*np.quantile(feature, (0.02, 0.98))))
         for place, (index, _, is_match) in enumerate(hits):
-            stack = np.concatenate(images(cfg, data.samples[index]))
+            stack = np.concatenate(images(cfg, data.samples[data.gallery[index]]))
             show((8.05 + 1.2 * place, 0.3, 0.85, 3.2), stack, MATCH if is_match else WRONG)
             write(8.47 + 1.2 * place, 3.68, f"{place + 1} {'✓' if is_match else '✗'}")
         style = {"arrowstyle": "-|>", "mutation_scale": 18, "color": colour}

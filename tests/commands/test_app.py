@@ -16,7 +16,7 @@ from browser import Page, headless, until
 from commands import CONFIG, checkpoint_file, cli_args_for, copy
 from launch import free_port
 
-from demo_sdtps.commands import app, search
+from demo_sdtps.commands import search
 from demo_sdtps.config import load_cfg
 
 PROGRAM = """
@@ -174,11 +174,11 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
 def test_a_port_that_cannot_be_served_is_one_sentence(place, refusal, port):
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1] if port == "taken" else port
-        message = refusal(app.main, *WORDS, "--port", number)
+        message = refusal(search.app, *WORDS, "--port", number)
     assert message.startswith(f"127.0.0.1:{number} cannot be served") and "--port" in message
 
 
 @pytest.mark.skipif(bool(find_spec("gradio")), reason="gradio is installed")
 def test_without_gradio_the_extra_is_named(place, refusal):
-    message = refusal(app.main, *WORDS)
+    message = refusal(search.app, *WORDS)
     assert message == "demo-sdtps app needs gradio; install them by pip install -e '.[app]'."

@@ -126,6 +126,9 @@ def test_a_command_is_called_by_its_name(command):
     assert command(dispatch, "flops", *words) == command(profile_flops.main, *words)
     usage = command(dispatch, "draw", "tokens", "--help")[1]
     assert usage.startswith("usage: demo-sdtps draw tokens [-h]")
+    usage = command(dispatch, "seps", "train", "--help")[1]
+    assert usage.startswith("usage: demo-sdtps seps train [-h]")
+    assert "example: demo-sdtps seps train shapes --data data --epochs 10" in usage
     mistakes = ((["serch", "--weight", "x"], "search"), (["draw", "tokns"], "draw tokens"))
     for words, nearest in mistakes:
         code, stdout, stderr = command(dispatch, *words)

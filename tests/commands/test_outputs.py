@@ -2,22 +2,20 @@
 
 import pytest
 import yaml
-from commands import CONFIG, cases_of, cli_args_for, weights_file
+from commands import CONFIG
 
 from benchmarks import run as benchmark
 from demo_sdtps.commands import (
     analyse,
     convert_checkpoint,
-    draw_curves,
-    draw_embedding,
-    export_features,
+    draw,
+    export,
     rank_features,
     report,
     search,
     seps,
 )
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import load_cfg
 
 CONFIGURED = ("--config_file", CONFIG)
 SEARCHED = ("--query", "q", "--gallery", "g", "--csv", "x.csv")
@@ -25,12 +23,12 @@ EVALUATION = (*CONFIGURED, "--weight", "none.pth")
 OUTPUTS = {
     "evaluation": (test_net, "x.json", (*EVALUATION, "--json", "x.json")),
     "evaluation of SEPS": (seps.test, "x.json", ("--weight", "none.pth", "--json", "x.json")),
-    "features": (export_features, "x.npz", (*EVALUATION, "--output", "x.npz")),
+    "features": (export.features, "x.npz", (*EVALUATION, "--output", "x.npz")),
     "numbers": (analyse, "x.json", (*EVALUATION, "--json", "x.json")),
-    "figure by default": (draw_embedding, "embedding.png", EVALUATION),
+    "figure by default": (draw.embedding, "embedding.png", EVALUATION),
     "checkpoint": (convert_checkpoint, "x.pth", ("none.pth", "x.pth", "--to", "ours")),
-    "curves": (draw_curves, "x.png", ("--run", "none", "--output", "x.png")),
-    "curves by default": (draw_curves, "curves.png", ("--run", ".")),
+    "curves": (draw.curves, "x.png", ("--run", "none", "--output", "x.png")),
+    "curves by default": (draw.curves, "curves.png", ("--run", ".")),
     "report": (report, "tokens.png", (*CONFIGURED, "OUTPUT_DIR", ".")),
     "report's page": (report, "x.html", (*CONFIGURED, "OUTPUT_DIR", "none", "--html", "x.html")),
     "hits": (search, "x.csv", (*CONFIGURED, *SEARCHED)),
@@ -49,11 +47,3 @@ def test_an_output_that_exists_is_refused_before_any_work(refusal, tmp_path, nam
     (tmp_path / file).write_text("mine")
     message = refusal(getattr(command, "main", command), *words)
     assert f"{file} already exists; choose another, or pass --overwrite to replace it." in message
-
-
-def test_overwrite_replaces_an_output(tiny_root, command, tmp_path):
-    path, words = tmp_path / "x.json", cli_args_for(tiny_root)
-    words += ["--weight", weights_file(tmp_path / "w.pth", load_cfg(CONFIG, words[2:]))]
-    path.write_text("old")
-    code, _, stderr = command(test_net.main, *words, "--json", path, "--overwrite")
-    assert code == 0 and list(cases_of(path)) == ["None"], stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import CONFIG, ONE_LINE, ROOT, checkpoint_file
 
-from demo_sdtps.commands import check_data, draw_curves, flags, main, make_synthetic, search, seps
+from demo_sdtps.commands import check_data, draw, flags, search, seps, synthetic
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import SPLITS
@@ -91,8 +91,8 @@ def test_a_checkpoint_is_tested_on_own_data_with_its_own_configuration(place, mo
         (train_net, "--configfile x", "no flag --configfile; the nearest is '--config_file'"),
         (train_net, "RGB -epochs=2", "no flag -epochs; the nearest is '--epochs'"),
         (search, "--galery x", "no flag --galery; the nearest is '--gallery'"),
-        (make_synthetic, "--rot=x", "no flag --rot; the nearest is '--root'; --help lists all"),
-        (draw_curves, "--zzz", "no flag --zzz; --help lists all"),
+        (synthetic.triplets, "--rot=x", "no flag --rot; the nearest is '--root'; --help lists all"),
+        (draw.curves, "--zzz", "no flag --zzz; --help lists all"),
     ],
 )
 def test_what_is_unknown_gets_the_nearest(place, command, module, words, message):
@@ -100,15 +100,6 @@ def test_what_is_unknown_gets_the_nearest(place, command, module, words, message
     lines = [line for line in stderr.splitlines() if not line.startswith("configuration: ")]
     assert code == 2 and not stdout and len(lines) == 1 and lines[0].startswith(ONE_LINE)
     assert re.search(message, lines[0]), lines
-
-
-def test_help_names_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["demo-sdtps", "seps", "train", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    text = capsys.readouterr().out
-    assert text.startswith("usage: demo-sdtps seps train [-h]")
-    assert "example: demo-sdtps seps train shapes --data data --epochs 10" in text
 
 
 COMPLETIONS = {

@@ -7,7 +7,7 @@ import pytest
 from commands import CONFIG, EPOCH, checkpoint_file, cli_args_for
 from layouts import pixels, save
 
-from demo_sdtps.commands import draw_attention, draw_curves, draw_embedding, draw_ranks, draw_tokens
+from demo_sdtps.commands import draw
 from demo_sdtps.config import MODALITIES, load_cfg
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -20,13 +20,13 @@ WEIGHT = ("--weight", "run/last.pth", "--output", "x.png")
 ONE, TWO = ("--samples", "1"), ("--samples", "2")
 GRAD_CAM = ("--method", "gradcam", "--return_pattern", "1")
 TOOLS = {
-    "rollout": (draw_attention, (*WEIGHT, *ONE, "TEST.MISS", "t"), "x.png"),
-    "Grad-CAM": (draw_attention, (*WEIGHT, *ONE, *GRAD_CAM), "x.png"),
-    "scatter plot": (draw_embedding, (*WEIGHT, "--points", "9"), "x.png"),
-    "rank lists": (draw_ranks, (*WEIGHT, "--queries", "1"), "x.png"),
-    "kept patches": (draw_tokens, (*WEIGHT, *ONE), "x.png"),
-    "kept patches of two models": (draw_tokens, (*WEIGHT, *TWO, *WEIGHT[:2]), "x.png"),
-    "curves": (draw_curves, ("--run", "run"), "run/curves.png"),
+    "rollout": (draw.attention, (*WEIGHT, *ONE, "TEST.MISS", "t"), "x.png"),
+    "Grad-CAM": (draw.attention, (*WEIGHT, *ONE, *GRAD_CAM), "x.png"),
+    "scatter plot": (draw.embedding, (*WEIGHT, "--points", "9"), "x.png"),
+    "rank lists": (draw.ranks, (*WEIGHT, "--queries", "1"), "x.png"),
+    "kept patches": (draw.tokens, (*WEIGHT, *ONE), "x.png"),
+    "kept patches of two models": (draw.tokens, (*WEIGHT, *TWO, *WEIGHT[:2]), "x.png"),
+    "curves": (draw.curves, ("--run", "run"), "run/curves.png"),
 }
 """Command, words, and a file that it must leave; from the folder of a finished run."""
 
@@ -46,16 +46,16 @@ def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, ref
     cfg = load_cfg(CONFIG, cli_args_for(tmp_path, *MODEL, "MODEL.MODALITIES", modalities)[2:])
     weight = ("--weight", checkpoint_file(tmp_path / "last.pth", cfg))
     photos = ("--images", tmp_path / "photos")
-    for tool in (draw_attention, draw_embedding, draw_tokens):
-        path = tmp_path / f"{tool.__name__}.png"
-        code, stdout, stderr = command(tool.main, *weight, *photos, "--output", path)
+    for tool in (draw.attention, draw.embedding, draw.tokens):
+        path = tmp_path / f"own_{tool.__name__}.png"
+        code, stdout, stderr = command(tool, *weight, *photos, "--output", path)
         assert code == 0 and str(path) in stdout and path.stat().st_size > 1000, stderr
     for name in set(MODALITIES) - {*modalities}:
         unread = ("--images", tmp_path / "photos" / name, "--modality", name)
-        assert f"are of {name} (--modality), but" in refusal(draw_tokens.main, *weight, *unread)
+        assert f"are of {name} (--modality), but" in refusal(draw.tokens, *weight, *unread)
     keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
-    assert "have no labels" in refusal(draw_ranks.main, *weight, *keys)
-    assert "have no labels" in refusal(draw_attention.main, *weight, *photos, *GRAD_CAM)
+    assert "have no labels" in refusal(draw.ranks, *weight, *keys)
+    assert "have no labels" in refusal(draw.attention, *weight, *photos, *GRAD_CAM)
 
 
 @pytest.fixture(scope="module")
@@ -74,5 +74,5 @@ def test_a_tool_leaves_its_file(name, folder, command, monkeypatch):
     tool, words, file = TOOLS[name]
     monkeypatch.chdir(folder)
     (folder / file).unlink(missing_ok=True)
-    code, stdout, stderr = command(tool.main, *words)
+    code, stdout, stderr = command(tool, *words)
     assert code == 0 and file in stdout and (folder / file).stat().st_size > 1000, stderr

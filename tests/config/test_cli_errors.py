@@ -14,7 +14,7 @@ import seps_tiny
 import torch
 from commands import BASELINE, CONFIG, ROOT, cli_args_for, weights_file
 
-from demo_sdtps.commands import draw_curves, export_features, report, seps
+from demo_sdtps.commands import draw, export, report, seps
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
@@ -67,7 +67,7 @@ NO_GPU = (*TRAIN, "MODEL.DEVICE", "cuda:99")
 EXAMPLES = {
     "an image that is missing": (train_net, no_image, TRAIN, "has no NI image"),
     "a damaged image, by DATASETS.VERIFY": (train_net, empty_image, VERIFIED, "it is empty"),
-    "a damaged image, on the way": (export_features, empty_image, EXPORT, "it is empty"),
+    "a damaged image, on the way": (export.features, empty_image, EXPORT, "it is empty"),
     "a missing folder": (train_net, nothing, NOWHERE, "is not at none"),
     "a GPU that is not there": (train_net, nothing, NO_GPU, "The GPU cuda:99"),
     "an output that is a file": (train_net, nothing, ("OUTPUT_DIR", "w.pth"), "w.pth"),
@@ -82,7 +82,7 @@ EXAMPLES = {
 def test_a_mistake_is_one_sentence(refusal, own_root, weights, name):
     tool, make, words, message = EXAMPLES[name]
     make(own_root, weights)
-    assert message in refusal(tool.main, *cli_args_for(own_root), *words)
+    assert message in refusal(getattr(tool, "main", tool), *cli_args_for(own_root), *words)
 
 
 @pytest.mark.slow
@@ -121,10 +121,10 @@ def test_a_mistake_with_seps_is_one_sentence(refusal, shapes_root, weights, main
     assert message in refusal(main, *seps_tiny.cli_args_for(shapes_root, *TRAIN, *words))
 
 
-@pytest.mark.parametrize("tool", [draw_curves, report], ids=["draw_curves", "report"])
+@pytest.mark.parametrize("tool", [draw.curves, report.main], ids=["draw curves", "report"])
 def test_a_run_without_evaluated_epochs(refusal, tmp_path, tool):
     (tmp_path / "metrics.json").write_text(json.dumps([{"epoch": 1}]))
-    assert "metrics.json" in refusal(tool.main, "--run", tmp_path)
+    assert "metrics.json" in refusal(tool, "--run", tmp_path)
 
 
 @pytest.mark.parametrize("allocate", [np.empty, torch.empty], ids=["numpy", "torch"])

@@ -289,10 +289,7 @@ def test_cached_images_are_not_changed_by_augmentation(tiny_root):
     cfg = config(tiny_root, "INPUT.RE_PROB", "1.0")
     samples = read_splits(cfg, ("train",))["train"][:2]
     dataset = ImageDataset(
-        [sample.paths for sample in samples],
-        [(0, 0)] * 2,
-        TrainTransform(cfg),
-        cache=True,
+        [sample.paths for sample in samples], [(0, 0)] * 2, TrainTransform(cfg), cache=True
     )
     for seed in range(10):
         dataset[1, seed]

@@ -21,7 +21,7 @@ from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
 
 import demo_sdtps
-from demo_sdtps.commands import calibrate, check_data, make_synthetic, search
+from demo_sdtps.commands import calibrate, check_data, search, synthetic
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
@@ -285,7 +285,7 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
     and a gallery half of which is RGB alone."""
     monkeypatch.chdir(tmp_path)
     sizes = "--identities 25 --test_identities 6 --images_per_camera 3 --height 32 --width 16 --workers 1"
-    make_synthetic.main(["--root", "drawn", *sizes.split()])
+    synthetic.triplets(["--root", "drawn", *sizes.split()])
     for folder in ("train_171", "test"):
         for number, file in enumerate(sorted(Path("drawn/RGBNT201", folder, "RGB").iterdir())):
             is_query = number % 3 == 0
@@ -325,11 +325,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, success, name
     if name == "a table":
         write_table(tmp_path / "my_data" / "persons.csv", rows)
     commands = commands_of("# Own data from zero")
-    tools = {
-        "train_net.py": train_net.main,
-        "test_net.py": test_net.main,
-        "search": search.main,
-    }
+    tools = {"train_net.py": train_net.main, "test_net.py": test_net.main, "search": search.main}
     assert [script for script, *_ in commands] == list(tools)
     more = [*TINY, *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] SOLVER.MAX_EPOCHS 1")]
     more += PATTERN

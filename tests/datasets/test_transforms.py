@@ -13,12 +13,7 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import functional
 from triplets import PLAIN, SCALED, config, normalise, random_image
 
-from demo_sdtps.datasets.transforms import (
-    TrainTransform,
-    erase,
-    pad_and_crop,
-    test_transform,
-)
+from demo_sdtps.datasets.transforms import TrainTransform, erase, pad_and_crop, test_transform
 
 
 def augment(transform, image, rng=random):

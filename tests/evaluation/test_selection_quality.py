@@ -18,6 +18,7 @@ from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.sdtps import STATE_NAMES
 from demo_sdtps.modeling.slimming.stage import remaining_patches
 from demo_sdtps.reports import tokens
+from tests.reference import sdtps
 from tests.reference import selection as reference
 from tests.reference.analysis import mean
 
@@ -123,26 +124,27 @@ def slow_measures(cfg, model, samples):
 def slow_row(cfg, model, context, modality, missing, relevant):
     """One modality in one case; relevant [[N booleans]]."""
     module = getattr(model.sdtps, f"{STATE_NAMES[modality]}_sparse")
-    weights = {name: value.double().numpy() for name, value in module.state_dict().items()}
+    weights = {f"sparse.{name}": value.double() for name, value in module.state_dict().items()}
+    still = () if cfg.MODEL.SDTPS_GUIDE_MISSING else [*map(MODALITIES.index, missing)]
     row = {}
     for place, here in enumerate(relevant):
-        parts = reference.detectors(
-            weights,
-            context.tokens[modality][place].double().numpy(),
-            {m: guide[place].double().numpy() for m, guide in context.global_feats.items()},
-            modality,
-            missing,
-            cfg.MODEL.SDTPS_BETA,
-            cfg.MODEL.SDTPS_GUIDE_MISSING,
-        )
-        kept = reference.best_places(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
+        patches = context.tokens[modality][place].double()
+        guides = {m: context.global_feats[m][place].double() for m in MODALITIES}
+        index, beta = MODALITIES.index(modality), cfg.MODEL.SDTPS_BETA
+        parts = {
+            "score": sdtps.scores_of(weights, patches, index, [*guides.values()], beta, still),
+            "MLP": [sdtps.predict(weights, patch) for patch in patches],
+        }
+        for other, guide in guides.items():
+            parts[other] = sdtps.min_max([sdtps.cosine(patch, guide) for patch in patches])
+        kept, _ = sdtps.choose(parts["score"], cfg.MODEL.SDTPS_SPARSE_RATIO)
         shares = {
             "base_rate": sum(here) / len(here),
             "kept": sum(here[patch] for patch in kept) / len(kept),
         }
         shares["recall"] = sum(here[patch] for patch in kept) / sum(here) if any(here) else None
         precisions = {
-            name: reference.average_precision(scores, here)
+            name: reference.average_precision([float(score) for score in scores], here)
             for name, scores in parts.items()
             if name not in missing
         }

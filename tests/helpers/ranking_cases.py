@@ -1,6 +1,6 @@
 """Distances and labels to rank, and comparisons of rankings."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from commands import squared_distances
 from numeric import assert_close, generator, tolerance
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from demo_sdtps.evaluation.distances import Matrix
+from demo_sdtps.evaluation.distances import matrix_distances
 from demo_sdtps.evaluation.metrics import score_distances
 
 
@@ -34,7 +34,7 @@ def random_case(seed, queries=40, gallery=120, identities=9, places=4, dim=8):
 def rank_distances(distance, query_ids, gallery_ids, query_keys, gallery_keys, max_rank=50):
     """The ranking by distances (Q, G), and by identities and cameras, or scenes, of both sides."""
     sides = (query_ids, gallery_ids), (query_keys, gallery_keys)
-    return score_distances(Matrix(distance), *sides, max_rank)
+    return score_distances(matrix_distances(distance), *sides, max_rank)
 
 
 def short(features):
@@ -83,15 +83,6 @@ def roundings(query, gallery):
     return (dim, dim, dim, samples, samples, samples, 8), 4 * max(1.0, 2 / farthest)
 
 
-@dataclass(frozen=True)
-class Parts(Matrix):
+def in_parts(distance, size):
     """Distances (Q, G) that come in parts of so many samples of the gallery."""
-
-    size: int
-
-    def tiles(self):
-        for start in range(0, self.shape[1], self.size):
-            yield start, self.values[:, start : start + self.size]
-
-    def select(self, samples):
-        return Parts(super().select(samples).values, self.size)
+    return replace(matrix_distances(distance), size=size)

@@ -43,7 +43,7 @@ def main() -> int:
         arguments.json.write_text(
             json.dumps({**commit(), "processor": processor(), "rows": rows}, indent=1) + "\n"
         )
-    print(seeds(rows))
+    print(seeds({"rows": rows}))
     return int(any(row["failed"] for row in rows))
 
 

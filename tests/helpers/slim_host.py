@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Tower(nn.Module):
-    """`recompute`: none, or gradient checkpointing of every block, of segments of blocks, or of the whole."""
+    """`recompute`: none, or gradient checkpointing of the stem, of every block, of segments of blocks, or of the whole."""
 
     def __init__(self, suffix=0, is_tuple=False, recompute="", reentrant=False, dropout=0.0):
         super().__init__()
@@ -57,7 +57,8 @@ class Tower(nn.Module):
         return output[0] if self.blocks[index].is_tuple else output
 
     def encode(self, images, **masks):
-        x = self.embed(images)
+        is_apart = self.recompute == "stem"
+        x = self.checkpoint(self.embed, images) if is_apart else self.embed(images)
         if self.recompute == "segments":
             return self.sequential(list(self.blocks), 2, x)
         step = partial(self.checkpoint, self.step) if self.recompute == "blocks" else self.step

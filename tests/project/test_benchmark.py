@@ -37,7 +37,7 @@ def test_time_saved_over_operations_saved():
         {"dense": 2.0, "a": 0.6, "b": 1.6},
         {"dense": 8.0, "a": 2.0, "b": 4.0},
         {"dense": 0.3, "a": 0.1, "b": 0.2},
-        {"dense": 3 << 20, "a": 1 << 20, "b": 2 << 20},
+        {"dense": 3.0, "a": 1.0, "b": 2.0},
     )
     assert first.what == "a step: a (25 % of the operations)"
     assert first.ratio == pytest.approx(2 / 0.6)

@@ -1,4 +1,4 @@
-"""The choice of learning rates in a study (studies/rates.py), its table and its plot."""
+"""The choice of learning rates in a study (studies/rates.py), and its table."""
 
 from commands import ROOT
 

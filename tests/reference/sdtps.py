@@ -72,9 +72,9 @@ def scores_of(weights, patches, index, guides, beta, missing):
     """
     counts = [2 if i == index else int(i not in missing) for i in range(len(guides))]
     with torch.no_grad():
-        similarities = [_min_max([_cosine(patch, guide) for patch in patches]) for guide in guides]
+        similarities = [min_max([cosine(patch, guide) for patch in patches]) for guide in guides]
     return [
-        (1 - 2 * beta) * _predict(weights, patch)
+        (1 - 2 * beta) * predict(weights, patch)
         + beta
         * 4
         * sum(count * values[i] for count, values in zip(counts, similarities, strict=True))
@@ -114,8 +114,8 @@ def soft_decision(scores, noise, tau):
 
 
 def softmax(values):
-    largest = max(value.item() for value in values)
-    powers = [torch.exp(value - largest) for value in values]
+    largest = max(torch.as_tensor(value).item() for value in values)
+    powers = [torch.exp(torch.as_tensor(value - largest)) for value in values]
     return [power / sum(powers) for power in powers]
 
 
@@ -132,11 +132,11 @@ def plackett_luce(scores, keep):
     return chances
 
 
-def _cosine(first, second):
+def cosine(first, second):
     return first @ second / (first.norm() * second.norm())
 
 
-def _min_max(values):
+def min_max(values):
     low, high = min(values), max(values)
     return [(value - low) / (high - low + 1e-8) for value in values]
 
@@ -145,12 +145,12 @@ def _linear(weights, name, vector):
     return weights[f"{name}.weight"] @ vector + weights[f"{name}.bias"]
 
 
-def _gelu(vector):
+def gelu(vector):
     return vector * (1 + torch.erf(vector / math.sqrt(2))) / 2
 
 
-def _predict(weights, patch):
-    hidden = _gelu(_linear(weights, "sparse.score_predictor.0", patch))
+def predict(weights, patch):
+    hidden = gelu(_linear(weights, "sparse.score_predictor.0", patch))
     return 1 / (1 + torch.exp(-_linear(weights, "sparse.score_predictor.2", hidden)[0]))
 
 
@@ -159,5 +159,5 @@ def _aggregation_logits(weights, patch):
     normed = centred / torch.sqrt((centred * centred).mean() + 1e-5)
     normed = normed * weights["aggr.weight.0.weight"] + weights["aggr.weight.0.bias"]
     return _linear(
-        weights, "aggr.weight.3", _gelu(_linear(weights, "aggr.weight.1", normed))
+        weights, "aggr.weight.3", gelu(_linear(weights, "aggr.weight.1", normed))
     ) * weights["aggr.scale"].reshape(())

@@ -1,7 +1,5 @@
 """How well SDTPS's choice finds the person: one image, one modality and one patch at a time (docs/method.md, SDTPS)."""
 
-import math
-
 import numpy as np
 from PIL import Image
 
@@ -41,53 +39,3 @@ def average_precision(scores, relevant):
         total += (recall - last_recall) * sum(hits) / len(hits)
         last_recall = recall
     return total
-
-
-def detectors(weights, patches, global_feats, modality, missing, beta, guide_missing):
-    """The score of each of one modality's patches (N, C), and its parts: {"score", "MLP", modality that guides: [N numbers]}.
-
-    weights: the modality's own, by their names in its TokenSparse; globals_ {modality: (C,)}. The own guides twice.
-    """
-    parts = {"MLP": [predict(weights, patch) for patch in patches]}
-    shares = {}
-    for other, guide in global_feats.items():
-        parts[other] = min_max(
-            [patch @ guide / (np.linalg.norm(patch) * np.linalg.norm(guide)) for patch in patches]
-        )
-        shares[other] = (
-            2 if other == modality else 1 if guide_missing or other not in missing else 0
-        )
-    guided = [
-        sum(
-            4 * share / sum(shares.values()) * parts[other][place]
-            for other, share in shares.items()
-        )
-        for place in range(len(patches))
-    ]
-    score = [
-        (1 - 2 * beta) * predicted + beta * guidance
-        for predicted, guidance in zip(parts["MLP"], guided, strict=True)
-    ]
-    return {"score": score} | parts
-
-
-def best_places(scores, ratio):
-    """The places of the best, the first of equals."""
-    return sorted(range(len(scores)), key=lambda place: -scores[place])[
-        : max(1, math.ceil(ratio * len(scores)))
-    ]
-
-
-def min_max(values):
-    return [(value - min(values)) / (max(values) - min(values) + 1e-8) for value in values]
-
-
-def predict(weights, patch):
-    hidden = weights["score_predictor.0.weight"] @ patch + weights["score_predictor.0.bias"]
-    hidden = np.array([value * (1 + math.erf(value / math.sqrt(2))) / 2 for value in hidden])
-    return 1 / (
-        1
-        + math.exp(
-            -(weights["score_predictor.2.weight"] @ hidden + weights["score_predictor.2.bias"])[0]
-        )
-    )

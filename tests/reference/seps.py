@@ -119,7 +119,7 @@ def _scores(weights, patches, texts, beta, paper, dual):
             for vectors in (patches, *texts)
         )
         if paper:
-            of_image, *of_texts = (sdtps._min_max(values) for values in (of_image, *of_texts))
+            of_image, *of_texts = (sdtps.min_max(values) for values in (of_image, *of_texts))
     if not paper:
         return [[of_image[i] + values[i] for i in range(len(patches))] for values in of_texts]
     names = ["sparse_net_cap", "sparse_net_long"][: len(texts) if dual else 1]
@@ -185,7 +185,7 @@ def _aggregation(weights, prefix):
 
 
 def _predict(weights, name, patch):
-    return sdtps._predict(
+    return sdtps.predict(
         {f"sparse.{key}": value for key, value in part(weights, f"{name}.").items()}, patch
     )
 
@@ -200,7 +200,7 @@ def _of_best(mlp, values, top_k):
     """The MLP of the `top_k` largest values, largest first; zeros follow where there are fewer."""
     best = sorted(values, key=lambda value: -value.item())[:top_k]
     vector = torch.stack(best + [torch.zeros_like(values[0])] * (top_k - len(best)))
-    hidden = sdtps._gelu(mlp["0.weight"] @ vector + mlp["0.bias"])
+    hidden = sdtps.gelu(mlp["0.weight"] @ vector + mlp["0.bias"])
     return (mlp["2.weight"] @ hidden + mlp["2.bias"])[0]
 
 

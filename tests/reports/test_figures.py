@@ -1,7 +1,7 @@
 """What the images share: places, colours, heat maps, labels and formats."""
 
 import re
-from importlib import import_module
+from functools import partial
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -11,6 +11,7 @@ from commands import ROOT
 from numeric import numpy_generator
 from PIL import Image
 
+from demo_sdtps.commands import call
 from demo_sdtps.config.cli import PICTURE
 from demo_sdtps.reports import palette
 from demo_sdtps.reports.figures import (
@@ -101,14 +102,13 @@ def test_a_dark_figure_is_light_on_nothing_and_keeps_its_colours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["draw_attention", "draw_embedding", "draw_ranks", "draw_tokens", "slim_curve", "test"]
+    "name", ["draw attention", "draw embedding", "draw ranks", "draw tokens", "slim-curve", "test"]
 )
 def test_every_drawing_command_takes_each_suffix(name, command, tmp_path):
     """Outputs are checked first: what it refuses is the checkpoint."""
-    main = import_module(f"demo_sdtps.commands.{name}").main
     expected = dict.fromkeys(PICTURE, "lost.pth")
     expected[".jpg"] = "must be a file ending in .png or .pdf or .svg"
     for suffix, refused in expected.items():
         words = ("--weight", tmp_path / "lost.pth", "--output", tmp_path / f"x{suffix}")
-        code, _, stderr = command(main, *words)
+        code, _, stderr = command(partial(call, name), *words)
         assert code == 2 and refused in stderr

@@ -15,7 +15,7 @@ from commands import (
     weights_file,
 )
 
-from demo_sdtps.commands import draw_ranks
+from demo_sdtps.commands import draw
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.extraction import extract_features
@@ -35,7 +35,7 @@ def draw_list(command, monkeypatch, tiny_root, tmp_path):
 
     def call(*words):
         picture = ("--weight", weights, "--queries", "1", "--output", tmp_path / "ranks.png")
-        code, _, stderr = command(draw_ranks.main, *cli_args_for(tiny_root, *picture, *words))
+        code, _, stderr = command(draw.ranks, *cli_args_for(tiny_root, *picture, *words))
         assert code == 0, stderr
         query, *gallery = [axis.get_title() for axis in figures[-1].axes]
         assert re.fullmatch(r"query(\nfirst hit at rank \d\d)?\nid \d+, camera \d", query)

@@ -5,7 +5,8 @@ import logging
 import pytest
 from commands import checkpoint_file, cli_args_for, copy
 
-from demo_sdtps.commands import export_features, search
+from demo_sdtps.commands import search
+from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import MODALITIES, load_cfg
 
 
@@ -28,7 +29,7 @@ def export_words(request, tiny_root, weights, tmp_path, monkeypatch):
 @pytest.fixture
 def export(export_words, success):
     """Call demo-sdtps export: → what it prints."""
-    return lambda name, *more: success(export_features.main, *export_words, "--output", name, *more)
+    return lambda name, *more: success(export_features, *export_words, "--output", name, *more)
 
 
 @pytest.fixture

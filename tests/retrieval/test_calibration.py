@@ -13,7 +13,7 @@ from modality_sets import present_in
 from numeric import generator
 
 import demo_sdtps
-from demo_sdtps.commands import calibrate, make_synthetic, search
+from demo_sdtps.commands import calibrate, search, synthetic
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, read_splits
@@ -114,7 +114,7 @@ def other_root(tmp_path_factory):
     """Other data: 64 triplets of eight identities for training, which the checkpoint has not seen."""
     root = tmp_path_factory.mktemp("other")
     sizes = "--identities 8 --test_identities 4 --images_per_camera 2 --height 32 --width 16"
-    make_synthetic.main(["--root", str(root), *sizes.split(), "--seed", "9", "--workers", "1"])
+    synthetic.triplets(["--root", str(root), *sizes.split(), "--seed", "9", "--workers", "1"])
     return root
 
 

@@ -27,8 +27,9 @@ from tiny import MODEL
 from torchvision.transforms import v2
 
 import demo_sdtps
-from demo_sdtps.commands import export_features, search
+from demo_sdtps.commands import search
 from demo_sdtps.commands import test as test_net
+from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.checkpoints.loading import read_checkpoint
 from demo_sdtps.modeling.exported import resized
@@ -109,7 +110,7 @@ def test_commands_take_a_file_as_a_checkpoint(exported, tiny_root, command, tmp_
         asked = ("--gallery", photos, "--query", photos, "--top", "2", *index)
         for main, words in (
             (test_net.main, ("--json", outputs[0], "TEST.MISS", "t", *root)),
-            (export_features.main, ("--output", outputs[1], *root)),
+            (export_features, ("--output", outputs[1], *root)),
             (search.main, ("--csv", outputs[2], *asked)),
         ):
             code, _, stderr = command(main, "--weight", weight, *words)

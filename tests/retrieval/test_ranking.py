@@ -247,4 +247,4 @@ def test_memory_does_not_grow_with_the_gallery(tmp_path):
         labels = np.arange(rows) % (rows // 4), np.arange(rows)
         folder = write(tmp_path / name, features.astype(np.float16), *labels)
         peaks.append(peak_memory(rank_and_search, folder))
-    assert peaks[1] - peaks[0] < 96 << 20
+    assert peaks[1] - peaks[0] < 96

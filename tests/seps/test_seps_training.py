@@ -10,7 +10,7 @@ from commands import records_of
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, train
 
-from demo_sdtps.commands import make_synthetic_captions, seps
+from demo_sdtps.commands import seps, synthetic
 from demo_sdtps.config import load_cfg
 from demo_sdtps.seps.evaluation import evaluate_retrieval, load_seps_and_data, similarities
 from demo_sdtps.seps.model import make_seps
@@ -181,7 +181,7 @@ def test_evaluation_compares_every_pair_as_training_does(run_folder, shapes_root
 def test_it_learns_far_above_chance(tmp_path):
     """Of 40 images it has seen nearly each finds a caption of its own first; by chance one would."""
     sizes = "--images 40 --dev_images 4 --test_images 4 --captions 2"
-    make_synthetic_captions.main(["--root", str(tmp_path), *sizes.split()])
+    synthetic.captioned(["--root", str(tmp_path), *sizes.split()])
     words = shlex.split(
         "INPUT.SIZE '[64,64]' MODEL.PATCH_SIZE 16 MODEL.EMBED_SIZE 64 INPUT.MIN_CROP 1.0 MODEL.PAPER_VERSION False "
         "SOLVER.IMS_PER_BATCH 16 SOLVER.BASE_LR 0.001 SOLVER.MAX_EPOCHS 40 SOLVER.STEPS '(35,)' "

@@ -14,7 +14,7 @@ from commands import contents
 from numeric import numpy_generator
 from PIL import Image, ImageFilter
 
-from demo_sdtps.commands import make_synthetic
+from demo_sdtps.commands import synthetic
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.synthetic import body, pedestrians, triplets, vehicles
@@ -28,7 +28,7 @@ VEHICLES = "--vehicles --identities 2 --test_identities 1 --images_per_camera 1"
 
 
 def make(root, *more, sizes=SMALL):
-    make_synthetic.main(["--root", str(root), *sizes.split(), "--workers", "1", *more])
+    synthetic.triplets(["--root", str(root), *sizes.split(), "--workers", "1", *more])
     return Path(root) / "RGBNT201"
 
 

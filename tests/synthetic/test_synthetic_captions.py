@@ -11,7 +11,7 @@ import transformers
 from commands import contents
 from PIL import Image
 
-from demo_sdtps.commands import make_synthetic_captions
+from demo_sdtps.commands import synthetic
 from demo_sdtps.seps.image_text import read_image_texts
 from demo_sdtps.synthetic.shapes import (
     CAPTION_WORDS,
@@ -38,7 +38,7 @@ RELATION = re.compile(r" (next to|above|below|to the left of|to the right of) ")
 
 
 def make(root, *more):
-    make_synthetic_captions.main(["--root", str(root), *SMALL, *more])
+    synthetic.captioned(["--root", str(root), *SMALL, *more])
     return Path(root) / "shapes"
 
 

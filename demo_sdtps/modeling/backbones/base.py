@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -98,9 +98,10 @@ class Backbone(nn.Module, ABC):
         self, values: torch.Tensor, state: State | None, start: int, stop: int
     ) -> torch.Tensor:
         """Tokens (B, L, C) after the blocks from `start` to `stop`, without `stop`; `state` is slimming's, None for none."""
-        arguments = self.block_arguments(values, state)
+        arguments = self.block_arguments()
         for index in range(start, stop):
-            values = self.vit.blocks[index](values, **arguments(index))
+            more = state.arguments(values, arguments[index]) if state else arguments[index]
+            values = self.vit.blocks[index](values, **more)
         return values
 
     def finish(self, values: torch.Tensor) -> torch.Tensor:
@@ -108,12 +109,9 @@ class Backbone(nn.Module, ABC):
         # The head is CLIP's projection, applied to every token, and the identity of other backbones.
         return self.vit.head(self.vit.norm(values))
 
-    def block_arguments(
-        self, values: torch.Tensor, state: State | None
-    ) -> Callable[[int], dict[str, Any]]:
-        """Keyword arguments of the forward of block i, beside the tokens."""
-        arguments = state.block_arguments(values) if state else {}
-        return lambda index: arguments
+    def block_arguments(self) -> Sequence[dict[str, Any]]:
+        """Keyword arguments of the forward of each block beside the tokens, for the whole grid."""
+        return [{}] * len(self.vit.blocks)
 
     def learning_rate(self, base_lr: float) -> float:
         """Learning rate of the backbone's parameters where that of new layers is `base_lr` (SOLVER.BASE_LR)."""

@@ -1,6 +1,6 @@
 """timm's Eva: EVA-02, DINOv3 and other Vision Transformers with rotary position embedding (RoPE; docs/method.md)."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,6 @@ from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.modeling.backbones.vit import ViT, check_grid, create, regularisation, set_grid
-from demo_sdtps.modeling.slimming.state import State, rotary
 
 
 class EvaViT(ViT):
@@ -36,22 +35,10 @@ class EvaViT(ViT):
             rope.aug_active = False
         return vit
 
-    def block_arguments(
-        self, values: torch.Tensor, state: State | None
-    ) -> Callable[[int], dict[str, Any]]:
-        others, rope = super().block_arguments(values, state), self.rotation(state)
-        if rope is None:
-            return others
-        return lambda index: {**others(index), "rope": rope[index] if self.vit.rope_mixed else rope}
-
-    def rotation(self, state: State | None) -> torch.Tensor | None:
-        """timm's rotary embedding of the patches and extra tokens, for all blocks or each; extra tokens are not rotated."""
-        if self.vit.rope is None:
-            return None
+    def block_arguments(self) -> Sequence[dict[str, Any]]:
         rope: Any = self.vit.rope
-        grid = rope.get_embed()  # (…, N, D), sines and cosines
-        if state is None or state.positions is None:
-            return grid
-        if self.vit.rope_mixed:
-            return torch.stack([rotary(of_block, state) for of_block in grid])
-        return rotary(grid, state)
+        if rope is None:
+            return super().block_arguments()
+        rotation = rope.get_embed()  # (…, N, D), sines and cosines; for all blocks or each
+        blocks = range(len(self.vit.blocks))
+        return [{"rope": rotation[index] if self.vit.rope_mixed else rotation} for index in blocks]

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,18 +177,16 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Those of a score of patches are left out, with a warning, where the model's has none.
     """
-    weights = dict(checkpoint.model)
-    if not any(name.startswith(SLIMMING) for name in model.state_dict()):
-        scores = [name for name in weights if name.startswith(SLIMMING)]
-        for name in scores:
-            del weights[name]
-        if scores:
-            logger.warning(
-                "WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
-                "does not use, so it is left out.",
-                checkpoint.path,
-            )
-    fill_model(model, weights, checkpoint.path)
+    is_scored = any(name.startswith(SLIMMING) for name in model.state_dict())
+    scores = () if is_scored else (SLIMMING,)
+    if fill_model(model, checkpoint.model, checkpoint.path, lambda name: name.startswith(scores))[
+        1
+    ]:
+        logger.warning(
+            "WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
+            "does not use, so it is left out.",
+            checkpoint.path,
+        )
 
 
 def start_from(model: nn.Module, checkpoint: Checkpoint) -> str:
@@ -197,31 +195,33 @@ def start_from(model: nn.Module, checkpoint: Checkpoint) -> str:
     Classifiers start anew, embeddings of cameras where their number is another, and parts that the checkpoint lacks. The
     backbone must fit.
     """
-    expected = model.state_dict()
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     weights = {
         name: tensor
         for name, tensor in checkpoint.model.items()
-        if (name in expected or name.startswith(OUR_BACKBONE))
-        and not name.endswith(CLASSIFIER)
-        and (name != CAMERAS or tensor.shape == expected[name].shape)
+        if name not in shapes
+        or not (name.endswith(CLASSIFIER) or (name == CAMERAS and tensor.shape != shapes[name]))
     }
-    anew = {
-        name: tensor
-        for name, tensor in expected.items()
-        if name not in weights and not name.startswith(OUR_BACKBONE)
-    }
-    fill_model(model, {**anew, **weights}, checkpoint.path)
+    is_other = lambda name: not name.startswith(OUR_BACKBONE)  # noqa: E731
+    anew, unused = fill_model(model, weights, checkpoint.path, is_other)
     text = f"the weights are those of {checkpoint.path}, but of new ones: {', '.join(sorted(anew))}"
-    unused = sorted(checkpoint.model.keys() - weights.keys() - anew.keys())
-    return text + (f"; not used of it: {', '.join(unused)}" if unused else "")
+    return text + (f"; not used of it: {', '.join(sorted(unused))}" if unused else "")
 
 
-def fill_model(model: nn.Module, weights: Mapping[str, torch.Tensor], path: str | Path) -> None:
-    """Load weights of the file `path` into `model`."""
+def fill_model(
+    model: nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    path: str | Path,
+    is_optional: Callable[[str], bool] = lambda name: False,
+) -> tuple[list[str], list[str]]:
+    """Load weights of the file `path` into `model`; → names of the model's that are left as they were, and of the file's that
+    are left out: such optional ones as the other does not have."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    problems = [f"{name} is missing" for name in expected if name not in shapes]
-    problems += [f"{name} is not part of the model" for name in shapes if name not in expected]
+    missing = [name for name in expected if name not in shapes]
+    unknown = [name for name in shapes if name not in expected]
+    problems = [f"{name} is missing" for name in missing if not is_optional(name)]
+    problems += [f"{name} is not part of the model" for name in unknown if not is_optional(name)]
     problems += [
         f"{name} has the shape {shapes[name]}, not {shape}"
         for name, shape in expected.items()
@@ -234,4 +234,5 @@ def fill_model(model: nn.Module, weights: Mapping[str, torch.Tensor], path: str 
             f"{'; '.join(problems[:MAX_NAMED])}{more}. Use the configuration that they were trained "
             "with (config.yml beside them), or other weights."
         )
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=False)
+    return missing, unknown

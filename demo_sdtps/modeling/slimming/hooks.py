@@ -8,7 +8,7 @@ next hook cuts again.
 
 - Several forwards before a backward work, as every one begins anew and nothing of the ones before is needed.
 - Under gradient checkpointing (not reentrant) there is one forward for each backward: the blocks that are computed again read
-  what the last forward kept, and an earlier forward is refused.
+  what the last forward kept, in the order in which it visited them, and an earlier forward is refused.
 - nn.DataParallel is refused; DistributedDataParallel works. One thread runs a model at a time.
 - A block that is called by itself is dense.
 """
@@ -23,11 +23,17 @@ from torch import nn
 
 from demo_sdtps.modeling.modalities import split_rows
 from demo_sdtps.modeling.slimming.budget import plan_counts
-from demo_sdtps.modeling.slimming.call import Batch, Call, address, find_images, is_recomputed
+from demo_sdtps.modeling.slimming.call import (
+    STEM,
+    Batch,
+    Call,
+    find_images,
+    is_recomputed,
+    is_running,
+)
 from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import Slimming
 from demo_sdtps.modeling.slimming.state import (
-    PER_POSITION,
     UNNAMED,
     State,
     cut_tokens,
@@ -36,8 +42,6 @@ from demo_sdtps.modeling.slimming.state import (
 from demo_sdtps.modeling.slimming.towers import Tower, replace_methods
 from demo_sdtps.runtime.errors import UserError
 
-STEM = -1  # in place of the index of a block: the patch convolution
-ENDED = -2  # and a batch that goes on with none
 FIRST = "first"
 
 
@@ -72,12 +76,10 @@ class Slim(Slimming):
             self.counts(10_000)  # refuses what images of no size allow
         self.handles: list[Any] = []
         self.call = Call()
-        # What the backward pass computes again: its place in the graph, the batch, and the next block.
-        self.region: tuple[Any, Batch | None, int] = None, None, 0
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no forward under way.
-        return self.__dict__ | {"call": Call(), "region": (None, None, 0)}
+        return self.__dict__ | {"call": Call()}
 
     def _replicate_for_data_parallel(self) -> Any:
         raise UserError(
@@ -123,7 +125,8 @@ class Slim(Slimming):
         masks = kwargs.get("foreground") if is_model else None
         if is_model:
             kwargs = {key: value for key, value in kwargs.items() if key != "foreground"}
-        is_new = is_model or self.call.by in (None, module)
+        by = self.call.by
+        is_new = is_model or by in (None, module) or not is_running(by)
         if is_new and not is_recomputed():
             self.call = Call(module, find_images((args, kwargs)), masks)
         return args, kwargs
@@ -132,27 +135,18 @@ class Slim(Slimming):
         """The forward has ended, also by an error."""
         if self.call.by is module and not is_recomputed():
             self.call.by = self.call.foreground = None
-            self.call.images = {}
-            for number in self.call.batches:
-                self._end_batches(number)
-            if not torch.is_grad_enabled():
-                self.call.batches = {}
-
-    def _end_batches(self, number: int) -> None:
-        """No block of a tower continues what it has begun, as after an error; backward may compute it again."""
-        for batch in self.call.batches.get(number, []):
-            batch.next_block = batch.next_block and ENDED
+            self.call.images, self.call.batches = [], {}
 
     def embed(self, number: int, stem: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images."""
         images = args[0]
         if is_recomputed():
-            self._recompute(number, STEM, images)
+            self.call.recompute(number, STEM, images)
             return
         if self.call.by is None:  # a method of a tower is called, which has no hooks
             self.call = Call()
-        self._end_batches(number)  # one that was interrupted, which no hook is told
-        call, window = self.call, (stem.kernel_size, stem.stride)
+        call, window, batch = self.call, (stem.kernel_size, stem.stride), Batch()
+        call.visit(number, STEM, batch, images)
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
         names, known = self._names(images), None
@@ -163,9 +157,12 @@ class Slim(Slimming):
         all_absent = images.new_ones(images.shape[0] // len(names), 1, dtype=torch.bool)
         missing = {name: all_absent for name in names if name in self.absent}
         suffix = self.towers[number].suffix
-        batch = Batch([State(grid, names, self.shared, rows, missing, masks, each, suffix)])
-        batch.inputs[STEM] = address(images)
-        self.call.batches.setdefault(number, []).append(batch)
+        batch.states += [
+            State(grid, names, self.shared, rows, missing, masks, each, suffix, suffix)
+        ]
+        # Without those that were interrupted on their way, which no hook is told.
+        waiting = [each for each in call.batches.get(number, []) if not each.next_block]
+        call.batches[number] = [*waiting, batch]
 
     def before(
         self,
@@ -186,20 +183,15 @@ class Slim(Slimming):
         stage = sum(block_before < index for block_before in self.blocks)
         values, state = tower.swap(tokens), batch.states[stage]
         if index in batch.extras:
-            values = cut_tokens(values, state, batch.extras[index], tower.suffix)
+            values = cut_tokens(values, state, batch.extras[index])
         if index in self.blocks:
             _check_prefix(values, state, tower, block)
             values, state = self._run(stage, batch, values, block)
         if state.positions is None:
             return None
-
-        def cut(key: str, value: Any) -> Any:
-            is_cut = key in PER_POSITION and value is not None
-            return PER_POSITION[key](value, state, tower.suffix) if is_cut else value
-
-        kwargs = {key: cut(key, value) for key, value in kwargs.items()}
+        kwargs = {key: state.cut(key, value) for key, value in kwargs.items()}
         # transformers gives masks, which an exported graph always has, by their place
-        args = tuple(map(cut, [*keys, *[""] * len(args)], args))
+        args = tuple(map(state.cut, [*keys, *[""] * len(args)], args))
         values = tower.swap(values)
         return (args, kwargs | {name: values}) if name else ((values, *args[1:]), kwargs)
 
@@ -213,26 +205,25 @@ class Slim(Slimming):
         state, is_last = batch.states[stage], index + 1 == len(tower.blocks)
         if state.positions is not None:
             tokens = output[0] if isinstance(output, tuple) else output
-            values, extras = self._uncut(tower.swap(tokens), state, batch, stage, tower.suffix)
+            values, extras = self._uncut(tower.swap(tokens), state, batch, stage)
             if self.restore and not is_recomputed():
                 batch.extras[index + 1] = extras
             tokens = tower.swap(values)
             output = (tokens, *output[1:]) if isinstance(output, tuple) else tokens
-        if is_last and torch.compiler.is_compiling():
-            # Compiled code is not computed again by the hooks, and returns no batches.
-            batches = self.call.batches[number]
-            self.call.batches[number] = [each for each in batches if each is not batch]
-        elif is_last and not is_recomputed():
-            # What is left is for the backward pass, which has a graph of its own.
-            batch.grids = [without_graph(grid) for grid in batch.grids]
-            batch.extras = {key: without_graph(extra) for key, extra in batch.extras.items()}
+        if is_last and not is_recomputed():
+            under_way = self.call.batches[number]
+            self.call.batches[number] = [each for each in under_way if each is not batch]
+            if any(visit.batch is batch for visit in self.call.visits):
+                # What is left is for the backward pass, which has a graph of its own.
+                batch.grids = [without_graph(grid) for grid in batch.grids]
+                batch.extras = {key: without_graph(extra) for key, extra in batch.extras.items()}
         return output
 
     def _uncut(
-        self, values: torch.Tensor, state: State, batch: Batch, stage: int, suffix: int
+        self, values: torch.Tensor, state: State, batch: Batch, stage: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Values (B, L, C) without extra tokens, and with the whole grid to restore; and the extra tokens (B, E, C)."""
-        end = int(values.shape[1]) - state.extra
+        end, suffix = int(values.shape[1]) - state.extra, state.suffix
         start, patches = end - state.count, state.patches(values)
         if self.restore:
             grid = batch.grids[stage - 1].to(patches.dtype)
@@ -251,12 +242,11 @@ class Slim(Slimming):
             if stage:
                 grid = scatter_tokens(batch.grids[stage - 1], state.places(values), grid)
             batch.grids += [] if again else [grid.clone()]
-        key, score, positions = (stage, state.grid), None, None
+        key, score = (stage, state.grid), None
         first = None if batch.leads else self.call.scores.get(key)
         if first is not None and values.shape[0] % first.shape[0] == 0:
             score = first.repeat(values.shape[0] // first.shape[0], 1)
-        if again:
-            positions = batch.states[stage + 1].positions
+        positions = batch.states[stage + 1].positions if again else None
         step = self(stage, values, state, block, score=score, positions=positions)
         if again:
             return step.values, batch.states[stage + 1]
@@ -270,36 +260,12 @@ class Slim(Slimming):
     def _batch(self, number: int, index: int, values: torch.Tensor) -> Batch | None:
         """The batch whose tokens are the input of block `index`; None for a block that is called by itself."""
         if is_recomputed():
-            return self._recompute(number, index, values)
+            return self.call.recompute(number, index, values)
         batches = self.call.batches.get(number, [])
         batch = next((batch for batch in batches if batch.next_block == index), None)
         if batch is not None:
             batch.next_block += 1
-            batch.inputs[index] = address(values)
-        return batch
-
-    def _recompute(self, number: int, index: int, values: torch.Tensor) -> Batch:
-        """The batch that the backward pass computes again from this block on, or goes on to compute.
-
-        Reentrant checkpointing detaches the inputs of what it computes again, and so loses the gradients of dropped patches.
-        """
-        node: Any = torch._C._current_autograd_node()
-        if "CheckpointFunction" in node.name():
-            raise UserError(
-                "A slimmed model is computed again by reentrant checkpointing; use checkpointing with use_reentrant=False."
-            )
-        place = number, torch._C._current_graph_task_id(), node._sequence_nr()
-        region, batch, next_block = self.region
-        if batch is None or (region, next_block) != (place, index):
-            key, batches = address(values), self.call.batches.get(number, [])
-            # The last, as an input that is still there cannot have the address of a later one.
-            batch = next((b for b in reversed(batches) if b.inputs.get(index) == key), None)
-        if batch is None:
-            raise UserError(
-                "Checkpointing computes again a forward that is not the last of the slimmed model; call backward after each "
-                "forward, or leave checkpointing off."
-            )
-        self.region = place, batch, index + 1
+            self.call.visit(number, index, batch, values)
         return batch
 
     @property
@@ -314,14 +280,12 @@ class Slim(Slimming):
         if not self.is_stacked:
             return (self.call.name(images, self.names),)
         present = tuple(name for name in self.names if name not in self.absent)
-        batch = next(iter(self.call.images.values()), images).shape[0]
+        batch = next((image for _, image in self.call.images), images).shape[0]
         return present if images.shape[0] == len(present) * batch else self.names
 
 
 def without_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf of the values of `tensor`; torch.func has none, and computes nothing again."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return tensor.detach()
+    """A leaf of the values of `tensor`."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 

@@ -1,6 +1,6 @@
 """What slimming knows of images between two blocks (`State`), and what goes with their tokens position by position."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -31,6 +31,7 @@ class State:
     missing: ByModality = field(default_factory=dict)
     foreground: ByModality = field(default_factory=dict)
     saliency: ByModality = field(default_factory=dict)
+    suffix: int = 0  # of the E tokens, those of the host
     extra: int = 0  # E
     # (B, n) int64, ascending: index of each patch on the grid; None: the whole grid
     positions: torch.Tensor | None = None
@@ -51,9 +52,14 @@ class State:
             return self.positions
         return torch.arange(self.count, device=values.device).repeat(values.shape[0], 1)
 
-    def block_arguments(self, values: torch.Tensor) -> dict[str, Any]:
-        """Keyword arguments of a block of this project's backbones beside the values of its tokens."""
-        return {}
+    def arguments(self, values: torch.Tensor, whole: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of a block for tokens (B, L, C), of those for the whole grid."""
+        return {name: self.cut(name, value) for name, value in whole.items()}
+
+    def cut(self, name: str, value: Any) -> Any:
+        """The argument `name` of a block for the remaining patches, where it has a row for each position."""
+        is_cut = self.positions is not None and name in PER_POSITION and value is not None
+        return PER_POSITION[name](value, self) if is_cut else value
 
 
 def scatter_tokens(
@@ -64,17 +70,15 @@ def scatter_tokens(
     return grid.index_put((rows, positions), tokens.to(grid.dtype))
 
 
-def cut_tokens(
-    values: torch.Tensor, state: State, extra: torch.Tensor, suffix: int
-) -> torch.Tensor:
+def cut_tokens(values: torch.Tensor, state: State, extra: torch.Tensor) -> torch.Tensor:
     """Values (B, L, C) with the whole grid → those of `state`, with its extra tokens (B, E, C)."""
     patches = prod(state.grid)
-    end = int(values.shape[1]) - suffix
+    end = int(values.shape[1]) - state.suffix
     kept = gather_tokens(values[:, end - patches : end], state.places(values))
     return torch.cat([values[:, : end - patches], kept, values[:, end:], extra], dim=1)
 
 
-def rotary(rope: torch.Tensor, state: State, suffix: int = 0) -> torch.Tensor:
+def rotary(rope: torch.Tensor, state: State) -> torch.Tensor:
     """timm's rotary embedding of all patches, sines and cosines (N, D), (heads, N, D) or (B, heads, N, D), for those of
     `state` → (B, heads or 1, n + E, D); the others are not rotated."""
     positions = state.positions
@@ -86,24 +90,22 @@ def rotary(rope: torch.Tensor, state: State, suffix: int = 0) -> torch.Tensor:
     return torch.cat([rope.gather(2, index), still], dim=2)
 
 
-def rotary_pair(
-    pair: tuple[torch.Tensor, torch.Tensor], state: State, suffix: int = 0
-) -> tuple[torch.Tensor, ...]:
+def rotary_pair(pair: tuple[torch.Tensor, torch.Tensor], state: State) -> tuple[torch.Tensor, ...]:
     """`rotary` of transformers' embedding, cosines and sines (N, D)."""
     return rotary(torch.cat(pair[::-1], dim=-1), state).chunk(2, dim=-1)[::-1]
 
 
-def patch_mask(mask: torch.Tensor, state: State, suffix: int = 0) -> torch.Tensor:
+def patch_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
     """A mask of all patches (B, …), N for each image, for those of `state` → (B, n + E); the others have 1."""
     positions = state.positions
     assert positions is not None
     return F.pad(mask.flatten(1).gather(1, positions), (0, state.extra), value=1)
 
 
-def attention_mask(mask: torch.Tensor, state: State, suffix: int = 0) -> torch.Tensor:
-    """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), of which `suffix` stand after the
-    patches, for `state` → (B, heads or 1, L' or 1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
-    positions, length = state.positions, mask.shape[-1]
+def attention_mask(mask: torch.Tensor, state: State) -> torch.Tensor:
+    """A mask of attention between all L tokens, (L, L) or (B or 1, heads or 1, L or 1, L), for `state` → (B, heads or 1, L' or
+    1, L'). Extra tokens are seen: true, or 0 where the mask is added."""
+    positions, length, suffix = state.positions, mask.shape[-1], state.suffix
     assert positions is not None
     prefix = length - suffix - prod(state.grid)
     rows = torch.arange(length + 1, device=positions.device).expand(positions.shape[0], -1)
@@ -120,7 +122,7 @@ def attention_mask(mask: torch.Tensor, state: State, suffix: int = 0) -> torch.T
     return mask
 
 
-PER_POSITION: dict[str, Callable[[Any, State, int], Any]] = {
+PER_POSITION: dict[str, Callable[[Any, State], Any]] = {
     "rope": rotary,
     "position_embeddings": rotary_pair,
     "attn_mask": attention_mask,

@@ -13,7 +13,7 @@ from tiny import ENCODER, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.sdtps import select
-from demo_sdtps.modeling.slimming.backbone import slim_backbone
+from demo_sdtps.modeling.slimmed import slim_backbone
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.stage import keep_tokens
 from demo_sdtps.modeling.slimming.state import State

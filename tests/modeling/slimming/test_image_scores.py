@@ -49,7 +49,7 @@ def test_distinctness(dtype):
     context = context_of(1)
     tokens = {modality: tensor.to(dtype) for modality, tensor in context.tokens.items()}
     with torch.autocast("cpu", torch.bfloat16):
-        actual = score_of("distinctness").scores(replace(context, tokens=tokens))
+        actual = score_of("distinctness")(replace(context, tokens=tokens))
     for modality, score in actual.items():
         assert score.dtype == torch.float32 and not score.requires_grad
         assert_close(
@@ -65,7 +65,7 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
     score = score_of("sdtps", 4, "MODEL.SDTPS_BETA", beta, "MODEL.SDTPS_GUIDE_MISSING", True)
     absent = {name: torch.ones(3, 1, dtype=torch.bool) for name in missing}
     context = replace(context_of(5), missing=absent)
-    actual = score.scores(context)
+    actual = score(context)
     draws = generator(6)
     for place, modality in enumerate(MODALITIES):
         mlp = dict(score.score_predictor[modality].named_parameters())
@@ -120,7 +120,7 @@ def some_places():
 def test_saliency_equals_the_slow_one(positions):
     context = picture_of(1, positions)
     with torch.autocast("cpu", torch.bfloat16):
-        (actual,) = make_score("saliency", tiny_cfg(), 16, LARGE).scores(context).values()
+        (actual,) = make_score("saliency", tiny_cfg(), 16, LARGE)(context).values()
     assert actual.dtype == torch.float32 and not actual.requires_grad
     for row in range(3):
         where = None if positions is None else positions[row]
@@ -145,6 +145,6 @@ def test_an_object_is_salient_also_where_it_touches_the_border():
     image[1, :, 10:, 20:30] = 0.9
     tokens, window = {"TI": torch.zeros(2, 81, 8)}, ((5, 5), (5, 5))
     context = salient_context(tokens, (9, 9), window, {"TI": image})
-    (score,) = make_score("saliency", tiny_cfg(), 8, (9, 9)).scores(context).values()
+    (score,) = make_score("saliency", tiny_cfg(), 8, (9, 9))(context).values()
     is_object = image[1, 0, 2::5, 2::5].flatten() > 0.6
     assert score[0].abs().max() == 0 and score[1][is_object].min() > score[1][~is_object].max()

@@ -9,7 +9,7 @@ from commands import BASELINE, ROOT, cli_args_for
 from interrupted import call
 from tiny import tiny_cfg
 
-from demo_sdtps.commands import draw_tokens, profile_flops, selection_quality
+from demo_sdtps.commands import draw, profile_flops, selection_quality
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.modeling.slimming.scores import SETTINGS, make_score
@@ -44,7 +44,7 @@ def test_every_command_serves_a_score_from_outside(run, command, tmp_path, tiny_
     weights = ("--weight", folder / "last.pth", "DATASETS.ROOT_DIR", tiny_root)
     evaluated = [
         command(test_net.main, *weights, "--json", tmp_path / "all.json", "TEST.MISS", "all"),
-        command(draw_tokens.main, *weights, "--samples", 1, "--output", tmp_path / "tokens.png"),
+        command(draw.tokens, *weights, "--samples", 1, "--output", tmp_path / "tokens.png"),
         command(selection_quality.main, *weights, "--json", tmp_path / "s.json"),
         command(profile_flops.main, *words),
     ]

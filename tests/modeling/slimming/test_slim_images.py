@@ -6,8 +6,10 @@ import pytest
 import torch
 from numeric import assert_order, tolerance
 from slim_host import COLUMNS, ROWS, WAYS, Tower, case_of, host_case
-from slim_models import compare, distinctness, saliency, slim_both
+from slim_models import compare, distinctness, record, saliency, slim_both
 from torch import nn
+
+import demo_sdtps
 
 STAGES = (1, 2), (0.6, 0.5)
 PATCHES = ROWS * COLUMNS
@@ -75,3 +77,26 @@ def test_batches_of_several_sizes_and_images_that_nobody_keeps():
             assert_order(
                 places[values[places].argsort(descending=True)], -values, tolerance(192, 16, 16, 16)
             )
+
+
+class Pairs(nn.Module):
+    """Two cameras, each with an image of the same name."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = Tower()
+
+    def forward(self, cameras):
+        return torch.stack([self.tower(images["image"]) for images in cameras.values()])
+
+
+def test_images_of_equal_names_are_all_of_the_forward():
+    """Their saliency is summed, as of images in a list."""
+    model = demo_sdtps.slim(Pairs().double().eval(), *STAGES, blocks_at="tower.blocks")
+    first, second = case_of(Tower).draw(4).chunk(2)
+    actual = model({"left": {"image": first}, "right": {"image": second}})
+    kept = record(model)
+    assert torch.equal(model({"left": {"image": first}, "right": {"image": second}}), actual)
+    left, right = (step.kept["image"] for step in kept[0])
+    assert torch.equal(left, right)
+    assert not torch.equal(model({"left": {"image": first}})[0], actual[0])

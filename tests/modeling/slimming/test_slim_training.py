@@ -1,6 +1,8 @@
 """Training of models that demo_sdtps.slim slimmed: recomputation, half precision, compiler, processes."""
 
 import copy
+import shutil
+import weakref
 from functools import partial
 
 import pytest
@@ -13,6 +15,7 @@ from slim_host import WAYS, Host, Tower, call_host, case_of, host_case
 from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
 from tiny import sums_of_a_block
 from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import demo_sdtps
 from demo_sdtps.config import UserError
@@ -20,6 +23,7 @@ from demo_sdtps.config import UserError
 STAGES = (1, 2), (0.6, 0.5)
 BACK = (*PATH, *PATH)
 RECOMPUTED = "blocks", "segments", "whole"
+HAS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 
 
 def step(call, model, images, forwards=1):
@@ -68,14 +72,15 @@ def pair(build, score, blocks=STAGES[0], **settings):
 # Recomputation
 
 
-@pytest.mark.parametrize("kind", RECOMPUTED)
+@pytest.mark.parametrize("kind", [*RECOMPUTED, "stem"])
 @pytest.mark.parametrize(
     ("score", "settings"), [("supervised", {}), ("distinctness", {"restore": True})], ids=str
 )
 def test_recomputation_gives_the_same_gradients(kind, score, settings):
-    """Of what is computed again, with numbers drawn in blocks and by the score."""
+    """Of what is computed again, with numbers drawn in blocks and by the score; of the stem to its end."""
     plain, recomputing = pair(partial(Tower, dropout=0.2), score, **settings)
-    agree(Tower.__call__, plain, recomputing(kind), case_of(Tower).draw(4))
+    with set_checkpoint_early_stop(kind != "stem"):
+        agree(Tower.__call__, plain, recomputing(kind), case_of(Tower).draw(4))
 
 
 @pytest.mark.parametrize("kind", RECOMPUTED)
@@ -109,6 +114,65 @@ def test_recomputation_beside_a_call_without_gradient(kind):
     plain, recomputing = pair(Student, "distinctness", shared=False)
     for count in range(1, 7):
         agree(Student.__call__, plain, recomputing(kind), case_of(Tower).draw(count))
+
+
+class Twice(nn.Module):
+    """Encodes the same tensor twice, with other dropout (R-Drop); `together` computes both again at once."""
+
+    def __init__(self, together=False, **ways):
+        super().__init__()
+        self.tower, self.together = Tower(dropout=0.5, **ways), together
+
+    def both(self, images):
+        return torch.cat([self.tower(images), 2 * self.tower(images)], dim=1)
+
+    def forward(self, images):
+        return (
+            checkpoint(self.both, images, use_reentrant=False)
+            if self.together
+            else self.both(images)
+        )
+
+
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_recomputation_of_one_tensor_that_is_encoded_twice(kind):
+    """Where both are computed again together it is refused, as is an earlier forward of the same tensor."""
+    plain, recomputing = pair(Twice, "distinctness", shared=False)
+    images = case_of(Tower).draw(4)
+    agree(Twice.__call__, plain, recomputing(kind), images)
+    together, _ = pair(partial(Twice, together=True), "distinctness", shared=False)
+    with pytest.raises(UserError, match=r"encodes the same tensor twice; .* by itself\.$"):
+        step(Twice.__call__, together, images)
+    _, recomputing = pair(partial(Tower, dropout=0.5), "distinctness")
+    model, image = recomputing(kind), images.requires_grad_()
+    with pytest.raises(UserError, match="call backward after each forward"):
+        (model(image) + 2 * model(image)).sum().backward()
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_recomputation_of_a_function_that_encodes_several_images(way):
+    """In one region, whose blocks go from one image to the next."""
+    plain, _ = pair(partial(Host, way), "distinctness")
+    call = lambda model, images: checkpoint(call_host, model, images, use_reentrant=False)  # noqa: E731
+    (outputs, actual), (expected, gradients) = (
+        step(each, plain, host_case().draw(6)) for each in (call, call_host)
+    )
+    assert torch.equal(outputs[0], expected[0])
+    assert_gradients_equal(actual, gradients, BACK)
+
+
+def test_what_backward_does_not_need_is_not_kept():
+    """The tokens of the grid, without checkpointing; images that a score may read go too."""
+    plain, recomputing = pair(Tower, "saliency", restore=True)
+    for model, is_kept in ((plain, False), (recomputing("blocks"), True)):
+        images, states = case_of(Tower).draw(4), []
+        handle = model.slimming.register_forward_hook(
+            lambda module, args, step, states=states: states.append(weakref.ref(args[2]))
+        )
+        output = model(images)
+        assert [state() is not None for state in states] == [is_kept, is_kept]
+        handle.remove()
+        output.sum().backward()
 
 
 def test_recomputation_of_an_earlier_forward_is_refused():
@@ -185,15 +249,17 @@ def test_half_precision_runs_and_is_near(name, score):
         ("timm", "self_supervised", {}),
         ("timm, rotary", "saliency", {}),
         ("timm", "distinctness", {"restore": True}),
+        pytest.param("timm", "saliency", {}, marks=[pytest.mark.soak, HAS_COMPILER], id="inductor"),
     ],
 )
-def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, settings):
+def test_a_compiled_model_is_one_graph_and_computes_the_same(name, score, settings, request):
     """In evaluation and in training, and again with another batch."""
     case = CASES[name]
     _, model, _ = slim_both(case, *STAGES, score, **settings)
     plain = copy.deepcopy(model)
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    backend = "inductor" if "inductor" in request.node.name else "aot_eager"
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
     for batch in (2, 3):
         images = case.draw(batch)
         with torch.no_grad():

@@ -15,7 +15,7 @@ from tiny import CAMERAS, random_images, tiny_cfg
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
-from demo_sdtps.modeling.slimming.backbone import make_slimming, slim_backbone
+from demo_sdtps.modeling.slimmed import make_slimming, slim_backbone
 from demo_sdtps.modeling.slimming.stage import remaining_patches
 from demo_sdtps.modeling.slimming.state import State
 from tests.reference import slim as reference
@@ -258,7 +258,8 @@ def test_less_than_one_patch_is_refused():
 
 
 def weights_of(backbone, values, state, queries=slice(None)):
-    rope = backbone.block_arguments(values, state)(1).get("rope")
+    more = backbone.block_arguments()[1]
+    rope = (state.arguments(values, more) if state else more).get("rope")
     return attention_weights(backbone.vit.blocks[1], values, queries, rope)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,8 +12,7 @@ from demo_sdtps.modeling.slimming.state import State
 from demo_sdtps.runtime.errors import UserError
 
 
-@dataclass(frozen=True)
-class StageRecord:
+class StageRecord(NamedTuple):
     """What one of MODEL.SLIM_BLOCKS kept of n patches: K of them. By modality."""
 
     scored: ByModality  # (B, n) int64: index on the grid of each patch that was scored
@@ -38,11 +37,7 @@ class Context:
     # (B, N) int64 index of each patch on the grid; where it is empty patch i is at i
     positions: ByModality = field(default_factory=dict)
     state: State | None = None  # of slimming, which knows the images
-    modality: str = ""  # whose patches are scored; '' for all
-
-    def focus(self, modality: str) -> "Context":
-        """The same with the modality that is scored."""
-        return replace(self, modality=modality)
+    modality: str = ""  # whose patches are scored
 
     def places(self, modality: str) -> torch.Tensor:
         """(B, N) int64: index on the grid of each patch of a modality, also where `positions` is empty."""
@@ -69,8 +64,8 @@ class Context:
 class Score(nn.Module):
     """Base class of scores of patches, by which slimming (modeling/slimming/stage.py) and SDTPS keep the best.
 
-    A subclass defines `score`, or `scores` for all modalities at once, and where it learns `loss`. Its constructor takes the
-    tokens' width C, the grid (rows, columns) of patches, and by their names the settings that it reads (`make_score`).
+    A subclass defines `score`, and where it learns `loss`. Its constructor takes the tokens' width C, the grid (rows, columns)
+    of patches, and by their names the settings that it reads (`make_score`).
     """
 
     masks = False  # whether it reads foreground masks in training, `State.foreground`
@@ -82,27 +77,20 @@ class Score(nn.Module):
         super().__init__()
 
     def forward(self, context: Context) -> ByModality:
-        """`scores`, whose shapes are checked."""
-        scores = self.scores(context)
-        for modality, score in scores.items():
-            expected = context.tokens[modality].shape[:2]
-            if score.shape != expected:
+        """`score` of each modality, (B, n)."""
+        scores = {}
+        for modality, tokens in context.tokens.items():
+            scores[modality] = score = self.score(tokens, replace(context, modality=modality))
+            if score.shape != tokens.shape[:2]:
                 raise UserError(
                     f"The score {type(self).__name__} gives {tuple(score.shape)} for {modality}, but one number "
-                    f"for each patch was expected, {tuple(expected)}; correct its method score."
+                    f"for each patch was expected, {tuple(tokens.shape[:2])}; correct its method score."
                 )
         return scores
 
-    def scores(self, context: Context) -> ByModality:
-        """(B, n) by modality, the best highest; by default `score` of each."""
-        return {
-            modality: self.score(tokens, context.focus(modality))
-            for modality, tokens in context.tokens.items()
-        }
-
     def score(self, tokens: torch.Tensor, context: Context) -> torch.Tensor:
         """tokens (B, n, C) of `context.modality` → (B, n), the best highest."""
-        raise NotImplementedError(f"{type(self).__name__} defines neither score nor scores.")
+        raise NotImplementedError(f"{type(self).__name__} defines no score.")
 
     def loss(self, scores: ByModality, context: Context) -> torch.Tensor | None:
         """A loss of the scores (B, n) in training, a scalar with its weight; None for none."""

@@ -1,34 +1,31 @@
 """Slimming of this project's backbones: the modalities are one batch, on which every stage is one call."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
+from yacs.config import CfgNode
 
+from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.modalities import ByModality, is_missing, split_rows
 from demo_sdtps.modeling.slimming.scores import make_score
 from demo_sdtps.modeling.slimming.scores.base import StageRecord
 from demo_sdtps.modeling.slimming.stage import Slimming, check_stages, remaining_patches
 from demo_sdtps.modeling.slimming.state import State
 
-if TYPE_CHECKING:
-    from yacs.config import CfgNode
 
-    from demo_sdtps.modeling.backbones.base import Backbone
-
-
-@dataclass(frozen=True)
-class BackboneOutput:
+class BackboneOutput(NamedTuple):
     """The backbone's output of slimmed images."""
 
     tokens: ByModality  # (B, K, C), of the patches kept by the last stage
     class_tokens: ByModality  # (B, C)
+    missing: ByModality  # whether an image is missing, (B, 1) bool; {} without images
     stages: tuple[StageRecord, ...]
     loss: torch.Tensor | None  # (1,): mean of the stages' losses; None where no score has one
 
 
-def make_slimming(cfg: "CfgNode", backbone: "Backbone") -> Slimming:
+def make_slimming(cfg: CfgNode, backbone: Backbone) -> Slimming:
     """The stages of MODEL.SLIM_BLOCKS for a backbone of this project."""
     model, blocks = cfg.MODEL, cfg.MODEL.SLIM_BLOCKS
     settings = backbone.vit.embed_dim, backbone.grid_size, model.MODALITIES
@@ -40,7 +37,7 @@ def make_slimming(cfg: "CfgNode", backbone: "Backbone") -> Slimming:
 
 def slim_backbone(
     slimming: Slimming,
-    backbone: "Backbone",
+    backbone: Backbone,
     stem: ByModality,
     images: Mapping[str, torch.Tensor] | None = None,
     foreground: torch.Tensor | None = None,
@@ -58,24 +55,28 @@ def slim_backbone(
             image_rows = dict(zip(images, chunk[count:], strict=False))
             masks = {} if foreground is None else dict.fromkeys(stem, chunk[-1])
             outputs.append(_run(slimming, backbone, stem_rows, image_rows, masks))
-    return outputs[0] if len(outputs) == 1 else _join(outputs)
+    # Chunks are of evaluation, which has no loss.
+    join = lambda *rows: None if rows[0] is None else torch.cat(rows)  # noqa: E731
+    return outputs[0] if len(outputs) == 1 else tree_map(join, *outputs)
 
 
 def _run(
     slimming: Slimming,
-    backbone: "Backbone",
+    backbone: Backbone,
     stem: ByModality,
     images: ByModality,
     masks: ByModality,
 ) -> BackboneOutput:
     grid, names = backbone.grid_size, tuple(stem)
     known = slimming.saliency(images, backbone.patch_windows, grid)
-    state = State(grid, names, slimming.shared, images, is_missing(images), masks, known)
+    missing = is_missing(images)
+    state = State(grid, names, slimming.shared, images, missing, masks, known)
     values, records, losses = torch.cat(list(stem.values())), [], []
     prefix, dtype = backbone.vit.num_prefix_tokens, values.dtype
+    arguments = backbone.block_arguments()
     stops = (*slimming.blocks[1:], len(backbone.vit.blocks))
     for number, (start, stop) in enumerate(zip(slimming.blocks, stops, strict=True)):
-        rope = backbone.block_arguments(values, state)(start).get("rope")
+        rope = state.arguments(values, arguments[start]).get("rope")
         step = slimming(number, values, state, backbone.vit.blocks[start], rope)
         state = step.state
         records.append(step.record)
@@ -86,18 +87,4 @@ def _run(
     parts = values[:, prefix:], values[:, 0]
     patches, class_tokens = (split_rows(each, state.names) for each in parts)
     loss = torch.stack(losses).mean(dim=0, keepdim=True) if losses else None
-    return BackboneOutput(patches, class_tokens, tuple(records), loss)
-
-
-def _join(outputs: Sequence[BackboneOutput]) -> BackboneOutput:
-    """The chunks of a batch as one; evaluation has no loss."""
-
-    def join(*rows: ByModality) -> ByModality:
-        return {modality: torch.cat([row[modality] for row in rows]) for modality in rows[0]}
-
-    tokens, class_tokens = map(join, *((chunk.tokens, chunk.class_tokens) for chunk in outputs))
-    stages = (
-        StageRecord(*map(join, *((stage.scored, stage.score, stage.kept) for stage in chunks)))
-        for chunks in zip(*(chunk.stages for chunk in outputs), strict=True)
-    )
-    return BackboneOutput(tokens, class_tokens, tuple(stages), None)
+    return BackboneOutput(patches, class_tokens, missing, tuple(records), loss)

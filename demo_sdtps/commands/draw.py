@@ -1,0 +1,139 @@
+"""Figures of a model or a run: demo-sdtps draw tokens|ranks|embedding|attention --weight W, draw curves --run runs/demo"""
+
+import argparse
+
+from demo_sdtps.commands import flags
+from demo_sdtps.config import cli, load_cfg, with_values
+from demo_sdtps.config.common import ATTENTION_METHODS
+from demo_sdtps.evaluation.embedding import METHODS, check_method, embed
+
+
+def tokens() -> None:
+    parser = flags.config_parser(
+        "Draw triplets, and beside them the patches that every stage of slimming and SDTPS keep; the others are covered. "
+        "Several --weight, each with its configuration, are drawn beside each other, by their last stages.",
+        several=True,
+        images=True,
+    )
+    cli.add_picture(parser, "tokens.png")
+    cli.add_count(parser, "--samples", 8, "triplets, spread over the split")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.config.load import flatten
+    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.selection import check_selection
+    from demo_sdtps.modeling.checkpoints.loading import stored_config
+    from demo_sdtps.reports.tokens import draw_tokens
+
+    data = {key: value for key, value in flatten(cfg).items() if key.startswith("DATASETS.")}
+    cfgs = [cfg]
+    for weight in (vars(arguments)["TEST.WEIGHT"] or [])[1:]:
+        stored = load_cfg(stored_config(weight), [*arguments.opts, "TEST.WEIGHT", str(weight)])
+        cfgs.append(with_values(stored, data))
+    for model_cfg in cfgs:
+        check_selection(model_cfg)
+    loaded = [load_model_and_data(model_cfg, ("query",)) for model_cfg in cfgs]
+    models = [(model_cfg, model) for model_cfg, (model, _) in zip(cfgs, loaded, strict=True)]
+    cli.print_lines(draw_tokens(models, loaded[0][1]["query"], arguments.output, arguments.samples))
+
+
+def ranks() -> None:
+    parser = flags.config_parser(
+        "Draw queries and their best ten gallery triplets in all modalities, with their distances; hits have a ✓ and a green "
+        "frame, misses a ✗ and an orange one. Needs labels of identities: for images without, demo-sdtps search writes a page."
+    )
+    flags.add_return_pattern(parser, "features that are ranked")
+    cli.add_picture(parser, "ranks.png")
+    cli.add_count(parser, "--queries", 4, "queries, spread over the split")
+    cli.add_switch(parser, "--failures", "only queries without a hit at rank 1, the worst first")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.evaluation.command import load_any_model_and_data
+    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.protocol import make_test_data
+    from demo_sdtps.reports.figures import spread
+    from demo_sdtps.reports.ranks import draw_ranks, failures
+
+    model, splits = load_any_model_and_data(cfg)
+    data = make_test_data(cfg, splits["query"], splits["gallery"])
+    (patterns,) = extract_features(cfg, model, data.loader)
+    features = patterns[cfg.TEST.RETURN_PATTERN]
+    # Spread over the split, which is ordered by identity, for different people and cameras.
+    shown = (
+        failures(cfg, features, data)[: arguments.queries]
+        if arguments.failures
+        else spread(len(data.query), arguments.queries)
+    )
+    cli.print_lines(draw_ranks(cfg, features, data, arguments.output, shown))
+
+
+def embedding() -> None:
+    parser = flags.config_parser(
+        "Draw the features of query and gallery as points of a plane, coloured by identity and by camera. "
+        "SOLVER.SEED seeds the methods.",
+        images=True,
+    )
+    cli.add_choice(parser, "--method", METHODS, "pca", "umap needs pip install '.[umap]'")
+    flags.add_return_pattern(parser, "features that are drawn")
+    cli.add_count(parser, "--points", 2000, "at most N samples, spread over query and gallery")
+    cli.add_picture(parser, "embedding.png")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets.loaders import test_loader
+    from demo_sdtps.evaluation.command import load_any_model_and_data
+    from demo_sdtps.evaluation.extraction import extract_features
+    from demo_sdtps.evaluation.protocol import normalise
+    from demo_sdtps.reports.embedding import draw_embedding
+    from demo_sdtps.reports.figures import spread
+
+    model, splits = load_any_model_and_data(cfg)
+    samples = list(dict.fromkeys([*splits["query"], *splits["gallery"]]))
+    chosen = [samples[index] for index in spread(len(samples), arguments.points)]
+    check_method(arguments.method, len(chosen))
+    (features,) = extract_features(cfg, model, test_loader(cfg, chosen))
+    normalised = normalise(cfg, features[cfg.TEST.RETURN_PATTERN]).numpy()
+    points = embed(normalised, arguments.method, cfg.SOLVER.SEED)
+    cli.print_lines(draw_embedding(cfg, points, chosen, arguments.method, arguments.output))
+
+
+def attention() -> None:
+    parser = flags.config_parser(
+        "Draw where the model looks in triplets of the query split: attention rollout from the class token, or Grad-CAM of the "
+        "last block's tokens towards the similarity with the identity's gallery samples. Beside them, HDM's weights of the "
+        "modalities and ATMoE's gates, where the model has these.",
+        "docs/method.md has the formulas. The backbone runs in float32.",
+        images=True,
+    )
+    cli.add_choice(parser, "--method", ATTENTION_METHODS, "rollout")
+    flags.add_return_pattern(parser, "features of Grad-CAM")
+    cli.add_picture(parser, "attention.png")
+    cli.add_count(parser, "--samples", 4, "triplets, spread over the split")
+    arguments, cfg = flags.parse(parser)
+    from demo_sdtps.evaluation.command import load_model_and_data
+    from demo_sdtps.evaluation.protocol import count_matched
+    from demo_sdtps.reports.attention import attention_maps, draw_attention, gallery_matches
+    from demo_sdtps.reports.figures import spread
+
+    # Gradients and weights of single blocks are those of the reference model.
+    cfg = with_values(cfg, {"MODEL.COMPILE": False, "TEST.AMP": "off"})
+    model, splits = load_model_and_data(cfg)
+    if arguments.method == "gradcam":
+        count_matched(cfg, splits["query"], splits["gallery"])  # raises an error without labels
+    matches = {
+        sample: gallery_matches(cfg, sample, splits["gallery"]) for sample in splits["query"]
+    }
+    samples = [sample for sample in matches if matches[sample] or arguments.method == "rollout"]
+    chosen = [samples[index] for index in spread(len(samples), arguments.samples)]
+    targets = [matches[sample] for sample in chosen]
+    maps = attention_maps(cfg, model, chosen, targets, arguments.method)
+    cli.print_lines(draw_attention(cfg, chosen, maps, arguments.method, arguments.output))
+
+
+def curves() -> None:
+    description = "Draw loss, accuracy, mAP and Rank-1 over the epochs of a run."
+    parser = argparse.ArgumentParser(description=description)
+    cli.add_path(parser, "--run", "DIR", "OUTPUT_DIR of a training")
+    cli.add_output(parser, "--output", *cli.PICTURE, help="default: DIR/curves.png")
+    arguments = cli.read_arguments(parser)
+    from demo_sdtps.reports.curves import IMAGE, draw_curves, evaluated_run
+
+    arguments.output = arguments.output or arguments.run / IMAGE
+    cli.check_outputs(arguments)
+    cli.print_lines(draw_curves(evaluated_run(arguments.run), arguments.output))
