@@ -44,6 +44,7 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     load_weights(extractor.model, checkpoint)
+    extractor.weights = cfg.TEST.WEIGHT
     return extractor
 
 

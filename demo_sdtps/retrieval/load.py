@@ -55,7 +55,7 @@ class ExportedReid(Reid):
     """`Reid` by an exported file."""
 
     def __init__(self, cfg: CfgNode):
-        self.cfg = cfg
+        self.cfg, self.weights = cfg, cfg.TEST.WEIGHT
         self.model = ExportedModel(cfg.TEST.WEIGHT, cfg.TEST.AMP)
         self.model.check_settings(cfg)
         self.cameras, self.widths = self.model.cameras, self.model.widths

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError
+from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, with_values
 from demo_sdtps.config.common import FALSE_ACCEPT, TOP
 from demo_sdtps.retrieval.features import (
     Features,
@@ -38,6 +38,7 @@ class Reid(ABC):
     """`features` of triplets, their distances, and `search`."""
 
     cfg: CfgNode
+    weights: str = ""  # the file or folder that they were read from
     model: Any  # of which it reads the `modalities`
     cameras: int
     camera_names: Sequence[str]  # as the files of the training have them
@@ -124,10 +125,11 @@ class Reid(ABC):
     def search(
         self,
         query: np.ndarray,
-        gallery: np.ndarray,
+        gallery: np.ndarray | str | Path,
         top: int = TOP,
         *,
         false_accept: float = FALSE_ACCEPT,
+        where: str | None = None,
     ) -> Hits:
         """The rows (n, top) int64 of the gallery (m, D) that are nearest to each query (n, D), nearest first and equally
         near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m,
@@ -138,9 +140,19 @@ class Reid(ABC):
         With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
         distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
 
-        Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, and a
-        rate that the calibration does not have.
+        A gallery may also be the place of a table, that of --index or --output of demo-sdtps search and export, which need
+        not fit into the memory; of it those rows are searched that `where` leaves, a condition in SQL. Its hits have `names`
+        too, and equally near ones are ordered by these; rows are numbered in the order of the names, or of the export.
+
+        Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, a rate
+        that the calibration does not have, a table of other weights or settings, and a wrong condition.
         """
+        if isinstance(gallery, (str, Path)):
+            return self._search_table(query, gallery, top, false_accept, where)
+        if where is not None:
+            raise UserError(
+                "where needs a gallery that is a table, but this one is an array; give a table's place, or select rows."
+            )
         if top < 1 or not len(gallery):
             raise UserError(
                 f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
@@ -149,17 +161,11 @@ class Reid(ABC):
 
         comparison, side, (others, present) = self._compared(query, gallery)
         distances = set_distances(comparison, side, (others, present), measure_exactly)
-        if len(alone := np.flatnonzero(distances.isinf().all(dim=1))):
-            raise UserError(
-                f"Query {alone[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(alone)}); "
-                "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE all."
-            )
+        check_common(np.flatnonzero(distances.isinf().all(dim=1)))
         patterns = self._matching_patterns(query)
         # two of one width are 1 and 2, which differ; three are the same features
-        calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
-        if calibration:
-            calibration.check_rate(false_accept)
-            comparison = replace(comparison, scales=calibration.scales())
+        pattern = patterns[0] if len(patterns) in (1, 3) else None
+        comparison, calibration = self._calibrated(comparison, pattern, false_accept)
         scales = cohort_scales(comparison, side, present, others.__getitem__)
         order = distances
         if scales:
@@ -167,12 +173,62 @@ class Reid(ABC):
         rows = order.numpy().argsort(axis=1, kind="stable")[:, :top]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
         is_none = np.isinf(hits.distances)
-        if calibration:
-            sets = side[1][:, None], present[rows]
-            hits.probability, is_far = calibration.judge(hits.distances, *sets, false_accept)
-            hits.is_unknown = is_far | is_none
+        judge_hits(hits, calibration, side[1], present, false_accept)
         rows[is_none] = -1
         return hits
+
+    def _search_table(
+        self, query: np.ndarray, place: str | Path, top: int, false_accept: float, where: str | None
+    ) -> Hits:
+        """`search` in a table."""
+        from demo_sdtps.evaluation.distances import find_incomparable, make_comparison
+        from demo_sdtps.retrieval.nearest import nearest, search_sets
+        from demo_sdtps.retrieval.origin import check_origin, describe_features
+        from demo_sdtps.retrieval.table import open_table
+
+        advice = "make it anew by its command"
+        table = open_table(place, advice)
+        if table is None:
+            raise UserError(
+                f"The gallery {place} does not exist; give the place of a table that demo-sdtps search or export wrote."
+            )
+        pattern = table.facts["return_pattern"]
+        if not self.weights:
+            raise UserError(
+                "A gallery in a table is searched by a model of demo_sdtps.load, whose weights are compared with the table's; "
+                "load it so."
+            )
+        cfg = with_values(self.cfg, {"TEST.WEIGHT": self.weights})
+        check_origin(table.place, table.facts, describe_features(cfg, pattern), advice)
+        if np.shape(query)[1:] != (table.width,):
+            raise UserError(
+                f"The queries have the shape {np.shape(query)}, but the features in {place} are of return pattern {pattern} "
+                f"and {table.width} columns; give what features(…, return_pattern={pattern}) returns."
+            )
+        prepare = None if table.facts["normalised"] else normalise_rows
+        gallery = table.read(where, ["name", "present"], prepare).gallery()
+        if top < 1 or not len(gallery):
+            raise UserError(
+                f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
+            )
+        comparison, side = make_comparison(self.cfg, pattern), self._side(query)
+        check_common(find_incomparable(comparison, side[1], gallery.present))
+        comparison, calibration = self._calibrated(comparison, pattern, false_accept)
+        hits = Hits(*search_sets(comparison, side, gallery, min(top, len(gallery)), nearest))
+        judge_hits(hits, calibration, side[1], gallery.present, false_accept)
+        names = [[gallery.names[row] if row >= 0 else None for row in line] for line in hits.rows]
+        hits.names = np.array(names, object)
+        return hits
+
+    def _calibrated(
+        self, comparison: "Comparison", pattern: int | None, false_accept: float
+    ) -> "tuple[Comparison, Calibration | None]":
+        """A comparison with the scales of the calibration of a return pattern, where there is one."""
+        calibration = self.calibrations.get(pattern) if pattern else None
+        if not calibration:
+            return comparison, None
+        calibration.check_rate(false_accept)
+        return replace(comparison, scales=calibration.scales()), calibration
 
     def _matching_patterns(self, features: np.ndarray) -> list[int]:
         """The return patterns that have the width of features."""
@@ -206,6 +262,35 @@ class Reid(ABC):
                     f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
                 )
         return [self.cameras if label is None else int(label) for label in cameras]
+
+
+def normalise_rows(features: np.ndarray) -> np.ndarray:
+    """Features (n, D) as float32 of length 1."""
+    features = features.astype(np.float32, copy=False)
+    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+
+
+def check_common(alone: np.ndarray) -> None:
+    """Raise `UserError` where there are queries, by their numbers, that share no modality with the gallery."""
+    if len(alone):
+        raise UserError(
+            f"Query {alone[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(alone)}); "
+            "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE all."
+        )
+
+
+def judge_hits(
+    hits: Hits,
+    calibration: "Calibration | None",
+    query: np.ndarray,
+    gallery: np.ndarray,
+    false_accept: float,
+) -> None:
+    """Give hits their probabilities by a calibration, if there is one, and by what is present in queries and gallery."""
+    if calibration:
+        sets = query[:, None], gallery[hits.rows]
+        hits.probability, is_far = calibration.judge(hits.distances, *sets, false_accept)
+        hits.is_unknown = is_far | np.isinf(hits.distances)
 
 
 def measure_exactly(query: "Tensor", gallery: "Tensor") -> "Tensor":

@@ -284,7 +284,7 @@ class Table:
             query, start = handle.search().select([FEATURE, CHECK]).with_row_id(True), 0
             query = query if where is None else query.where(where)
             with self.errors():
-                size = max(1, min(BATCH, READ_ELEMENTS // self.width))
+                size = max(1, READ_ELEMENTS // self.width)
                 for batch in query.to_batches(batch_size=size):
                     place = slice(start, start + len(batch))
                     ascending = row_of[place].argsort(kind="stable")

@@ -19,7 +19,8 @@ from commands import (
 )
 
 import demo_sdtps
-from demo_sdtps.config import MODALITIES, load_cfg
+from demo_sdtps.commands import rank_features
+from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from tests.reference import cross_modal
 
 SETTINGS = KEEP_ALL
@@ -69,6 +70,49 @@ def test_hits_are_those_of_the_extractors_features(run_search, weights, place, h
         for rank, (distance, name) in enumerate(hits, start=1)
     ]
     assert_same_hits(rows, lines)
+
+
+def test_a_condition_leaves_some_of_the_gallery(run_search, weights, place, command):
+    """By the command, and in Python by the place of the index; a wrong one is answered with the columns."""
+    words = ("--index", "kept", "--top", 5, "--overwrite", "--csv")
+    assert run_search(*words, "all.csv")[0] == 0
+    where = "present LIKE '%NI%' AND name <> 'photo 3'"
+    code, stdout, stderr = run_search(*words, "some.csv", "--where", where)
+    assert code == 0 and "5 triplets (no change)" in stdout, stderr
+    left_out = ("photo 1.jpg", "photo 3.jpg")
+    expected = [row for row in rows_of("all.csv")[1:] if not row[2].endswith(left_out)]
+    actual = rows_of("some.csv")[1:]
+    assert [row[::2] for row in actual] == [row[::2] for row in expected] and len(actual) == 6
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    paths = triplets(place / "query").values()
+    query = reid.features(*zip(*paths, strict=True))
+    hits = reid.search(query, "kept", 9, where=where)
+    assert hits.names.ravel().tolist() == [Path(row[2]).stem for row in actual]
+    assert hits.distances.ravel() == pytest.approx([float(row[3]) for row in actual], abs=2e-6)
+    for words, told in (
+        (
+            ("--where", "camera = 1"),
+            "No field named camera; the table kept has the columns name (s",
+        ),
+        (("--where", "name = 'x'"), "leaves none of the rows of kept"),
+    ):
+        code, _, stderr = run_search("--index", "kept", *words)
+        assert code == 2 and stderr.startswith(ONE_LINE) and stderr.count("\n") == 1
+        assert told in stderr
+    code, stdout, stderr = command(
+        rank_features.main, *("--query", "kept", "--gallery", "kept", "--top", 1, "--csv", "x.csv")
+    )
+    assert code == 0 and [row[0] == row[2] for row in rows_of("x.csv")[1:]] == 5 * [True], stderr
+    for features, gallery, told in (
+        (query[:, :-1], "kept", "are of return pattern 3"),
+        (query, "none", "The gallery none does not exist"),
+    ):
+        with pytest.raises(UserError, match=told):
+            reid.search(features, gallery)
+    with pytest.raises(UserError, match=r"of another INPUT\.PIXEL_MEAN"):
+        demo_sdtps.load(weights, "INPUT.PIXEL_MEAN", "[0,0,0]").search(query, "kept")
+    with pytest.raises(UserError, match="where needs a gallery that is a table"):
+        reid.search(query, query, where="camera = 1")
 
 
 def test_a_query_without_a_modality_in_common_is_told_so(run_search, place, files):
