@@ -11,7 +11,16 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.nearest import among, nearest
-from demo_sdtps.retrieval.table import BATCH, CHECK, FEATURE, FeatureBlocks, Rows, Table, quote
+from demo_sdtps.retrieval.table import (
+    BATCH,
+    CHECK,
+    FEATURE,
+    FeatureBlocks,
+    Rows,
+    Table,
+    connect,
+    quote,
+)
 
 FEWEST = 256  # triplets of an index; fewer are searched exactly
 PARTITION = 1 << 16  # rows of each graph (HNSW), of which PROBES are searched
@@ -66,13 +75,12 @@ def approximate(
 def columns_table(table: Table, rows: Rows, gallery: FeatureBlocks) -> Any:
     """The table of the columns of `gallery`, brought up to date, beside that of whole features: what has another checksum there
     is written again, or deleted."""
-    import lancedb
     import pyarrow as pa
 
     key = table.schema.field(table.key)
     kind = pa.list_(pa.float32(), gallery.width)
     schema = pa.schema([key, pa.field(CHECK, pa.uint64()), pa.field(FEATURE, kind)])
-    name, database = re.sub(r"\W+", "_", gallery.name), lancedb.connect(table.place)
+    name, database = re.sub(r"\W+", "_", gallery.name), connect(table.place)
     handle = None
     with suppress(ValueError):  # there is none
         handle = database.open_table(name)

@@ -7,6 +7,7 @@ reads, so two columns are checksums of each row, which all reading compares.
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -470,8 +471,11 @@ def check_place(place: str | Path) -> None:
 def connect(place: str | Path) -> Any:
     """LanceDB's database at a place, whose scans read a bounded number of bytes ahead."""
     os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(READ_AHEAD))
+    os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # or it warns of them
     import lancedb
 
+    # loading processes, which are forked, do not use it
+    warnings.filterwarnings("ignore", "lancedb fork support", RuntimeWarning)
     return lancedb.connect(str(place))
 
 
