@@ -109,13 +109,12 @@ def test_an_index_grows_by_what_is_added_and_forgets_what_is_deleted(table, monk
     assert first["present"] == ["RGB,NI,TI"]
     table.put(first, changed)
     other = open_table(table.place, "delete it")
+    assert search(other, changed, [{"RGB"}])[0][0][0] == first["name"][0]
     expected, far = search(other, queries, both, exact=True)
     names, actual = search(other, queries, both)
     assert share_of_hits(names, expected) > 0.95 and np.allclose(actual[:, 0], far[:, 0])
     assert [line[0] for line in names] == added["name"][:20] and gone not in {*chain(*names)}
     assert "recall@5" in capsys.readouterr().out
-    hits = search(other, changed, [{"RGB"}])[0][0]
-    assert hits[0] == first["name"][0]
     for handle in (other.handle, columns_of(other)):
         (index,) = handle.list_indices()
         assert handle.index_stats(index.name).num_unindexed_rows == 0
