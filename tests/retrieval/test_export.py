@@ -13,7 +13,8 @@ from numeric import assert_close, numpy_generator
 from pyarrow import parquet as pq
 from tiny import MODEL
 
-from demo_sdtps.commands import export, rank_features
+from demo_sdtps.commands import rank_features
+from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.retrieval import export as exporting
@@ -133,7 +134,7 @@ def test_a_table_of_another_origin_is_refused(
         "another TEST.MISS": ("TEST.MISS", "r"),
     }
     for what, words in cases.items():
-        sentence = refusal(export.features, *export_words, "--output", "x", *words)
+        sentence = refusal(export_features, *export_words, "--output", "x", *words)
         assert f"are of {what}" in sentence and "--overwrite" in sentence
     export("x", "--return_pattern", "2", "--overwrite")
     assert open_features(tmp_path / "x").settings["return_pattern"] == 2
@@ -185,9 +186,9 @@ def test_what_cannot_be_written_is_refused_before_any_work(
         ("old.parquet",): "already exists; choose another",
     }
     for (output, *more), sentence in cases.items():
-        assert sentence in refusal(export.features, *export_words, "--output", output, *more)
+        assert sentence in refusal(export_features, *export_words, "--output", output, *more)
     monkeypatch.setattr("demo_sdtps.runtime.errors.find_spec", lambda _: None)
-    message = refusal(export.features, *export_words, "--output", "x.parquet", *PARQUET)
+    message = refusal(export_features, *export_words, "--output", "x.parquet", *PARQUET)
     assert message == (
         "--format parquet needs pyarrow; install them by pip install -e '.[parquet]'."
     )
@@ -198,5 +199,5 @@ def test_a_name_that_is_no_text_is_refused(refusal, export_words, files, tmp_pat
     for name in ("ä.jpg", "b\udcff.jpg"):
         shutil.copy(files["rgb"][0], tmp_path / "photos" / name)
     more = ("--images", tmp_path / "photos", "--modality", "RGB", "--output", "x.parquet", *PARQUET)
-    message = refusal(export.features, *export_words, *more)
+    message = refusal(export_features, *export_words, *more)
     assert "b\\udcff.jpg' is not UTF-8, as Parquet and tables need" in message

@@ -17,7 +17,7 @@ from numeric import assert_close
 from pyarrow import parquet as pq
 from tiny import MODEL
 
-from demo_sdtps.commands import export
+from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import load_cfg
 from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.retrieval.table import open_table
@@ -62,7 +62,7 @@ def start_nodes():
 def alone(words, tmp_path_factory):
     """The features that one process exports."""
     output = tmp_path_factory.mktemp("alone") / "x.npz"
-    assert call([*words, "--output", output], export.features) == 0
+    assert call([*words, "--output", output], export_features) == 0
     return open_features(output, normalise=False)
 
 
@@ -119,7 +119,7 @@ def test_two_exports_of_one_table_at_a_time_both_succeed(alone, words, tmp_path)
 def test_two_processes_write_the_parquet_of_one(words, success, tmp_path, monkeypatch):
     """Row groups that they cannot share equally."""
     monkeypatch.chdir(tmp_path)
-    success(export.features, *words, "--output", "alone.parquet")
+    success(export_features, *words, "--output", "alone.parquet")
     (tmp_path / "program.py").write_text(
         "from demo_sdtps.commands import run_command\nfrom demo_sdtps.retrieval import export\n"
         "export.ROW_GROUP = 11\nrun_command('export')\n"
