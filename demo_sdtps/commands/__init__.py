@@ -16,7 +16,10 @@ COMMANDS = {
     "calibrate": ("calibrate", "fit the probability of the same identity, and thresholds"),
     "search": ("search", "find the images of a gallery that are most like a query"),
     "app": ("search:app", "search by a page in the browser"),
-    "export": ("export:features", "write the features of a split: a table, numpy arrays or Parquet"),
+    "export": (
+        "export:features",
+        "write the features of a split: a table, numpy arrays or Parquet",
+    ),
     "export onnx": ("export:onnx", "write the model as ONNX"),
     "export openvino": ("export:openvino", "write the model for OpenVINO"),
     "rank": ("rank_features", "mAP and nearest of exported features, larger than the memory"),
