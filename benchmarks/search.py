@@ -15,9 +15,10 @@ from benchmarks.rows import Row, check_near, peak_memory, speed_row
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.distances import squared_distances
 from demo_sdtps.retrieval.approximate import approximate, recall, refresh
+from demo_sdtps.retrieval.columns import table_schema
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.nearest import nearest
-from demo_sdtps.retrieval.table import Rows, create_table, open_table, table_schema
+from demo_sdtps.retrieval.table import Rows, create_table, open_table
 
 GIB = 2**30
 TOP = 10

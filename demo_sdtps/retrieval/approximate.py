@@ -9,18 +9,12 @@ import numpy as np
 
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import APPROXIMATE
+from demo_sdtps.retrieval.blocks import FeatureBlocks
+from demo_sdtps.retrieval.columns import CHECK, FEATURE
+from demo_sdtps.retrieval.engine import connect, quote
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.nearest import among, nearest
-from demo_sdtps.retrieval.table import (
-    BATCH,
-    CHECK,
-    FEATURE,
-    FeatureBlocks,
-    Rows,
-    Table,
-    connect,
-    quote,
-)
+from demo_sdtps.retrieval.table import BATCH, Rows, Table
 
 FEWEST = 256  # triplets of an index; fewer are searched exactly
 PARTITION = 1 << 16  # rows of each graph (HNSW), of which PROBES are searched

@@ -20,15 +20,11 @@ from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.exported import ExportedModel
+from demo_sdtps.retrieval.columns import FEATURE, table_schema
+from demo_sdtps.retrieval.engine import check_place
 from demo_sdtps.retrieval.feature_sets import LABELS, sample_labels, samples_digest
 from demo_sdtps.retrieval.origin import check_origin, describe_features
-from demo_sdtps.retrieval.table import (
-    FEATURE,
-    check_place,
-    create_table,
-    open_table,
-    table_schema,
-)
+from demo_sdtps.retrieval.table import create_table, open_table
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file

@@ -15,8 +15,9 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation.distances import present_modalities
+from demo_sdtps.retrieval.blocks import Gallery, array_blocks
 from demo_sdtps.retrieval.features import decode_present, encode_present
-from demo_sdtps.retrieval.table import Gallery, Texts, array_blocks, open_table
+from demo_sdtps.retrieval.table import Texts, open_table
 from demo_sdtps.runtime.progress import progress
 
 if TYPE_CHECKING:

@@ -14,18 +14,11 @@ import numpy as np
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import unreadable, verify
+from demo_sdtps.retrieval.columns import INTERNAL, make_rows, table_schema
+from demo_sdtps.retrieval.engine import check_place
 from demo_sdtps.retrieval.origin import check_origin
 from demo_sdtps.retrieval.reid import Reid
-from demo_sdtps.retrieval.table import (
-    BATCH,
-    INTERNAL,
-    Table,
-    check_place,
-    create_table,
-    make_rows,
-    open_table,
-    table_schema,
-)
+from demo_sdtps.retrieval.table import BATCH, Table, create_table, open_table
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
     broadcast_from_main,

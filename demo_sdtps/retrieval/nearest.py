@@ -15,8 +15,8 @@ import torch
 
 from demo_sdtps.evaluation.distances import Comparison, Side, cohort_scales, set_name
 from demo_sdtps.evaluation.reranking import rerank
+from demo_sdtps.retrieval.blocks import FeatureBlocks, Gallery
 from demo_sdtps.retrieval.features import Nearest
-from demo_sdtps.retrieval.table import FeatureBlocks, Gallery
 from demo_sdtps.runtime.progress import progress
 
 SPARE = 16  # candidates beyond those that are asked for, at least

@@ -6,125 +6,46 @@ reads, so two columns are checksums of each row, which all reading compares.
 """
 
 import json
-import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
-import torch
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.runtime.progress import progress
+from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery
+from demo_sdtps.retrieval.columns import (
+    CHECK,
+    FEATURE,
+    INTERNAL,
+    LABEL_CHECK,
+    feature_checks,
+    label_checks,
+    make_rows,
+    stored_features,
+)
+from demo_sdtps.retrieval.engine import (
+    TABLE,
+    check_place,
+    connect,
+    engine_errors,
+    engine_message,
+    is_remote,
+    open_handle,
+    quote,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLE, FORMAT = "features", 3
-FEATURE, CHECK, LABEL_CHECK = "feature", "feature_check", "label_check"
-INTERNAL = (FEATURE, CHECK, LABEL_CHECK)
+FORMAT = 3
 ROW_ID = "_rowid"
 BATCH = 4096  # rows that are in memory at a time
-READ_AHEAD = 1 << 25  # bytes, in place of LanceDB's 2 GiB
-READ_ELEMENTS = 1 << 23  # numbers of features in memory at a time, 4 bytes each
 MOST_FRAGMENTS = 64  # files of few rows, before they are merged
 KEPT = timedelta(days=1)  # by which readers of older versions have ended
-OLD_FILES = {"store.json", ".store.json.part"}  # of an index or export of earlier versions
-
-Take = Callable[[np.ndarray], np.ndarray]
-"""Features (m, D) of the rows of ascending indices (m,)."""
-Scan = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
-"""All features in blocks, in any order: ascending indices (m,) of rows, and their features (m, D)."""
-
-
-class FeatureBlocks:
-    """Features (n, D) float32 that are read when they are asked for, by `scan` all and by `take` some. `rows` (n,) are their
-    ascending indices, which those of a `view` keep; `name` is that of a view."""
-
-    def __init__(self, count: int, width: int, scan: Scan, take: Take):
-        self.rows, self.width, self.name = np.arange(count), width, ""
-        self._count, self._scan, self._take = count, scan, take
-
-    def view(
-        self, rows: slice | np.ndarray, columns: Callable[[torch.Tensor], torch.Tensor], name: str
-    ) -> "FeatureBlocks":
-        """The features of some rows, by ascending indices (m,) or a slice, in the columns (m, d) that `columns` takes or
-        computes of (m, D)."""
-
-        def convert(features: np.ndarray) -> np.ndarray:
-            return columns(torch.from_numpy(features)).numpy()
-
-        view = copy(self)
-        view.name, view.rows = name, self.rows[rows]
-        view.width = columns(torch.empty(0, self.width)).shape[1]
-        view._scan = lambda: ((places, convert(block)) for places, block in self._scan())
-        view._take = lambda places: convert(self._take(places))
-        return view
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def blocks(self, title: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All features, with a progress bar: indices (m,) and features (m, D). A small share of the rows is taken alone."""
-        step = max(1, READ_ELEMENTS // self.width)
-        with progress(total=len(self), desc=title, unit="row") as bar:
-            if 8 * len(self) < self._count:
-                for start in range(0, len(self), step):
-                    rows = self.rows[start : start + step]
-                    yield rows, self.take(rows)
-                    bar.update(len(rows))
-                return
-            is_chosen = np.zeros(self._count, bool)
-            is_chosen[self.rows] = True
-            for rows, block in self._scan():
-                chosen = is_chosen[rows]
-                if not chosen.all():
-                    rows, block = rows[chosen], block[chosen]
-                if len(rows):
-                    yield rows, block
-                bar.update(len(rows))
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        """The features (m, D) of the rows of ascending indices (m,)."""
-        step = max(1, READ_ELEMENTS // self.width)
-        features = np.empty((len(rows), self.width), np.float32)
-        for start in range(0, len(rows), step):
-            features[start : start + step] = self._take(rows[start : start + step])
-        return features
-
-
-def array_blocks(features: np.ndarray) -> FeatureBlocks:
-    """Features (n, D) in memory as blocks."""
-    step = max(1, READ_ELEMENTS // features.shape[1])
-
-    def scan() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for start in range(0, len(features), step):
-            block = features[start : start + step]
-            yield np.arange(start, start + len(block)), block
-
-    return FeatureBlocks(len(features), features.shape[1], scan, features.__getitem__)
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Features of n triplets, which of MODALITIES are `present` in each, (n, 3) bool, and their names."""
-
-    features: FeatureBlocks
-    present: np.ndarray
-    names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def take(self, rows: np.ndarray) -> torch.Tensor:
-        """The features (m, D) float32 of the rows of ascending indices (m,)."""
-        return torch.from_numpy(self.features.take(rows))
 
 
 @dataclass(frozen=True)
@@ -366,160 +287,3 @@ def create_table(
                 database.drop_table(TABLE)
         handle = database.create_table(TABLE, reader, mode=mode)
     return Table(place, handle, advice)
-
-
-def table_schema(columns: Mapping[str, Any], width: int, dtype: str = "float32") -> "pa.Schema":
-    """The schema of a table of these columns, Arrow's types by name, the key first, and of features of so many numbers."""
-    import pyarrow as pa
-
-    key, *others = columns.items()
-    primary = {"lance-schema:unenforced-primary-key:position": "1"}
-    return pa.schema(
-        [
-            pa.field(*key, nullable=False, metadata=primary),
-            *(pa.field(*column) for column in others),
-            pa.field(LABEL_CHECK, pa.uint32()),
-            pa.field(CHECK, pa.uint64()),
-            pa.field(FEATURE, pa.list_(getattr(pa, dtype)(), width)),
-        ]
-    )
-
-
-def make_rows(schema: "pa.Schema", columns: Any, features: np.ndarray) -> "pa.Table":
-    """Rows of a table, with their checksums: columns by name, values or Arrow's arrays, and features (m, D)."""
-    import pyarrow as pa
-
-    kind = schema.field(FEATURE).type
-    features = np.ascontiguousarray(features, kind.value_type.to_pandas_dtype())
-    labels = [name for name in schema.names if name not in INTERNAL]
-    arrays = {}
-    for name in labels:
-        values, type_of = columns[name], schema.field(name).type
-        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-        arrays[name] = (
-            values.cast(type_of) if isinstance(values, pa.Array) else pa.array(values, type_of)
-        )
-    checks = label_checks(arrays, labels)
-    arrays[LABEL_CHECK] = pa.array(checks, pa.uint32())
-    arrays[CHECK] = pa.array(feature_checks(features), pa.uint64())
-    arrays[FEATURE] = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), type=kind)
-    return pa.table([arrays[name] for name in schema.names], schema=schema)
-
-
-def label_checks(columns: Any, names: Sequence[str]) -> np.ndarray:
-    """CRC-32 (n,) uint32 of the columns of each row as text; a missing value differs from any text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    texts = []
-    for name in names:
-        column = columns[name]
-        column = column.view(pa.int64()) if pa.types.is_floating(column.type) else column
-        texts.append(pc.fill_null(column.cast(pa.large_string()), "\1"))
-    joined = pc.binary_join_element_wise(*texts, pa.scalar("\0", pa.large_string()))
-    return np.fromiter(
-        (crc32(text) for text in joined.cast(pa.large_binary()).to_pylist()), np.uint32, len(joined)
-    )
-
-
-def feature_checks(features: np.ndarray) -> np.ndarray:
-    """Checksums (n,) uint64 of the bits of features (n, D): the sum of their 8-byte words, each times an odd number, so that a
-    change of one word is always told, and of several with a probability near 1."""
-    pad = -features.shape[1] * features.itemsize % 8 // features.itemsize
-    if pad:
-        features = np.pad(features, ((0, 0), (0, pad)))
-    words = np.ascontiguousarray(features).view(np.uint64)
-    factors = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return words @ (factors | np.uint64(1)) + np.uint64(0x9E3779B97F4A7C15)
-
-
-def stored_features(batch: Any, width: int) -> np.ndarray:
-    """The features (m, D) of a batch, in the type that they are stored in."""
-    column = batch[FEATURE]
-    column = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-
-
-def quote(text: str) -> str:
-    """A text in SQL."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def is_remote(place: str | Path) -> bool:
-    """Whether a place is an address, such as s3://bucket/gallery, not a folder."""
-    return "://" in str(place)
-
-
-def check_place(place: str | Path) -> None:
-    """Raise `UserError` for a folder that holds other files than a table."""
-    folder = Path(place)
-    if is_remote(place) or not folder.exists():
-        return
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if OLD_FILES & names:
-        raise UserError(
-            f"The folder {place} holds features as earlier versions stored them; delete it; it is made anew."
-        )
-    other = next(iter(sorted(names - {f"{TABLE}.lance"})), None)
-    if not folder.is_dir() or (other and f"{TABLE}.lance" not in names):
-        what = f"has other files such as {other}" if other else "is no folder"
-        raise UserError(
-            f"The output {place} {what}, so no features are stored there; choose another folder."
-        )
-
-
-def connect(place: str | Path) -> Any:
-    """LanceDB's database at a place, whose scans read a bounded number of bytes ahead."""
-    os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(READ_AHEAD))
-    os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # or it warns of them
-    import lancedb
-
-    # loading processes, which are forked, do not use it
-    warnings.filterwarnings("ignore", "lancedb fork support", RuntimeWarning)
-    return lancedb.connect(str(place))
-
-
-def open_handle(place: str) -> Any:
-    """LanceDB's table at a place."""
-    return connect(place).open_table(TABLE)
-
-
-def engine_message(error: BaseException) -> str:
-    """What LanceDB says, in a line, without the place in its source."""
-    text = " ".join(str(error).split()).partition(", /")[0]
-    return text.removeprefix("Invalid input, ").removesuffix(".")
-
-
-UNREACHABLE = {
-    "BadScheme": "AWS_ALLOW_HTTP is not true, but the server's address begins with http:",
-    "AWS credentials": "there are no credentials",
-    "NoSuchBucket": "there is no such bucket",
-    "AccessDenied": "the credentials do not suffice",
-    "InvalidAccessKeyId": "the credentials are wrong",
-    "SignatureDoesNotMatch": "the credentials are wrong",
-    "ConnectError": "the server does not answer",
-}
-"""What is wrong with object storage, by words of its errors."""
-
-
-@contextmanager
-def engine_errors(place: str, advice: str) -> Iterator[None]:
-    """Errors of LanceDB as `UserError`: a place that cannot be written, another process's change, or else damage."""
-    try:
-        yield
-    except BaseException as error:
-        is_engine = isinstance(error, (ValueError, RuntimeError, OSError))
-        # what Rust raises on damaged data, not always as an Exception
-        if isinstance(error, UserError) or not (is_engine or "Panic" in type(error).__name__):
-            raise
-        text = engine_message(error)
-        unreachable = next((why for word, why in UNREACHABLE.items() if word in text), None)
-        if unreachable:
-            what = f"cannot be reached: {unreachable}; docs/scaling.md names the variables to set"
-        elif "onflict" in text or "TooMuchWriteContention" in text:
-            what = f"was changed by another process meanwhile ({text}); run the command again"
-        elif any(word in text for word in ("ermission", "Read-only", "No space")):
-            what = f"cannot be written ({text}); free some space or choose another place"
-        else:
-            what = f"cannot be read or is damaged ({text}); {advice}"
-        raise UserError(f"The table {place} {what}.") from None

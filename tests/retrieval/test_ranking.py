@@ -26,11 +26,12 @@ from demo_sdtps.datasets import Sample
 from demo_sdtps.evaluation import distances
 from demo_sdtps.evaluation.distances import Comparison, measure_distances
 from demo_sdtps.evaluation.metrics import evaluate_ranking, score_distances
+from demo_sdtps.retrieval import blocks, table
 from demo_sdtps.retrieval import export as exporting
-from demo_sdtps.retrieval import table
+from demo_sdtps.retrieval.columns import table_schema
 from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.retrieval.nearest import nearest
-from demo_sdtps.retrieval.table import create_table, table_schema
+from demo_sdtps.retrieval.table import create_table
 from tests.reference import cross_modal, ranking
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -45,10 +46,13 @@ def write(folder, features, ids, cams):
         Sample((f"{number}.jpg", "ni", "ti"), int(identity), int(camera))
         for number, (identity, camera) in enumerate(zip(ids, cams, strict=True))
     ]
-    rows, facts = range(len(features)), {**FACTS, "rows": len(features)}
+    facts = {**FACTS, "rows": len(features)}
     schema = table_schema(exporting.COLUMNS, features.shape[1], str(features.dtype))
-    columns = exporting.sample_columns(rows, samples, facts, MODALITIES)
-    create_table(folder, facts, schema, "").put(columns, features)
+    table = create_table(folder, facts, schema, "")
+    for rows in exporting.split_groups(range(len(features)), exporting.ROW_GROUP):
+        group = samples[rows.start : rows.stop]
+        columns = exporting.sample_columns(rows, group, facts, MODALITIES)
+        table.put(columns, features[rows.start : rows.stop])
     return folder
 
 
@@ -98,7 +102,8 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
 
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     """A third of the gallery are copies; ties are in the order of the paths."""
-    monkeypatch.setattr(table, "READ_ELEMENTS", 100)
+    for module in (blocks, table):
+        monkeypatch.setattr(module, "READ_ELEMENTS", 100)
     draws = numpy_generator(2)
     gallery = draws.standard_normal((40, 16)).astype(np.float16)
     gallery[28:] = gallery[draws.integers(0, 28, 12)]

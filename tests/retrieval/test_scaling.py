@@ -16,7 +16,8 @@ from tiny import MODEL
 
 import demo_sdtps
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.retrieval.table import create_table, open_table, table_schema
+from demo_sdtps.retrieval.columns import table_schema
+from demo_sdtps.retrieval.table import create_table, open_table
 
 pytestmark = pytest.mark.slow
 SETTINGS = KEEP_ALL

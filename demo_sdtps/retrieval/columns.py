@@ -1,0 +1,85 @@
+"""The columns of a table of features, and the checksums of its rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FEATURE, CHECK, LABEL_CHECK = "feature", "feature_check", "label_check"
+INTERNAL = (FEATURE, CHECK, LABEL_CHECK)
+
+
+def table_schema(columns: Mapping[str, Any], width: int, dtype: str = "float32") -> "pa.Schema":
+    """The schema of a table of these columns, Arrow's types by name, the key first, and of features of so many numbers."""
+    import pyarrow as pa
+
+    key, *others = columns.items()
+    primary = {"lance-schema:unenforced-primary-key:position": "1"}
+    return pa.schema(
+        [
+            pa.field(*key, nullable=False, metadata=primary),
+            *(pa.field(*column) for column in others),
+            pa.field(LABEL_CHECK, pa.uint32()),
+            pa.field(CHECK, pa.uint64()),
+            pa.field(FEATURE, pa.list_(getattr(pa, dtype)(), width)),
+        ]
+    )
+
+
+def make_rows(schema: "pa.Schema", columns: Any, features: np.ndarray) -> "pa.Table":
+    """Rows of a table, with their checksums: columns by name, values or Arrow's arrays, and features (m, D)."""
+    import pyarrow as pa
+
+    kind = schema.field(FEATURE).type
+    features = np.ascontiguousarray(features, kind.value_type.to_pandas_dtype())
+    labels = [name for name in schema.names if name not in INTERNAL]
+    arrays = {}
+    for name in labels:
+        values, type_of = columns[name], schema.field(name).type
+        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        arrays[name] = (
+            values.cast(type_of) if isinstance(values, pa.Array) else pa.array(values, type_of)
+        )
+    checks = label_checks(arrays, labels)
+    arrays[LABEL_CHECK] = pa.array(checks, pa.uint32())
+    arrays[CHECK] = pa.array(feature_checks(features), pa.uint64())
+    arrays[FEATURE] = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), type=kind)
+    return pa.table([arrays[name] for name in schema.names], schema=schema)
+
+
+def label_checks(columns: Any, names: Sequence[str]) -> np.ndarray:
+    """CRC-32 (n,) uint32 of the columns of each row as text; a missing value differs from any text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = []
+    for name in names:
+        column = columns[name]
+        column = column.view(pa.int64()) if pa.types.is_floating(column.type) else column
+        texts.append(pc.fill_null(column.cast(pa.large_string()), "\1"))
+    joined = pc.binary_join_element_wise(*texts, pa.scalar("\0", pa.large_string()))
+    return np.fromiter(
+        (crc32(text) for text in joined.cast(pa.large_binary()).to_pylist()), np.uint32, len(joined)
+    )
+
+
+def feature_checks(features: np.ndarray) -> np.ndarray:
+    """Checksums (n,) uint64 of the bits of features (n, D): the sum of their 8-byte words, each times an odd number, so that a
+    change of one word is always told, and of several with a probability near 1."""
+    pad = -features.shape[1] * features.itemsize % 8 // features.itemsize
+    if pad:
+        features = np.pad(features, ((0, 0), (0, pad)))
+    words = np.ascontiguousarray(features).view(np.uint64)
+    factors = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return words @ (factors | np.uint64(1)) + np.uint64(0x9E3779B97F4A7C15)
+
+
+def stored_features(batch: Any, width: int) -> np.ndarray:
+    """The features (m, D) of a batch, in the type that they are stored in."""
+    column = batch[FEATURE]
+    column = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
