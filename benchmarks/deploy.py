@@ -127,7 +127,8 @@ def compare_kinds(what: str, seconds: dict[tuple[str, str], float]) -> Iterator[
     """For every runtime and precision dense beside slimmed, and the fastest slimmed beside the runtime's dense in float32."""
     names = [name for kind, name in seconds if kind == "dense"]
     for name in names:
-        yield ratio_row(f"{what}: {name}", *(seconds[kind, name] for kind in KINDS))
+        dense, slimmed = (seconds[kind, name] for kind in KINDS)
+        yield ratio_row(f"{what}: {name}", dense, slimmed)
     for runtime in dict.fromkeys(name.rpartition(" ")[0] for name in names):
         ours = min(seconds["slimmed", name] for name in names if name.startswith(runtime))
         title = f"{what}: {runtime}, fastest slimmed beside dense float32"

@@ -46,7 +46,7 @@ def compare(
 ) -> Row:
     """Row of both, timed in turns."""
     seconds = in_turns(what, {"reference": reference, "ours": ours}, rounds, device)
-    return ratio_row(what, *seconds.values(), at_least)
+    return ratio_row(what, seconds["reference"], seconds["ours"], at_least)
 
 
 def conditions(device: torch.device, quick: bool) -> dict:

@@ -15,7 +15,7 @@ STEP = TIMES[1]
 def _panels(count: int) -> tuple[Any, Any]:
     """A figure, and its panels side by side, which share the axis of mAP."""
     size = 4.5 * count + 2, 5
-    options = {"sharey": True, "squeeze": False, "layout": "constrained"}
+    options: dict[str, Any] = {"sharey": True, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(1, count, figsize=size, **options)
     return figure, axes[0]
 
