@@ -70,6 +70,7 @@ def test_two_processes_search_a_table_in_object_storage_while_a_third_adds(bucke
     assert all(len(each) > 2 and each[-1].startswith(f"{len(features)} ") for each in lines)
 
 
+@pytest.mark.soak
 def test_searches_share_an_index_in_object_storage(bucket, place, weights, run_search):
     """Three commands at once, as images are added: the hits of an index in a folder."""
     places = ("folder", f"{bucket}/photos")
