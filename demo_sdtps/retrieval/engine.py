@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from demo_sdtps.config import UserError
+from demo_sdtps.runtime.errors import check_extra
 
 TABLE = "features"
 READ_AHEAD = 1 << 25  # bytes, in place of LanceDB's 2 GiB
@@ -39,6 +40,7 @@ def check_place(place: str | Path) -> None:
 
 def connect(place: str | Path) -> Any:
     """LanceDB's database at a place, whose scans read a bounded number of bytes ahead."""
+    check_extra(f"The table {place}", "search", {"lancedb": "lancedb"})
     os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(READ_AHEAD))
     os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # or it warns of them
     import lancedb

@@ -187,11 +187,14 @@ def test_what_cannot_be_written_is_refused_before_any_work(
     }
     for (output, *more), sentence in cases.items():
         assert sentence in refusal(export_features, *export_words, "--output", output, *more)
+    (tmp_path / "folder" / "notes.txt").unlink()
     monkeypatch.setattr("demo_sdtps.runtime.errors.find_spec", lambda _: None)
     message = refusal(export_features, *export_words, "--output", "x.parquet", *PARQUET)
     assert message == (
         "--format parquet needs pyarrow; install them by pip install -e '.[parquet]'."
     )
+    message = refusal(rank_features.main, "--query", "folder", "--gallery", "folder")
+    assert message == "The table folder needs lancedb; install them by pip install -e '.[search]'."
 
 
 def test_a_name_that_is_no_text_is_refused(refusal, export_words, files, tmp_path):

@@ -178,10 +178,9 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     Those of a score of patches are left out, with a warning, where the model's has none.
     """
     is_scored = any(name.startswith(SLIMMING) for name in model.state_dict())
-    scores = () if is_scored else (SLIMMING,)
-    if fill_model(model, checkpoint.model, checkpoint.path, lambda name: name.startswith(scores))[
-        1
-    ]:
+    is_score = lambda name: not is_scored and name.startswith(SLIMMING)  # noqa: E731
+    _, left_out = fill_model(model, checkpoint.model, checkpoint.path, is_score)
+    if left_out:
         logger.warning(
             "WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
             "does not use, so it is left out.",
