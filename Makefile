@@ -19,6 +19,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
+DEVELOPMENT := --constraint constraints.txt --editable '.[dev]'
 GPU_PY = $(or $(wildcard $(PY)),$(PYTHON))
 DEMO := --config_file configs/Synthetic/DeMo_Slim.yml OUTPUT_DIR runs/demo
 PRETRAIN := --config_file configs/Synthetic/Baseline.yml INPUT.JOINT_AUGMENTATION True SOLVER.BASE_LR 0.002 SOLVER.EVAL_PERIOD 100
@@ -38,8 +39,9 @@ $(INSTALLED): setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "error: $(PYTHON) is older than Python 3.10; choose another: make setup PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	# --no-compile: modules are compiled when they are imported, which most of those of the packages never are.
-	$(PY) -m pip install --no-compile --quiet --constraint constraints.txt --editable '.[dev]'
+	# uv takes a fifth of pip's time; pip installs where uv cannot, as from an index that only pip's settings name.
+	$(PY) -m pip install --quiet uv
+	$(PY) -m uv pip install --quiet --python $(PY) $(DEVELOPMENT) || $(PY) -m pip install --quiet $(DEVELOPMENT)
 	@touch $@
 
 demo: setup
