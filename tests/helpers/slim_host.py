@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 NAMES = ("RGB", "NI", "TI")
 SIDE, ROWS, COLUMNS = 8, 4, 4
-WAYS = ("image by image", "block by block", "stacked")
+WAYS = ("image by image", "block by block", "half by half", "stacked")
 
 
 class Block(nn.Module):
@@ -61,8 +61,11 @@ class Tower(nn.Module):
         x = self.checkpoint(self.embed, images) if is_apart else self.embed(images)
         if self.recompute == "segments":
             return self.sequential(list(self.blocks), 2, x)
+        return self.steps(range(DEPTH), x, **masks)
+
+    def steps(self, indices, x, **masks):
         step = partial(self.checkpoint, self.step) if self.recompute == "blocks" else self.step
-        for index in range(DEPTH):
+        for index in indices:
             x = step(index, x, **masks)
         return x
 
@@ -83,9 +86,10 @@ class Host(nn.Module):
         images = list(images.values())
         if self.way == "image by image":
             outputs = [self.tower(image) for image in images]
-        elif self.way == "block by block":
-            outputs = [self.tower.embed(image) for image in images]
-            for index in range(DEPTH):
+        elif self.way != "stacked":
+            half = 2 if self.way == "half by half" else 0
+            outputs = [self.tower.steps(range(half), self.tower.embed(image)) for image in images]
+            for index in range(half, DEPTH):
                 outputs = [self.tower.step(index, x) for x in outputs]
         else:
             outputs = self.tower(torch.cat(images)).chunk(len(images))

@@ -121,15 +121,16 @@ class Call:
     ) -> torch.Tensor | None:
         """The sum (B, N) of the saliency of those of the forward's images that are alike, None for a single one; those of the
         `absent` modalities have no vote."""
-        alike = [
-            (name, image)
-            for name, image in self.images
+        alike = {
+            number: image
+            for number, (name, image) in enumerate(self.images)
             if image.shape[1:] == images.shape[1:] and (name in names or names == UNNAMED)
-        ]
-        if len({image.shape[0] for _, image in alike}) > 1:
-            alike = [(name, image) for name, image in alike if image.shape[0] == images.shape[0]]
+        }
+        if len({image.shape[0] for image in alike.values()}) > 1:
+            batch = images.shape[0]
+            alike = {key: image for key, image in alike.items() if image.shape[0] == batch}
         voters = {
-            str(number): image for number, (name, image) in enumerate(alike) if name not in absent
+            str(key): image for key, image in alike.items() if self.images[key][0] not in absent
         }
         if len(alike) < 2 or not voters:
             return None

@@ -143,7 +143,8 @@ class Slim(Slimming):
         if is_recomputed():
             self.call.recompute(number, STEM, images)
             return
-        if self.call.by is None:  # a method of a tower is called, which has no hooks
+        by = self.call.by
+        if by is None or not is_running(by):  # a method of a tower is called, which has no hooks
             self.call = Call()
         call, window, batch = self.call, (stem.kernel_size, stem.stride), Batch()
         call.visit(number, STEM, batch, images)
@@ -160,9 +161,7 @@ class Slim(Slimming):
         batch.states += [
             State(grid, names, self.shared, rows, missing, masks, each, suffix, suffix)
         ]
-        # Without those that were interrupted on their way, which no hook is told.
-        waiting = [each for each in call.batches.get(number, []) if not each.next_block]
-        call.batches[number] = [*waiting, batch]
+        call.batches.setdefault(number, []).append(batch)
 
     def before(
         self,

@@ -182,6 +182,7 @@ def test_an_error_leaves_nothing_behind(error):
         failing.append(module)
 
     expected, alone = case.call(model, images), model.tower(images[:2])
+    method = model.tower.encode(images[:2])
     for place in ("tower.stem", "tower.blocks.0", "first", "tower.blocks.2", "head"):
         failing[:] = [None] if place == "head" else []
         module = model.get_submodule("tower.blocks.0" if place == "first" else place)
@@ -194,6 +195,7 @@ def test_an_error_leaves_nothing_behind(error):
             for index in range(DEPTH):
                 expected_alone = dense.tower.blocks[index](tokens)
                 assert torch.equal(model.tower.blocks[index](tokens), expected_alone)
+        assert torch.equal(model.tower.encode(images[:2]), method)
         assert torch.equal(model.tower(images[:2]), alone)
         assert torch.equal(case.call(model, images), expected)
 

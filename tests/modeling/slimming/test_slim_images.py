@@ -30,7 +30,7 @@ def test_images_of_a_forward_by_saliency(way, shared):
     compare(case, "saliency", *STAGES, score, case.draw(6))
 
 
-@pytest.mark.parametrize("way", WAYS[:2])
+@pytest.mark.parametrize("way", WAYS[:3])
 @pytest.mark.parametrize("shared", ["first", True])
 def test_images_of_a_forward_by_their_tokens(way, shared):
     """A score that reads tokens is each image's own, or that of the first for all."""
@@ -44,14 +44,14 @@ def test_images_of_a_forward_by_their_tokens(way, shared):
 
 
 class Batches(nn.Module):
-    """Several batches of images, normalised on the way to the tower; the second one has a row more than the others."""
+    """Several batches of images, normalised on the way to the tower."""
 
     def __init__(self):
         super().__init__()
         self.tower = Tower()
 
-    def forward(self, first, second, third):
-        return [self.encode((images - 0.5) / 0.2) for images in (first, second, third)]
+    def forward(self, *batches):
+        return [self.encode((images - 0.5) / 0.2) for images in batches]
 
     def encode(self, images):
         images = self.tower.embed(images)
@@ -60,16 +60,20 @@ class Batches(nn.Module):
         return images
 
 
-def test_batches_of_several_sizes_and_images_that_nobody_keeps():
+@pytest.mark.parametrize(
+    ("sizes", "together"),
+    [((2, 3, 2), ([0, 2], [1], [0, 2])), ((2, 2, 3, 3), ([0, 1], [0, 1], [2, 3], [2, 3]))],
+)
+def test_batches_of_several_sizes_and_images_that_nobody_keeps(sizes, together):
     """Those of one size are chosen for together; the tower's images are gone where a score reads them without gradients."""
     case = case_of(Batches, blocks_at="tower.blocks")
     _, model, steps = slim_both(case, (1,), (0.5,))
-    images = [case.draw(batch, seed) for seed, batch in enumerate((2, 3, 2))]
+    images = [case.draw(batch, seed) for seed, batch in enumerate(sizes)]
     with torch.no_grad():
         actual = model(*images)
-    assert [len(each) for each in actual] == [2, 3, 2]
+    assert [len(each) for each in actual] == [*sizes]
     kept = [step.kept["image"] for step in steps[0]]
-    for number, voters in enumerate(([0, 2], [1], [0, 2])):
+    for number, voters in enumerate(together):
         score = saliency(lambda call, voters=voters: [images[voter] for voter in voters], case)
         for row, places in enumerate(kept[number]):
             whole = [SimpleNamespace(patches=range(PATCHES))] * len(kept[number])
