@@ -172,7 +172,13 @@ OPTS = {
 }
 
 
-@pytest.mark.parametrize("opts", OPTS.values(), ids=OPTS)
+@pytest.mark.parametrize(
+    "opts",
+    [
+        pytest.param(opts, marks=[pytest.mark.slow] * (name != "odd batches"), id=name)
+        for name, opts in OPTS.items()
+    ],
+)
 def test_the_command_measures_what_the_slow_version_does(few, tmp_path, command, opts):
     words = cli_args_for(few, *opts.split())
     words += ["--weight", save_weights(words, tmp_path / "weights.pth")]

@@ -254,6 +254,7 @@ def test_code_compiled_for_one_processor_is_not_run_by_another(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("shallow")
 @IN_THE_COMPILER
 @COMPILES

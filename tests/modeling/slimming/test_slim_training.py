@@ -247,8 +247,8 @@ def test_half_precision_runs_and_is_near(name, score):
     ("name", "score", "settings"),
     [
         ("timm", "self_supervised", {}),
-        ("timm, rotary", "saliency", {}),
-        ("timm", "distinctness", {"restore": True}),
+        pytest.param("timm, rotary", "saliency", {}, marks=pytest.mark.soak),
+        pytest.param("timm", "distinctness", {"restore": True}, marks=pytest.mark.soak),
         pytest.param("timm", "saliency", {}, marks=[pytest.mark.soak, HAS_COMPILER], id="inductor"),
     ],
 )
