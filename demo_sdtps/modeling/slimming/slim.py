@@ -87,7 +87,7 @@ def slim(
         raise UserError(
             f"{kind} or a part of it is slimmed already; call demo_sdtps.unslim before."
         )
-    scores = _scores(score, len(blocks), towers[0].patches.out_channels)
+    scores = _scores(score, len(blocks), {tower.patches.out_channels for tower in towers})
     settings = {"merge": merge, "restore": restore, "follow": shared, "operations": operations}
     shares = keep if operations is None else ()
     attach_to(model, towers[0].home, towers, blocks, shares, scores, **settings)
@@ -162,8 +162,10 @@ def find_slimming(model: nn.Module) -> Slim:
     raise UserError(f"{type(model).__name__} is not slimmed; call demo_sdtps.slim(model) before.")
 
 
-def _scores(score: str | Score | Sequence[str | Score], count: int, width: int) -> list[Score]:
-    """A score for each of `count` stages, of tokens of `width` channels."""
+def _scores(
+    score: str | Score | Sequence[str | Score], count: int, widths: set[int]
+) -> list[Score]:
+    """A score for each of `count` stages, of towers whose tokens have `widths` channels."""
     copies = (deepcopy(score) for _ in range(count - 1))
     each = score if isinstance(score, (list, tuple)) else [score, *copies]
     if len(each) != count:
@@ -171,7 +173,12 @@ def _scores(score: str | Score | Sequence[str | Score], count: int, width: int) 
     scores = []
     for one in each:
         if one in SCORES_BY_NAME:
-            one = score_class(one)(width, (0, 0), modalities=UNNAMED)
+            name, one = one, score_class(one)(min(widths), (0, 0), modalities=UNNAMED)
+            if len(widths) > 1 and one.state_dict():
+                raise UserError(
+                    f"score is {name!r}, whose weights are for tokens of one width, but the towers have "
+                    f"{' and '.join(map(str, sorted(widths)))} channels; slim each tower by itself."
+                )
         elif not isinstance(one, Score):
             raise UserError(
                 f"score is {one!r}, but it must be {' or '.join(map(repr, SCORES_BY_NAME))}, or a Score"

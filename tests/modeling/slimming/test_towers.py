@@ -89,6 +89,12 @@ def without_class_token():
         (lambda: transformers_model("CLIPModel").text_model, f"CLIPTextModel {NONE}", {}),
         (convolutions, f"ModuleDict.body makes its patches by Sequential, {STEM}", {}),
         (compiled_block, f"VisionTransformer {COMPILED}", {}),
+        (
+            lambda: nn.ModuleList(timm_model("test_vit", embed_dim=width) for width in (48, 32)),
+            "score is 'supervised', whose weights are for tokens of one width, but the towers have 32 and 48 channels; slim "
+            "each tower by itself.",
+            {"score": "supervised"},
+        ),
     ],
 )
 def test_models_that_slimming_does_not_fit(build, sentence, settings):
