@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from demo_sdtps.config import MODALITIES
+from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.modeling.fusion import modality_subsets
 from demo_sdtps.modeling.layout import make_layout
@@ -42,12 +42,34 @@ def squared_distances(query: torch.Tensor, gallery: torch.Tensor) -> torch.Tenso
     What the queries have in common is subtracted from both sides first, so that a large common
     offset costs no precision. Equal features may differ in the last bit of their distances.
     """
-    query, gallery = query.float(), gallery.float()
+    query, gallery = at_least_float32(query), at_least_float32(gallery)
     offset = common_offset(query)
-    query, gallery = query - offset, gallery - offset
+    query, gallery = (query - offset).float(), (gallery - offset).float()
     lengths = gallery.square().sum(1)
     product = torch.addmm(lengths, query, gallery.T, alpha=-2)
     return product.add_(query.square().sum(1, keepdim=True))
+
+
+class NotFiniteError(UserError, ValueError):
+    """Features that cannot be compared: NaN, infinite, or so large that distances overflow."""
+
+
+def check_finite(features: torch.Tensor, what: str = "features") -> None:
+    """Raise `NotFiniteError` where features (n, D), `what` in the sentence, are not finite, or
+    distances of them would not be: wherever features enter a comparison or a table."""
+    lengths = torch.linalg.vector_norm(at_least_float32(features), dim=1)
+    is_good = lengths < torch.finfo(torch.float32).max ** 0.5 / 2
+    if not is_good.all():  # a GPU is waited for once
+        rows = (~is_good).nonzero().flatten()
+        raise NotFiniteError(
+            f"Some {what} are not finite, or too large to be compared: {len(rows)} of {len(features)}, the first "
+            f"is row {int(rows[0])} (from 0); extract them again, or leave them out."
+        )
+
+
+def at_least_float32(features: torch.Tensor) -> torch.Tensor:
+    """Features as they are in float64, others as float32."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 @torch.no_grad()
@@ -170,7 +192,9 @@ def set_distances(
     scales: Scales = MappingProxyType({}),
 ) -> torch.Tensor:
     """Squared distances (Q, G) float32 by `measure`, less their mean and over their deviation where
-    there are `scales`; infinite where two sets share nothing."""
+    there are `scales`; infinite where two sets share nothing. Raises `NotFiniteError`."""
+    check_finite(query[0], "features of queries")
+    check_finite(gallery[0], "features of the gallery")
     sides = [(features, comparison.groups(present)) for features, present in (query, gallery)]
     (features, groups), (others, other_groups) = sides
     shape, result = (len(features), len(others)), None

@@ -56,8 +56,8 @@ def evaluate_ranking(
     the gallery; memory beside the features is bounded but for some 60 bytes for each pair of one identity and 12 for each
     hundredth of all pairs.
 
-    Raises `ValueError` where only one side has scenes, a length does not fit or a distance to a sample of the query's identity
-    is not a number, `UserError` where no query has a match.
+    Raises `ValueError` where only one side has scenes, a length does not fit or features are not finite (`NotFiniteError`),
+    `UserError` where no query has a match.
     """
     if (query_scenes is None) != (gallery_scenes is None):
         raise ValueError("Give scenes for both query and gallery, or for neither.")
@@ -138,10 +138,6 @@ def match_ranks(distances: Distances, ids: Sequence[Any], keys: Sequence[Any]) -
     queries, gallery = distances.shape
     row, sample, is_match = same_identity(distances.shape, ids, keys)
     value = distances.pairs(row, sample)
-    if np.isnan(value).any():
-        raise ValueError(
-            "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
-        )
     order = np.lexsort((value, row))
     limits = value[order][is_match[order]]
     matches = np.bincount(row[is_match], minlength=queries)
@@ -152,6 +148,10 @@ def match_ranks(distances: Distances, ids: Sequence[Any], keys: Sequence[Any]) -
     ahead = np.zeros(len(limits), np.int64)
     for start, block in distances.tiles():
         block = block.cpu()
+        if block.sum().isnan():
+            raise ValueError(
+                "Some distances are not numbers, so nothing can be ranked by them; check that features are finite."
+            )
         inside = (sample >= start) & (sample < start + block.shape[1])
         same = row[inside], sample[inside] - start
         size = max(1, BLOCK_ELEMENTS // max(1, block.shape[1]))

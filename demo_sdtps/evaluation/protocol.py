@@ -19,6 +19,7 @@ from demo_sdtps.datasets.pairing import unpaired
 from demo_sdtps.evaluation.distances import (
     Distances,
     Side,
+    check_finite,
     describe_incomparable,
     make_comparison,
     measure_in_memory,
@@ -186,7 +187,8 @@ def select_side(cfg: CfgNode, features: torch.Tensor, data: TestData, rows: torc
 
 
 def normalise(cfg: CfgNode, features: torch.Tensor, in_place: bool = False) -> torch.Tensor:
-    """L2-normalised features (n, D) where TEST.FEAT_NORM is yes, else `features`."""
+    """L2-normalised features (n, D) where TEST.FEAT_NORM is yes, else `features`. Raises `NotFiniteError`."""
+    check_finite(features)
     return (
         F.normalize(features, dim=1, out=features if in_place else None)
         if cfg.TEST.FEAT_NORM == "yes"

@@ -17,6 +17,7 @@ from demo_sdtps.evaluation.distances import (
     Comparison,
     Distances,
     Side,
+    check_finite,
     matrix_distances,
     set_distances,
     squared_distances,
@@ -47,8 +48,9 @@ def k_reciprocal(
     index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result, memory grows with
     N · k1 and the size of the neighbourhoods.
     """
-    sides = [F.normalize(side.float(), dim=1) for side in (query_features, gallery_features)]
-    samples, index = torch.cat(sides).unique(dim=0, return_inverse=True)
+    features = torch.cat([query_features.float(), gallery_features.float()])
+    check_finite(features)
+    samples, index = F.normalize(features, dim=1).unique(dim=0, return_inverse=True)
     rows = Rows(lambda places: squared_distances(samples[places], samples), index)
     return _rerank(rows, len(query_features), k1, k2, lambda_value)
 
@@ -56,7 +58,9 @@ def k_reciprocal(
 @torch.no_grad()
 def rerank(comparison: Comparison, query: Side, gallery: Side) -> Distances:
     """`k_reciprocal` by the distances of a comparison; sets that share nothing are as far as can be."""
-    features = F.normalize(torch.cat([query[0], gallery[0]]), dim=1)
+    features = torch.cat([query[0], gallery[0]])
+    check_finite(features)
+    features = F.normalize(features, dim=1)
     present = torch.from_numpy(np.concatenate([query[1], gallery[1]])).to(features)
     samples, index = torch.cat([features, present], dim=1).unique(dim=0, return_inverse=True)
     features, present = samples.split([features.shape[1], present.shape[1]], dim=1)

@@ -6,6 +6,8 @@ from zlib import crc32
 
 import numpy as np
 
+from demo_sdtps.retrieval.features import row_checks
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -46,7 +48,7 @@ def make_rows(schema: "pa.Schema", columns: Any, features: np.ndarray) -> "pa.Ta
         )
     checks = label_checks(arrays, labels)
     arrays[LABEL_CHECK] = pa.array(checks, pa.uint32())
-    arrays[CHECK] = pa.array(feature_checks(features), pa.uint64())
+    arrays[CHECK] = pa.array(row_checks(features), pa.uint64())
     arrays[FEATURE] = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), type=kind)
     return pa.table([arrays[name] for name in schema.names], schema=schema)
 
@@ -65,17 +67,6 @@ def label_checks(columns: Any, names: Sequence[str]) -> np.ndarray:
     return np.fromiter(
         (crc32(text) for text in joined.cast(pa.large_binary()).to_pylist()), np.uint32, len(joined)
     )
-
-
-def feature_checks(features: np.ndarray) -> np.ndarray:
-    """Checksums (n,) uint64 of the bits of features (n, D): the sum of their 8-byte words, each times an odd number, so that a
-    change of one word is always told, and of several with a probability near 1."""
-    pad = -features.shape[1] * features.itemsize % 8 // features.itemsize
-    if pad:
-        features = np.pad(features, ((0, 0), (0, pad)))
-    words = np.ascontiguousarray(features).view(np.uint64)
-    factors = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return words @ (factors | np.uint64(1)) + np.uint64(0x9E3779B97F4A7C15)
 
 
 def stored_features(batch: Any, width: int) -> np.ndarray:

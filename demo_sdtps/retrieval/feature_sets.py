@@ -14,7 +14,7 @@ import torch
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
-from demo_sdtps.evaluation.distances import present_modalities
+from demo_sdtps.evaluation.distances import check_finite, present_modalities
 from demo_sdtps.retrieval.blocks import Gallery, array_blocks
 from demo_sdtps.retrieval.features import decode_present, encode_present
 from demo_sdtps.retrieval.table import Texts, open_table
@@ -70,11 +70,8 @@ def open_features(
 
     def prepare(features: np.ndarray) -> np.ndarray:
         tensor = torch.from_numpy(features).float()
+        check_finite(tensor, f"features in {place}")
         lengths = torch.linalg.vector_norm(tensor, dim=1, keepdim=True)
-        if not lengths.isfinite().all():
-            raise UserError(
-                f"The features {place} are not all finite, or overflow; export them again."
-            )
         # shorter ones are divided by 1e-12, as in F.normalize
         return (tensor / lengths.clamp_min_(1e-12) if normalise else tensor).numpy()
 

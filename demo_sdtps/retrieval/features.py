@@ -48,24 +48,58 @@ class Features(np.ndarray):
     """Features (n, D) float32 of triplets, an array that knows what is `present` in each: the sum of 1 for RGB, 2 for NI and 4
     for TI, (n,) uint8.
 
-    Some rows of it, by a slice, indices or a mask, are `Features` too. What other operations return has None as `present`, as
-    arrays have none: `Features(values, present)` states it.
+    It is stated for the rows, and follows them by their checksums, wherever they are moved, copied or pickled to. It is None
+    where a row is none of these, as of what most operations return: `Features(values, present)` states it.
     """
 
-    present: np.ndarray | None = None
+    _stated: tuple[np.ndarray, np.ndarray] | None = None  # checksums of rows, and their `present`
 
     def __new__(cls, values: np.ndarray, present: np.ndarray) -> "Features":
-        features = np.array(values, np.float32).view(cls)
-        features.present = np.array(present, np.uint8)
-        if features.ndim != 2 or features.present.shape != features.shape[:1]:
+        features, codes = np.array(values, np.float32).view(cls), np.array(present, np.uint8)
+        if features.ndim != 2 or codes.shape != features.shape[:1]:
             raise UserError(
-                f"The features have the shape {features.shape}, and what is present in them {features.present.shape}; give "
+                f"The features have the shape {features.shape}, and what is present in them {codes.shape}; give "
                 "(n, D) and (n,)."
             )
+        features._stated = row_checks(features), codes
         return features
+
+    def __array_finalize__(self, other: Any) -> None:
+        self._stated = getattr(other, "_stated", None)
+
+    @property
+    def present(self) -> np.ndarray | None:
+        if self._stated is None or self.ndim != 2:
+            return None
+        now, (checks, codes) = row_checks(self), self._stated
+        if np.array_equal(now, checks):
+            return codes
+        stated: dict[int, set[int]] = {}
+        for check, code in zip(checks.tolist(), codes.tolist(), strict=True):
+            stated.setdefault(check, set()).add(code)
+        rows = [stated.get(check, ()) for check in now.tolist()]
+        # equal rows of different triplets tell nothing
+        is_known = all(len(row) == 1 for row in rows)
+        return np.array([code for row in rows for code in row], np.uint8) if is_known else None
 
     def __getitem__(self, rows: Any) -> Any:
         chosen = super().__getitem__(rows)
-        if self.present is not None and not isinstance(rows, tuple) and np.ndim(chosen) == 2:
-            chosen.present = self.present[rows]
+        if self._stated and not isinstance(rows, tuple) and np.ndim(chosen) == 2:
+            checks, codes = (column[rows] for column in self._stated)
+            if np.array_equal(checks, row_checks(chosen)):  # these rows have not been moved
+                chosen._stated = checks, codes
         return chosen
+
+    def __reduce__(self) -> Any:
+        present = self.present
+        return super().__reduce__() if present is None else (Features, (np.asarray(self), present))
+
+
+def row_checks(features: np.ndarray) -> np.ndarray:
+    """Checksums (n,) uint64 of the bits of features (n, D): the sum of their 8-byte words, each times an odd number, so that a
+    change of one word is always told, and of several with a probability near 1."""
+    pad = -features.shape[1] * features.itemsize % 8 // features.itemsize
+    features = np.pad(np.asarray(features), ((0, 0), (0, pad))) if pad else np.asarray(features)
+    words = np.ascontiguousarray(features).view(np.uint64)
+    factors = np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return words @ (factors | np.uint64(1)) + np.uint64(0x9E3779B97F4A7C15)

@@ -13,7 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from demo_sdtps.evaluation.distances import Comparison, Side, cohort_scales, set_name
+from demo_sdtps.evaluation.distances import (
+    Comparison,
+    Side,
+    check_finite,
+    cohort_scales,
+    set_name,
+)
 from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.retrieval.blocks import FeatureBlocks, Gallery
 from demo_sdtps.retrieval.features import Nearest
@@ -40,6 +46,7 @@ def search_sets(
     once for each pair of sets.
     """
     queries, present = query
+    check_finite(queries, "features of queries")
     hits = _no_hits(len(queries), top)
     scales = cohort_scales(comparison, query, gallery.present, gallery.take)
     for one, places in comparison.groups(present).items():

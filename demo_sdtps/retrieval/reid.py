@@ -238,7 +238,7 @@ class Reid(ABC):
         """Features, and what is present in them; in other arrays all that the model reads."""
         import torch
 
-        values = torch.from_numpy(np.asarray(features, np.float32))
+        values = torch.from_numpy(np.asarray(features, np.result_type(features, np.float32)))
         present = getattr(features, "present", None)
         if present is None:
             logger.warning(
@@ -297,7 +297,8 @@ def measure_exactly(query: "Tensor", gallery: "Tensor") -> "Tensor":
     """Squared distances (n, m): products of matrices would give equal features distances that differ by rounding."""
     import torch
 
-    return torch.cdist(query, gallery, compute_mode="donot_use_mm_for_euclid_dist").square()
+    exactly = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(query, gallery, compute_mode=exactly).square().float()
 
 
 def _zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from demo_sdtps.config import MODALITIES, UserError
+from demo_sdtps.evaluation.distances import check_finite
 from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery
 from demo_sdtps.retrieval.columns import (
     CHECK,
     FEATURE,
     INTERNAL,
     LABEL_CHECK,
-    feature_checks,
     label_checks,
     make_rows,
     stored_features,
@@ -37,6 +38,7 @@ from demo_sdtps.retrieval.engine import (
     open_handle,
     quote,
 )
+from demo_sdtps.retrieval.features import row_checks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,7 +132,9 @@ class Table:
             return self.handle.count_rows()
 
     def put(self, columns: Any, features: np.ndarray) -> None:
-        """Write rows, features (m, D) and the `labels` columns, in place of those with the same keys, as one version."""
+        """Write rows, features (m, D) and the `labels` columns, in place of those with the same keys, as one version.
+        Raises `NotFiniteError`."""
+        check_finite(torch.from_numpy(features), f"features for {self.place}")
         with self.errors():
             merge = self.handle.merge_insert(self.key).when_matched_update_all()
             merge.when_not_matched_insert_all().execute(make_rows(self.schema, columns, features))
@@ -198,9 +202,11 @@ class Table:
             """The features of a batch in another order, which copies them: Arrow's memory cannot be written to."""
             features = stored_features(batch, self.width)
             is_same = np.array_equal(batch[ROW_ID].to_numpy(), expected)
-            if not (is_same and np.array_equal(feature_checks(features), batch[CHECK].to_numpy())):
+            if not (is_same and np.array_equal(row_checks(features), batch[CHECK].to_numpy())):
                 raise self.damage()
-            return convert(features[order])
+            features = features[order]
+            check_finite(torch.from_numpy(features), f"features in {self.place}")
+            return convert(features)
 
         def scan() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             query, start = handle.search().select([FEATURE, CHECK]).with_row_id(True), 0

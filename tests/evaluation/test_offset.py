@@ -80,6 +80,18 @@ def test_a_common_offset_changes_no_rank(measure, is_normalised, monkeypatch):
     assert_same(score_distances(measured, *labels), *expected)
 
 
+@pytest.mark.parametrize("offset", [0, 2.0**20, 1e6], ids=str)
+def test_an_offset_of_doubles_that_float32_would_round_changes_no_distance(offset):
+    sides = torch.randn(60, 8, generator=generator(4)).double().split([20, 40])
+    # of 2 ** -23, which the doubles hold beside the offset
+    query, gallery = ((side * 2**23).round() / 2**23 for side in sides)
+    expected = distances.squared_distances(query, gallery)
+    actual = distances.squared_distances(query + offset, gallery + offset)
+    exact = (query[:, None] - gallery).square().sum(2)
+    assert actual.dtype == torch.float32 and torch.equal(actual, expected)
+    assert ((actual - exact).abs() / exact.mean()).max() < GAP / 2
+
+
 @pytest.mark.parametrize("value", ["yes", "no"])
 def test_an_evaluation_of_features_with_an_offset(tiny_root, value):
     """By TEST.FEAT_NORM; the same as the documented function has it."""

@@ -206,7 +206,7 @@ def test_rows_of_features_know_what_is_present_and_other_arrays_do_not(reid, fil
     for rows in (slice(1, 4), [3, 0], np.array([2, 2, 5]), features[:, 0] > 0):
         assert np.array_equal(features[rows].present, features.present[rows])
         assert np.array_equal(features[rows], np.eye(7, 5, dtype=np.float32)[rows])
-    for other in (features + 1, features[0], features[:, :2], features.copy(), np.sort(features)):
+    for other in (features + 1, features[0], features[:, 1:], np.sort(features)):
         assert other.present is None
     reid.distance(features[-1:], features[-1:])
     assert not caplog.records
