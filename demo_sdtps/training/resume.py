@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import zipfile
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -105,9 +104,6 @@ def read_last(output: Path) -> Resumed:
 def _read_checkpoint(path: Path) -> Mapping:
     """The content of a last.pth; the text of `UserError` has no full stop."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():  # torch itself does not check the checksums
-                raise zipfile.BadZipFile
         state = cast(Mapping, load_file(path))
         if "optimizers" not in state:
             raise KeyError

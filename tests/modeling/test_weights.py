@@ -4,6 +4,8 @@ import re
 
 import pytest
 import torch
+from feature_stores import damage
+from numeric import numpy_generator
 from tiny import tiny_model
 
 from demo_sdtps.config import UserError
@@ -188,6 +190,26 @@ def test_a_fusion_that_is_not_whole_is_reported(tmp_path):
         UserError, match=rf"broken.pth cannot be used: {re.escape(missing)} is missing"
     ):
         read_checkpoint(tmp_path / "broken.pth")
+
+
+@pytest.mark.parametrize("without_weights", [False, True])
+def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path, without_weights):
+    """Anywhere in a file: torch itself reads other weights from most places."""
+    path, draws = tmp_path / "flipped.pth", numpy_generator(3)
+    content = {"model": tiny_model().state_dict(), "config": "MODEL: {}"}
+    torch.save(content, path)
+    whole, refused = path.read_bytes(), 0
+    for _ in range(60):
+        damage(path, draws, zeroes=False)
+        try:
+            loaded = load_file(path, without_weights)
+        except ValueError:
+            refused += 1
+        else:  # between the entries
+            assert loaded["config"] == content["config"]
+            assert_same(loaded["model"], content["model"])
+        path.write_bytes(whole)
+    assert refused > 40
 
 
 @pytest.mark.parametrize("without_weights", [False, True])

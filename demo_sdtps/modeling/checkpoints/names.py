@@ -51,7 +51,7 @@ def load_file(path: Path, without_weights: bool = False) -> object:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         # Files from before torch 1.6 are no archives and cannot be mapped.
-        mapped = without_weights and zipfile.is_zipfile(path)
+        mapped = check_archive(path) and without_weights
         with warnings.catch_warnings():  # torch warns of a TorchScript archive before it raises
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -63,6 +63,17 @@ def load_file(path: Path, without_weights: bool = False) -> object:
         if isinstance(error, OSError) and error.filename:
             raise
         raise ValueError(f"{path} is of another format, or damaged") from error
+
+
+def check_archive(path: Path) -> bool:
+    """Whether a file is a zip archive, as those of torch.save and TorchScript are; its checksums, which torch does not read,
+    are compared. Raises `BadZipFile`."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():
+            raise zipfile.BadZipFile(damaged)
+    return True
 
 
 def named_tensors(content: object) -> Weights:

@@ -17,6 +17,7 @@ from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.checkpoints.names import (
     OUR_BACKBONE,
     Weights,
+    check_archive,
     clip_to_timm,
     is_demo,
     load_file,
@@ -169,6 +170,7 @@ def read_source(transformer_type: str, source: str) -> Weights:
     if archives:
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript's deprecation does not concern the user
+            check_archive(path)
             return named_tensors(torch.jit.load(path, map_location="cpu").state_dict())
     kinds = f"{'TorchScript archive, ' if archives else ''}state dict of plain tensors or safetensors file"
     raise UserError(
