@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from demo_sdtps.retrieval.features import (
     encode_present,
     modality_mask,
 )
+from demo_sdtps.runtime.errors import nearest_name
 
 if TYPE_CHECKING:  # an exported model needs no torch for features
     from torch import Tensor
@@ -60,6 +62,7 @@ class Reid(ABC):
         return_pattern: int = 3,
         camera: Cameras = None,
         normalise: bool = True,
+        **unknown: Items,
     ) -> Features:
         """Features of n triplets, (n, D) float32, of Euclidean length 1 with `normalise`, and what is present in each.
 
@@ -71,8 +74,11 @@ class Reid(ABC):
         which the mean of the cameras' embeddings is taken. With the camera given, features are those of demo-sdtps export.
 
         Raises `UserError` for an image that cannot be read, or of a modality that the model does not read, numbers of images
-        that differ, a triplet without any image, an unknown pattern or camera, and features that are not finite.
+        that differ, a triplet without any image, an unknown argument, pattern or camera, and features that are not finite.
         """
+        for name in unknown:
+            near = nearest_name(name, signature(self.features).parameters)
+            raise UserError(f"features has no argument {name!r}{near}.")
         if return_pattern not in RETURN_PATTERNS:
             raise UserError(
                 f"The return pattern is {return_pattern!r}, but it must be 1 (original), 2 (enhanced) or 3 (both)."

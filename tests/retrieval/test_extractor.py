@@ -225,6 +225,7 @@ BAD = {
     r"\(32, 16, 3\).*permute": lambda files: {"rgb": torch.zeros(32, 16, 3)},
     "nan.*0 to 1": lambda files: {"rgb": np.full((32, 16, 3), np.nan)},
     "camera is 4.*0 to 3": lambda files: files | {"camera": 4},
+    "argument 'rbg'; the nearest is 'rgb'": lambda files: {"rbg": files["rgb"]},
 }
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from demo_sdtps.modeling.modalities import split_rows
+from demo_sdtps.modeling.modalities import Grid, split_rows
 from demo_sdtps.modeling.slimming.budget import plan_counts
 from demo_sdtps.modeling.slimming.call import (
     STEM,
@@ -131,11 +131,18 @@ class Slim(Slimming):
             self.call = Call(module, find_images((args, kwargs)), masks)
         return args, kwargs
 
-    def end(self, module: nn.Module, *_: object) -> None:
-        """The forward has ended, also by an error."""
+    def end(self, module: nn.Module, args: tuple, output: Any) -> None:
+        """The forward has ended, also by an error, without output."""
         if self.call.by is module and not is_recomputed():
+            under_way = [batch for batches in self.call.batches.values() for batch in batches]
             self.call.by = self.call.foreground = None
             self.call.images, self.call.batches = [], {}
+            if under_way and output is not None:
+                kind, block = type(module).__name__, under_way[0].next_block
+                raise UserError(
+                    f"{kind} made patches that never came to block {block}; slimming follows them through all blocks in their "
+                    "order: name by blocks_at those after the patch convolution, and skip none (layerdrop)."
+                )
 
     def embed(self, number: int, stem: nn.Conv2d, args: tuple, patches: torch.Tensor) -> None:
         """The patch convolution of a tower has made patches (B, C, rows, columns) of images."""
@@ -150,6 +157,7 @@ class Slim(Slimming):
         call.visit(number, STEM, batch, images)
         # A traced graph (torch.jit) has tensors for numbers.
         grid = int(patches.shape[-2]), int(patches.shape[-1])
+        _check_grid(images, stem, grid)
         names, known = self._names(images), None
         rows, masks = split_rows(images, names), call.foreground_shares(images, window, names)
         if self.follow is True and not self.is_stacked and self.reads_saliency:
@@ -180,11 +188,12 @@ class Slim(Slimming):
         if batch is None:
             return None
         stage = sum(block_before < index for block_before in self.blocks)
+        _check_tokens(tokens, block)
         values, state = tower.swap(tokens), batch.states[stage]
         if index in batch.extras:
             values = cut_tokens(values, state, batch.extras[index])
+        _check_prefix(values, state, tower, block)
         if index in self.blocks:
-            _check_prefix(values, state, tower, block)
             values, state = self._run(stage, batch, values, block)
         if state.positions is None:
             return None
@@ -294,6 +303,26 @@ def _rename(path: str, module: nn.Module, weights: dict, prefix: str, *_: object
         weights[f"{prefix}{path}{name.removeprefix(f'{prefix}slimming.')}"] = weights.pop(name)
 
 
+def _check_grid(images: torch.Tensor, stem: nn.Conv2d, grid: Grid) -> None:
+    """Refuse a patch convolution whose patches do not stand where its kernel and steps say."""
+    sides = zip(images.shape[-2:], stem.kernel_size, stem.stride, strict=True)
+    expected = tuple((int(side) - kernel) // step + 1 for side, kernel, step in sides)
+    if grid != expected:
+        raise UserError(
+            f"The patch convolution makes a grid of {grid}, but its kernel {stem.kernel_size} and stride {stem.stride} fit "
+            f"{expected} times: it pads, or is not the one that makes the patches; slimming needs one without padding."
+        )
+
+
+def _check_tokens(tokens: Any, block: nn.Module) -> None:
+    """Refuse a block of anything but tokens, such as of rows and columns, windows or several branches."""
+    if not isinstance(tokens, torch.Tensor) or tokens.ndim != 3:
+        kind = tuple(tokens.shape) if isinstance(tokens, torch.Tensor) else type(tokens).__name__
+        raise UserError(
+            f"{type(block).__name__} gets {kind}, but slimming needs blocks of tokens, (B, L, C); choose another backbone."
+        )
+
+
 def _check_prefix(values: torch.Tensor, state: State, tower: Tower, block: nn.Module) -> None:
     """Refuse the input of a block whose tokens are not those that the grid and the tower say."""
     length = int(values.shape[1])
@@ -301,5 +330,6 @@ def _check_prefix(values: torch.Tensor, state: State, tower: Tower, block: nn.Mo
     if prefix < 0 or (tower.prefix is not None and prefix != tower.prefix):
         raise UserError(
             f"{type(block).__name__} gets {length} tokens where the grid has {state.count} patches, but "
-            f"prefix={tower.prefix} and suffix={tower.suffix} were expected around them; correct these numbers."
+            f"prefix={tower.prefix} and suffix={tower.suffix} were expected around them; correct these numbers, or turn off "
+            "what drops patches beside slimming, such as patch dropout (timm's patch_drop_rate)."
         )

@@ -16,6 +16,7 @@ from demo_sdtps.modeling.slimming.scores.base import Score
 from demo_sdtps.modeling.slimming.stage import check_stages
 from demo_sdtps.modeling.slimming.state import UNNAMED
 from demo_sdtps.modeling.slimming.towers import METHODS, Tower, find_towers
+from demo_sdtps.modeling.slimming.trial import try_slimming
 from demo_sdtps.runtime.errors import UserError, nearest_name
 
 SCORES_BY_NAME = ("saliency", "distinctness", "supervised", "self_supervised")
@@ -48,7 +49,13 @@ def slim(
     the first keeps; False, each its own. `blocks_at` is the path of the blocks where they are not found; `prefix` and `suffix`
     are the numbers of tokens before and after the patches.
 
-    A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library.
+    A score with weights adds them as `slimming.scores.…`. docs/slim.md has an example for each library:
+
+    >>> import demo_sdtps, timm, torch
+    >>> model = demo_sdtps.slim(timm.create_model("vit_tiny_patch16_224"), blocks=(0, 4), keep=(0.5, 0.5))
+    >>> logits = model(torch.randn(2, 3, 224, 224))
+
+    Raises `UserError` for what does not fit the model; a copy on the meta device is tried, which changes nothing of it.
     """
     kind = type(model).__name__
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -87,10 +94,21 @@ def slim(
         raise UserError(
             f"{kind} or a part of it is slimmed already; call demo_sdtps.unslim before."
         )
-    scores = _scores(score, len(blocks), {tower.patches.out_channels for tower in towers})
+    widths = {tower.patches.out_channels for tower in towers}
+    scores = _scores(score, len(blocks), widths)
     settings = {"merge": merge, "restore": restore, "follow": shared, "operations": operations}
     shares = keep if operations is None else ()
-    attach_to(model, towers[0].home, towers, blocks, shares, scores, **settings)
+
+    def attach(model: nn.Module, towers: Sequence[Tower], scores: Sequence[Score]) -> Slim:
+        return attach_to(model, towers[0].home, towers, blocks, shares, scores, **settings)
+
+    def attach_to_copy(model: nn.Module) -> Slim:
+        # By a score that reads nothing but tokens, as those of users need not run there.
+        plain = _scores("distinctness", len(blocks), widths)
+        return attach(model, find_towers(model, blocks_at, prefix, suffix), plain)
+
+    try_slimming(model, attach_to_copy)
+    attach(model, towers, scores)
     return model
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/slim.md, as printed: each on a randomly initialised model, beside the same model without the line."""
+"""The examples of docs/slim.md and of help(demo_sdtps.slim), as printed: each on a randomly initialised model."""
 
 import re
 
@@ -11,7 +11,8 @@ from torch.nn.modules.module import register_module_forward_hook
 import demo_sdtps
 
 PAGE = (ROOT / "docs" / "slim.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+HELP = "".join(re.findall(r">>> (.*\n)", demo_sdtps.slim.__doc__))
+EXAMPLES = [*re.findall(r"```python\n(.*?)```", PAGE, re.S), HELP]
 
 
 @pytest.mark.parametrize(

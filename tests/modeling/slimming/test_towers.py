@@ -144,6 +144,10 @@ BOTH = "but there must be increasing blocks and one share in (0, 1] for each, su
             "operations is 0.2, but 0.342 of them are left where one patch is kept after block 1; raise it, or drop patches "
             "after an earlier block.",
         ),
+        (
+            {"keep": (0.5, 0.2)},
+            "keep is [0.5, 0.2], but 0.2 of 4 patches is less than one; raise it.",
+        ),
         ({"blocks_at": "patch_embed"}, f"blocks_at is 'patch_embed', {NO_LIST}"),
     ],
     ids=str,
@@ -152,15 +156,6 @@ def test_wrong_settings(settings, sentence):
     assert_refuses(
         timm_model("test_vit"), sentence, **{"blocks": (1, 2), "keep": (0.5, 0.5)} | settings
     )
-
-
-def test_less_than_one_patch_is_refused_by_the_first_forward():
-    model = demo_sdtps.slim(timm_model("test_vit"), (1, 2), (0.5, 0.2))
-    with pytest.raises(
-        UserError,
-        match=r"^keep is \[0.5, 0.2\], but 0.2 of 4 patches is less than one; raise it\.$",
-    ):
-        model(torch.randn(1, 3, 64, 32))
 
 
 def test_a_tower_is_found_wherever_it_is():

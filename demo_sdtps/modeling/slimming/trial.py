@@ -1,0 +1,106 @@
+"""A forward of a slimmed copy of a model on the meta device, before the model itself is slimmed (docs/slim.md)."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from demo_sdtps.modeling.slimming.hooks import Slim
+from demo_sdtps.runtime.errors import UserError
+
+NAMES = ("img_size", "image_size", "input_resolution")
+"""Attributes, also of a `config`, in which libraries keep the size of images."""
+SIZES = (
+    224,
+    256,
+    (256, 128),
+    384,
+    (384, 128),
+    (128, 256),
+    448,
+    518,
+    336,
+    512,
+    192,
+    128,
+    96,
+    64,
+    32,
+)
+
+
+def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
+    """Refuse a model whose forward runs, but not where patches are left out, or leaves none out; `attach` slims a model.
+
+    Copies without memory run, so that nothing of the model changes, neither caches nor random numbers: the whole model, or
+    where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell.
+    """
+    try:
+        dense, slimmed = _meta_copy(model), _meta_copy(model)
+    except Exception:
+        return  # Not every model can be copied.
+    slimming = attach(slimmed)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for tower in slimming.towers:
+            slims: list[bool] = []
+            note = lambda *_, to=slims: to.append(slimming.call.current is not None)  # noqa: E731
+            handle = tower.blocks[-1].register_forward_pre_hook(note)
+            names = tower.path.split(".") if tower.path else []
+            for count in range(len(names) + 1):
+                path = ".".join(names[:count])
+                images = _images(dense.get_submodule(path))
+                if images is not None and not slims:
+                    _run(slimmed.get_submodule(path), images)
+            handle.remove()
+            if False in slims:
+                raise UserError(
+                    f"{type(model).__name__} calls these blocks without its patch convolution, so that no patch would be left "
+                    "out; name by blocks_at the blocks that follow it."
+                )
+
+
+def _run(module: nn.Module, images: torch.Tensor) -> None:
+    try:
+        module(images)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{type(module).__name__} runs, but not where patches are left out ({reason}): its blocks need the whole grid, so "
+            "that it cannot be slimmed, or what follows them does, which restore=True gives it."
+        ) from error
+
+
+def _meta_copy(model: nn.Module) -> nn.Module:
+    """A copy on the meta device; the weights are never copied."""
+    memo: dict[int, torch.Tensor] = {id(each): each.detach().to("meta") for each in model.buffers()}
+    for each in model.parameters():
+        memo[id(each)] = nn.Parameter(each.detach().to("meta"), each.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+def _images(module: nn.Module) -> torch.Tensor | None:
+    """Images (2, C, H, W) of a size for which `module` runs; None for none."""
+    stem = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+    for height, width in _sizes(module, stem):
+        images = stem.weight.new_empty(2, stem.in_channels, height, width)
+        try:
+            module(images)
+        except Exception:
+            continue  # Models raise whatever they like for another size.
+        return images
+    return None
+
+
+def _sizes(module: nn.Module, stem: nn.Conv2d) -> Iterator[tuple[int, int]]:
+    """(height, width) that `module` may need: those that it names, one of many patches, and usual ones."""
+    owners = (owner for part in module.modules() for owner in (part, getattr(part, "config", None)))
+    named = [getattr(owner, name, None) for owner in owners for name in NAMES]
+    for size in dict.fromkeys((*named, 64 * stem.stride[0], *SIZES)):
+        sides = (size, size) if isinstance(size, int) else size
+        if isinstance(sides, tuple):
+            yield sides
