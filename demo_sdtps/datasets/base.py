@@ -151,7 +151,12 @@ def find_triplets(
 
 def triplet_paths(folder: Path, names: dict[str, str]) -> list[tuple[str | None, ...]]:
     """Paths of the triplets in `folder`, by folder name of each modality, sorted by that of the first; all must be complete."""
-    places = {modality: existing(folder / names[modality]) for modality in MODALITIES}
+    places = {modality: existing(folder) / names[modality] for modality in MODALITIES}
+    for modality, place in places.items():
+        if not place.is_dir():
+            raise UserError(
+                f"The folder {place} is missing; DATASETS.NAMES Folder reads data without {modality} images."
+            )
     triplets = find_triplets(places)
     for paths in triplets.values():
         if missing := [name for name, path in zip(MODALITIES, paths, strict=True) if not path]:

@@ -1,6 +1,7 @@
 """Own data without code: DATASETS.NAMES Folder and CSV (docs/own_data.md). A triplet may lack images of some modalities."""
 
 import csv
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.base import QUERY, SPLITS, Reader, Sample, find_triplets
 from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
 
+logger = logging.getLogger(__name__)
 JUNK = "-1"
 """The identity of images that are no query and no match, as Market-1501 has them; they are left out."""
 TABLE = ".csv"
@@ -188,12 +190,14 @@ def _folder_rows(
     root: Path, folders: Mapping[str, str], modalities: Sequence[str], pattern: re.Pattern
 ) -> list[TripletRow]:
     rows: list[TripletRow] = []
-    for name in modalities:
-        if not any((root / folders[split] / folders[name]).is_dir() for split in SPLITS):
-            raise UserError(
-                f"No split has a folder {folders[name]} of {name} images; name it by DATASETS.FOLDERS {name}=…, "
-                f"or leave {name} out of MODEL.MODALITIES."
-            )
+    there = {
+        name
+        for name in modalities
+        if any((root / folders[split] / folders[name]).is_dir() for split in SPLITS)
+    }
+    _check_absent(
+        {name: f"folder {folders[name]}" for name in modalities}, there, f"the splits of {root}"
+    )
     for split in SPLITS:
         places = {name: root / folders[split] / folders[name] for name in modalities}
         for stem, paths in find_triplets(places, set(folders.values())).items():
@@ -211,6 +215,24 @@ def _folder_rows(
             camera = labels.get("camera", "")
             rows.append(TripletRow(split, labels["identity"], camera, paths))
     return rows
+
+
+def _check_absent(places: Mapping[str, str], there: Collection[str], where: str) -> None:
+    """Warn of the modalities whose place, a folder or a column, is not there. Raises `UserError` where none is."""
+    absent = {name: place for name, place in places.items() if name not in there}
+    if not there:
+        raise UserError(
+            f"There is no {' and no '.join(absent.values())} in {where}; give the folder, or table, of the images."
+        )
+    for name, place in absent.items():
+        _warn(f"WARNING: there is no {place} in {where}: {name} counts as missing everywhere.")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once, though a command may read its data several times, and in several processes."""
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning(text)
 
 
 def _read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
@@ -248,9 +270,11 @@ def _table_rows(
         raise UserError(
             f"DATASETS.ROOT_DIR is {table}, but for DATASETS.NAMES CSV it must be a table; give its file."
         )
-    needed = ["split", "identity", *(modality.lower() for modality in modalities)]
-    if missing := [name for name in needed if name not in columns]:
-        raise UserError(f"{table} has no column {missing[0]!r}; it needs {', '.join(needed)}.")
+    if missing := [name for name in COLUMNS[:2] if name not in columns]:
+        needed = ", ".join([*COLUMNS[:2], *(name.lower() for name in modalities)])
+        raise UserError(f"{table} has no column {missing[0]!r}; it needs {needed}.")
+    images = {name: f"column {name.lower()}" for name in modalities}
+    _check_absent(images, {name for name in modalities if name.lower() in columns}, str(table))
     rows: list[TripletRow] = []
     for number, line in enumerate(lines, start=2):
         paths = _line_paths(table, number, line, modalities)

@@ -186,8 +186,36 @@ def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
     assert training.any(dim=1).all() and not training.all()
 
 
+@pytest.mark.parametrize("name", ["Folder", "CSV"])
+def test_a_modality_without_a_folder_or_a_column_is_missing_everywhere(tmp_path, name, caplog):
+    """One warning, however often the data are read; without any modality there is an error."""
+    rows = write_incomplete(tmp_path, junk=False)
+    table = tmp_path / "persons.csv"
+    expected = {
+        split: samples_of([(*row[:4], (row[4][0], None, row[4][2])) for row in rows], split)
+        for split in SPLITS
+    }
+    place = tmp_path if name == "Folder" else table
+    for split in SPLITS:
+        shutil.rmtree(tmp_path / split / "NI")
+    with open(table, "w", newline="") as file:
+        lines = [(row[0], *row[2:4], row[4][0], row[4][2]) for row in rows]
+        csv.writer(file).writerows([("split", "identity", "camera", "rgb", "ti"), *lines])
+    opts = (*PATTERN, "MODEL.MODALITIES", "[RGB, NI, TI]")
+    for _ in range(2):
+        splits = read_splits(configuration(place, name, *opts))
+        assert {split: {*samples} for split, samples in splits.items()} == {
+            split: {*samples} for split, samples in expected.items()
+        }
+    (warning,) = caplog.messages
+    assert ("folder NI" if name == "Folder" else "column ni") in warning
+    assert "NI counts as missing everywhere" in warning and str(place) in warning
+    opts = (*PATTERN, "MODEL.MODALITIES", "[NI]")
+    with pytest.raises(UserError, match="There is no .*(NI|ni) in .*; give the folder, or table"):
+        read_splits(configuration(place, name, *opts))
+
+
 MISTAKES = {
-    "folder": (("DATASETS.FOLDERS", "[TI=thermal]"), "No split has a folder thermal of TI images"),
     "entry": (
         ("DATASETS.FOLDERS", "[test=x]"),
         "DATASETS.FOLDERS has 'test=x', but an entry is NAME=FOLDER",
@@ -225,7 +253,7 @@ def test_mistakes_in_folders_are_told(tmp_path, mistake):
         ("train,7,1,lost.png,,", "Line 2 of .* names .*lost.png, which is missing"),
         ("learn,7,1,x.png,,", "Line 2 of .* needs a split"),
         ("train,,1,x.png,,", "needs a split"),
-        (None, "has no column 'ti'"),
+        (None, "has no column 'identity'"),
         ("train,André,1,x.png,,", "is no table in UTF-8"),
         ("", "must be a table"),
     ],
@@ -233,7 +261,7 @@ def test_mistakes_in_folders_are_told(tmp_path, mistake):
 )
 def test_mistakes_in_a_table_are_told(tmp_path, line, expected):
     save(tmp_path / "x.png", pixels(1, 1, "RGB", *SIZE))
-    header = "split,identity,camera,rgb,ni" + (",ti" if line is not None else "")
+    header = f"split,{'identity,' if line is not None else ''}camera,rgb,ni,ti"
     table = tmp_path / "persons.csv"
     if line != "":
         table.write_text(f"{header}\n{line or ''}\n", encoding="latin-1")
@@ -280,9 +308,10 @@ def commands_of(heading):
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
-    """As docs/own_data.md has it, but for the application, with a small checkpoint: thermal images in hundredths of a kelvin,
-    and a gallery half of which is RGB alone."""
+@pytest.mark.parametrize("modalities", [MODALITIES, ("RGB", "TI")], ids="+".join)
+def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command, modalities):
+    """As docs/own_data.md has it, but for the application, with a small checkpoint of three modalities: thermal images in
+    hundredths of a kelvin, and a gallery half of which is RGB alone; also of data without a folder NI."""
     monkeypatch.chdir(tmp_path)
     sizes = "--identities 25 --test_identities 6 --images_per_camera 3 --height 32 --width 16 --workers 1"
     synthetic.triplets(["--root", "drawn", *sizes.split()])
@@ -290,7 +319,7 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
         for number, file in enumerate(sorted(Path("drawn/RGBNT201", folder, "RGB").iterdir())):
             is_query = number % 3 == 0
             split = "train" if folder == "train_171" else "query" if is_query else "gallery"
-            for modality in ("RGB",) if split == "gallery" and number % 2 else MODALITIES:
+            for modality in ("RGB",) if split == "gallery" and number % 2 else modalities:
                 place = Path("my_data", split, modality, f"{file.stem}.png")
                 image = Image.open(file.parents[1] / modality / file.name)
                 if modality == "TI":
@@ -310,7 +339,10 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command):
         main = getattr(mains[name], "main", mains[name])
         code, printed[name], stderr = command(main, *words)
         assert code == 0, stderr
-    assert "gallery: 24 of 48 triplets are complete; 24 lack NI and TI" in printed["check"]
+    lacking = "24 of 48 triplets are complete; 24 lack NI and TI"
+    if "NI" not in modalities:
+        lacking = "0 of 48 triplets are complete; 24 lack NI and TI; 24 lack NI"
+    assert f"gallery: {lacking}" in printed["check"]
     assert "chosen by the split validation" in Path("runs/tuned/log.txt").read_text()
     page = Path("hits.html").read_text()
     assert page.count("P = ") + page.count('unknown"]') == 240
