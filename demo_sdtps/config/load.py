@@ -169,10 +169,23 @@ def read_yaml(path: Path, kind: str, advice: str) -> dict:
     return parse_yaml(text, f"The {kind} {path}")
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """A safe loader that refuses a key that stands twice in one mapping, where PyYAML takes the last."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys: dict[str, yaml.Node] = {}
+        for key, _ in node.value:
+            if (first := keys.setdefault(str(key.value), key)) is not key:
+                lines = [each.start_mark.line + 1 for each in (first, key)]
+                raise yaml.YAMLError(f"{key.value} stands in lines {lines[0]} and {lines[1]}")
+        return node
+
+
 def parse_yaml(text: str, what: str) -> dict:
     """Sections of a YAML text, {} for an empty one; `what` names it in messages."""
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, UniqueKeys)
     except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
         raise UserError(
             f"{what} is not valid YAML ({' '.join(str(error).split())}); correct it."

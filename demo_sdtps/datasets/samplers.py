@@ -58,12 +58,17 @@ class IdentityBatchSampler(EpochBatchSampler):
         generator = self.generator()
         members = self.by_identity.items()
         groups = {label: self._groups(indices, generator) for label, indices in members}
-        batches = []
-        while len(groups) >= self.identities_per_batch:
-            labels, order = list(groups), torch.randperm(len(groups), generator=generator)
-            chosen = [labels[i] for i in order[: self.identities_per_batch]]
+        labels, count, batches = list(groups), self.identities_per_batch, []
+        while len(labels) >= count:
+            # Fisher and Yates' shuffle of the last `count` alone: a batch takes no longer where identities are many.
+            draws = torch.randint(2**62, (count,), generator=generator).tolist()
+            for last, draw in zip(range(len(labels) - 1, -1, -1), draws, strict=False):
+                place = draw % (last + 1)
+                labels[place], labels[last] = labels[last], labels[place]
+            chosen = labels[-count:]
+            del labels[-count:]
             indices = [index for label in chosen for index in groups[label].pop()]
-            groups = {label: rest for label, rest in groups.items() if rest}
+            labels += [label for label in chosen if groups[label]]
             batches.append(_with_seeds(indices, generator))
         return batches
 

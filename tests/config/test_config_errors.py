@@ -3,7 +3,7 @@
 import pytest
 from config_files import error, write
 
-from demo_sdtps.config.load import DEMO_SCHEMA
+from demo_sdtps.config.load import DEMO_SCHEMA, parse_yaml
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
@@ -57,6 +57,11 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
         ("SOLVER:\n  MAX_EPOCHS: many", "SOLVER.MAX_EPOCHS"),
         ("MODEL:\n  NAME: DeMo\n\tHEAD: 4", "line 3"),
         ("- MODEL\n- SOLVER", "KEY: value"),
+        (
+            "MODEL:\n  HEAD: 4\nSOLVER:\n  SEED: 1\nMODEL:\n  HDM: True",
+            "MODEL stands in lines 1 and 5",
+        ),
+        ("SOLVER:\n  SEED: 1\n  SEED: 2", "SEED stands in lines 2 and 3"),
         ("OUTPUT_DIR: Läufe".encode("latin-1"), "cannot be read"),
         ("_BASE_: none.yml", "none.yml cannot be read"),
         ("_BASE_: run.yml", "cannot start from its _BASE_ (it starts from itself)"),
@@ -77,3 +82,12 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path, content, reason):
 def test_a_missing_file_is_reported(tmp_path, schema):
     message = error(tmp_path / "none.yml", (), schema)
     assert str(tmp_path / "none.yml") in message and f"such as {schema.example}" in message
+
+
+def test_a_section_may_take_over_the_keys_of_another(tmp_path):
+    """By YAML's merge, also that of a section that has taken over others."""
+    path = write(
+        tmp_path,
+        "MODEL: &first {HEAD: 4}\nINPUT: &second\n  <<: *first\n  HEAD: 5\nSOLVER:\n  <<: *second\n",
+    )
+    assert parse_yaml(path.read_text(), "x")["SOLVER"] == {"HEAD": 5}

@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter
+from itertools import combinations
 
 import pytest
 import torch
@@ -42,6 +43,21 @@ def test_sampler_batches(batch_size, instances):
         # It stops only where fewer identities with a group left remain than a batch needs.
         left = sum(groups[label] < max(1, count // instances) for label, count in COUNTS.items())
         assert left < batch_size // instances
+
+
+def test_identities_are_drawn_alike():
+    """Each comes in every place of the first batch about as often, with each other one, and none is preferred at the end."""
+    sampler = IdentityBatchSampler(range(6), 3, 1, seed=0)
+    places, pairs, last = Counter(), Counter(), Counter()
+    for epoch in range(900):
+        first, second = ([index for index, _ in batch] for batch in epoch_of(sampler, epoch))
+        places.update(zip(first, range(3), strict=True))
+        pairs.update(combinations(sorted(first), 2))
+        last.update(second)
+    # standard deviations 11, 12 and 14
+    assert len(places) == 18 and all(100 < count < 200 for count in places.values())
+    assert len(pairs) == 15 and all(120 < count < 240 for count in pairs.values())
+    assert len(last) == 6 and all(380 < count < 520 for count in last.values())
 
 
 def test_a_short_identity_is_filled_with_its_own_samples():
