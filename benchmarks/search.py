@@ -63,9 +63,9 @@ def approximate_rows(quick: bool, device: torch.device) -> list[Row]:
     query, first = block(QUERIES, queries, gallery, width), gallery * 10 // 11
     with tempfile.TemporaryDirectory() as place:
         table = write_table(place, first, width)
-        _, building = timed(partial(refresh, table.handle))
+        _, building = timed(partial(refresh, table))
         write_table(place, gallery, width, first)
-        _, growing = timed(partial(refresh, table.handle))
+        _, growing = timed(partial(refresh, table))
         rows = read_rows(place)
         whole, exact_seconds = timed(partial(exact, query, rows))
         names = rows.gallery().names

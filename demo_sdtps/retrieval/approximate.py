@@ -3,24 +3,25 @@
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
+from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.retrieval.blocks import FeatureBlocks
-from demo_sdtps.retrieval.columns import CHECK, FEATURE
-from demo_sdtps.retrieval.engine import connect, quote
+from demo_sdtps.retrieval.checksums import INDICES, damaged_files
+from demo_sdtps.retrieval.columns import CHECK, FEATURE, table_schema
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.nearest import among, nearest
-from demo_sdtps.retrieval.table import BATCH, Rows, Table
+from demo_sdtps.retrieval.table import BATCH, Rows, Table, create_table, open_table
 
 FEWEST = 256  # triplets of an index; fewer are searched exactly
 PARTITION = 1 << 16  # rows of each graph (HNSW), of which PROBES are searched
 PROBES = 8
 LEAST, PER_HIT = 100, 10  # candidates, at least and per hit
 SAMPLE = 100  # queries by which recall is measured, at most
+WHOLE_CHECK = "whole_check"  # of the feature whose columns are in a table beside it
 RECALL, MEASURED = b"recall", b"recall_rows"
 """Of the metadata of an index's column: its recall, and the rows that it had then."""
 
@@ -45,11 +46,11 @@ def approximate(
         return nearest(queries, gallery, names, top)
     with table.errors():
         is_whole = gallery.width == table.width
-        handle = table.handle if is_whole else columns_table(table, rows, gallery)
-        rows_indexed = str(refresh(handle))
-        about = handle.schema.field(FEATURE).metadata or {}
+        indexed = table if is_whole else columns_table(table, rows, gallery)
+        rows_indexed = str(refresh(indexed))
+        about = indexed.schema.field(FEATURE).metadata or {}
         count = min(len(gallery), max(LEAST, PER_HIT * top))
-        candidates = find_candidates(handle, table.key, queries, count, rows)
+        candidates = find_candidates(indexed, queries, count, rows)
     candidates[~np.isin(candidates, gallery.rows)] = -1
     hits = among(queries, gallery, names, top, candidates)
     text = about.get(RECALL, b"").decode()
@@ -59,75 +60,78 @@ def approximate(
         exact = nearest(queries[sample], gallery, names, top)
         share = recall(Nearest(*(column[sample] for column in hits)), exact)
         text = f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})"
-        with table.errors():
+        with indexed.change():
             about = {RECALL.decode(): text, MEASURED.decode(): rows_indexed}
-            handle.update_field_metadata({"path": FEATURE, "metadata": about})
+            indexed.handle.update_field_metadata({"path": FEATURE, "metadata": about})
     print_lines(f"{title}: {text}")
     return hits
 
 
-def columns_table(table: Table, rows: Rows, gallery: FeatureBlocks) -> Any:
+def columns_table(table: Table, rows: Rows, gallery: FeatureBlocks) -> Table:
     """The table of the columns of `gallery`, brought up to date, beside that of whole features: what has another checksum there
     is written again, or deleted."""
     import pyarrow as pa
 
-    key = table.schema.field(table.key)
-    kind = pa.list_(pa.float32(), gallery.width)
-    schema = pa.schema([key, pa.field(CHECK, pa.uint64()), pa.field(FEATURE, kind)])
-    name, database = re.sub(r"\W+", "_", gallery.name), connect(table.place)
-    handle = None
-    with suppress(ValueError):  # there is none
-        handle = database.open_table(name)
-    if handle is None or handle.schema.field(FEATURE).type != kind:  # of another model
-        handle = database.create_table(name, schema=schema, mode="overwrite")
-    stored, current = (
-        dict(zip(*(column.to_pylist() for column in each.columns), strict=True))
-        for each in (
-            each.search().select([table.key, CHECK]).to_arrow().select([table.key, CHECK])
-            for each in (handle, table.handle)
-        )
-    )
+    name, columns, stored = re.sub(r"\W+", "_", gallery.name), None, {}
+    with suppress(UserError):  # damaged
+        if before := open_table(table.place, table.advice, name):
+            columns, stored = before, checksums(before, WHOLE_CHECK)
+    if columns is None or columns.width != gallery.width:  # of another model
+        schema = table_schema({table.key: pa.string(), WHOLE_CHECK: pa.uint64()}, gallery.width)
+        columns, stored = create_table(table.place, {}, schema, table.advice, name=name), {}
+    current = checksums(table, CHECK)
     keys = rows.columns[table.key].take(pa.array(gallery.rows)).to_pylist()
     places = [place for place, text in enumerate(keys) if stored.get(text) != current[text]]
-    outdated = [text for text, check in stored.items() if current.get(text) != check]
-    for start in range(0, len(outdated), BATCH):
-        handle.delete(f"{table.key} IN ({', '.join(map(quote, outdated[start : start + BATCH]))})")
+    columns.delete([text for text, check in stored.items() if current.get(text) != check])
     for start in range(0, len(places), BATCH):
         chosen = places[start : start + BATCH]
-        values = pa.array(gallery.take(gallery.rows[chosen]).ravel())
         texts = [keys[place] for place in chosen]
-        checks = pa.array([current[text] for text in texts], pa.uint64())
-        lists = pa.FixedSizeListArray.from_arrays(values, type=kind)
-        merge = handle.merge_insert(table.key).when_matched_update_all()
-        merge.when_not_matched_insert_all().execute(
-            pa.table([pa.array(texts, key.type), checks, lists], schema=schema)
-        )
-    return handle
+        values = {table.key: texts, WHOLE_CHECK: [current[text] for text in texts]}
+        columns.put(values, gallery.take(gallery.rows[chosen]))
+    return columns
 
 
-def refresh(handle: Any) -> int:
-    """Make the index of a table's features, or let it grow by what it does not have: → its rows."""
+def checksums(table: Table, column: str) -> dict[str, int]:
+    """A column of checksums by the key."""
+    with table.errors():
+        result = table.handle.search().select([table.key, column]).to_arrow()
+        keys, values = (result[name].to_pylist() for name in (table.key, column))
+    return dict(zip(keys, values, strict=True))
+
+
+def refresh(table: Table) -> int:
+    """Make the index of a table's features where there is none or a damaged one, or let it grow by what it does not have: → its
+    rows."""
     from lancedb.index import HnswSq
 
+    handle = table.handle
     handle.checkout_latest()
-    if not handle.list_indices():
+    indices = handle.list_indices()
+    if indices and (damaged := damaged_files(table.folder, INDICES)):
+        print_lines(f"The approximate index in {table.place} is damaged and made anew")
+        with table.change():
+            handle.drop_index(indices.pop().name)
+            for path in damaged:
+                path.unlink(missing_ok=True)
+    if not indices:
         partitions = -(-handle.count_rows() // PARTITION)
         index = HnswSq("l2", partitions, max_iterations=8, sample_rate=64, ef_construction=100)
-        handle.create_index(FEATURE, config=index)
+        with table.change():
+            handle.create_index(FEATURE, config=index)
     (built,) = handle.list_indices()
     if handle.index_stats(built.name).num_unindexed_rows:
-        handle.optimize()
+        with table.change():
+            handle.optimize()
     return handle.index_stats(built.name).num_indexed_rows
 
 
-def find_candidates(
-    handle: Any, key: str, queries: np.ndarray, count: int, rows: Rows
-) -> np.ndarray:
-    """Which of the rows (Q, count) int64 the index has as the nearest of queries (Q, D), -1 for none."""
+def find_candidates(table: Table, queries: np.ndarray, count: int, rows: Rows) -> np.ndarray:
+    """Which of the rows (Q, count) int64 the index of a table has as the nearest of queries (Q, D), -1 for none."""
     import pyarrow.compute as pc
 
-    query = handle.search(queries if len(queries) > 1 else queries[0]).nprobes(PROBES).ef(count)
-    result = query.limit(count).select([key, "_distance"]).to_arrow()
+    query = table.handle.search(queries if len(queries) > 1 else queries[0])
+    query, key = query.nprobes(PROBES).ef(count).limit(count), table.key
+    result = query.select([key, "_distance"]).to_arrow()
     numbers = np.zeros(len(result), np.int64)
     if len(queries) > 1:
         numbers = result["query_index"].to_numpy()

@@ -50,9 +50,9 @@ def connect(place: str | Path) -> Any:
     return lancedb.connect(str(place))
 
 
-def open_handle(place: str) -> Any:
-    """LanceDB's table at a place."""
-    return connect(place).open_table(TABLE)
+def open_handle(place: str, name: str) -> Any:
+    """LanceDB's table of a name at a place."""
+    return connect(place).open_table(name)
 
 
 def engine_message(error: BaseException) -> str:

@@ -2,12 +2,12 @@
 
 A `Table` is written by `put` and `delete`, each of them one version; LanceDB commits versions atomically, keeps readers on
 theirs, and merges what several processes write. `Rows` are one version as it is read. LanceDB does not check the data that it
-reads, so two columns are checksums of each row, which all reading compares.
+reads, so two columns are checksums of each row, and other files have their own (checksums.py), which all reading compares.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.distances import check_finite
 from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery
+from demo_sdtps.retrieval.checksums import DELETIONS, damaged_files, manifest, record_files
 from demo_sdtps.retrieval.columns import (
     CHECK,
     FEATURE,
@@ -94,11 +95,13 @@ class Table:
     """The table of a place. `facts` is what its writer recorded when it was made, by name, such as `describe_origin`.
 
     The first column is the key: a row for each value. `place` is as the user wrote it; `advice` ends the sentence on a table
-    that cannot be used.
+    that cannot be used; `folder` is None in object storage.
     """
 
     def __init__(self, place: str | Path, handle: Any, advice: str):
         self.place, self.handle, self.advice = str(place), handle, advice
+        self.folder = None if is_remote(place) else Path(place, f"{handle.name}.lance")
+        self._check()
         metadata = handle.schema.metadata or {}
         self.facts = {key.decode(): json.loads(text) for key, text in metadata.items()}
 
@@ -135,13 +138,13 @@ class Table:
         """Write rows, features (m, D) and the `labels` columns, in place of those with the same keys, as one version.
         Raises `NotFiniteError`."""
         check_finite(torch.from_numpy(features), f"features for {self.place}")
-        with self.errors():
+        with self.change():
             merge = self.handle.merge_insert(self.key).when_matched_update_all()
             merge.when_not_matched_insert_all().execute(make_rows(self.schema, columns, features))
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete the rows of some keys."""
-        with self.errors():
+        with self.change():
             for start in range(0, len(keys), BATCH):
                 quoted = (quote(key) for key in keys[start : start + BATCH])
                 self.handle.delete(f"{self.key} IN ({', '.join(quoted)})")
@@ -149,7 +152,7 @@ class Table:
     def tidy(self) -> None:
         """Merge the files of many small changes, and remove those that no version of the last day has. What is merged is
         written anew, so a few are left as they are."""
-        with self.errors():
+        with self.change():
             if self.handle.stats()["fragment_stats"]["num_small_fragments"] > MOST_FRAGMENTS:
                 self.handle.optimize(cleanup_older_than=KEPT)
 
@@ -169,8 +172,9 @@ class Table:
 
         with self.errors():
             self.handle.checkout_latest()
-            handle = open_handle(self.place)
+            handle = open_handle(self.place, self.handle.name)
             handle.checkout(self.handle.version)
+        self._check()
         chosen = None if where is None else self._filter(handle, where)
         labels, batches = self.labels, []
         kept = [name for name in labels if names is None or name in {*names, self.key}]
@@ -243,8 +247,20 @@ class Table:
                 f"The filter {where!r} cannot be used: {what}; the table {self.place} has the columns {columns}."
             ) from None
 
+    def _check(self) -> None:
+        """Raise `UserError` where files of the version that this process knows are damaged."""
+        if damaged_files(self.folder, manifest(self.version), DELETIONS):
+            raise self.damage()
+
     def damage(self) -> UserError:
         return UserError(f"The table {self.place} is damaged; {self.advice}.")
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """A change by the engine, whose files get checksums."""
+        with self.errors():
+            yield
+            record_files(self.folder)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -253,17 +269,18 @@ class Table:
             yield
 
 
-def open_table(place: str | Path, advice: str) -> Table | None:
+def open_table(place: str | Path, advice: str, name: str = TABLE) -> Table | None:
     """The table at a place, None where there is none. Raises `UserError` for an old index, other files, and a damaged table."""
     check_place(place)
+    if not is_remote(place) and not Path(place).is_dir():
+        return None
     with engine_errors(str(place), advice):
         try:
-            handle = open_handle(str(place)) if is_remote(place) or Path(place).is_dir() else None
+            return Table(place, open_handle(str(place), name), advice)
         except ValueError as error:
             if "was not found" not in str(error):
                 raise
-            handle = None
-    return None if handle is None else Table(place, handle, advice)
+    return None
 
 
 def create_table(
@@ -272,9 +289,10 @@ def create_table(
     schema: "pa.Schema",
     advice: str,
     batches: "Iterable[pa.Table]" = (),
+    name: str = TABLE,
 ) -> Table:
-    """A new table with what it records and these rows of `make_rows`, in place of the one that is there, at once; `schema` is
-    one of `table_schema`."""
+    """A new table with what it records and these rows of `make_rows`, in place of the one that is there, at once, unless that
+    is damaged; `schema` is one of `table_schema`."""
     import pyarrow as pa
 
     check_place(place)
@@ -283,13 +301,13 @@ def create_table(
         schema = schema.with_metadata(texts)
         rows = (batch for table in batches for batch in table.to_batches())
         reader = pa.RecordBatchReader.from_batches(schema, rows)
-        database = connect(place)
-        mode = "create"
-        if TABLE in database.list_tables().tables:
-            try:
-                database.open_table(TABLE)
-                mode = "overwrite"
-            except (ValueError, RuntimeError, OSError):  # damaged
-                database.drop_table(TABLE)
-        handle = database.create_table(TABLE, reader, mode=mode)
-    return Table(place, handle, advice)
+        database, is_sound = connect(place), False
+        if name in database.list_tables().tables:
+            with suppress(UserError):
+                is_sound = open_table(place, advice, name) is not None
+            if not is_sound:
+                database.drop_table(name)
+        mode = "overwrite" if is_sound else "create"
+        table = Table(place, database.create_table(name, reader, mode=mode), advice)
+        record_files(table.folder)
+    return table

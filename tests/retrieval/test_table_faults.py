@@ -1,0 +1,128 @@
+"""A gallery's index where something goes wrong: killed and simultaneous processes, damaged files, a disk that is read-only."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+from feature_stores import damage
+from gallery_process import BATCH, COUNT, hits_at, paint, pixels_of, update_index
+from numeric import numpy_generator
+
+from demo_sdtps.retrieval import gallery
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")]),
+}
+KILLS = int(os.environ.get("TEST_KILLS", "4"))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(gallery, "BATCH", BATCH)
+
+
+@pytest.fixture
+def place(tmp_path):
+    paint(tmp_path, range(COUNT), 0)
+    return tmp_path
+
+
+def start(place, *before):
+    """A process that updates and searches the index when it is told to."""
+    words = [*before, sys.executable, ROOT / "tests" / "helpers" / "gallery_process.py", place]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(words, text=True, cwd=ROOT, env=ENVIRONMENT, **pipes)
+    while (line := process.stdout.readline()) != "ready\n":
+        assert line, process.stderr.read()
+    return process
+
+
+def undisturbed(place):
+    """The hits of an index that is made anew."""
+    with tempfile.TemporaryDirectory() as other:
+        os.symlink(place / "gallery", Path(other, "gallery"))
+        update_index(Path(other))
+        return hits_at(other)
+
+
+@pytest.mark.slow
+def test_killed_processes_lose_the_batch_in_hand_at_most(place):
+    """At random moments of making an index, of bringing it up to date and of an approximate index; the next command goes on."""
+    draws = numpy_generator(1)
+    seconds = float(start(place).communicate("go\n")[0].split()[-1])
+    for number in range(KILLS):
+        if number % 3 == 0:
+            shutil.rmtree(place / "index")
+        else:
+            paint(place, draws.permutation(COUNT)[: COUNT // 3], number)
+        (place / "log").write_text("")
+        process = start(place)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        time.sleep(seconds * draws.random())
+        process.kill()
+        process.communicate()
+        batches = [line.split() for line in (place / "log").read_text().splitlines()]
+        rest = []
+
+        def extract(triplets, rest=rest):
+            rest += [triplet.name for triplet in triplets]
+            return pixels_of(triplets)
+
+        update_index(place, extract)
+        assert {*rest}.isdisjoint(itertools.chain(*batches[:-1]))
+        assert hits_at(place) == undisturbed(place)
+        assert not any(update_index(place))
+        assert isinstance(hits_at(place, is_approximate=True), tuple)
+
+
+DAMAGED = {
+    "rows": "features.lance/data/*",
+    "deletions": "features.lance/_deletions/*",
+    "versions": "features.lance/_versions/*",
+    "transactions": "features.lance/_transactions/*",
+    "checksums": "features.lance/checksums",
+    "index": "features.lance/_indices/*/*",
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """An index of several versions, with deleted rows and an approximate index."""
+    place = tmp_path_factory.mktemp("sound")
+    paint(place, range(COUNT), 0)
+    update_index(place)
+    hits_at(place, is_approximate=True)
+    for number in range(40, 50):
+        (place / "gallery" / "RGB" / f"{number:03}.png").unlink()
+    update_index(place)
+    return place
+
+
+@pytest.mark.parametrize("zeroes", [False, True], ids=["flipped", "zeroed"])
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damage_of_any_file_gives_no_other_hits(sound, kind, zeroes, tmp_path, capsys):
+    """Each is of a copy, because LanceDB may remember what it has read."""
+    draws = numpy_generator(9)
+    expected = [hits_at(sound), hits_at(sound, is_approximate=True)]
+    for number in range(5):
+        copy = tmp_path / str(number)
+        shutil.copytree(sound / "index", copy / "index")
+        damage(draws.choice(sorted((copy / "index").glob(DAMAGED[kind]))), draws, zeroes)
+        capsys.readouterr()
+        for is_approximate in (False, True):
+            hits = hits_at(copy, is_approximate)
+            is_told = isinstance(hits, str) and " damaged" in hits
+            assert is_told or hits == expected[is_approximate]
+            if kind == "deletions":
+                assert is_told
+            if kind == "index" and is_approximate:
+                assert "is damaged and made anew" in capsys.readouterr().out
