@@ -39,7 +39,7 @@ def load_model_and_data(
     checkpoint = read_checkpoint(cfg.TEST.WEIGHT)
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
     model = make_model(cfg, checkpoint.num_class, checkpoint.camera_num)
-    load_weights(model, checkpoint)
+    load_weights(model, checkpoint, cfg)
     result = _read_samples(cfg, splits, model.backbone.cameras, checkpoint.path)
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import WITHOUT_EFFECT
-from demo_sdtps.config.load import StoredText, flatten
+from demo_sdtps.config.load import StoredText, flatten, parse_yaml
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.threads import THREADS, cpu_cores
 
@@ -34,6 +33,17 @@ Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 def is_exported(path: str | Path) -> bool:
     return Path(path).suffix in SUFFIXES
+
+
+def other_settings(cfg: CfgNode, config: StoredText) -> dict[str, tuple[Any, Any]]:
+    """The keys of a configuration that belong to a model, and have other values in the stored `config`: both values."""
+    stored = flatten(parse_yaml(config.text, f"The configuration in {config}"))
+    return {
+        key: (value, stored[key])
+        for key, value in flatten(cfg).items()
+        if key in FIXED or (key.startswith("MODEL.") and key not in WITHOUT_EFFECT)
+        if value != stored.get(key, value)
+    }
 
 
 class ExportedModel:
@@ -66,14 +76,11 @@ class ExportedModel:
 
     def check_settings(self, cfg: CfgNode) -> None:
         """Raise `UserError` where a configuration differs from the file's in what the graph fixes."""
-        stored = flatten(yaml.safe_load(self.config.text))
-        for key, value in flatten(cfg).items():
-            is_fixed = key in FIXED or (key.startswith("MODEL.") and key not in WITHOUT_EFFECT)
-            if is_fixed and value != stored.get(key, value):
-                raise UserError(
-                    f"{key} is {value}, but {self.path} was exported with {stored[key]}; leave out the key or the "
-                    "configuration file, or export the checkpoint again."
-                )
+        for key, (value, stored) in other_settings(cfg, self.config).items():
+            raise UserError(
+                f"{key} is {value}, but {self.path} was exported with {stored}; leave out the key or the "
+                "configuration file, or export the checkpoint again."
+            )
 
     def features(
         self, triplets: Sequence[Sequence[np.ndarray | None]], cameras: Sequence[int]

@@ -43,7 +43,7 @@ def make_extractor(cfg: CfgNode) -> "Extractor":
     origin = _origin(checkpoint)
     extractor = Extractor(settings, checkpoint.num_class, checkpoint.camera_num, origin)
     check_trained_on(cfg, checkpoint.origin.get("dataset"), checkpoint.path)
-    load_weights(extractor.model, checkpoint)
+    load_weights(extractor.model, checkpoint, cfg)
     extractor.weights = cfg.TEST.WEIGHT
     return extractor
 

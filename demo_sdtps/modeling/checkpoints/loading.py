@@ -21,7 +21,7 @@ from demo_sdtps.modeling.checkpoints.names import (
     load_file,
     named_tensors,
 )
-from demo_sdtps.modeling.exported import ExportedModel, is_exported
+from demo_sdtps.modeling.exported import ExportedModel, is_exported, other_settings
 from demo_sdtps.runtime.files import atomic_write, read_json
 
 MAX_NAMED = 3
@@ -32,6 +32,10 @@ SAVED, SAVED_PREFIX, SAVED_CONFIG = "model.safetensors", "model.", "config.json"
 IN_FOLDER = ("last.pth", "best.pth", SAVED)
 """What a folder is read from, the first that it has: of a run the last epoch, whose figures are fair (docs/models.md)."""
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.pth)(?<!\.safetensors)")
+IN_TRAINING = re.compile(
+    r"TEST\.|MODEL\.(DROP_|ATT_DROP|FROZEN|SDTPS_\w*GUMBEL|ID_|IF_|METRIC_|TRIPLET_|NO_MARGIN|\w+_LOSS_WEIGHT)"
+)
+"""Keys with which a checkpoint may be evaluated or trained: they are not part of the model in evaluation."""
 ORIGIN = ("dataset", "data", "cameras", "epoch", "commit", "metrics", "calibration")
 
 logger = logging.getLogger(__name__)
@@ -41,13 +45,14 @@ logger = logging.getLogger(__name__)
 class Checkpoint:
     """A model's weights under our names, its numbers of identities and cameras, and those of ORIGIN that are known: the data
     set that it was trained on, what its images are, what its cameras are called, the epoch, and, of a saved `Extractor`, the
-    commit, the record of its evaluation and its calibration."""
+    commit, the record of its evaluation and its calibration; and the configuration of the training as YAML."""
 
     path: Path
     model: dict[str, torch.Tensor]
     num_class: int
     camera_num: int
     origin: Mapping[str, Any]
+    config: str = ""
     has_demo_names: bool = False
 
 
@@ -102,7 +107,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         )
     cameras = len(weights[CAMERAS]) if CAMERAS in weights else content.get("camera_num", 1)
     origin = {name: content[name] for name in ORIGIN if content.get(name) is not None}
-    return Checkpoint(path, weights, classes[0], cameras, origin, has_demo_names)
+    text = str(content.get("config") or "")
+    return Checkpoint(path, weights, classes[0], cameras, origin, text, has_demo_names)
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
@@ -172,19 +178,30 @@ def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mappin
     return path, content
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's weights into `model`.
+def load_weights(model: nn.Module, checkpoint: Checkpoint, cfg: CfgNode | None = None) -> None:
+    """Load a checkpoint's weights into `model`, of the configuration `cfg`, if given.
 
-    Those of a score of patches are left out, with a warning, where the model's has none.
+    Those of a score of patches are left out, with a warning, where the model's has none; it is a warning, too, where keys that
+    features depend on have other values than in the training.
     """
     is_scored = any(name.startswith(SLIMMING) for name in model.state_dict())
     is_score = lambda name: not is_scored and name.startswith(SLIMMING)  # noqa: E731
     _, left_out = fill_model(model, checkpoint.model, checkpoint.path, is_score)
+    stored = StoredText(checkpoint.path, checkpoint.config)
+    changes = other_settings(cfg, stored) if cfg and checkpoint.config else {}
+    trained = [
+        f"{key} {was} (here {now})"
+        for key, (now, was) in changes.items()
+        if not IN_TRAINING.match(key)
+    ]
     if left_out:
+        trained.append("a score of patches (slimming), which is not used here, so it is left out")
+    if trained:
         logger.warning(
-            "WARNING: the weights %s were trained with a score of patches (slimming) that the configuration "
-            "does not use, so it is left out.",
+            "WARNING: the weights %s were trained with %s: the figures are not those of the model that was trained; it is used "
+            "as it is where its weights are given without another configuration.",
             checkpoint.path,
+            ", ".join(trained),
         )
 
 

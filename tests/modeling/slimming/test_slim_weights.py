@@ -1,6 +1,7 @@
 """Slimming (MODEL.SLIM_BLOCKS) of checkpoints that were trained without it, or with other settings, by test_net.py."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -93,6 +94,18 @@ def test_a_score_trained_with_other_stages(checkpoint, evaluate):
     for opts in ((*ONE_STAGE, *score("sdtps")), (*STAGES, *score("supervised"), *WITH_MASKS)):
         code, _, stderr = evaluate(weights, *opts)
         assert code == 2 and f"The weights {weights} do not fit" in stderr
+
+
+def test_a_model_of_other_settings_than_in_its_training_is_warned_of(checkpoint, evaluate, caplog):
+    """Its weights fit both, so nothing else tells."""
+    slimmed = (*STAGES, *score("distinctness"))
+    weights = checkpoint(*slimmed, "MODEL.ID_LOSS_WEIGHT", 0.25)
+    own = evaluate(weights, *slimmed, "MODEL.DROP_PATH", 0.2)[1]
+    assert not caplog.records
+    assert evaluate(weights)[1] != own
+    assert re.search(r"trained with .*MODEL.SLIM_BLOCKS \[1, 3\] \(here \[\]\)", caplog.text)
+    assert f"the weights {weights} " in caplog.text and "LOSS" not in caplog.text
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("opts", [(), (*ONE_STAGE, *score("distinctness"))])
