@@ -77,7 +77,7 @@ def serve(place, *words):
         process.wait(20)
 
 
-def requests_of(driver):
+def list_requests(driver):
     """Addresses that the pages asked for, but for those that are the data themselves."""
     events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
     actual = [
@@ -154,7 +154,7 @@ def test_a_browser_shows_hits_and_kept_patches_of_dropped_images(place, command)
         assert until(lambda: page.texts("p code") == ["camera = 2"])
         assert all("camera 2" in text for text in page.texts(".near figcaption"))
         driver.switch_to.default_content()
-        asked = requests_of(driver)
+        asked = list_requests(driver)
         assert len(asked) > 5 and all(url.startswith(address) for url in asked), asked
     assert "asked for" not in (place / "output.txt").read_text()
     code, _, stderr = command(search.main, *words, "--query", "query", "--csv", "x.csv")

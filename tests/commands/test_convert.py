@@ -4,7 +4,7 @@ import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, FUSION, cli_args_for
 from golden_cases import relative_error
-from numeric import seed_of
+from numeric import shift_seed
 
 from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.config import load_cfg
@@ -25,7 +25,7 @@ def words(tiny_root):
 def ours(words, tmp_path_factory):
     """A checkpoint with every module's weights, as train_net.py writes one."""
     cfg = load_cfg(CONFIG, words[2:])
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     model = make_model(cfg, 6, 4)
     for name, tensor in model.named_buffers():
         if "running" in name:
@@ -94,7 +94,7 @@ def test_another_run_starts_from_the_backbone(convert, ours, demo, words, tmp_pa
 
 
 def test_every_form_gives_the_same_features(exported_arrays, convert, words, ours, demo, tmp_path):
-    def features_of(path):
+    def export_features(path):
         return torch.from_numpy(exported_arrays(*words, "--weight", path)["features"])
 
     weights = torch.load(demo, weights_only=True)
@@ -103,14 +103,14 @@ def test_every_form_gives_the_same_features(exported_arrays, convert, words, our
     torch.save({"state_dict": prefixed, "epoch": 50}, tmp_path / "contained.pth")
     convert(demo, tmp_path / "ours.pth", "ours")
     convert(ours, tmp_path / "demo.pth", "demo")
-    expected = features_of(ours)
+    expected = export_features(ours)
     for path in (demo, *tmp_path.glob("*.pth")):
-        assert torch.equal(features_of(path), expected), path
+        assert torch.equal(export_features(path), expected), path
     # A mistake in the experts would show.
     content = torch.load(ours, weights_only=True)
     content["model"]["atmoe.expert_weight"] = content["model"]["atmoe.expert_weight"].flip(0)
     torch.save(content, tmp_path / "flipped.pth")
-    others, original = features_of(tmp_path / "flipped.pth"), 3 * BACKBONE_WIDTH
+    others, original = export_features(tmp_path / "flipped.pth"), 3 * BACKBONE_WIDTH
     assert torch.equal(others[:, :original], expected[:, :original])
     assert relative_error(others[:, original:], expected[:, original:]) > 0.01
 

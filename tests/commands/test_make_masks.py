@@ -56,7 +56,7 @@ def bare_root(own_root):
     return own_root
 
 
-def mask_of(image, folder="../MASK"):
+def read_mask(image, folder="../MASK"):
     path = Path(image)
     return np.asarray(Image.open(path.parent / folder / f"{path.stem}.png"))
 
@@ -70,7 +70,7 @@ def test_a_function_gives_the_masks_and_the_loader_reads_them(segment, bare_root
     assert "Wrote 80 masks and kept 0 for Synthetic" in segment(bare_root, "bright")
     splits = read_splits(config(bare_root))
     for sample in splits["train"] + splits["query"]:
-        mask = mask_of(sample.paths[0])
+        mask = read_mask(sample.paths[0])
         assert mask.dtype == np.uint8 and np.abs(mask - pixels(sample.paths[0]).mean(2)).max() <= 1
         assert np.array_equal(decode_mask(str(mask_path(sample)))[0], mask)
 
@@ -78,11 +78,11 @@ def test_a_function_gives_the_masks_and_the_loader_reads_them(segment, bare_root
 def test_the_union_of_all_modalities(segment, bare_root):
     segment(bare_root, "bright", "--split", "query", "--modality", "TI")
     sample = read_splits(config(bare_root), ("query",))["query"][3]
-    assert np.abs(mask_of(sample.paths[0]) - pixels(sample.paths[2]).mean(2)).max() <= 1
+    assert np.abs(read_mask(sample.paths[0]) - pixels(sample.paths[2]).mean(2)).max() <= 1
     assert not (bare_root / "RGBNT201" / "train_171" / "MASK").exists()
     segment(bare_root, "bright", "--split", "query", "--modality", "all", "--overwrite")
     expected = np.max([pixels(path).mean(2) for path in sample.paths], axis=0)
-    assert np.abs(mask_of(sample.paths[0]) - expected).max() <= 1
+    assert np.abs(read_mask(sample.paths[0]) - expected).max() <= 1
 
 
 def test_masks_that_exist_are_kept_unless_overwritten(segment, bare_root):
@@ -102,7 +102,7 @@ def test_masks_that_exist_are_kept_unless_overwritten(segment, bare_root):
 def test_images_side_by_side_get_the_mask_of_one_modality(segment, tmp_path):
     samples = WRITERS["RGBNT100"](tmp_path / "data")["query"]
     segment(tmp_path / "data", "half", "--split", "query", "DATASETS.NAMES", "RGBNT100")
-    mask = mask_of(samples[0].paths[0], folder="MASK")
+    mask = read_mask(samples[0].paths[0], folder="MASK")
     assert mask.shape == (128, 256) and (mask[:, :128] == 255).all() and (mask[:, 128:] == 0).all()
 
 

@@ -14,7 +14,7 @@ from tests.reference.fusion import Fusion
 PLAIN = "reference formulation: "
 
 
-def rows_of(stdout):
+def parse_rows(stdout):
     """The printed rows: what → numbers, the GMACs last."""
     rows = {}
     for line in stdout.splitlines()[2:]:
@@ -33,7 +33,7 @@ def products(call, *inputs):
     return counter.get_total_flops() / 2
 
 
-def tokens_of(width, count):
+def random_tokens(width, count):
     return [
         {modality: torch.randn(1, *shape) for modality in MODALITIES}
         for shape in ((count, width), (width,))
@@ -47,7 +47,7 @@ def test_profile_of_the_published_model(command):
         profile_flops.main, "--config_file", ROOT / "configs" / "RGBNT201" / "DeMo.yml"
     )
     assert code == 0
-    rows = rows_of(stdout)
+    rows = parse_rows(stdout)
     plain = {
         what.removeprefix(PLAIN): rows.pop(what) for what in list(rows) if what.startswith(PLAIN)
     }
@@ -56,12 +56,14 @@ def test_profile_of_the_published_model(command):
     assert sum(row[1] for row in parts) == pytest.approx(total[1], abs=5e-4)
     assert plain["total"] == [total[0], pytest.approx(35.1, rel=0.003)]
     assert plain["HDM"] == [
-        pytest.approx(products(Fusion(512).eval().decouple, *tokens_of(512, 128)) / 1e9, abs=6e-5)
+        pytest.approx(
+            products(Fusion(512).eval().decouple, *random_tokens(512, 128)) / 1e9, abs=6e-5
+        )
     ]
     assert plain["total"][1] - total[1] == pytest.approx(plain["HDM"][0] - rows["HDM"][1], abs=2e-4)
     assert rows["HDM"][1] < plain["HDM"][0] / 10
     # the products of the shortcut, and beside them softmax and biases
-    assert 1 <= rows["HDM"][1] * 1e9 / products(HDM(512).eval(), *tokens_of(512, 128)) < 1.05
+    assert 1 <= rows["HDM"][1] * 1e9 / products(HDM(512).eval(), *random_tokens(512, 128)) < 1.05
 
 
 def test_profile_needs_no_data_and_names_its_input(command, monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import BASELINE, cli_args_for, scores_of, weights_file
+from commands import BASELINE, cli_args_for, read_scores, weights_file
 from PIL import Image
 
 from demo_sdtps.commands import slim_curve
@@ -39,7 +39,7 @@ def score(command, tmp_path):
     def call(*words):
         path = tmp_path / "evaluation.json"
         assert command(test_net.main, *words, "--json", path)[0] == 0
-        return scores_of(path)["3"]
+        return read_scores(path)["3"]
 
     return call
 

@@ -3,7 +3,7 @@
 import pytest
 import seps_tiny
 import torch
-from commands import CONFIG, checkpoint_file, cli_args_for, table_of
+from commands import CONFIG, checkpoint_file, cli_args_for, parse_table
 
 import demo_sdtps
 from demo_sdtps.commands import convert_checkpoint, seps
@@ -37,7 +37,7 @@ def test_the_same_numbers_as_with_the_file(command, checkpoint, tiny_root, words
     options = ("TEST.MISS", "rn", "TEST.FEAT_NORM=no")
     with_file = command(test_net.main, *cli_args_for(tiny_root, "--weight", checkpoint, *options))
     without = command(test_net.main, *(word.format(checkpoint) for word in words), *options)
-    assert without[:2] == with_file[:2] and list(table_of(without[1])) == ["1", "2", "3"]
+    assert without[:2] == with_file[:2] and list(parse_table(without[1])) == ["1", "2", "3"]
     assert "without RGB and NI, features not normalised" in without[1]
 
 

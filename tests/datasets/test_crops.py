@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, seed_of, tolerance
+from numeric import assert_close, shift_seed, tolerance
 from torchvision.transforms import v2
 from triplets import SCALED, normalise, random_image
 from yacs.config import CfgNode
@@ -36,7 +36,7 @@ def test_evaluation_resizes_and_a_crop_is_a_part_of_the_image_resized():
     # no value is cut between the two passes of the bicubic filter
     image = random_image(48, 60) // 3 + 80
     assert_resized(resize_transform(cfg)(image), image)
-    for seed in range(seed_of(), seed_of(20)):
+    for seed in range(shift_seed(), shift_seed(20)):
         top, left, rows, columns = crop_box(48, 60, 0.3, random.Random(seed))
         actual = CropTransform(cfg)(image, random.Random(seed))
         assert actual.shape == (3, 16, 24)
@@ -45,9 +45,9 @@ def test_evaluation_resizes_and_a_crop_is_a_part_of_the_image_resized():
 
 def test_crops_have_torchvisions_distribution():
     """Area, shape and middle of many crops, beside RandomResizedCrop's."""
-    draw, count = random.Random(seed_of()), 4000
+    draw, count = random.Random(shift_seed()), 4000
     ours = torch.tensor([crop_box(90, 120, 0.3, draw) for _ in range(count)]).double()
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     theirs_transform = v2.RandomResizedCrop(8, scale=(0.3, 1.0), ratio=CROP_ASPECT)
     image = torch.zeros(3, 90, 120, dtype=torch.uint8)
     crops = [theirs_transform.make_params([image]) for _ in range(count)]
@@ -79,7 +79,7 @@ def test_half_the_images_are_flipped():
     image, transform = random_image(32, 32), CropTransform(config(MIN_CROP=1.0))
     plain = normalise(image)
     flips = 0
-    for seed in range(seed_of(), seed_of(200)):
+    for seed in range(shift_seed(), shift_seed(200)):
         actual = transform(image, random.Random(seed))
         flipped = bool((actual - plain.flip(2)).abs().max() < tolerance(*SCALED))
         flips += flipped

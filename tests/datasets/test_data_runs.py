@@ -10,10 +10,10 @@ from commands import (
     BACKBONE_WIDTH,
     COLUMNS,
     cli_args_for,
+    load_records,
     near,
-    records_of,
-    scores_of,
-    table_of,
+    parse_table,
+    read_scores,
     table_rows,
 )
 from layouts import WRITERS
@@ -44,15 +44,15 @@ def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, success, exporte
     success(train_net.main, *words, "OUTPUT_DIR", tmp_path / "run")
     counts = ", ".join(f"{len(samples)} {split}" for split, samples in expected.items())
     assert f"{name}: {counts}" in (tmp_path / "run" / "log.txt").read_text()
-    (record,) = records_of(tmp_path / "run")
+    (record,) = load_records(tmp_path / "run")
     assert record["epoch"] == 1 and record["loss"] > 0
     content = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
     assert (content["dataset"], content["num_class"], content["camera_num"]) == (name, 5, 8)
 
     words += ["--weight", tmp_path / "run" / "last.pth"]
     stdout = success(test_net.main, *words, "--json", tmp_path / "x.json")
-    scores, sides = scores_of(tmp_path / "x.json"), (len(expected["query"]), MATCHES[name])
-    assert near(scores, *sides) == record["patterns"] and table_of(stdout) == table_rows(scores)
+    scores, sides = read_scores(tmp_path / "x.json"), (len(expected["query"]), MATCHES[name])
+    assert near(scores, *sides) == record["patterns"] and parse_table(stdout) == table_rows(scores)
 
     features = {}
     for split in SPLITS:
@@ -108,5 +108,5 @@ def test_what_is_probably_a_mistake_in_the_data_is_a_warning(own_root, tmp_path,
     _, shared, unmatched = warnings_of_a_run()
     assert "1 identities are in training and test, the first 3" in shared
     assert "1 of 33 queries have no match in the gallery" in unmatched
-    patterns = records_of(tmp_path / "run")[-1]["patterns"]
+    patterns = load_records(tmp_path / "run")[-1]["patterns"]
     assert all(0 < values["mAP"] <= 1 for values in patterns.values())

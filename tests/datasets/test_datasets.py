@@ -16,7 +16,7 @@ import pytest
 import yaml
 from commands import ROOT
 from layouts import WRITERS, write_triplet
-from triplets import config, message_of
+from triplets import catch_message, config
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import NAMES, READERS, SPLITS, identity_labels, read_splits
@@ -50,12 +50,12 @@ def read(root, name, splits=SPLITS):
     return read_splits(config(root, "DATASETS.NAMES", name), splits)
 
 
-def folder_of(root, name, split):
+def split_folder(root, name, split):
     return root / FOLDERS[name][SPLITS.index(split)]
 
 
 def complaint(root, name):
-    message = message_of(read, root, name)
+    message = catch_message(read, root, name)
     assert "\n" not in message
     return message
 
@@ -68,7 +68,7 @@ def test_samples_are_what_was_written(tmp_path, name):
     for split in SPLITS:
         paths = [sample.paths for sample in actual[split]]
         assert paths == sorted(paths) and len(set(paths)) == len(paths)
-        folder = folder_of(tmp_path, name, split)
+        folder = split_folder(tmp_path, name, split)
         assert all(Path(path).is_relative_to(folder) for triplet in paths for path in triplet)
     assert {sample.camera for sample in actual["train"]} == {0, 1, 7}
     assert identity_labels(actual["train"]) == {1: 0, 3: 1, 4: 2, 12: 3, 20: 4}
@@ -77,7 +77,7 @@ def test_samples_are_what_was_written(tmp_path, name):
 
 def test_only_the_splits_asked_for_are_read(tmp_path, name):
     expected = WRITERS[name](tmp_path)["query"]
-    folder_of(tmp_path, name, "train").rename(tmp_path / "elsewhere")
+    split_folder(tmp_path, name, "train").rename(tmp_path / "elsewhere")
     assert read(tmp_path, name, ("query",)) == {"query": expected}
 
 
@@ -135,9 +135,9 @@ def test_a_missing_data_set_is_reported_with_what_to_do(tmp_path, name):
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_missing_split_and_one_without_images_are_reported(tmp_path, name, split):
     WRITERS[name](tmp_path)
-    folder = folder_of(tmp_path, name, split)
+    folder = split_folder(tmp_path, name, split)
     folder.rename(tmp_path / "elsewhere")
-    message = message_of(read, tmp_path, name, [split])
+    message = catch_message(read, tmp_path, name, [split])
     assert f"The folder {folder}" in message and "is missing" in message
     assert f"The {split} split of {name}" in message and READERS[name].layout in message
     for path in (tmp_path / "elsewhere").rglob("*"):
@@ -145,7 +145,7 @@ def test_a_missing_split_and_one_without_images_are_reported(tmp_path, name, spl
         if path.is_dir() and name != "MSVR310":
             (folder / path.relative_to(tmp_path / "elsewhere")).mkdir(parents=True)
     folder.mkdir(parents=True, exist_ok=True)
-    assert "is empty" in message_of(read, tmp_path, name, [split])
+    assert "is empty" in catch_message(read, tmp_path, name, [split])
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -203,7 +203,7 @@ def test_a_name_that_says_no_identity_camera_or_scene_is_reported(tmp_path, name
 # Configurations
 
 
-def values_of(path):
+def flatten_config(path):
     """Every key of a configuration, by its full name."""
     sections = yaml.safe_load(load_cfg(path).dump())
     return {
@@ -220,7 +220,9 @@ def test_configurations_of_a_data_set_differ_in_their_modules_alone(folder):
     slim, both, fine = "DeMo_Slim", "DeMo_with_SDTPS", "DeMo_Slim_Fine"
     finer = {fine} if folder in ("RGBNT201", "Synthetic") else set()  # persons
     assert kinds == {"Baseline", "DeMo", "DeMo_SDTPS", both, slim, *finer}
-    actual = {kind: values_of(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)}
+    actual = {
+        kind: flatten_config(ROOT / "configs" / folder / f"{kind}.yml") for kind in sorted(kinds)
+    }
     assert {values["DATASETS.NAMES"] for values in actual.values()} == {folder}
     on = {kind: {key for key in MODULES if values[key]} for kind, values in actual.items()}
     fusion = {"MODEL.HDM", "MODEL.ATM"}
@@ -257,7 +259,7 @@ def test_demo_is_configured_as_published(name):
         rows = list(
             csv.DictReader((line for line in table if not line.startswith("#")), delimiter="\t")
         )
-    ours = values_of(ROOT / "configs" / name / "DeMo.yml")
+    ours = flatten_config(ROOT / "configs" / name / "DeMo.yml")
     differ = {
         row["key"]
         for row in rows
@@ -277,7 +279,7 @@ def test_demo_is_configured_as_published(name):
 @pytest.mark.parametrize("kind", ["Baseline", "DeMo", "DeMo_SDTPS", "DeMo_with_SDTPS"])
 def test_wmveid863_takes_the_values_of_msvr310(kind):
     ours, theirs = (
-        values_of(ROOT / "configs" / name / f"{kind}.yml") for name in ("WMVeID863", "MSVR310")
+        flatten_config(ROOT / "configs" / name / f"{kind}.yml") for name in ("WMVeID863", "MSVR310")
     )
     assert ours == theirs | {"DATASETS.NAMES": "WMVeID863"}
 

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from triplets import FIRST, a_text, config, cut_short, head_alone, images_of, message_of, zero_bytes
+from triplets import (
+    FIRST,
+    a_text,
+    catch_message,
+    config,
+    cut_short,
+    head_alone,
+    image_folder,
+    zero_bytes,
+)
 
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.images import decode, verify
@@ -17,9 +26,9 @@ from demo_sdtps.datasets.images import decode, verify
 
 @pytest.mark.parametrize("damage", [zero_bytes, a_text, cut_short, head_alone])
 def test_a_damaged_image_is_reported_by_name(own_root, damage):
-    path = images_of(own_root, modality="NI") / FIRST
+    path = image_folder(own_root, modality="NI") / FIRST
     damage(path)
-    message = message_of(decode, str(path))
+    message = catch_message(decode, str(path))
     assert message.startswith(f"The image {path} cannot be read") and "\n" not in message
 
 
@@ -54,7 +63,7 @@ def test_verify_lists_all_damaged_images_and_no_other(own_root):
     damaged = [Path(samples[3].paths[1]), Path(samples[17].paths[0]), Path(samples[40].paths[2])]
     for path, damage in zip(damaged, (zero_bytes, a_text, cut_short), strict=True):
         damage(path)
-    head, *lines = message_of(
+    head, *lines = catch_message(
         verify, [path for sample in samples for path in sample.paths]
     ).splitlines()
     assert head.startswith("3 of 144 images") and "replace them or remove their triplets" in head
@@ -76,7 +85,7 @@ def three(grey):
     return np.repeat(grey[..., None], 3, axis=2)
 
 
-def writer_of(pixels, format="PNG", **options):
+def make_writer(pixels, format="PNG", **options):
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     return lambda path: image.save(path, format, **options)
 
@@ -99,7 +108,7 @@ def palette(**options):
     """Of three colours."""
     image = Image.frombytes("P", (WIDTH, HEIGHT), (GREY % 3).tobytes())
     image.putpalette([200, 30, 40, 10, 250, 60, 5, 6, 7])
-    return writer_of(image, **options)
+    return make_writer(image, **options)
 
 
 PALETTE = np.array([(200, 30, 40), (10, 250, 60), (5, 6, 7)], np.uint8)[GREY % 3]
@@ -107,21 +116,21 @@ TURNED = Image.Exif()
 TURNED[0x0112] = 6
 CMYK = Image.fromarray(np.dstack([COLOURS, GREY // 4]), "CMYK")
 EXACT = {
-    "PNG, grey": (writer_of(GREY), three(GREY)),
-    "PNG, colours and alpha": (writer_of(np.dstack([COLOURS, GREY])), COLOURS),
+    "PNG, grey": (make_writer(GREY), three(GREY)),
+    "PNG, colours and alpha": (make_writer(np.dstack([COLOURS, GREY])), COLOURS),
     "PNG, black and white": (
-        writer_of(Image.fromarray(GREY > 99)),
+        make_writer(Image.fromarray(GREY > 99)),
         three(np.uint8(255) * (GREY > 99)),
     ),
     "PNG, palette with transparent colours": (palette(transparency=b"\x00\x80\xff"), PALETTE),
-    "PNG, grey of 16 bits": (writer_of(GREY_16), three(GREY_16 >> 8)),
+    "PNG, grey of 16 bits": (make_writer(GREY_16), three(GREY_16 >> 8)),
     "PNG, colours of 16 bits": (png_of_16_bits, COLOURS_16 >> 8),
-    "PNG, turned by its header": (writer_of(COLOURS, exif=TURNED), COLOURS),
-    "TIFF, grey of 16 bits": (writer_of(GREY_16, "TIFF"), three(GREY_16 >> 8)),
-    "TIFF, CMYK": (writer_of(CMYK, "TIFF"), np.asarray(CMYK.convert("RGB"))),
-    "BMP": (writer_of(COLOURS, "BMP"), COLOURS),
+    "PNG, turned by its header": (make_writer(COLOURS, exif=TURNED), COLOURS),
+    "TIFF, grey of 16 bits": (make_writer(GREY_16, "TIFF"), three(GREY_16 >> 8)),
+    "TIFF, CMYK": (make_writer(CMYK, "TIFF"), np.asarray(CMYK.convert("RGB"))),
+    "BMP": (make_writer(COLOURS, "BMP"), COLOURS),
     "GIF": (palette(format="GIF"), PALETTE),
-    "WebP": (writer_of(COLOURS, "WEBP", lossless=True), COLOURS),
+    "WebP": (make_writer(COLOURS, "WEBP", lossless=True), COLOURS),
 }
 """How a file is written, and its pixels."""
 
@@ -146,12 +155,12 @@ def postscript(path):
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (writer_of(GREY_16.astype(np.int32), "TIFF"), "32 bits"),
-        (writer_of(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
+        (make_writer(GREY_16.astype(np.int32), "TIFF"), "32 bits"),
+        (make_writer(GREY_16.astype(np.float32), "TIFF"), "32 bits"),
         (postscript, "cannot identify"),
     ],
     ids=["32 bits", "floats", "PostScript, for which Pillow would run Ghostscript"],
 )
 def test_what_has_no_pixels_is_refused(write, reason, tmp_path):
     write(tmp_path / "image.jpg")
-    assert reason in message_of(decode, str(tmp_path / "image.jpg"), "", None)
+    assert reason in catch_message(decode, str(tmp_path / "image.jpg"), "", None)

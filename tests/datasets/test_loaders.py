@@ -18,8 +18,8 @@ import seps_tiny
 import torch
 from commands import ROOT, cli_args_for
 from launch import child_processes, wait_for
-from numeric import assert_close, seed_of
-from triplets import FIRST, PLAIN, SCALED, config, cut_short, images_of, message_of, normalise
+from numeric import assert_close, shift_seed
+from triplets import FIRST, PLAIN, SCALED, catch_message, config, cut_short, image_folder, normalise
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import loaders, read_splits
@@ -153,7 +153,7 @@ def test_a_training_batch(tiny_root):
 )
 def test_modalities_draw_each_for_itself(tiny_root, opts):
     """The same image three times comes out different, by flip, by crop and by erasing alone."""
-    path = str(images_of(tiny_root) / FIRST)
+    path = str(image_folder(tiny_root) / FIRST)
     dataset = ImageDataset(
         [(path,) * 3], [(0, 0)], TrainTransform(config(tiny_root, *opts)), cache=False
     )
@@ -171,7 +171,9 @@ def test_modalities_are_dropped_at_the_rate_but_never_all(tiny_root, rate, expec
     """Of 400 triplets, to six standard errors: 1,200 · rate, without the triplets of which all were dropped, which keep one."""
     cfg = config(tiny_root, "INPUT.MODALITY_DROPOUT", rate)
     dataset = train_loader(cfg, read_splits(cfg, ("train",))["train"]).dataset
-    missing = [[not image.any() for image in dataset[0, seed_of(seed)][0]] for seed in range(400)]
+    missing = [
+        [not image.any() for image in dataset[0, shift_seed(seed)][0]] for seed in range(400)
+    ]
     assert not any(map(all, missing))
     assert sum(map(sum, missing)) == pytest.approx(expected, abs=error)
 
@@ -201,7 +203,7 @@ def test_a_damaged_image_is_one_clean_error(own_root, no_process_left, make, wor
     samples = read_splits(cfg, ("train",))["train"]
     for sample in samples[::2]:  # some of them are in every epoch
         cut_short(Path(sample.paths[2]))
-    message = message_of(lambda: list(batches(make(cfg, samples))))
+    message = catch_message(lambda: list(batches(make(cfg, samples))))
     assert any(sample.paths[2] in message for sample in samples[::2])
     assert "\n" not in message and "Traceback" not in message
 
@@ -265,7 +267,7 @@ def test_loading_processes_outlive_a_signal_that_stops_the_run(tiny_root, monkey
 
 def test_too_few_identities_for_a_batch_are_reported(tiny_root):
     cfg = config(tiny_root, "SOLVER.IMS_PER_BATCH", "32")
-    message = message_of(train_loader, cfg, read_splits(cfg, ("train",))["train"])
+    message = catch_message(train_loader, cfg, read_splits(cfg, ("train",))["train"])
     assert "has 6 identities" in message and "needs 8" in message
     assert "lower SOLVER.IMS_PER_BATCH to at most 24" in message
     cfg = config(tiny_root, "SOLVER.IMS_PER_BATCH", "24")  # what it advises works

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from layouts import WRITERS, pixels, save
-from numeric import assert_close, seed_of
+from numeric import assert_close, shift_seed
 from PIL import Image
-from triplets import PLAIN, SCALED, config, message_of, normalise, random_image
+from triplets import PLAIN, SCALED, catch_message, config, normalise, random_image
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import read_splits
@@ -24,13 +24,13 @@ STILL = [*SUPERVISED, "INPUT.PROB", "0.0", "INPUT.PADDING", "0"]
 """Without flip and crop, which a mask shares with its images."""
 
 
-def samples_of(cfg):
+def read_train(cfg):
     return read_splits(cfg, ("train",))["train"]
 
 
 def epoch(root, *opts):
     cfg = config(root, *opts)
-    return list(batches(train_loader(cfg, samples_of(cfg))))
+    return list(batches(train_loader(cfg, read_train(cfg))))
 
 
 def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
@@ -40,7 +40,7 @@ def test_joint_augmentation_is_the_recorded_geometry_of_each(tiny_root):
     transform = TrainTransform(
         config(tiny_root, *JOINT, "INPUT.RE_PROB", "0.0", "INPUT.PADDING", "4")
     )
-    for seed in range(seed_of(), seed_of(20)):
+    for seed in range(shift_seed(), shift_seed(20)):
         draw = random.Random(seed)
         flip, down, right = draw.random() < 0.5, draw.randint(-4, 4), draw.randint(-4, 4)
 
@@ -64,7 +64,7 @@ def test_erasing_stays_apart_and_spares_the_mask(tiny_root):
     assert torch.equal(mask, torch.ones(1, 32, 16))
 
 
-def masks_of(cfg, samples):
+def read_masks(cfg, samples):
     """As training reads them, in the order of the samples."""
     dataset = train_loader(cfg, samples).dataset
     return torch.stack([dataset[index, 0][1] for index in range(len(samples))])
@@ -72,8 +72,8 @@ def masks_of(cfg, samples):
 
 def test_batches_have_the_masks_of_their_files(tiny_root):
     cfg = config(tiny_root, *STILL)
-    samples = samples_of(cfg)
-    masks = masks_of(cfg, samples)
+    samples = read_train(cfg)
+    masks = read_masks(cfg, samples)
     files = [sample.paths[0].replace("/RGB/", "/MASK/")[: -len("jpg")] for sample in samples]
     expected = np.stack([np.asarray(Image.open(f"{file}png")) for file in files])
     assert masks.dtype == torch.float32 and masks.shape == (48, 1, 32, 16)
@@ -87,7 +87,7 @@ def test_batches_have_the_masks_of_their_files(tiny_root):
 
 def test_a_mask_of_another_size_is_resized_bilinearly(own_root):
     cfg = config(own_root, *STILL)
-    samples = samples_of(cfg)
+    samples = read_train(cfg)
     large = random_image(64, 48)[:1]
     for sample in samples:
         Image.fromarray(large[0].numpy()).save(mask_path(sample))
@@ -95,7 +95,7 @@ def test_a_mask_of_another_size_is_resized_bilinearly(own_root):
         large[None].double(), (32, 16), mode="bilinear", antialias=True, align_corners=False
     )
     # Rounding to whole levels in each of the two passes is worth half a level.
-    assert (masks_of(cfg, samples) - expected / 255).abs().max() < 1.5 / 255
+    assert (read_masks(cfg, samples) - expected / 255).abs().max() < 1.5 / 255
 
 
 def test_masks_of_images_side_by_side(tmp_path):
@@ -103,21 +103,21 @@ def test_masks_of_images_side_by_side(tmp_path):
     samples = WRITERS["RGBNT100"](tmp_path)["train"]
     cfg = config(tmp_path, *STILL, "DATASETS.NAMES", "RGBNT100", "MODEL.SIE_CAMERA", "False")
     folder = tmp_path / "RGBNT100" / "rgbir" / "bounding_box_train" / "MASK"
-    assert str(folder) in message_of(train_loader, cfg, samples)
+    assert str(folder) in catch_message(train_loader, cfg, samples)
     folder.mkdir()
     for level, sample in enumerate(samples):
         Image.new("L", (256, 128), level).save(folder / f"{Path(sample.paths[0]).stem}.png")
-    masks = masks_of(cfg, samples)
+    masks = read_masks(cfg, samples)
     levels = torch.arange(len(samples)).double() / 255
     assert_close(masks, levels[:, None, None, None].expand(-1, 1, 32, 16), 1)
 
 
 def test_missing_masks_are_one_sentence(own_root):
     cfg = config(own_root, *SUPERVISED)
-    samples = samples_of(cfg)
+    samples = read_train(cfg)
     gone = mask_path(samples[5])
     gone.unlink()
-    message = message_of(train_loader, cfg, samples)
+    message = catch_message(train_loader, cfg, samples)
     assert f"the mask {gone} is missing" in message and "demo-sdtps masks" in message
 
 
@@ -129,5 +129,6 @@ def test_masks_in_nested_folders_are_no_images_and_each_of_one_triplet(tmp_path)
     write_masks(samples[:1], lambda image: torch.ones(image.shape[1:]), make_decoder(cfg), False)
     assert read_splits(cfg, ("query",))["query"] == samples and len(samples) == 2
     assert re.search(
-        r"RGB/one/a\.png and .*RGB/two/a\.png would have one mask", message_of(mask_paths, samples)
+        r"RGB/one/a\.png and .*RGB/two/a\.png would have one mask",
+        catch_message(mask_paths, samples),
     )

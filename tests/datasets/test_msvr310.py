@@ -2,7 +2,7 @@
 
 import pytest
 from layouts import write_msvr310
-from triplets import config, message_of
+from triplets import catch_message, config
 
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.protocol import exclude_key, make_test_data
@@ -29,7 +29,7 @@ def test_an_identity_folder_without_images_is_reported(root):
     folder = root / "MSVR310" / "bounding_box_test" / "0099"
     for modality in ("vis", "ni", "th"):
         (folder / modality).mkdir(parents=True)
-    message = message_of(read_splits, config(root, *NAME))
+    message = catch_message(read_splits, config(root, *NAME))
     assert f"The identity folder {folder} holds no images; add them or remove it" in message
     assert "The gallery split of MSVR310" in message
 
@@ -47,7 +47,7 @@ def test_matches_are_in_another_scene(root):
     keep(root, "_s001_")
     actual = read_splits(cfg, ("query", "gallery"))
     assert {sample.camera for sample in actual["gallery"]} == {0, 1, 7}
-    message = message_of(make_test_data, cfg, actual["query"], actual["gallery"])
+    message = catch_message(make_test_data, cfg, actual["query"], actual["gallery"])
     assert "No query of MSVR310" in message and "with another scene" in message
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from commands import checkpoint_file, squared_distances
 from layouts import pixels, save
-from numeric import generator, seed_of
+from numeric import generator, shift_seed
 from PIL import Image
 from ranking_cases import assert_same
 from tiny import CONFIG, ROOT
@@ -58,7 +58,7 @@ def configuration(root, name="Folder", *opts):
 def write_incomplete(root, junk=True):
     """ROOT/{train,query,gallery}/{RGB,NI,TI}, some in nested folders, each triplet with one to three of its images; what the
     reader must find, (split, name, identity, camera, paths) with labels as in the names."""
-    draw, rows = random.Random(seed_of(1)), []
+    draw, rows = random.Random(shift_seed(1)), []
     identities = ["0007", "0011", "0012", "0030", *["-1"] * junk]
     for split in SPLITS:
         for number, (identity, camera) in enumerate(product(identities, (2, 5, 9))):
@@ -80,7 +80,7 @@ def write_incomplete(root, junk=True):
 PATTERN = ("DATASETS.PATTERN", r"(?P<identity>-1|\d+)_c(?P<camera>\d)")
 
 
-def samples_of(rows, split, modalities=MODALITIES):
+def expected_samples(rows, split, modalities=MODALITIES):
     """Samples that a split must have: cameras by their order, 2, 5, 9 → 0, 1, 2."""
     samples = []
     for _, _, identity, camera, paths in sorted(row for row in rows if row[0] == split):
@@ -104,7 +104,9 @@ def write_table(path, rows):
 def test_folders_are_read_with_what_they_have(tmp_path, modalities):
     rows = write_incomplete(tmp_path)
     cfg = configuration(tmp_path, "Folder", *PATTERN, "MODEL.MODALITIES", list(modalities))
-    assert read_splits(cfg) == {split: samples_of(rows, split, modalities) for split in SPLITS}
+    assert read_splits(cfg) == {
+        split: expected_samples(rows, split, modalities) for split in SPLITS
+    }
 
 
 def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_path):
@@ -116,7 +118,8 @@ def test_a_table_has_the_samples_of_the_folders_under_labels_of_any_text(tmp_pat
     numbers = {7: 0, 11: 1, 12: 2, 30: 3}
     for split, samples in splits.items():
         assert {
-            replace(sample, identity=numbers[sample.identity]) for sample in samples_of(rows, split)
+            replace(sample, identity=numbers[sample.identity])
+            for sample in expected_samples(rows, split)
         } == {*samples}
 
 
@@ -173,7 +176,7 @@ def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
     rows = write_incomplete(tmp_path)
     opts = ("INPUT.JOINT_AUGMENTATION", is_joint, "INPUT.RE_PROB", 0)
     cfg = configuration(tmp_path, "Folder", *PATTERN, *opts)
-    samples = samples_of(rows, "gallery")
+    samples = expected_samples(rows, "gallery")
 
     def shown(loader):
         """Whether an image has other values than zeros, (samples, modalities)."""
@@ -192,7 +195,7 @@ def test_a_modality_without_a_folder_or_a_column_is_missing_everywhere(tmp_path,
     rows = write_incomplete(tmp_path, junk=False)
     table = tmp_path / "persons.csv"
     expected = {
-        split: samples_of([(*row[:4], (row[4][0], None, row[4][2])) for row in rows], split)
+        split: expected_samples([(*row[:4], (row[4][0], None, row[4][2])) for row in rows], split)
         for split in SPLITS
     }
     place = tmp_path if name == "Folder" else table
@@ -299,7 +302,7 @@ def test_an_evaluation_tells_of_queries_without_a_common_modality(tiny_root, tmp
 # From zero
 
 
-def commands_of(heading):
+def read_commands(heading):
     """The words of the commands that docs/own_data.md has first below a heading."""
     text = (ROOT / "docs" / "own_data.md").read_text().split(heading, 1)[1]
     block = text.split("```bash\n")[1].split("```")[0].replace("\\\n", " ")
@@ -331,7 +334,7 @@ def test_the_way_from_a_checkpoint_to_an_answer(tmp_path, monkeypatch, command, 
     opts = [*shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5]"), *TINY]
     cfg = load_cfg(str(ROOT / "configs/Synthetic/DeMo_Slim.yml"), opts)
     checkpoint_file(Path("runs/demo/best.pth"), cfg)
-    *steps, (served, *_) = commands_of("## From the demo to an answer")
+    *steps, (served, *_) = read_commands("## From the demo to an answer")
     mains = {"check": check_data, "train": train_net, "calibrate": calibrate, "search": search}
     assert served == "app" and [name for name, *_ in steps] == [*mains]
     printed = {}
@@ -356,7 +359,7 @@ def test_the_three_commands_of_the_tutorial(tmp_path, monkeypatch, success, name
     rows = write_incomplete(tmp_path / "my_data", junk=False)
     if name == "a table":
         write_table(tmp_path / "my_data" / "persons.csv", rows)
-    commands = commands_of("# Own data from zero")
+    commands = read_commands("# Own data from zero")
     tools = {"train_net.py": train_net.main, "test_net.py": test_net.main, "search": search.main}
     assert [script for script, *_ in commands] == list(tools)
     more = [*TINY, *shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] SOLVER.MAX_EPOCHS 1")]

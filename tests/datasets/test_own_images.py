@@ -10,7 +10,7 @@ import pytest
 import torch
 from commands import BASELINE, checkpoint_file, cli_args_for
 from PIL import ExifTags, Image
-from triplets import message_of
+from triplets import catch_message
 
 import demo_sdtps
 from demo_sdtps.commands import check_data
@@ -69,7 +69,7 @@ def test_more_than_8_bits_are_scaled_alike_from_files_and_arrays(tmp_path, scale
         assert torch.equal(decode(COUNTS.astype(float), scale=scale).int(), expected)
     else:
         for item in (COUNTS.astype(float), COUNTS.astype(np.uint32)):
-            assert "INPUT.RANGES states" in message_of(partial(decode, scale=scale), item)
+            assert "INPUT.RANGES states" in catch_message(partial(decode, scale=scale), item)
     grey = np.uint8(COUNTS >> 8)  # 8 bits are not scaled
     assert torch.equal(decode(grey, scale=scale)[0], torch.from_numpy(grey))
 
@@ -109,13 +109,13 @@ def own(tiny_root, tmp_path):
     return tmp_path / "my_data"
 
 
-def words_of(own, *more):
+def own_words(own, *more):
     return cli_args_for(own, "DATASETS.NAMES", "Folder", *more, config=BASELINE)
 
 
 def test_the_model_scales_features_as_its_data_were(own, tmp_path):
     """By the range that its checkpoint has, for images of the loader of its data and for arrays."""
-    words = words_of(own, "INPUT.RANGES", "[TI=29000:31040]")
+    words = own_words(own, "INPUT.RANGES", "[TI=29000:31040]")
     cfg = load_cfg(words[1], words[2:])
     samples = read_splits(cfg)["gallery"][:3]
     images = next(batches(test_loader(cfg, samples))).images
@@ -139,7 +139,7 @@ def test_a_range_is_stated_in_one_way(entry):
 
 
 def test_images_that_tell_little_are_warned_of(own, command, caplog, tmp_path):
-    words = words_of(own)
+    words = own_words(own)
     assert "WARNING" not in command(check_data.main, *words)[1]
     code, stdout, _ = command(check_data.main, *words, "INPUT.RANGES", "[TI=0:100]")
     assert code == 0 and "half of the TI images have 1 of 256 grey values or fewer" in stdout
@@ -157,13 +157,13 @@ def test_triplets_that_are_not_complete_are_told(own, command, tmp_path):
     for path in sorted((own / "train" / "NI").iterdir()):
         path.rename(path.with_stem(path.stem + "_nir"))
     (own / "query" / "TI" / "000007_cam1_0_00.png").unlink()
-    splits = read_splits(load_cfg(BASELINE, words_of(own)[2:]))
+    splits = read_splits(load_cfg(BASELINE, own_words(own)[2:]))
     for split, samples in splits.items():
         for sample in samples:
             table.append([split, sample.identity, sample.camera, *(p or "" for p in sample.paths)])
     with open(tmp_path / "x.csv", "w", newline="") as file:
         csv.writer(file).writerows(table)
-    for words in (words_of(own), [*words_of(tmp_path / "x.csv"), "DATASETS.NAMES", "CSV"]):
+    for words in (own_words(own), [*own_words(tmp_path / "x.csv"), "DATASETS.NAMES", "CSV"]):
         code, stdout, stderr = command(check_data.main, *words)
         assert code == 0, stderr
         assert "train: 0 of 96 triplets are complete; 48 lack NI; 48 lack RGB and TI\n" in stdout
@@ -182,6 +182,6 @@ def test_the_data_have_their_name_whatever_they_are_read_as(own, tiny_root):
         (own, "RGBNT201", 171, "RGBNT201"),
         (own, "MSVR310", 6, "MSVR310"),
     ):
-        words = [*words_of(root), "DATASETS.NAMES", name]
+        words = [*own_words(root), "DATASETS.NAMES", name]
         actual = data_name(load_cfg(BASELINE, words[2:]), identities)
         assert actual.startswith(expected) and (name in actual) == (name in expected)

@@ -8,7 +8,7 @@ import torch
 from layouts import save, write_rgbnt100
 from numeric import assert_close
 from PIL import Image
-from triplets import PLAIN, SCALED, config, message_of, normalise
+from triplets import PLAIN, SCALED, catch_message, config, normalise
 
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.images import decode_triplet
@@ -26,7 +26,7 @@ def root(tmp_path_factory):
     return root
 
 
-def parts_of(path):
+def read_parts(path):
     """The image's three parts as PIL and numpy see them, (256, 128) each."""
     with Image.open(path) as image:
         whole = np.asarray(image.convert("RGB"))
@@ -47,7 +47,7 @@ def test_batches_hold_the_three_parts(root, cache):
     samples = read_splits(cfg, ("query",))["query"]
     images = [batch.images for batch in batches(test_loader(cfg, samples))]
     for number, modality in enumerate(("RGB", "NI", "TI")):
-        expected = torch.stack([parts_of(sample.paths[0])[number] for sample in samples])
+        expected = torch.stack([read_parts(sample.paths[0])[number] for sample in samples])
         actual = torch.cat([batch[modality] for batch in images])
         assert_close(actual, normalise(expected), *SCALED)
 
@@ -59,14 +59,14 @@ def test_resizing_a_part_is_resizing_it_alone(root):
     images = ImageDataset([sample.paths], [(0, 0)], PerModality(test_transform(cfg)), cache=False)[
         0
     ][0]
-    for image, pixels in zip(images, parts_of(sample.paths[0]), strict=True):
+    for image, pixels in zip(images, read_parts(sample.paths[0]), strict=True):
         assert torch.equal(image, test_transform(cfg)(pixels))
 
 
 @pytest.mark.parametrize("width", [256, 767, 769])
 def test_an_image_that_is_not_three_side_by_side_is_reported(tmp_path, width):
     save(tmp_path / "0001_c1.jpg", np.zeros((128, width, 3), np.uint8))
-    message = message_of(decode_triplet, (str(tmp_path / "0001_c1.jpg"),))
+    message = catch_message(decode_triplet, (str(tmp_path / "0001_c1.jpg"),))
     assert (
         f"0001_c1.jpg is {width} pixels wide, but it must hold RGB, NI, TI side by side" in message
     )
@@ -75,5 +75,7 @@ def test_an_image_that_is_not_three_side_by_side_is_reported(tmp_path, width):
 def test_the_three_parts_are_drawn(root):
     large = config(root, *NAME, "INPUT.SIZE_TRAIN", "[128, 256]", "INPUT.SIZE_TEST", "[128, 256]")
     sample = read_splits(large, ("query",))["query"][2]
-    for image, pixels in zip(figures.images(large, sample), parts_of(sample.paths[0]), strict=True):
+    for image, pixels in zip(
+        figures.images(large, sample), read_parts(sample.paths[0]), strict=True
+    ):
         assert np.array_equal(image, pixels.permute(1, 2, 0).numpy())

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 from torch.testing import assert_close
-from triplets import config, epoch_of, message_of
+from triplets import catch_message, config, draw_epoch
 
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.datasets.loaders import ImageDataset, batches, train_loader
@@ -21,7 +21,7 @@ LABELS = [label for label, count in COUNTS.items() for _ in range(count)]
 def test_sampler_batches(batch_size, instances):
     sampler = IdentityBatchSampler(LABELS, batch_size, instances, seed=3)
     for epoch in range(1, 6):
-        actual = epoch_of(sampler, epoch)
+        actual = draw_epoch(sampler, epoch)
         assert len(actual) == len(sampler) > 0
         used, groups = Counter(), Counter()
         for batch in actual:
@@ -50,7 +50,7 @@ def test_identities_are_drawn_alike():
     sampler = IdentityBatchSampler(range(6), 3, 1, seed=0)
     places, pairs, last = Counter(), Counter(), Counter()
     for epoch in range(900):
-        first, second = ([index for index, _ in batch] for batch in epoch_of(sampler, epoch))
+        first, second = ([index for index, _ in batch] for batch in draw_epoch(sampler, epoch))
         places.update(zip(first, range(3), strict=True))
         pairs.update(combinations(sorted(first), 2))
         last.update(second)
@@ -64,7 +64,7 @@ def test_a_short_identity_is_filled_with_its_own_samples():
     sampler = IdentityBatchSampler([0, 0, 0, 1], batch_size=8, instances=4, seed=0)
     groups = set()
     for epoch in range(20):
-        (batch,) = epoch_of(sampler, epoch)
+        (batch,) = draw_epoch(sampler, epoch)
         by_identity = [
             sorted(index for index, _ in batch if (index == 3) == single)
             for single in (False, True)
@@ -79,7 +79,7 @@ def test_a_short_identity_is_filled_with_its_own_samples():
 def test_the_remainder_is_another_one_every_epoch():
     sampler = IdentityBatchSampler([0] * 5 + [1] * 5, batch_size=8, instances=4, seed=0)
     left_out = {
-        frozenset(range(10)) - {index for batch in epoch_of(sampler, epoch) for index, _ in batch}
+        frozenset(range(10)) - {index for batch in draw_epoch(sampler, epoch) for index, _ in batch}
         for epoch in range(30)
     }
     assert all(len(left) == 2 for left in left_out)
@@ -96,14 +96,14 @@ def test_the_remainder_is_another_one_every_epoch():
 )
 def test_seed_and_epoch_decide_on_batches(make):
     ours, same = make(3), make(3)
-    assert epoch_of(ours, 1) != epoch_of(ours, 2)
-    assert epoch_of(ours, 1) != epoch_of(make(4), 1)
+    assert draw_epoch(ours, 1) != draw_epoch(ours, 2)
+    assert draw_epoch(ours, 1) != draw_epoch(make(4), 1)
     torch.manual_seed(9)  # the state of torch plays no part, and is not changed
     before = torch.get_rng_state()
     same.epoch = 5
-    assert epoch_of(same, 1) == epoch_of(ours, 1) == list(ours)
+    assert draw_epoch(same, 1) == draw_epoch(ours, 1) == list(ours)
     assert torch.equal(torch.get_rng_state(), before)
-    seeds = [seed for epoch in (1, 2) for batch in epoch_of(ours, epoch) for _, seed in batch]
+    seeds = [seed for epoch in (1, 2) for batch in draw_epoch(ours, epoch) for _, seed in batch]
     assert len(set(seeds)) == len(seeds) > 40
 
 
@@ -115,7 +115,7 @@ def test_shuffled_batches_take_each_sample_at_most_once(count, batch_size):
     sampler = ShuffledBatchSampler(count, batch_size, seed=3)
     left_out = set()
     for epoch in range(1, 30):
-        actual = epoch_of(sampler, epoch)
+        actual = draw_epoch(sampler, epoch)
         assert len(actual) == len(sampler) == count // batch_size
         assert {len(batch) for batch in actual} == {batch_size}
         indices = [index for batch in actual for index, _ in batch]
@@ -131,7 +131,7 @@ def test_shuffled_batches_mix_the_samples():
     sampler = ShuffledBatchSampler(6, 3, seed=0)
     places = Counter()
     for epoch in range(600):
-        indices = [index for batch in epoch_of(sampler, epoch) for index, _ in batch]
+        indices = [index for batch in draw_epoch(sampler, epoch) for index, _ in batch]
         places.update(zip(indices, range(6), strict=True))
     assert len(places) == 36 and min(places.values()) > 60 and max(places.values()) < 150
 
@@ -153,13 +153,13 @@ def test_loader_of_shuffled_batches(tiny_root):
     )
     expected = [
         [loader.dataset.targets[index][0] for index, _ in batch]
-        for batch in epoch_of(loader.batch_sampler, 1)
+        for batch in draw_epoch(loader.batch_sampler, 1)
     ]
     assert [batch.labels.tolist() for batch in loaded] == expected
 
 
 def test_too_few_samples_for_a_shuffled_batch_are_reported(tiny_root):
-    message = message_of(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
+    message = catch_message(softmax_loader, tiny_root, "SOLVER.IMS_PER_BATCH", "49")
     assert "has 48 triplets" in message and "SOLVER.IMS_PER_BATCH 49); lower it" in message
     assert len(softmax_loader(tiny_root, "SOLVER.IMS_PER_BATCH", "48")) == 1
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, table_of, weights_file
+from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, parse_table, weights_file
 from layouts import write_rgbnt201
 from triplets import config
 
@@ -55,7 +55,7 @@ def test_weights_trained_as_rgbnt201_in_their_folder_fit(command, data, tmp_path
     ):
         code, stdout, stderr = command(test_net.main, "--weight", weights, *words)
         assert code == 0 and stdout.startswith(f"{name}, 32 queries"), stderr
-        tables.append(table_of(stdout))
+        tables.append(parse_table(stdout))
     assert tables[0] == tables[1] == tables[2] and len(tables[0]) == 3
     for name, words in (("MSVR310", ()), ("Synthetic", FORMER)):
         weights_file(weights, cfg, dataset=name)

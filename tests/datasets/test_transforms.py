@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, seed_of, tolerance
+from numeric import assert_close, shift_seed, tolerance
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import functional
@@ -56,7 +56,7 @@ def test_the_same_draws_give_what_pillow_and_torchvision_give(tiny_root, size):
     cfg = config(tiny_root, "INPUT.PROB", "0.5", "INPUT.PADDING", "3", "INPUT.RE_PROB", "0.0")
     transform, image = TrainTransform(cfg), random_image(*size)
     as_pillow = Image.fromarray(image.permute(1, 2, 0).numpy())
-    for seed in range(seed_of(), seed_of(20)):
+    for seed in range(shift_seed(), shift_seed(20)):
         random.seed(seed)
         actual = augment(transform, image)
         random.seed(seed)
@@ -78,7 +78,7 @@ def test_an_image_in_either_memory_order_is_the_same(tiny_root):
         by_pixel = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
         assert torch.equal(test_transform(cfg)(image), test_transform(cfg)(by_pixel))
         actual = [
-            augment(TrainTransform(cfg), each, random.Random(seed_of()))
+            augment(TrainTransform(cfg), each, random.Random(shift_seed()))
             for each in (image, by_pixel)
         ]
         assert torch.equal(*actual)
@@ -88,7 +88,7 @@ def test_an_image_in_either_memory_order_is_the_same(tiny_root):
 def test_the_same_draws_erase_what_timm_erases(size):
     """timm draws one number before, for whether to erase, then the rectangle as Zhong et al. (2020) do."""
     theirs = RandomErasing(1.0, mode="pixel", max_count=1, device="cpu")
-    for seed in range(seed_of(), seed_of(200)):
+    for seed in range(shift_seed(), shift_seed(200)):
         draw = random.Random(seed)
         draw.random()
         ours = erase(torch.full((3, *size), -1.0), draw)
@@ -101,7 +101,7 @@ def test_half_of_the_images_are_erased_with_normal_noise(tiny_root):
     """Per pixel and channel, of mean 0 and deviation 1."""
     transform = TrainTransform(config(tiny_root, *PLAIN[:-1], "0.5"))
     black = torch.zeros(3, 32, 16, dtype=torch.uint8)
-    random.seed(seed_of())
+    random.seed(shift_seed())
     noise = []
     for _ in range(600):
         actual = augment(transform, black)
@@ -125,7 +125,7 @@ def test_dropout_keeps_one_of_the_present_modalities(tiny_root, absent, joint):
     images = [None if place in absent else random_image(seed=place) for place in range(3)]
     white = torch.full((1, 32, 16), 255, dtype=torch.uint8) if joint else None
     remaining = []
-    for seed in range(seed_of(), seed_of(100)):
+    for seed in range(shift_seed(), shift_seed(100)):
         inputs, mask = transform(images, white, random.Random(seed))
         assert len(inputs) == 3 and (mask.all() if joint else mask is None)
         remaining.append({place for place, image in enumerate(inputs) if image.any()})

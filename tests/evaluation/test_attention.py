@@ -6,7 +6,7 @@ import pytest
 import torch
 from backbone_cases import EVA02, REGISTERS
 from choices import margins
-from numeric import assert_close, seed_of, tolerance
+from numeric import assert_close, shift_seed, tolerance
 from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, load_cfg
@@ -42,7 +42,7 @@ def model_and_triplets(name):
             return model, (images, cameras)
 
 
-def steps_of(model, images, cameras):
+def record_steps(model, images, cameras):
     """Encode one triplet, watched by hooks of torch: → context, and for each modality the inputs of the blocks with the places
     and sizes of their tokens."""
     inputs = []
@@ -75,7 +75,7 @@ def test_rollout_is_the_product_of_the_blocks_attention(name):
     actual = rollout(model, images, cameras)
     for place, (triplet, camera) in enumerate(reference.one_by_one(images, cameras)):
         with torch.no_grad():
-            _, steps, _ = steps_of(model, triplet, camera)
+            _, steps, _ = record_steps(model, triplet, camera)
             for modality in MODALITIES:
                 expected = reference.rollout(model, steps[modality], PATCHES)
                 kept = steps[modality][-1][1]
@@ -93,7 +93,7 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
     actual = grad_cam(model, images, cameras, similarity_to(model, features, 3, "before"))
     is_there = False
     for place, (triplet, camera) in enumerate(reference.one_by_one(images, cameras)):
-        context, steps, last = steps_of(model, triplet, camera)
+        context, steps, last = record_steps(model, triplet, camera)
         feature = return_patterns(model, context, "before")[3][0]
         feature, other = feature.double(), features[place].double()
         cosine = (feature @ other) / (feature.norm() * other.norm())
@@ -126,7 +126,7 @@ def test_every_backbone_is_looked_into(name):
     registers."""
     words = "MODEL.STRIDE_SIZE [14,14] INPUT.SIZE_TRAIN [56,28] INPUT.SIZE_TEST [56,28]"
     cfg = load_cfg(None, ["MODEL.TRANSFORMER_TYPE", name, *words.split()])
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     model = make_model(cfg, 5, CAMERAS).eval()
     model.backbone.vit.blocks = model.backbone.vit.blocks[:2]
     images, cameras = random_images(seed=3, batch=1, size=(56, 28))

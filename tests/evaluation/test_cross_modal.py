@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import CONFIG, FUSION, cases_of
+from commands import CONFIG, FUSION, read_cases
 from modality_sets import (
     ALL_SOURCES,
     OWN,
     PRESENT,
     WIDTH,
     comparison,
-    lengths_of,
-    parts_of,
+    distance_lengths,
+    draw_sides,
     present_in,
     scaled_errors,
     shuffled,
-    sides_of,
+    split_parts,
 )
 from numeric import assert_close, generator, tolerance
 from tiny import SHALLOW, random_images, tiny_model
@@ -58,15 +58,17 @@ def test_distances_of_two_sets_against_the_slow_version(how, sources):
     """In all 49 cells, of which 12 share nothing; what is not used may be anything, as a missing modality's columns."""
     draws, undefined = generator(len(sources)), 0
     for query_set, gallery_set in product(PRESENT.values(), repeat=2):
-        query, gallery = sides_of(draws, sources, 3 * [query_set], 4 * [gallery_set])
+        query, gallery = draw_sides(draws, sources, 3 * [query_set], 4 * [gallery_set])
         actual = set_distances(comparison(sources, how), query, gallery)
         sets = 3 * [query_set], 4 * [gallery_set]
-        expected = plain.distances(parts_of(query[0]), parts_of(gallery[0]), sources, *sets, how)
+        expected = plain.distances(
+            split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how
+        )
         if np.isinf(expected[0][0]):
             undefined += 1
             assert actual.isinf().all() and not query_set & gallery_set
             continue
-        assert_close(actual, expected, *lengths_of(sources), scale=4)
+        assert_close(actual, expected, *distance_lengths(sources), scale=4)
         matrix = measure_in_memory(comparison(sources, how), query, gallery)
         assert torch.equal(matrix.values, actual)
         if how == "all" or query_set == gallery_set == set(MODALITIES):
@@ -89,9 +91,9 @@ def test_distances_of_triplets_that_have_other_sets_each(monkeypatch, how, fewes
     draws, sources = generator(20), ALL_SOURCES["13C"]
     # 13 triplets have RGB, 12 NI, 12 TI, 6 all
     sets = [shuffled(draws, 3), [*shuffled(draws, 2), {"RGB"}, *4 * [set(MODALITIES)]]]
-    query, gallery = sides_of(draws, sources, *sets)
-    arguments = parts_of(query[0]), parts_of(gallery[0]), sources, *sets, how
-    lengths = lengths_of(sources)
+    query, gallery = draw_sides(draws, sources, *sets)
+    arguments = split_parts(query[0]), split_parts(gallery[0]), sources, *sets, how
+    lengths = distance_lengths(sources)
     actual = set_distances(comparison(sources, how), query, gallery)
     assert_close(actual, plain.distances(*arguments), *lengths, scale=4)
     expected = np.array(plain.scaled(*arguments, fewest))
@@ -116,8 +118,8 @@ def test_re_ranking_is_by_these_distances():
     sets = [2 * [*PRESENT.values()], 4 * [*PRESENT.values()]]
     present, gaps = [*sets[0], *sets[1]], np.zeros(1)
     while gaps.min() < 1e-5:  # roundings decide on the nearest
-        query, gallery = sides_of(draws, sources, *sets)
-        samples = parts_of(query[0]) + parts_of(gallery[0])
+        query, gallery = draw_sides(draws, sources, *sets)
+        samples = split_parts(query[0]) + split_parts(gallery[0])
         values = plain.distances(samples, samples, sources, present, present, "shared")
         distances = np.array(values).clip(0, 4)
         ordered = np.sort(distances, axis=1)
@@ -182,7 +184,7 @@ def test_matrices_of_all_sets(how, pattern, loaded, fused_words, success, tmp_pa
 
     more = ("TEST.MISS", "all", "--json", tmp_path / "all.json")
     success(test_net.main, *words, *more)
-    table = cases_of(tmp_path / "all.json")
+    table = read_cases(tmp_path / "all.json")
     for measure, rows in actual.items():
         for name, case in SETS.items():
             is_equal = rows[name][name] == table[case][str(pattern)][measure]
@@ -206,7 +208,7 @@ def test_matrices_of_all_sets(how, pattern, loaded, fused_words, success, tmp_pa
         expected = (
             None
             if np.isinf(distances[0][0])
-            else ranking.evaluate_distances(distances, *labels_of(data))[1]
+            else ranking.evaluate_distances(distances, *list_labels(data))[1]
         )
         # one exchange, of 6
         assert actual["mAP"][query_set][gallery_set] == (
@@ -231,7 +233,7 @@ def loaded(fused_words):
     return cfg, model, make_test_data(cfg, **read_splits(cfg, ("query", "gallery")))
 
 
-def labels_of(data):
+def list_labels(data):
     sides = data.query, data.gallery
     return [data.labels(name, side).tolist() for name in ("identity", "camera") for side in sides]
 
@@ -268,7 +270,7 @@ def test_a_triplet_that_lacks_images_is_compared_by_those_that_it_has(loaded):
             sides.append((parts, [both[row] for row in rows]))
         (query, query_sets), (gallery, gallery_sets) = sides
         distances = plain.distances(query, gallery, sources, query_sets, gallery_sets, "shared")
-        expected = ranking.evaluate_distances(distances, *labels_of(data))[1]
+        expected = ranking.evaluate_distances(distances, *list_labels(data))[1]
         if np.isinf(distances).all():
             assert actual[one][other] is None
         else:

@@ -82,11 +82,11 @@ def model_and_samples(words):
     return cfg, model, splits["query"]
 
 
-def mask_of(sample):
+def mask_path(sample):
     return Path(sample.paths[0].replace("/RGB/", "/MASK/")).with_suffix(".png")
 
 
-def images_of(cfg, *samples):
+def load_images(cfg, *samples):
     dataset = ImageDataset(
         [sample.paths for sample in samples],
         [(0, sample.camera) for sample in samples],
@@ -102,11 +102,11 @@ def slow_measures(cfg, model, samples):
     """{case: {modality: {what: share}}}: zeros pass the backbone for what is missing; scored image by image."""
     relevant = [
         reference.foreground(
-            mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
+            mask_path(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
         )
         for sample in samples
     ]
-    images, cameras = images_of(cfg, *samples)
+    images, cameras = load_images(cfg, *samples)
     actual = {}
     for case in CASES:
         missing = missing_modalities(case)
@@ -132,7 +132,7 @@ def slow_row(cfg, model, context, modality, missing, relevant):
         guides = {m: context.global_feats[m][place].double() for m in MODALITIES}
         index, beta = MODALITIES.index(modality), cfg.MODEL.SDTPS_BETA
         parts = {
-            "score": sdtps.scores_of(weights, patches, index, [*guides.values()], beta, still),
+            "score": sdtps.score_patches(weights, patches, index, [*guides.values()], beta, still),
             "MLP": [sdtps.predict(weights, patch) for patch in patches],
         }
         for other, guide in guides.items():
@@ -231,9 +231,9 @@ def slow_stages(cfg, model, samples, case):
     missing, actual = missing_modalities(case), {}
     for sample in samples:
         relevant = reference.foreground(
-            mask_of(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
+            mask_path(sample), cfg.INPUT.SIZE_TEST, (PATCH, PATCH), cfg.MODEL.STRIDE_SIZE
         )
-        images, cameras = images_of(cfg, sample)
+        images, cameras = load_images(cfg, sample)
         encoded = model.forward_features(
             {m: image * (m not in missing) for m, image in images.items()}, cameras
         )

@@ -15,13 +15,13 @@ MIXED = "vit_small_patch16_rope_mixed_ape_224"
 """Rotary frequencies that are learned for every block, and positions of the patches alone."""
 
 
-def side_of(name):
+def patch_side(name):
     return 14 if "patch14" in name else 16
 
 
-def cfg_of(name, *opts, stride=None):
+def backbone_cfg(name, *opts, stride=None):
     """Images of 3 rows and 2 columns of patches that do not overlap."""
-    side = side_of(name)
+    side = patch_side(name)
     size, stride = [3 * side, 2 * side], stride or [side, side]
     return load_cfg(
         CONFIG,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from numeric import seed_of, tolerance
+from numeric import shift_seed, tolerance
 from tiny import MODEL
 
 from demo_sdtps.modeling import make_model
@@ -55,7 +55,7 @@ EPOCH = {
 SHOWN = 5  # triplets of the fixture `files`
 
 
-def cameras_of(files):
+def file_cameras(files):
     """Cameras, from 0, of the fixture `files`."""
     return [int(path.name.split("cam")[1][0]) - 1 for path in files["rgb"]]
 
@@ -93,7 +93,7 @@ def contents(folder):
     }
 
 
-def records_of(folder):
+def load_records(folder):
     return json.loads((folder / "metrics.json").read_text())
 
 
@@ -142,14 +142,14 @@ def assert_same_hits(actual, expected):
             assert abs(float(distance) - other) <= 4 * change * other**0.5 + 4 * change**2 + printed
 
 
-def cases_of(path):
+def read_cases(path):
     """What test_net.py wrote to its --json file: records by case."""
     return json.loads(Path(path).read_text())["cases"]
 
 
-def scores_of(path):
+def read_scores(path):
     """The record of the only case in such a file."""
-    (record,) = cases_of(path).values()
+    (record,) = read_cases(path).values()
     return record
 
 
@@ -160,7 +160,7 @@ def table_rows(record):
     }
 
 
-def table_of(text):
+def parse_table(text):
     """The numbers of a printed table by pattern, as they are printed."""
     lines = [line.split() for line in text.splitlines() if line[:2] in ("1 ", "2 ", "3 ")]
     return {line[0]: line[2:] for line in lines}
@@ -168,7 +168,7 @@ def table_of(text):
 
 def checkpoint_file(path, cfg, classes=6, cameras=4):
     """A checkpoint of a model as it is made, with its configuration; its cameras differ much."""
-    torch.manual_seed(seed_of(3))
+    torch.manual_seed(shift_seed(3))
     model = make_model(cfg, classes, cameras)
     model.backbone.camera_embedding.data.normal_()
     save_checkpoint(path, cfg, model, 1)
@@ -176,13 +176,13 @@ def checkpoint_file(path, cfg, classes=6, cameras=4):
 
 
 def weights_file(path, cfg, dataset="Synthetic"):
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     torch.save(
         {"model": make_model(cfg, 6, 4).state_dict(), "dataset": dataset, "camera_num": 4}, path
     )
     return path
 
 
-def rows_of(path):
+def read_rows(path):
     with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
         return list(csv.reader(file))

@@ -27,7 +27,7 @@ def comparison(sources, how):
     return Comparison([*map(frozenset, sources)], how)
 
 
-def sides_of(draws, sources, *sets):
+def draw_sides(draws, sources, *sets):
     """Features of length 1, and the sets of modalities that are theirs."""
     features = (
         torch.randn(len(side), len(sources) * WIDTH, generator=draws).double() for side in sets
@@ -47,12 +47,12 @@ def shuffled(draws, copies):
     return [sets[place] for place in torch.randperm(len(sets), generator=draws)]
 
 
-def parts_of(features):
+def split_parts(features):
     """Lists of parts, lists of numbers."""
     return features.double().unflatten(1, (-1, WIDTH)).tolist()
 
 
-def lengths_of(sources):
+def distance_lengths(sources):
     """Of the sums of a distance, for `numeric.tolerance`: two norms, and twice the columns."""
     return (*4 * (len(sources) * WIDTH,), 9)
 

@@ -29,19 +29,19 @@ FACTOR = 8
 """Times √n of the unit: the bound is exceeded with a probability of 2·exp(-8²/2), 3e-14, for independent roundings."""
 
 
-def seed_of(seed: int = 0) -> int:
+def shift_seed(seed: int = 0) -> int:
     """The seed that a test uses in place of `seed`: the same one for TEST_SEED 0."""
     return seed + 1000 * TEST_SEED
 
 
 def generator(seed: int = 0) -> torch.Generator:
     """A generator of torch's for the inputs of a test."""
-    return torch.Generator().manual_seed(seed_of(seed))
+    return torch.Generator().manual_seed(shift_seed(seed))
 
 
 def numpy_generator(seed: int = 0) -> np.random.Generator:
     """A generator of NumPy's for the inputs of a test."""
-    return np.random.default_rng(seed_of(seed))
+    return np.random.default_rng(shift_seed(seed))
 
 
 def tolerance(*lengths: int, dtype: torch.dtype = torch.float32) -> float:

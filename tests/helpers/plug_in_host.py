@@ -1,7 +1,7 @@
 """What the tests of the plug-in share: inputs and features of models of the miniature (reference/demo_host)."""
 
 import torch
-from numeric import seed_of
+from numeric import shift_seed
 from tiny import BLOCK, ROOT
 
 import demo_sdtps
@@ -31,12 +31,12 @@ def patched(host, size, *opts):
     defaults, make_model = host
     cfg = demo_sdtps.add_config(defaults.clone())
     cfg.merge_from_list(["INPUT.SIZE_TRAIN", size, *opts])
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     return demo_sdtps.patch(make_model(cfg, CLASSES, CAMERAS), cfg)
 
 
 def images(batch, seed=0, size=SIZE):
-    torch.manual_seed(seed_of(seed))
+    torch.manual_seed(shift_seed(seed))
     return {name: torch.randn(batch, 3, *size) for name in NAMES}
 
 
@@ -53,7 +53,7 @@ def equal(features, others):
     return all(torch.equal(one, other) for one, other in zip(features, others, strict=True))
 
 
-def replicas_of(model, count):
+def make_replicas(model, count):
     """Replicas as nn.DataParallel makes them on GPUs: the modules' shallow copies, which share hooks, with own weights."""
     modules = list(model.modules())
     index = {module: place for place, module in enumerate(modules)}

@@ -1,7 +1,7 @@
 """SDTPS beside its slow version: inputs, noise and comparisons."""
 
 import torch
-from numeric import assert_close, generator, seed_of, tolerance
+from numeric import assert_close, generator, shift_seed, tolerance
 
 from demo_sdtps.modeling.sdtps import MultiModalSDTPS
 from tests.reference import sdtps as reference
@@ -30,7 +30,7 @@ def build(
     seed, patches, width, sparse, aggr, beta, use_gumbel=False, tau=1.0, select=False, stir=0.3
 ):
     """A module whose parameters are all random, norms, biases and scales too; as it starts training where `stir` is 0."""
-    torch.manual_seed(seed_of(seed))
+    torch.manual_seed(shift_seed(seed))
     settings = (sparse, aggr, use_gumbel, tau, beta)
     module = MultiModalSDTPS(width, patches, *settings, gumbel_select=select)
     with torch.no_grad():
@@ -49,13 +49,13 @@ def draw(seed, batch, patches, width):
 
 
 def draw_noises(seed, batch, patches, dtype=torch.float32):
-    """The noise that a training forward draws after `torch.manual_seed(seed_of(seed))`: -log of exponentials, one modality at a
-    time."""
-    torch.manual_seed(seed_of(seed))
+    """The noise that a training forward draws after `torch.manual_seed(shift_seed(seed))`: -log of exponentials, modality by
+    modality."""
+    torch.manual_seed(shift_seed(seed))
     return [-torch.empty(batch, patches, dtype=dtype).exponential_().log() for _ in range(3)]
 
 
-def scalar_of(seed, outputs):
+def random_sum(seed, outputs):
     """A scalar that depends on every number of `outputs`, differently."""
     draws = generator(seed)
     return sum(
@@ -73,10 +73,10 @@ def assert_like_reference(
     )
     tokens, global_feats = draw(seed + 100, batch, patches, width)
     noises = None if tau is None else draw_noises(seed + 200, batch, patches)
-    torch.manual_seed(seed_of(seed + 200))
+    torch.manual_seed(shift_seed(seed + 200))
     outputs = module(*tokens, *global_feats, missing=tuple(place in missing for place in range(3)))
     probed_outputs = outputs if tau else outputs[:3]  # without Gumbel the masks are constants
-    scalar_of(seed, probed_outputs).backward()
+    random_sum(seed, probed_outputs).backward()
 
     largest = [1] * 3 if noises is None else [float(noise.abs().max()) for noise in noises]
     nudges = [
@@ -93,7 +93,7 @@ def assert_like_reference(
     slimmed, masks = reference.sdtps(
         exact, exact_tokens, exact_guides, *ratios, tau, draws, select, missing, nudges
     )
-    scalar_of(seed, [*slimmed, *masks][: len(probed_outputs)]).backward()
+    random_sum(seed, [*slimmed, *masks][: len(probed_outputs)]).backward()
 
     for output, expected in zip(outputs, [*slimmed, *masks], strict=True):
         assert_close(output, expected, *PATH)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from commands import ROOT
-from numeric import seed_of, tolerance
+from numeric import shift_seed, tolerance
 from tiny import ENCODER, WIDTH
 
 from demo_sdtps.commands import seps
@@ -21,7 +21,7 @@ CONFIG = ROOT / "configs" / "SEPS" / "shapes.yml"
 SIZES = {"train": 12, "dev": 6, "test": 8}
 CAPTIONS = 2
 """Of each image."""
-SEED = seed_of(1111)
+SEED = shift_seed(1111)
 WORDS, TOKENS = 128, 16
 BERT = (WIDTH, WIDTH, 32, WORDS, WORDS, WIDTH, WIDTH, WIDTH, 2 * WIDTH)
 NETWORK = (*4 * (16, TOKENS), WORDS, 16, TOKENS, 5, 10)
@@ -64,7 +64,7 @@ def train(root, output, *more):
 
 def save_bert(folder, **changed):
     """A tiny BERT with random weights, as save_pretrained leaves it."""
-    torch.manual_seed(seed_of(5))
+    torch.manual_seed(shift_seed(5))
     sizes = {"vocab_size": 9, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 32, "max_position_embeddings": 64, **changed}
     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(folder)

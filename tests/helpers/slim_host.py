@@ -108,7 +108,7 @@ class Segmenter(nn.Module):
         return self.head(patches.unflatten(2, (ROWS, COLUMNS)))
 
 
-def case_of(build, call=lambda model, images: model(images), **settings):
+def make_case(build, call=lambda model, images: model(images), **settings):
     """`settings` are those of slim."""
     path = "blocks" if getattr(build, "func", build) is Tower else "tower.blocks"
     return Case(build, path, patch=SIDE, grid=(ROWS, COLUMNS), call=call, settings=settings)
@@ -116,7 +116,7 @@ def case_of(build, call=lambda model, images: model(images), **settings):
 
 def host_case(way="image by image", shared=True, **settings):
     build = partial(Host, way, **settings)
-    return case_of(build, call_host, blocks_at="tower.blocks", shared=shared)
+    return make_case(build, call_host, blocks_at="tower.blocks", shared=shared)
 
 
 def call_host(model, images):

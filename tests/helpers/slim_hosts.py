@@ -16,16 +16,16 @@ def clip_reid():
     cfg = import_module("config").cfg  # a section of its file is empty, which yacs refuses
     cfg.merge_from_list(["MODEL.NAME", "ViT-B-16", "DATASETS.NAMES", "market1501"])
     cfg.merge_from_list(["INPUT.SIZE_TRAIN", [256, 128], "MODEL.STRIDE_SIZE", [16, 16]])
-    return run_of(make.make_model, cfg)
+    return make_run(make.make_model, cfg)
 
 
 def trans_reid(file):
     host_imitation.stub("torch._six", container_abcs=abc)
     cfg = host_models.configuration(file, ["MODEL.PRETRAIN_CHOICE", "no"])
-    return run_of(host_models.factory("model"), cfg)
+    return make_run(host_models.factory("model"), cfg)
 
 
-def run_of(make, cfg):
+def make_run(make, cfg):
     images = torch.randn(host_models.BATCH, 3, 256, 128)
 
     def train(model):

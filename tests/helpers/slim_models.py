@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, disturb
-from numeric import assert_close, generator, seed_of, tolerance
+from numeric import assert_close, generator, shift_seed, tolerance
 from sdtps_cases import assert_gradients_equal
 from tiny import sums_of_a_block
 from torch import nn
@@ -111,7 +111,7 @@ class Case(NamedTuple):
     settings: dict = {}  # noqa: RUF012 (never changed)
 
     def model(self):
-        torch.manual_seed(seed_of())
+        torch.manual_seed(shift_seed())
         return disturb(self.build()).double().eval().requires_grad_()
 
     def draw(self, batch=2, seed=0):
@@ -119,7 +119,7 @@ class Case(NamedTuple):
         return torch.randn(batch, 3, *size, generator=generator(seed), dtype=torch.double)
 
 
-def tokens_of(model, images):
+def encode_tokens(model, images):
     output = model(images)
     return torch.cat([output.last_hidden_state, output.pooler_output[:, None]], dim=1)
 
@@ -133,7 +133,7 @@ def unshuffled(model, images):
 SQUARE = (4, 4)
 
 
-def of_transformers(name, blocks, prefix=1, call=tokens_of, **changes):
+def of_transformers(name, blocks, prefix=1, call=encode_tokens, **changes):
     return Case(
         partial(transformers_model, name, **changes), blocks, prefix, grid=SQUARE, call=call
     )
@@ -293,21 +293,21 @@ def compare(case, score, blocks, keep, slow_score, images=None, **settings):
     assert_close(actual, expected, *PATH)
     added = {f"slimming.{name}": parameter for name, parameter in model.slimming.named_parameters()}
     more = added | {"images": images}
-    ours = gradients_of(actual, dict(model.named_parameters()) | more)
+    ours = probe_gradients(actual, dict(model.named_parameters()) | more)
     assert_gradients_equal(
-        ours, gradients_of(expected, dict(dense.named_parameters()) | more), (*PATH, *PATH)
+        ours, probe_gradients(expected, dict(dense.named_parameters()) | more), (*PATH, *PATH)
     )
     return any(ours[name] is not None and ours[name].abs().max() > 0 for name in added)
 
 
-def gradients_of(output, named):
+def probe_gradients(output, named):
     """By name, of a random sum of an output."""
     probe = torch.randn(output.shape, generator=generator(7), dtype=output.dtype)
     gradients = torch.autograd.grad((output * probe).sum(), list(named.values()), allow_unused=True)
     return dict(zip(named, gradients, strict=True))
 
 
-def hooks_of(model):
+def count_hooks(model):
     """The number of hooks on a model and its modules."""
     return sum(
         len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from choices import margins
-from numeric import assert_close, generator, seed_of, tolerance
+from numeric import assert_close, generator, shift_seed, tolerance
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.missing import encode_cases
@@ -68,14 +68,14 @@ def tiny_cfg(*opts):
 
 def tiny_model(*opts, seed=0, cameras=CAMERAS):
     """A randomly initialised model of `tiny_cfg`; the same seed and options give the same weights."""
-    torch.manual_seed(seed_of(seed))
+    torch.manual_seed(shift_seed(seed))
     return make_model(tiny_cfg(*opts), CLASSES, cameras)
 
 
 @lru_cache(maxsize=1)
 def clip_model():
     """The model with CLIP's backbone and PIFE, built once; whoever changes it puts it back."""
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     return make_model(load_cfg(CLIP_CONFIG), CLASSES, CAMERAS)
 
 
@@ -162,7 +162,7 @@ def pairs(output):
     ]
 
 
-def output_of(parts, heads, auxiliary=None):
+def make_output(parts, heads, auxiliary=None):
     """The training output with these [logits, features, …] of `heads`, in their order."""
     return TrainingOutput(
         dict(zip(heads, parts[::2], strict=True)),

@@ -30,7 +30,7 @@ def config(root, *opts):
     )
 
 
-def message_of(call, *arguments):
+def catch_message(call, *arguments):
     """The sentence of the `UserError` that a call must raise. Not by pytest.raises, which keeps the error's frames, and so
     the loading processes."""
     try:
@@ -41,7 +41,7 @@ def message_of(call, *arguments):
     raise AssertionError("no error")
 
 
-def images_of(root, split="train_171", modality="RGB"):
+def image_folder(root, split="train_171", modality="RGB"):
     return root / "RGBNT201" / split / modality
 
 
@@ -61,7 +61,7 @@ def head_alone(path):
     path.write_bytes(path.read_bytes()[:30])
 
 
-def epoch_of(sampler, epoch):
+def draw_epoch(sampler, epoch):
     sampler.epoch = epoch
     return list(sampler)
 

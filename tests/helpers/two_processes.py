@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from numeric import seed_of
+from numeric import shift_seed
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.scores import reads_masks
@@ -36,7 +36,7 @@ def own(rows: torch.Tensor) -> torch.Tensor:
 
 def steps(cfg) -> dict:
     """Losses of some steps, and what the model has become."""
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     model = make_model(cfg, IDENTITIES, CAMERAS)
     for module in model.modules():
         if hasattr(module, "dropout"):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
-from numeric import seed_of
+from numeric import shift_seed
 from seps_tiny import cfg_for
 
 from demo_sdtps.datasets.loaders import epoch_sampler
@@ -47,7 +47,7 @@ def steps(root, version) -> dict:
     """Losses of some steps, what the model has become, and its evaluation."""
     cfg = cfg_for(root, *KEEP_ALL, *VERSIONS[version])
     splits, tokenizer = read_caption_splits(cfg), load_tokenizer(cfg)
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     model, _ = make_seps(cfg)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     tokens = {name: encode_captions(cfg, split, tokenizer) for name, split in splits.items()}

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, generator, seed_of
+from numeric import assert_close, generator, shift_seed
 from tiny import CAMERAS, CLIP_CONFIG, clip_model, exact, sums_of_a_backbone, tiny_cfg
 from torch import nn
 
@@ -17,7 +17,7 @@ NO_CAMERA = ("MODEL.SIE_CAMERA", "False")
 
 def build(*opts, seed=0, cameras=CAMERAS):
     """A backbone in evaluation mode whose parameters are all random, norms and biases too."""
-    torch.manual_seed(seed_of(seed))
+    torch.manual_seed(shift_seed(seed))
     backbone = make_backbone(tiny_cfg(*opts), cameras).eval()
     with torch.no_grad():
         for parameter in backbone.parameters():
@@ -29,7 +29,7 @@ def draw(seed, size, batch=3):
     return torch.randn(batch, 3, *size, generator=generator(seed))
 
 
-def sums_of(backbone):
+def path_lengths(backbone):
     """Lengths of the sums from images to tokens."""
     vit = backbone.vit
     return sums_of_a_backbone(
@@ -93,7 +93,9 @@ def test_equals_timm(size, stride):
         patches, class_token = backbone(images, torch.tensor([0, 1, 2]))
         expected = exact(backbone.vit).forward_features(images.double())
     assert patches.shape == (3, backbone.num_patches, backbone.width)
-    assert_close(torch.cat([class_token[:, None], patches], dim=1), expected, *sums_of(backbone))
+    assert_close(
+        torch.cat([class_token[:, None], patches], dim=1), expected, *path_lengths(backbone)
+    )
     assert backbone.camera_embedding is None
 
 
@@ -103,7 +105,7 @@ def test_clip_equals_timm_and_its_projection():
     backbone = clip_model().backbone.eval()
     images, few = draw(2, (256, 128), batch=1), backbone.vit.blocks[:2]
     with replace(backbone, camera_embedding=None), replace(backbone.vit, blocks=few):
-        lengths = sums_of(backbone)
+        lengths = path_lengths(backbone)
         patches, class_token = backbone(images, torch.tensor([0]))
         vit = exact(backbone.vit)
         expected = vit.forward_features(images.double()) @ vit.head.weight.T
@@ -160,7 +162,7 @@ def test_a_single_camera_needs_no_embedding():
 
 
 def test_camera_embedding_starts_small():
-    torch.manual_seed(seed_of(6))
+    torch.manual_seed(shift_seed(6))
     embedding = make_backbone(tiny_cfg(), 100).camera_embedding.detach()
     standard_error = 0.02 / embedding.numel() ** 0.5
     assert float(embedding.std()) == pytest.approx(0.02, abs=6 * standard_error)

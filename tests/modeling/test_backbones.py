@@ -5,8 +5,17 @@ import shutil
 import pytest
 import timm
 import torch
-from backbone_cases import DINOV2, DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb, side_of
-from numeric import assert_close, generator, seed_of
+from backbone_cases import (
+    DINOV2,
+    DINOV3,
+    EVA02,
+    MIXED,
+    REGISTERS,
+    backbone_cfg,
+    disturb,
+    patch_side,
+)
+from numeric import assert_close, generator, shift_seed
 from tiny import CAMERAS, CLASSES, exact, random_images, sums_of_a_backbone
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,16 +36,16 @@ BACKBONES = pytest.mark.parametrize("name", PREFIX)
 
 
 def build(name, *opts, stride=None, cameras=CAMERAS):
-    torch.manual_seed(seed_of())
-    return disturb(make_backbone(cfg_of(name, *opts, stride=stride), cameras)).train()
+    torch.manual_seed(shift_seed())
+    return disturb(make_backbone(backbone_cfg(name, *opts, stride=stride), cameras)).train()
 
 
 def draw(name, batch=2):
-    side = side_of(name)
+    side = patch_side(name)
     return torch.randn(batch, 3, 3 * side, 2 * side, generator=generator(1))
 
 
-def sums_of(backbone):
+def path_lengths(backbone):
     """Lengths of the sums from images to tokens."""
     vit = backbone.vit
     tokens = vit.num_prefix_tokens + backbone.num_patches
@@ -61,7 +70,7 @@ def test_values_and_gradients_are_timms(name):
     actual = torch.cat([class_token[:, None], patches], dim=1)
     vit = exact(backbone.vit)
     expected = without_registers(vit.forward_features(images.double()), PREFIX[name])
-    assert_close(actual, expected, *sums_of(backbone))
+    assert_close(actual, expected, *path_lengths(backbone))
     probe = torch.randn_like(expected)
     gradients = [
         torch.autograd.grad((tokens * probe.to(tokens.dtype)).sum(), list(module.parameters()))
@@ -70,7 +79,11 @@ def test_values_and_gradients_are_timms(name):
     for (key, _), ours, theirs in zip(vit.named_parameters(), *gradients, strict=True):
         assert theirs.abs().max() > 0, key
         assert_close(
-            ours, theirs, *sums_of(backbone), *sums_of(backbone), len(actual.flatten(0, 1))
+            ours,
+            theirs,
+            *path_lengths(backbone),
+            *path_lengths(backbone),
+            len(actual.flatten(0, 1)),
         )
 
 
@@ -81,7 +94,7 @@ def test_overlapping_patches_are_timms_of_an_image_that_holds_them_side_by_side(
     backbone, images, side = (
         build(name, "MODEL.SIE_CAMERA", "False", stride=stride).eval(),
         draw(name),
-        side_of(name),
+        patch_side(name),
     )
     # (B, 3, rows, columns, side, side)
     windows = images.unfold(2, side, stride[0]).unfold(3, side, stride[1])
@@ -102,7 +115,9 @@ def test_overlapping_patches_are_timms_of_an_image_that_holds_them_side_by_side(
         patches, class_token = backbone(images, torch.tensor([0, 1]))
         side_by_side = windows.transpose(3, 4).reshape(2, 3, rows * side, columns * side).double()
         expected = without_registers(reference.forward_features(side_by_side), PREFIX[name])
-    assert_close(torch.cat([class_token[:, None], patches], dim=1), expected, *sums_of(backbone))
+    assert_close(
+        torch.cat([class_token[:, None], patches], dim=1), expected, *path_lengths(backbone)
+    )
 
 
 @torch.no_grad()
@@ -149,7 +164,7 @@ def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, sl
         return attention(query, key, value, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
-    model = make_model(cfg_of(name, *(slimming if slim else ())), CLASSES, CAMERAS)
+    model = make_model(backbone_cfg(name, *(slimming if slim else ())), CLASSES, CAMERAS)
     model.backbone.fused_attention = True
     images = {modality: draw(name) for modality in MODALITIES}
     with torch.autocast("cpu", torch.bfloat16):
@@ -165,8 +180,8 @@ def test_a_gpu_can_take_its_flash_kernel_for_the_attention(monkeypatch, name, sl
 @pytest.mark.parametrize("name", [REGISTERS, DINOV3])
 def test_a_training_step_and_an_evaluation(name):
     """Every parameter moves; half precision and the compiler's features are those of float32 but for rounding."""
-    cfg = cfg_of(name, "SOLVER.OPTIMIZER_NAME", "Adam")
-    torch.manual_seed(seed_of())
+    cfg = backbone_cfg(name, "SOLVER.OPTIMIZER_NAME", "Adam")
+    torch.manual_seed(shift_seed())
     model = make_model(cfg, CLASSES, CAMERAS)
     before = {key: parameter.clone() for key, parameter in model.named_parameters()}
     images, cameras = random_images(1, size=tuple(cfg.INPUT.SIZE_TRAIN))
@@ -209,14 +224,14 @@ def test_compiled_features_are_the_eager_ones(name):
         exactly = exact(backbone)(images.double(), cameras)
         backbone.compile_blocks()
         for actual, expected in zip(backbone(images, cameras), exactly, strict=True):
-            assert_close(actual, expected, *sums_of(backbone))
+            assert_close(actual, expected, *path_lengths(backbone))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [REGISTERS, EVA02, DINOV3, MIXED])
 def test_products_are_counted(name):
     """fvcore's count holds all that torch counts; the rest is arithmetic on numbers."""
-    cfg = cfg_of(name)
+    cfg = backbone_cfg(name)
     model = make_model(cfg, CLASSES, CAMERAS).eval()
     images, cameras = random_images(1, batch=1, size=tuple(cfg.INPUT.SIZE_TRAIN))
     with inference(model, None), FlopCounterMode(display=False) as counter:
@@ -231,7 +246,7 @@ def test_images_smaller_than_a_patch_and_strides_beyond_it_are_refused(name):
         "MODEL.STRIDE_SIZE": ("MODEL.STRIDE_SIZE", "[16, 17]"),
     }.items():
         with pytest.raises(UserError, match=f"^{key}.* patch of {name} "):
-            make_backbone(cfg_of(name, *opts), CAMERAS)
+            make_backbone(backbone_cfg(name, *opts), CAMERAS)
 
 
 # Published weights
@@ -240,7 +255,7 @@ def test_images_smaller_than_a_patch_and_strides_beyond_it_are_refused(name):
 def hub_weights(name, grid=4, **kwargs):
     """Random weights for square images, under timm's names, as its hub holds them."""
     torch.manual_seed(5)
-    side = side_of(name)
+    side = patch_side(name)
     model = timm.create_model(
         name, img_size=grid * side, dynamic_img_size=False, num_classes=7, **kwargs
     )
@@ -249,7 +264,7 @@ def hub_weights(name, grid=4, **kwargs):
 
 def load(name, weights, tmp_path):
     """What is loaded from a file with these weights, and the report."""
-    backbone = make_backbone(cfg_of(name), CAMERAS)
+    backbone = make_backbone(backbone_cfg(name), CAMERAS)
     torch.save(weights, tmp_path / "w.pth")
     report = load_pretrained(backbone, name, str(tmp_path / "w.pth"))
     return backbone.vit.state_dict(), report

@@ -33,12 +33,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(
     monkeypatch.chdir(train_net.__file__.rsplit("/", 1)[0])
     original, calls = getattr(*method), []
 
-    def loss_of(self, batch):
+    def scaled_loss(self, batch):
         loss, count, sums = original(self, batch)
         calls.append(batch)
         return (loss * value if len(calls) == 2 else loss), count, sums
 
-    with mock.patch.object(*method, loss_of):
+    with mock.patch.object(*method, scaled_loss):
         code, _, stderr = command(
             main, *words(request.getfixturevalue(root), "OUTPUT_DIR", tmp_path / "run", *EVERY_STEP)
         )

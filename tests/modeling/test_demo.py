@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from golden_cases import relative_error
-from numeric import assert_close, generator, seed_of
+from numeric import assert_close, generator, shift_seed
 from return_patterns import B, C, expected_features, expected_patterns
 from tiny import (
     CAMERAS,
@@ -61,7 +61,7 @@ def head_names(switches):
     )
 
 
-def width_of(head):
+def head_width(head):
     return C * {"sdtps": 3, "moe": 7, "original": 3}.get(head, 1)
 
 
@@ -93,7 +93,7 @@ def test_training_pairs(switches_and_model):
     for name, target in zip(heads, expected, strict=True):
         scores, feature = output.logits[name], output.features[name]
         assert scores.shape == (B, CLASSES)
-        assert feature.shape == (B, width_of(name))
+        assert feature.shape == (B, head_width(name))
         assert_close(
             feature,
             target,
@@ -222,7 +222,7 @@ def test_a_frozen_backbone():
 
 
 def test_heads_start():
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     model = make_model(tiny_cfg(), 500, CAMERAS)
     for head in model.heads.values():
         assert head.classifier.bias is None and head.bottleneck.bias.eq(0).all()
@@ -236,7 +236,7 @@ def test_pairs_weights_and_widths(switches_and_model):
     switches, model = switches_and_model
     heads = head_names(switches)
     assert model.head_weights == {name: 0.7 if name == "sdtps" else 1.0 for name in heads}
-    assert list(model.layout.widths.items()) == [(name, width_of(name)) for name in heads]
+    assert list(model.layout.widths.items()) == [(name, head_width(name)) for name in heads]
 
 
 @pytest.mark.parametrize(

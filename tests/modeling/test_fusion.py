@@ -5,7 +5,7 @@ from itertools import cycle
 import pytest
 import torch
 from golden_cases import load_case, relative_error, weight
-from numeric import assert_close, generator, seed_of
+from numeric import assert_close, generator, shift_seed
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling.checkpoints.names import from_demo
@@ -28,7 +28,7 @@ def under_our_names(tensors):
     return ours
 
 
-def ours_of(plain, dropout=0.1):
+def make_ours(plain, dropout=0.1):
     """Our modules with the weights of a plain fusion, as {"hdm": …, "atmoe": …}."""
     width = plain.r_token.shape[-1]
     modules = torch.nn.ModuleDict({"hdm": HDM(width, dropout)})
@@ -47,7 +47,7 @@ def random_plain(width, heads, seed=0, dropout=0.1):
     """A plain fusion in float64, all of whose weights, norms and running statistics are far from their start."""
     plain = Fusion(width, heads, dropout)
     shapes = {name: tuple(tensor.shape) for name, tensor in plain.state_dict().items()}
-    weights = {name: weight(name, shape, seed_of(seed)) for name, shape in shapes.items()}
+    weights = {name: weight(name, shape, shift_seed(seed)) for name, shape in shapes.items()}
     plain.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     return plain.double()
 
@@ -75,7 +75,7 @@ def test_golden(name, mode):
     plain = Fusion(settings["feat_dim"], heads, settings["dropout"])
     assert list(plain.state_dict()) == list(case.weights)
     plain.load_state_dict(case.weights)
-    ours = ours_of(plain.train(mode == "train"), settings["dropout"])
+    ours = make_ours(plain.train(mode == "train"), settings["dropout"])
     tokens = [
         {modality: case.arrays[f"{modality}_{kind}"] for modality in MODALITIES}
         for kind in ("cash", "global")
@@ -136,7 +136,7 @@ def test_equals_the_plain_version(shape, mode, dropout, same_dropout):
     """Values, gradients, and what a training forward leaves in the running statistics; with dropout of the same weights."""
     width, heads, count, batch = shape
     plain = random_plain(width, heads, dropout=dropout).train(mode == "train")
-    ours = ours_of(plain, dropout)
+    ours = make_ours(plain, dropout)
     plain_tokens, our_tokens = (random_tokens(width, count, batch) for _ in range(2))
     if dropout:
         same_dropout(random_mask(width, count, batch))
@@ -154,7 +154,7 @@ def test_equals_the_plain_version(shape, mode, dropout, same_dropout):
 
 @torch.no_grad()
 def test_dropout_acts_in_training_alone():
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     hdm = HDM(128)
     patches, global_feats = random_tokens(128, 128, 16, dtype=torch.float32)
     keys = {subset: torch.randn(2, 128) / 12 for subset in SUBSETS}
@@ -174,7 +174,7 @@ def test_dropout_acts_in_training_alone():
         assert torch.equal(same, whole[subset]) and same.shape[-1] == 129 * len(SUBSETS[subset])
         assert_close(same.double().sum(dim=-1), torch.ones(16, 2), same.shape[-1])
     hdm.train()
-    torch.manual_seed(seed_of(1))
+    torch.manual_seed(shift_seed(1))
     left, others = attention(), attention()
     draws = []
     for subset, kept in left.items():
@@ -195,7 +195,7 @@ def test_parameters_start_as_torchs_layers_do():
     Means and deviations to six standard errors, which are at most those of normal numbers; the largest of n uniform numbers is
     20/n below the bound once in exp(20) times.
     """
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     plain, hdm, atmoe = Fusion(256, 4), HDM(256), ATMoE(256, 4)
     ours = {f"hdm.{name}": tensor for name, tensor in hdm.state_dict().items()}
     ours |= {f"atmoe.{name}": tensor for name, tensor in atmoe.state_dict().items()}
@@ -226,12 +226,12 @@ def test_parameters_start_as_torchs_layers_do():
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_mixed_precision_is_near(mode, precision):
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     plain = Fusion(128, 4, dropout=0.0).train(mode == "train")
     with torch.no_grad():  # gates and experts that matter
         for name, parameter in plain.named_parameters():
             parameter.mul_(5 if name.endswith("_token") else 1)
-    ours = ours_of(plain, dropout=0.0)
+    ours = make_ours(plain, dropout=0.0)
     tokens = random_tokens(128, 8, 16, dtype=torch.float32)
     exact = ({name: tensor.double() for name, tensor in each.items()} for each in tokens)
     with torch.no_grad():

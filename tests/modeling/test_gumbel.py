@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from numeric import assert_close, seed_of
+from numeric import assert_close, shift_seed
 from sdtps_cases import (
     PATH,
     SHAPES,
@@ -16,7 +16,7 @@ from sdtps_cases import (
     draw,
     draw_noises,
     flat,
-    scalar_of,
+    random_sum,
 )
 
 from demo_sdtps.config import MODALITIES
@@ -65,19 +65,19 @@ def test_gumbel_leaves_the_forward_alone(tau, precision, is_cast):
         assert mask.sum(dim=1).eq(8).all()
         assert ((mask == 0) | (mask == 1)).all()
 
-    scalar_of(15, actual).backward()
+    random_sum(15, actual).backward()
     assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *gumbel.parameters()))
 
 
 def cross_entropy(seed, slimmed):
     """The identity loss of the SDTPS feature, the mean over the tokens, through a new head."""
     feature = torch.cat([tokens.mean(dim=1) for tokens in slimmed], dim=-1)
-    torch.manual_seed(seed_of(seed))
+    torch.manual_seed(shift_seed(seed))
     return identity_loss(BNNeck(feature.shape[1], 2)(feature), torch.tensor([0, 0, 1, 1]))
 
 
 # batch, patches, width, how far the weights are from their start, loss
-SIZES = {"probe": (3, 16, 20, 0.3, scalar_of), "as in training": (4, 128, 64, 0.0, cross_entropy)}
+SIZES = {"probe": (3, 16, 20, 0.3, random_sum), "as in training": (4, 128, 64, 0.0, cross_entropy)}
 
 
 @lru_cache
@@ -88,7 +88,7 @@ def gradient_norms(size, aggregate, *gumbel):
     for seed in range(8):
         module = build(seed, patches, width, 0.5, 0.4, 0.25, *gumbel, stir=stir)
         tokens, global_feats = draw(seed + 100, batch, patches, width)
-        torch.manual_seed(seed_of(seed + 200))
+        torch.manual_seed(shift_seed(seed + 200))
         with mock.patch.object(sdtps, "aggregate", aggregate):
             loss(seed + 300, module(*tokens, *global_feats)[:3]).backward()
         at_tokens += [tensor.grad for tensor in tokens]
@@ -170,7 +170,7 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
     waiting = iter(scores)
     monkeypatch.setattr(sdtps, "guided_score", lambda *_: next(waiting))
     noises = draw_noises(53, batch, patches, torch.float64)
-    torch.manual_seed(seed_of(53))
+    torch.manual_seed(shift_seed(53))
     outputs = module(*tokens, *global_feats)[:3]
     probes = [torch.randn_like(output) for output in outputs]
     sum((output * probe).sum() for output, probe in zip(outputs, probes, strict=True)).backward()
@@ -183,7 +183,7 @@ def test_gradient_of_the_tokens_by_finite_differences(select, tau, monkeypatch):
             probes[index][sample],
         )
         kept, dropped = reference.choose(score + noise if select else score, sparse_ratio)
-        weights = reference.weights_of(module.state_dict(), reference.STATE_NAMES[index])
+        weights = reference.modality_weights(module.state_dict(), reference.STATE_NAMES[index])
         slim = continuous(
             weights, tokens[index][sample], score, noise, kept, dropped, tau, len(probe) - 1
         )
@@ -227,7 +227,7 @@ def test_selection_is_sampling_without_replacement():
         "uniform draws are another distribution"
     )
 
-    torch.manual_seed(seed_of(66))
+    torch.manual_seed(shift_seed(66))
     with torch.no_grad():
         rows = tokens[0].expand(draws, -1, -1), score.expand(draws, -1)
         selected, _, masks, places = module.rgb_sparse(*rows)
@@ -248,7 +248,7 @@ def test_evaluation_draws_nothing_and_chooses_as_without_gumbel(select):
         build(26, 16, 20, 0.5, 0.4, 0.25, *more).eval() for more in ((), (True, 1.0, select))
     )
     tokens, global_feats = draw(27, 2, 16, 20)
-    torch.manual_seed(seed_of(28))
+    torch.manual_seed(shift_seed(28))
     state = torch.get_rng_state()
     expected, first, second = (module(*tokens, *global_feats) for module in (plain, gumbel, gumbel))
     assert torch.equal(torch.get_rng_state(), state)
@@ -276,7 +276,7 @@ def test_an_exponential_draw_of_zero(select, zeros, monkeypatch):
     module = build(68, 16, 20, 0.5, 0.4, 0.25, True, 0.1, select)
     tokens, global_feats = draw(69, 2, 16, 20)
     outputs = module(*tokens, *global_feats)
-    scalar_of(70, outputs).backward()
+    random_sum(70, outputs).backward()
     assert all(tensor.isfinite().all() for tensor in outputs)
     assert all(mask.sum(dim=1).eq(8).all() for mask in outputs[3:])
     assert all(tensor.grad.isfinite().all() for tensor in (*tokens, *module.parameters()))

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from golden_cases import load_case, relative_error
-from numeric import assert_close, generator, seed_of, with_gradient
-from tiny import output_of, tiny_cfg
+from numeric import assert_close, generator, shift_seed, with_gradient
+from tiny import make_output, tiny_cfg
 
 from demo_sdtps.modeling.losses import (
     LOSSES,
@@ -108,7 +108,9 @@ def test_identity(seed, smoothing):
 def test_total_wants_a_weight_for_every_head():
     features, logits, labels = draw(7)
     with pytest.raises(KeyError, match="sdtps"):
-        total_loss(tiny_cfg(), output_of((logits, features, logits, features), PAIRS), labels, ONE)
+        total_loss(
+            tiny_cfg(), make_output((logits, features, logits, features), PAIRS), labels, ONE
+        )
 
 
 # Centers
@@ -131,7 +133,7 @@ def draw_pairs(classes=6):
 def test_center(seed):
     """Values, and gradients of features and of centers."""
     features, _, labels = draw(seed)
-    torch.manual_seed(seed_of(seed))
+    torch.manual_seed(shift_seed(seed))
     loss = CenterLoss(7, features.shape[1])
     expected_centers = loss.centers.detach().double().requires_grad_()
     value, gradient = with_gradient(lambda leaf: loss(leaf, labels), features)
@@ -148,7 +150,7 @@ def test_center(seed):
 
 
 def test_centers_start_as_standard_normal():
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     centers = CenterLoss(200, 50).centers
     assert centers.requires_grad
     centers, standard_error = centers.detach(), 0.01
@@ -172,7 +174,7 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, m
     weights = "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
     kinds = f"MODEL.METRIC_LOSS_TYPE {kind} DATALOADER.SAMPLER {sampler}"
     cfg = tiny_cfg(*opts.split(), *kinds.split(), *weights.split())
-    torch.manual_seed(seed_of(2))
+    torch.manual_seed(shift_seed(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
     expected = scale = 0.0 if auxiliary is None else float(auxiliary)
@@ -186,17 +188,17 @@ def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, m
             pair += 0.02 * float(reference.center_loss(features, labels, centers))
         expected += weight * pair
         scale += weight * (pair + 3 * largest(features, logits))
-    actual, _ = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
+    actual, _ = total_loss(cfg, make_output(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
     assert_close(actual, expected, *SUMS, scale=scale)
 
 
 def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
     cfg = tiny_cfg(*CENTER, "MODEL.TRIPLET_LOSS_WEIGHT", "3")
-    torch.manual_seed(seed_of(2))
+    torch.manual_seed(shift_seed(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
     *outputs, auxiliary = (tensor.requires_grad_() for tensor in (*outputs, torch.tensor([0.5])))
-    total, parts = total_loss(cfg, output_of(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
+    total, parts = total_loss(cfg, make_output(outputs, PAIRS, auxiliary), labels, PAIRS, losses)
     names = [f"{kind}/{head}" for head in PAIRS for kind in ("id", "triplet", "center")]
     assert list(parts) == ["auxiliary", *names]
     assert not any(loss.requires_grad for loss in parts.values()) and total.requires_grad
@@ -211,9 +213,9 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
 def test_a_new_loss_is_a_function_and_a_line(monkeypatch):
     monkeypatch.setitem(LOSSES, "length", lambda cfg, head: 0.1 * head.features.norm(dim=1).mean())
     outputs, labels = draw_pairs()
-    total, parts = total_loss(tiny_cfg(), output_of(outputs, PAIRS), labels, PAIRS)
+    total, parts = total_loss(tiny_cfg(), make_output(outputs, PAIRS), labels, PAIRS)
     monkeypatch.undo()
-    without, _ = total_loss(tiny_cfg(), output_of(outputs, PAIRS), labels, PAIRS)
+    without, _ = total_loss(tiny_cfg(), make_output(outputs, PAIRS), labels, PAIRS)
     expected = {
         head: 0.1 * weight * float(features.double().norm(dim=1).mean())
         for (head, weight), features in zip(PAIRS.items(), outputs[1::2], strict=True)
@@ -227,8 +229,8 @@ def test_center_is_computed_in_float32_under_autocast():
     half = [tensor.bfloat16() for tensor in outputs]
     cfg = tiny_cfg(*CENTER, "SOLVER.CENTER_LOSS_WEIGHT", "1")
     losses = make_center_losses(cfg, 6, WIDTHS)
-    whole = output_of([tensor.float() for tensor in half], PAIRS)
+    whole = make_output([tensor.float() for tensor in half], PAIRS)
     expected, _ = total_loss(cfg, whole, labels, PAIRS, losses)
     with torch.autocast("cpu", torch.bfloat16):
-        actual, _ = total_loss(cfg, output_of(half, PAIRS), labels, PAIRS, losses)
+        actual, _ = total_loss(cfg, make_output(half, PAIRS), labels, PAIRS, losses)
     assert torch.equal(actual, expected)

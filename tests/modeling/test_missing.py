@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from commands import CONFIG, FUSION, cases_of, cli_args_for, near, table_of, table_rows
+from commands import CONFIG, FUSION, cli_args_for, near, parse_table, read_cases, table_rows
 from golden_cases import relative_error
-from numeric import assert_close, seed_of
+from numeric import assert_close, shift_seed
 from return_patterns import expected_patterns
 from tiny import CAMERAS, SHALLOW, clear, exact, pairs, random_images, tiny_model
 
@@ -84,7 +84,7 @@ def test_complete_triplets_are_the_same_whether_missing_modalities_guide_or_not(
     actual = []
     for is_guided in (True, False):
         model = tiny_model(GUIDE, is_guided, *FUSION)
-        torch.manual_seed(seed_of(5))  # HDM has dropout
+        torch.manual_seed(shift_seed(5))  # HDM has dropout
         trained = model.train()(images, cameras)
         complete, *_ = extract_patterns(model.eval(), images, cameras, CASES)
         actual.append([torch.as_tensor(value) for value in (*pairs(trained), *complete.values())])
@@ -159,7 +159,7 @@ def test_the_options_of_an_evaluation(options, tiny_root):
     """TEST.MISS and TEST.NECK_FEAT act on extracted features alone; images that are missing are not encoded."""
     cfg = load_cfg(CONFIG, cli_args_for(tiny_root, *options)[2:])
     loader = loaders.test_loader(cfg, read_splits(cfg, ("query",))["query"])
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     model = make_model(cfg, 5, CAMERAS).eval()
     batch = next(loaders.batches(loader))
     images, cameras = batch.images, batch.cameras
@@ -184,19 +184,19 @@ def test_one_table_of_all_cases(fused_words, success, tmp_path):
     """As each case alone gives, which is computed in other batches."""
     words = (test_net.main, *fused_words, "TEST.MISS")
     stdout = success(*words, "all", "--json", tmp_path / "all.json")
-    actual = cases_of(tmp_path / "all.json")
+    actual = read_cases(tmp_path / "all.json")
     assert list(actual) == ["nothing", *MISSING_CASES]
     assert len({str(record) for record in actual.values()}) == len(actual), (
         "every case has numbers of its own"
     )
     for miss, record in actual.items():
         success(*words, miss, "--overwrite", "--json", tmp_path / "one.json")
-        assert cases_of(tmp_path / "one.json") == {miss: near(record)}
+        assert read_cases(tmp_path / "one.json") == {miss: near(record)}
 
     _, header, *lines = stdout.splitlines()
     label = len(header) - len(header.removeprefix("missing").lstrip())
     tables = [
-        table_of("\n".join(row[label:] for row in lines[start : start + 3]))
+        parse_table("\n".join(row[label:] for row in lines[start : start + 3]))
         for start in range(0, len(lines), 3)
     ]
     assert tables[:-1] == [table_rows(record) for record in actual.values()]

@@ -9,7 +9,7 @@ from tiny import random_images, tiny_model
 from demo_sdtps.config import MODALITIES
 
 
-def context_of(model, seed=1):
+def encode(model, seed=1):
     return model.forward_features(*random_images(seed)).context
 
 
@@ -21,7 +21,7 @@ def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
     rates = {"MODEL.DROP_OUT": block.mlp.drop2.p, "MODEL.ATT_DROP_RATE": block.attn.attn_drop.p}
     assert rates == {name: 0.4 if name == key else 0.0 for name in rates}
     for is_training in (True, False):
-        first, second = (context_of(model.train(is_training)).tokens["TI"] for _ in range(2))
+        first, second = (encode(model.train(is_training)).tokens["TI"] for _ in range(2))
         assert torch.equal(first, second) is not is_training
 
 
@@ -29,7 +29,7 @@ def test_dropout_of_mlps_and_attention_acts_in_training_only(key):
 @torch.no_grad()
 def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):
     model = tiny_model("MODEL.SDTPS_BETA", beta).eval()
-    context = context_of(model)
+    context = encode(model)
     before = model.select_patches(context)["TI"].mask
     others = {name: torch.randn_like(feature) for name, feature in context.global_feats.items()}
     with_guides = model.select_patches(replace(context, global_feats=others))["TI"].mask
@@ -42,7 +42,7 @@ def test_beta_weighs_the_mlp_and_the_other_modalities(beta, by_mlp, by_guides):
 @pytest.mark.parametrize(("tau", "is_felt"), [(1.0, True), (1e6, False)])
 def test_the_masks_gradient_falls_with_the_temperature(tau, is_felt):
     model = tiny_model("MODEL.SDTPS_USE_GUMBEL", True, "MODEL.SDTPS_GUMBEL_TAU", tau).train()
-    mask = model.select_patches(context_of(model))["RGB"].mask
+    mask = model.select_patches(encode(model))["RGB"].mask
     (mask * torch.randn_like(mask)).sum().backward()
     weight = model.sdtps.rgb_sparse.score_predictor[2].weight
     assert (float(weight.grad.norm()) > 1e-5) is is_felt
@@ -52,7 +52,7 @@ def test_the_masks_gradient_falls_with_the_temperature(tau, is_felt):
 @torch.no_grad()
 def test_whose_choice_follows_the_global_feature_of_a_missing_modality(value, expected):
     model = tiny_model("MODEL.SDTPS_GUIDE_MISSING", value).eval()
-    context = context_of(model)
+    context = encode(model)
     missing = {"NI": torch.ones(len(context.tokens["NI"]), 1, dtype=torch.bool)}
     other = {**context.global_feats, "NI": torch.randn_like(context.global_feats["NI"])}
     before, after = (

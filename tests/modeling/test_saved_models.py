@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub
 import numpy as np
 import pytest
-from commands import CONFIG, ONE_LINE, SMALL, cli_args_for, records_of, table_of
+from commands import CONFIG, ONE_LINE, SMALL, cli_args_for, load_records, parse_table
 
 import demo_sdtps
 from demo_sdtps.commands import convert_checkpoint
@@ -68,9 +68,9 @@ def test_the_commands_take_every_name(names, places, tiny_root, command):
         command(test_net.main, "--weight", name, "DATASETS.ROOT_DIR", tiny_root) for name in names
     ]
     others.append(command(test_net.main, *cli_args_for(tiny_root, *SLIM, "--weight", names[2])))
-    assert expected[0] == 0 and list(table_of(expected[1])) == ["1", "2", "3"]
+    assert expected[0] == 0 and list(parse_table(expected[1])) == ["1", "2", "3"]
     for code, stdout, stderr in others:
-        assert code == 0 and table_of(stdout) == table_of(expected[1]), stderr
+        assert code == 0 and parse_table(stdout) == parse_table(expected[1]), stderr
         assert "WARNING" not in stderr
 
 
@@ -110,7 +110,7 @@ def test_the_weights_alone_need_the_configuration(places, tiny_root, tmp_path, c
 def test_the_card_tells_where_the_model_comes_from(places, tiny_root, tmp_path):
     card = (places / "saved" / "README.md").read_text()
     assert 'reid.features(rgb="rgb.jpg", ni="ni.jpg", ti="ti.jpg")' in card
-    (record,) = (record for record in records_of(places / "run") if record["epoch"] == 1)
+    (record,) = (record for record in load_records(places / "run") if record["epoch"] == 1)
     for row in record["patterns"].values():
         assert re.search(r" +".join(rf"{100 * row[name]:.1f}" for name in MEASURES), card)
     commit = json.loads((places / "run" / "run.json").read_text())["commit"] or "Synthetic"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from numeric import seed_of
-from sdtps_cases import SHAPES, assert_like_reference, build, draw, scalar_of
+from numeric import shift_seed
+from sdtps_cases import SHAPES, assert_like_reference, build, draw, random_sum
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.modeling import sdtps
@@ -63,23 +63,23 @@ def test_nothing_dropped_leaves_an_extra_token_of_zeros():
 @pytest.mark.parametrize("missing", [(), ("NI",)], ids=["complete", "NI missing"])
 def test_the_model_s_module_is_the_one_that_can_be_copied(missing):
     """Values and gradients of a training forward with noise, to the last bit, and the same parameter names."""
-    torch.manual_seed(seed_of(4))
+    torch.manual_seed(shift_seed(4))
     ours, alone = SDTPS(24, 32, use_gumbel=True), MultiModalSDTPS(24, 32, use_gumbel=True)
     alone.load_state_dict(ours.state_dict())
     tokens, global_feats = draw(4, 5, 32, 24)
     rows = {name: torch.ones(5, 1, dtype=torch.bool) for name in missing}
-    torch.manual_seed(seed_of(5))
+    torch.manual_seed(shift_seed(5))
     selections = ours(
         *(dict(zip(MODALITIES, each, strict=True)) for each in (tokens, global_feats)), rows
     )
-    torch.manual_seed(seed_of(5))
+    torch.manual_seed(shift_seed(5))
     absent = tuple(modality in missing for modality in MODALITIES)
     expected = alone(*tokens, *global_feats, missing=absent)
     outputs = [selection.tokens for selection in selections.values()]
     outputs += [selection.mask for selection in selections.values()]
     assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
     for tensors in (outputs, expected):
-        scalar_of(6, tensors).backward()
+        random_sum(6, tensors).backward()
     gradients = dict(alone.named_parameters())
     for name, parameter in ours.named_parameters():
         assert torch.equal(parameter.grad, gradients[name].grad), name

@@ -26,7 +26,7 @@ NAMES = [host.name for host in KNOWN.values()]
 COMMAND = "HOSTS=… HOSTS_JSON=docs/hosts.json make test-hosts"
 
 
-def checkout_of(name):
+def find_checkout(name):
     """Path of a checkout; the test is skipped without it."""
     checkout = Path(FOLDER).resolve() / name
     if not checkout.is_dir():
@@ -36,7 +36,7 @@ def checkout_of(name):
 
 def measure(name, tmp_path):
     """What tests/helpers/hosts.py writes, in a process of its own."""
-    out, checkout = tmp_path / "figures.json", checkout_of(name.partition(",")[0])
+    out, checkout = tmp_path / "figures.json", find_checkout(name.partition(",")[0])
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "helpers" / "hosts.py", checkout, name, out],
         env=importing_from(checkout, tmp_path),

@@ -31,7 +31,7 @@ def checkout(tmp_path):
     )
 
 
-def results_of(done):
+def parse_results(done):
     """(pattern, width, mAP, Rank-1) of every evaluation."""
     assert done.returncode == 0, done.stderr
     return [
@@ -40,7 +40,7 @@ def results_of(done):
     ]
 
 
-def files_of(folder):
+def read_files(folder):
     return {
         path: path.read_bytes()
         for path in folder.rglob("*")
@@ -50,15 +50,15 @@ def files_of(folder):
 
 def test_training_evaluates_all_patterns_each_epoch_and_changes_no_file(checkout):
     """Without HDM and ATM too, where DeMo evaluates one."""
-    before = files_of(checkout)
+    before = read_files(checkout)
     done = launch(checkout, "train_net.py", *SIZE, *ON, "OUTPUT_DIR", "run")
-    assert [actual[:2] for actual in results_of(done)] == 2 * [
+    assert [actual[:2] for actual in parse_results(done)] == 2 * [
         (1, 3 * WIDTH),
         (2, 3 * WIDTH),
         (3, 6 * WIDTH),
     ]
     assert all("loss" not in line or "nan" not in line for line in done.stdout.splitlines())
-    after = files_of(checkout)
+    after = read_files(checkout)
     assert {path.name for path in after if path not in before} == {"DeMobest.pth"}
     assert all(after[path] == content for path, content in before.items())
 
@@ -71,19 +71,19 @@ def test_off_the_scripts_output_is_that_of_the_script(checkout):
         capture_output=True,
         text=True,
     )
-    assert done.stdout == plain.stdout and len(results_of(done)) == 6
+    assert done.stdout == plain.stdout and len(parse_results(done)) == 6
 
 
 def test_a_checkpoint_takes_the_place_of_the_named_file(checkout):
     trained = launch(checkout, "train_net.py", *SIZE, *ON, *FUSED, "OUTPUT_DIR", "run")
     done = launch(checkout, "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED)
-    assert results_of(done) == [results_of(trained)[-1]]
+    assert parse_results(done) == [parse_results(trained)[-1]]
     fast = launch(
         checkout, "--fast", "--weight", "run/DeMobest.pth", "test_net.py", *SIZE, *ON, *FUSED
     )
-    ((pattern, width, *numbers),) = results_of(fast)
-    assert (pattern, width) == results_of(done)[0][:2] and numbers == pytest.approx(
-        results_of(done)[0][2:], abs=1e-6
+    ((pattern, width, *numbers),) = parse_results(fast)
+    assert (pattern, width) == parse_results(done)[0][:2] and numbers == pytest.approx(
+        parse_results(done)[0][2:], abs=1e-6
     )
     assert "--fast replaces, in evaluation: utils.metrics.eval_func, " in fast.stdout
     weights = torch.load(checkout / "run" / "DeMobest.pth", weights_only=True)
@@ -99,7 +99,7 @@ def test_fast_training_is_the_same_and_msvr310_can_be_evaluated(checkout):
     fast = launch(
         checkout, "--fast", "train_net.py", *SIZE, *ON, *FUSED, "DATASETS.NAMES", "MSVR310"
     )
-    assert [actual[0] for actual in results_of(fast)] == [1, 2, 3, 1, 2, 3]
+    assert [actual[0] for actual in parse_results(fast)] == [1, 2, 3, 1, 2, 3]
     losses = [
         [line for line in done.stdout.splitlines() if "loss" in line] for done in (plain, fast)
     ]

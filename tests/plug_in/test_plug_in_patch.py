@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from numeric import assert_close, seed_of
-from plug_in_host import CLASSES, PATH, SIZE, WIDTH, equal, features, images, patched, replicas_of
+from numeric import assert_close, shift_seed
+from plug_in_host import CLASSES, PATH, SIZE, WIDTH, equal, features, images, make_replicas, patched
 from sdtps_cases import assert_gradients_equal
 
 import demo_sdtps
@@ -39,7 +39,7 @@ def test_the_keys_are_the_schemas(host):
 
 def step(model, precision=None):
     """A training forward and its gradients; the same noise whenever it is called."""
-    torch.manual_seed(seed_of(1))
+    torch.manual_seed(shift_seed(1))
     with torch.autocast("cpu", precision, enabled=precision is not None):
         output = model.train()(images(4), cam_label=torch.arange(4))
     pairs = output[:-1] if len(output) % 2 else output
@@ -62,7 +62,7 @@ EACH_SETTING = pytest.mark.parametrize(
 
 @EACH_SETTING
 def test_off_changes_nothing_and_on_no_other_weight(build, host, opts):
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     cfg = host[0].clone()
     cfg.merge_from_list(["INPUT.SIZE_TRAIN", [64, 32], *opts])
     untouched, off, on = host[1](cfg, CLASSES, 4), build(*opts, is_on=False), build(*opts)
@@ -173,7 +173,7 @@ def test_replicas_in_threads_do_not_mix(build):
     """Both threads stop before every pass through the backbone, so that each is in the middle of its forward."""
     model = build(*FUSED).eval()
     batches = [images(2, seed) for seed in (1, 2)]
-    replicas = replicas_of(model, 2)
+    replicas = make_replicas(model, 2)
     expected = [features(replica, batch) for replica, batch in zip(replicas, batches, strict=True)]
     assert_close(expected[0][2], features(model, batches[0])[2], *PATH, *PATH)
     together = threading.Barrier(2, timeout=60)
@@ -210,7 +210,7 @@ def test_a_loss_weight_scales_the_pairs_gradient(build, weight):
     gradients, values = [], []
     for key in (1.0, weight):
         model = build(*FUSED, "MODEL.SDTPS_LOSS_WEIGHT", key).train()
-        torch.manual_seed(seed_of(1))
+        torch.manual_seed(shift_seed(1))
         output = model(images(4), cam_label=torch.zeros(4, dtype=torch.long))
         pair = output[0].square().mean() + output[1].square().mean()
         rest = sum(tensor.square().mean() for tensor in output[2:-1])

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commands import CONFIG, ROOT, SMALL, near, records_of
+from commands import CONFIG, ROOT, SMALL, load_records, near
 from golden_cases import relative_error
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill
 from launch import torchrun
@@ -132,7 +132,7 @@ def test_two_processes_train_like_one(gpu, tiny_root, tmp_path):
     script = "train_net.py" if are_enough else "tests/helpers/train_on_one_gpu.py"
     done = torchrun(script, *words, tmp_path / "two", "MODEL.DIST_TRAIN", "True")
     assert done.returncode == 0, done.stderr
-    for one, two in zip(*(records_of(tmp_path / name) for name in ("one", "two")), strict=True):
+    for one, two in zip(*(load_records(tmp_path / name) for name in ("one", "two")), strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=ROUNDED["off"])
         assert two["patterns"] == near(one["patterns"], exchanges=3)
 

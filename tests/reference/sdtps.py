@@ -30,11 +30,11 @@ def sdtps(
     """
     slimmed, masks = [], []
     for index, name in enumerate(STATE_NAMES):
-        branch_weights, patches = weights_of(weights, name), tokens[index]
+        branch_weights, patches = modality_weights(weights, name), tokens[index]
         samples = []
         for sample in range(len(patches)):
             guides = [guide[sample] for guide in global_feats]
-            scores = scores_of(branch_weights, patches[sample], index, guides, beta, missing)
+            scores = score_patches(branch_weights, patches[sample], index, guides, beta, missing)
             noise = None if noises is None else noises[index][sample]
             values = [scores[i] + noise[i] for i in range(len(scores))] if select else scores
             if nudges is not None:
@@ -56,7 +56,7 @@ def sdtps(
     return slimmed, masks
 
 
-def weights_of(weights, name):
+def modality_weights(weights, name):
     """The part of the state dict that belongs to one modality, by the names without its prefix."""
     return {
         key.removeprefix(f"{name}_"): value
@@ -65,7 +65,7 @@ def weights_of(weights, name):
     }
 
 
-def scores_of(weights, patches, index, guides, beta, missing):
+def score_patches(weights, patches, index, guides, beta, missing):
     """The scores of one sample's patches (N, C) of the modality at place `index`, guided by the globals [(C,)].
 
     The own global counts twice, the others once or, if missing, not at all; together they count as four.

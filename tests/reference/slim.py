@@ -123,7 +123,7 @@ def layer(block, args, kwargs, row, batch, swap, image):
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     places, extras = list(image.patches), len(image.extras)
     if "rope" in kwargs:
-        kwargs["rope"] = rope_of(kwargs["rope"], places, extras)
+        kwargs["rope"] = gather_rope(kwargs["rope"], places, extras)
     if "position_embeddings" in kwargs:  # cosines and sines, which leave an extra token as it is
         pair, still = kwargs["position_embeddings"], (torch.ones_like, torch.zeros_like)
         kwargs["position_embeddings"] = tuple(
@@ -136,19 +136,19 @@ def layer(block, args, kwargs, row, batch, swap, image):
             [*(mask[place] for place in places), *extras * [torch.ones_like(mask[0])]]
         )[None]
     if "attn_mask" in kwargs:
-        kwargs["attn_mask"] = mask_of(kwargs["attn_mask"], row, batch, image)
+        kwargs["attn_mask"] = gather_mask(kwargs["attn_mask"], row, batch, image)
     output = block.forward(swap(torch.stack(image.tokens)[None]), *args[1:], **kwargs)
     return image.with_tokens(swap(output[0] if isinstance(output, tuple) else output)[0])
 
 
-def rope_of(rope, places, extras):
+def gather_rope(rope, places, extras):
     """Sines and cosines (…, N, 2D) of all patches, for those at places; an extra token is not rotated."""
     still = torch.ones_like(rope[..., 0, :])
     still[..., : rope.shape[-1] // 2] = 0
     return torch.stack([*(rope[..., place, :] for place in places), *extras * [still]], dim=-2)
 
 
-def mask_of(mask, row, batch, image):
+def gather_mask(mask, row, batch, image):
     """A mask (L, L) or (B or 1, heads or 1, L, L) between all tokens, for these; extra tokens see and are seen."""
     mask = mask if mask.ndim == 2 else mask[row if len(mask) == batch else 0]
     length, prefix = mask.shape[-1], len(image.prefix)

@@ -35,7 +35,7 @@ def tome(keys, count):
         for one in range(0, len(keys), 2)
     }
     sources = sorted(partner, key=lambda one: -likeness[one, partner[one]])[: len(keys) - count]
-    return groups_of(len(keys), {one: partner[one] for one in sources})
+    return group_places(len(keys), {one: partner[one] for one in sources})
 
 
 def mctf(patches, attention, sizes, count):
@@ -59,7 +59,7 @@ def mctf(patches, attention, sizes, count):
             drawn[one] = (float(attraction(one, other)), other)
         for one in sorted(drawn, key=lambda one: -drawn[one][0])[:number]:
             goal[one] = drawn[one][1]
-    return groups_of(len(patches), {one: goal.get(other, other) for one, other in goal.items()})
+    return group_places(len(patches), {one: goal.get(other, other) for one, other in goal.items()})
 
 
 def diffrate(patches, attention, unpruned, count):
@@ -70,7 +70,7 @@ def diffrate(patches, attention, unpruned, count):
         goal[one] = best(
             order[:count], lambda other, one=one: float(cosine(patches[one], patches[other]))
         )
-    return groups_of(len(patches), goal), {
+    return group_places(len(patches), goal), {
         one: float(cosine(patches[one], patches[other]))
         for one, other in goal.items()
         if other is not None
@@ -81,7 +81,7 @@ def best(places, value):
     return max(places, key=value)
 
 
-def groups_of(count, goal):
+def group_places(count, goal):
     """Groups of `count` places of which some move to a `goal`, or to none."""
     groups = {place: [place] for place in range(count) if place not in goal}
     for place, other in goal.items():

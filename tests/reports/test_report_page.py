@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from browser import Page, headless
-from commands import BASELINE, CONFIG, EPOCH, SMALL, scores_of
+from commands import BASELINE, CONFIG, EPOCH, SMALL, read_scores
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
-from numeric import seed_of
+from numeric import shift_seed
 
 from demo_sdtps.commands import analyse, report
 from demo_sdtps.commands import test as test_net
@@ -39,7 +39,7 @@ def make_run(folder, root, *opts, config=CONFIG):
     cfg = load_cfg(
         config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts]
     )
-    torch.manual_seed(seed_of(3))
+    torch.manual_seed(shift_seed(3))
     save_checkpoint(folder / "last.pth", cfg, make_model(cfg, 6, 8), 2)
     (folder / "config.yml").write_text(cfg.dump())
     untrained = {"epoch": 0, "patterns": EPOCH["patterns"]}
@@ -191,7 +191,7 @@ def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
     cells = ".map((row) => [...row.cells].map((cell) => cell.textContent))"
     rows = "return [...document.querySelectorAll('[data-pattern]:not([hidden])[data-name=compared] tr')]"
     page.click("[name=compared][value='1'] + span")
-    first, second = numbers["cases"]["nothing"]["1"], scores_of(tmp_path / "other.json")["1"]
+    first, second = numbers["cases"]["nothing"]["1"], read_scores(tmp_path / "other.json")["1"]
     percents = [[f"{100 * row[name]:.1f}" for name in MEASURES] for row in (first, second)]
     differences = [f"{100 * (second[name] - first[name]):+.1f}" for name in ("mAP", "Rank-1")]
     assert page.run(rows + cells) == [

@@ -20,7 +20,7 @@ WIDTH, COUNT, TOP = 24, 600, 5  # three parts of a feature, of RGB, NI and TI
 SETS = [{*MODALITIES}, {"RGB", "TI"}, {*MODALITIES}]  # of the triplets in turn
 
 
-def features_of(draws, count, width=WIDTH):
+def draw_features(draws, count, width=WIDTH):
     """Around twelve times fewer centres, each part of length 1 / √3, as those of a model."""
     centres = draws.standard_normal((count // 12 + 1, width))
     features = centres[draws.integers(len(centres), size=count)]
@@ -30,7 +30,7 @@ def features_of(draws, count, width=WIDTH):
     return parts.reshape(count, width).astype(np.float32)
 
 
-def rows_of(first, features, sets=SETS):
+def make_rows(first, features, sets=SETS):
     """Columns of triplets, whose names are not in the order of the rows."""
     numbers = range(first, first + len(features))
     present = [sets[number % len(sets)] for number in numbers]
@@ -46,8 +46,8 @@ def table(tmp_path):
     """A table of `COUNT` triplets, of two sets."""
     columns = {"name": pa.string(), "present": pa.string(), "camera": pa.int64()}
     table = create_table(tmp_path / "index", {}, table_schema(columns, WIDTH), "delete it")
-    features = features_of(numpy_generator(1), COUNT)
-    table.put(rows_of(0, features), features)
+    features = draw_features(numpy_generator(1), COUNT)
+    table.put(make_rows(0, features), features)
     return table
 
 
@@ -69,7 +69,7 @@ def share_of_hits(one, other):
 @pytest.mark.parametrize("how", ["all", "shared"])
 def test_hits_are_nearly_those_of_exact_search_with_its_distances(table, how, capsys):
     """Of whole features, and of the columns of a modality."""
-    queries = features_of(numpy_generator(1), 40)
+    queries = draw_features(numpy_generator(1), 40)
     for one in ({*MODALITIES}, {"RGB"}):
         expected = search(table, queries, 40 * [one], how, exact=True)
         capsys.readouterr()
@@ -87,7 +87,7 @@ def test_hits_are_nearly_those_of_exact_search_with_its_distances(table, how, ca
 
 def test_an_index_grows_by_what_is_added_and_forgets_what_is_deleted(table, monkeypatch, capsys):
     """Without another training, that of whole features and that of columns; another process's table is as good."""
-    queries = features_of(numpy_generator(1), 20)
+    queries = draw_features(numpy_generator(1), 20)
     both = 10 * [{*MODALITIES}] + 10 * [{"RGB"}]
     search(table, queries, both)
     capsys.readouterr()
@@ -99,14 +99,14 @@ def test_an_index_grows_by_what_is_added_and_forgets_what_is_deleted(table, monk
         raise AssertionError("an index is trained again")
 
     monkeypatch.setattr(type(table.handle), "create_index", train)
-    more = features_of(numpy_generator(2), 90)
+    more = draw_features(numpy_generator(2), 90)
     more[:20] = queries  # as near as can be
-    added = rows_of(COUNT, more, [{*MODALITIES}])
+    added = make_rows(COUNT, more, [{*MODALITIES}])
     table.put(added, more)
-    gone = rows_of(0, queries)["name"][0]
+    gone = make_rows(0, queries)["name"][0]
     table.delete([gone])
-    changed = features_of(numpy_generator(3), 1)
-    first = rows_of(3, changed)  # a row whose feature is another one now
+    changed = draw_features(numpy_generator(3), 1)
+    first = make_rows(3, changed)  # a row whose feature is another one now
     assert first["present"] == ["RGB,NI,TI"]
     table.put(first, changed)
     other = open_table(table.place, "delete it")
@@ -116,13 +116,13 @@ def test_an_index_grows_by_what_is_added_and_forgets_what_is_deleted(table, monk
     assert share_of_hits(names, expected) > 0.95 and np.allclose(actual[:, 0], far[:, 0])
     assert [line[0] for line in names] == added["name"][:20] and gone not in {*chain(*names)}
     assert "recall@5" in capsys.readouterr().out
-    for handle in (other.handle, columns_of(other)):
+    for handle in (other.handle, open_columns(other)):
         (index,) = handle.list_indices()
         assert handle.index_stats(index.name).num_unindexed_rows == 0
-    assert columns_of(other).count_rows() == 400 - 1 + 90
+    assert open_columns(other).count_rows() == 400 - 1 + 90
 
 
-def columns_of(table):
+def open_columns(table):
     import lancedb
 
     return lancedb.connect(table.place).open_table("RGB_in_RGB_NI_TI_by_RGB_shared")
@@ -130,7 +130,7 @@ def columns_of(table):
 
 def test_a_filter_leaves_hits_of_its_rows_alone(table):
     """Before any index, and as a part of one; where it leaves few, the search is exact."""
-    queries = features_of(numpy_generator(1), 20)
+    queries = draw_features(numpy_generator(1), 20)
     for where, least in (("camera <> 2", 0.95), ("camera = 2", 1), ("camera < 3", 0.95)):
         for sets in (20 * [{*MODALITIES}], 20 * [{"RGB"}]):
             expected = search(table, queries, sets, "all", where, exact=True)

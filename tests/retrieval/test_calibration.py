@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, copy, rows_of
+from commands import CONFIG, KEEP_ALL, checkpoint_file, cli_args_for, copy, read_rows
 from interrupted import call
 from modality_sets import present_in
 from numeric import generator
@@ -173,7 +173,7 @@ def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp
     words += ["--query", tmp_path / "gallery", "--keep_self", "--top", 3]
     outputs = ["--csv", tmp_path / "hits.csv", "--output", tmp_path / "hits.html"]
     success(search.main, *words, "--false_accept", "0.05", *outputs)
-    header, *lines = rows_of(tmp_path / "hits.csv")
+    header, *lines = read_rows(tmp_path / "hits.csv")
     assert header == ["query", "rank", "gallery", "distance", "probability", "unknown"]
     for line, probability, unknown in zip(
         lines, hits.probability.flat, hits.is_unknown.flat, strict=False
@@ -217,7 +217,7 @@ def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
     words = ["--weight", path, "--gallery", tmp_path / "gallery", "--top", count]
     words += ["--query", files["rgb"][0], "--index", tmp_path / "index", "--keep_self"]
     success(search.main, *words, "--csv", tmp_path / "hits.csv")
-    hits = [line[2] for line in rows_of(tmp_path / "hits.csv")[1:]]
+    hits = [line[2] for line in read_rows(tmp_path / "hits.csv")[1:]]
     assert hits == [str(tmp_path / "gallery" / "RGB" / f"{row}.jpg") for row in expected[0]]
 
 

@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from commands import KEEP_ALL, ONE_LINE, assert_same_hits, cameras_of, contents, copy, rows_of
+from commands import KEEP_ALL, ONE_LINE, assert_same_hits, contents, copy, file_cameras, read_rows
 
 import demo_sdtps
 from demo_sdtps.commands import search
@@ -23,7 +23,7 @@ def place(files, tmp_path, monkeypatch):
     """The current folder: `photos` of five triplets, whose names have the cameras, but for one of a camera of no training and
     one without a name; a `table.csv` of the same; a `query` in RGB and NI."""
     monkeypatch.chdir(tmp_path)
-    cameras = [*map(str, np.add(cameras_of(files), 1)), OTHER][1:]
+    cameras = [*map(str, np.add(file_cameras(files), 1)), OTHER][1:]
     names = [f"{n}_{'day' if n % 2 else ''}_cam{camera}" for n, camera in enumerate(cameras)]
     names[1] = "unnamed"
     for modality in MODALITIES:
@@ -73,9 +73,9 @@ def test_known_cameras_go_into_the_features(run, weights, place, files, words):
     assert code == 0, stderr
     told = "not trained on, so that the mean of its own (1, 2, 3, 4) is taken: roof"
     assert told in stdout
-    first, _, *others = cameras_of(files)[1:]
+    first, _, *others = file_cameras(files)[1:]
     expected = hits(weights, place, [first, *others, None, None], 2)
-    assert_same_hits(rows_of("x.csv")[1:], expected)
+    assert_same_hits(read_rows("x.csv")[1:], expected)
     unknown = hits(weights, place, None, None)
     assert max(abs(a[3] - b[3]) for a, b in zip(expected, unknown, strict=True)) > 0.01
     if "--camera" not in words:  # nothing is mixed up where other cameras are asked for
@@ -95,8 +95,8 @@ def test_an_index_of_other_cameras_is_brought_up_to_date(run, weights, place):
         code, stdout, stderr = run(*words)
         assert code == 0 and f"5 triplets ({changes})" in stdout, stdout + stderr
         if "--gallery_camera" in words and "--pattern" not in words:
-            assert_same_hits(rows_of("x.csv")[1:], hits(weights, place, 1, None))
-    assert_same_hits(rows_of("x.csv")[1:], hits(weights, place, None, None))
+            assert_same_hits(read_rows("x.csv")[1:], hits(weights, place, 1, None))
+    assert_same_hits(read_rows("x.csv")[1:], hits(weights, place, None, None))
 
 
 MISTAKES = {

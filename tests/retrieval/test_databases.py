@@ -70,7 +70,7 @@ def cameras(rows):
     return np.arange(rows) % 4
 
 
-def row_of(name):
+def parse_row(name):
     return int(re.fullmatch(r"RGB/ä (\d+)\.jpg", name)[1])
 
 
@@ -85,7 +85,10 @@ def exact_hits(gallery, query):
 def assert_nearest(hits, gallery, query):
     """The hits, names and squared distances, are those of exact search; near ties may change places, as databases compute in
     float32."""
-    actual, allowed = np.array([row_of(name) for name, _ in hits]), 4 * tolerance(gallery.shape[1])
+    actual, allowed = (
+        np.array([parse_row(name) for name, _ in hits]),
+        4 * tolerance(gallery.shape[1]),
+    )
     _, distances = exact_hits(gallery, query)
     of_actual = np.square(gallery[actual].astype(float) - gallery[query]).sum(axis=1)
     assert len(set(actual)) == TOP and (actual % 4 != query % 4).all()
@@ -117,7 +120,7 @@ def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
             words = {"query": str(gallery[query].tolist()), "camera": query % 4}
             connection.execute("SET enable_seqscan = off")
             names = [name for name, _ in connection.execute(program["nearest"], words)]
-            recall += np.isin([*map(row_of, names)], exact_hits(gallery, query)[0]).sum()
+            recall += np.isin([*map(parse_row, names)], exact_hits(gallery, query)[0]).sum()
             connection.execute("SET enable_seqscan = on; SET enable_indexscan = off")
             hits = connection.execute(program["nearest"], words).fetchall()
             assert_nearest([(name, root**2) for name, root in hits], gallery, query)

@@ -14,10 +14,10 @@ import torch
 from commands import (
     CONFIG,
     SHOWN,
-    cameras_of,
+    file_cameras,
     near,
-    rows_of,
-    scores_of,
+    read_rows,
+    read_scores,
 )
 from exported import export
 from numeric import assert_close
@@ -71,7 +71,7 @@ def check(checkpoint, file, files, **change):
 def test_a_file_gives_the_features_of_its_checkpoint(exported, files):
     """Of complete triplets in several batches, of missing modalities, and with cameras."""
     shown = {name: files[name] for name in ("rgb", "ti")}
-    check(*exported, shown, camera=cameras_of(files))
+    check(*exported, shown, camera=file_cameras(files))
     check(*exported, {"rgb": shown["rgb"]})
     check(*exported, {"rgb": [*shown["rgb"][:2], None], "ti": [None, *shown["ti"][1:3]]})
 
@@ -115,9 +115,9 @@ def test_commands_take_a_file_as_a_checkpoint(exported, tiny_root, command, tmp_
         ):
             code, _, stderr = command(main, "--weight", weight, *words)
             assert code == 0, stderr
-        scores.append(scores_of(outputs[0]))
+        scores.append(read_scores(outputs[0]))
         features.append(np.load(outputs[1]))
-        hits.append(rows_of(outputs[2]))
+        hits.append(read_rows(outputs[2]))
     assert scores[1] == near(scores[0])
     assert_close(features[1]["features"], features[0]["features"], *MODEL, *MODEL)
     assert features[0]["checkpoint_sha256"] != features[1]["checkpoint_sha256"]
@@ -140,7 +140,7 @@ def test_a_checkpoint_is_evaluated_as_each_file(exported, tiny_root, success, tm
     stdout = success(deployed.main, f"tiny={exported[0]}", "--json", output)
     content = json.loads(output.read_text())
     maps = {row["precision"]: row["mAP"] for row in content["rows"]}
-    expected = scores_of(scores)["3"]["mAP"]
+    expected = read_scores(scores)["3"]["mAP"]
     for precision, each in maps.items():
         bound = 1e-3 if "float32" in precision else 0.05
         assert each == pytest.approx(expected, abs=bound), precision

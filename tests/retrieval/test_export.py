@@ -140,7 +140,7 @@ def test_a_table_of_another_origin_is_refused(
     assert open_features(tmp_path / "x").settings["return_pattern"] == 2
 
 
-def samples_of(names):
+def make_samples(names):
     return [Sample((name, None, name), 1, 2, 3) for name in names]
 
 
@@ -163,7 +163,7 @@ def test_a_failure_leaves_no_file_and_the_old_one_as_it_was(tmp_path):
     path.write_text("old")
 
     def groups():
-        yield samples_of("ab"), np.eye(2, dtype=np.float32)
+        yield make_samples("ab"), np.eye(2, dtype=np.float32)
         assert [file.name for file in sorted(tmp_path.iterdir())] == [".x.parquet.part", path.name]
         raise UserError("an image is damaged")
 

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from commands import CONFIG, ROOT, SHOWN, cameras_of, near, scores_of
+from commands import CONFIG, ROOT, SHOWN, file_cameras, near, read_scores
 from exported import export
 from numeric import assert_close
 from PIL import Image
@@ -77,7 +77,7 @@ def test_onnx_gives_the_features_of_the_checkpoint(tiny_root, files, capsys, tmp
         )
         images[name] = v2.functional.normalize(resized * float(about["scale"]), mean, std).numpy()
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
-    known, unknown = cameras_of(files), np.full(SHOWN, int(about["unknown_camera"]))
+    known, unknown = file_cameras(files), np.full(SHOWN, int(about["unknown_camera"]))
     for cameras, camera in ((np.array(known), known), (unknown, None)):
         actual = session.run(None, {**images, "camera": cameras})
         expected = [
@@ -176,7 +176,7 @@ def test_another_precision_is_compared_with_float32_on_the_test_split(
     assert header == ["precision", "mAP", "Rank-1", "ms/triplet"]
     assert [row[0] for row in rows] == ["float32", "int8"]
     command(test_net.main, "--weight", weights, "--json", tmp_path / "m.json")
-    scores = scores_of(tmp_path / "m.json")["3"]
+    scores = read_scores(tmp_path / "m.json")["3"]
     expected = near({"3": {name: scores[name] for name in ("mAP", "Rank-1")}}, printed=0.0005)
     assert {"mAP": float(rows[0][1]) / 100, "Rank-1": float(rows[0][2]) / 100} == expected["3"]
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import BASELINE, FUSION, KEEP_ALL, SHOWN, cameras_of, checkpoint_file, cli_args_for
+from commands import BASELINE, FUSION, KEEP_ALL, SHOWN, checkpoint_file, cli_args_for, file_cameras
 from modality_sets import OWN
-from numeric import assert_close, assert_order, seed_of, tolerance
+from numeric import assert_close, assert_order, shift_seed, tolerance
 from PIL import Image
 from tiny import SHALLOW
 
@@ -46,7 +46,7 @@ def export_pattern(exported_arrays, weights):
 def test_features_with_the_camera_are_those_of_export_features(
     reid, files, export_pattern, pattern
 ):
-    actual = reid.features(**files, return_pattern=pattern, camera=cameras_of(files))
+    actual = reid.features(**files, return_pattern=pattern, camera=file_cameras(files))
     assert actual.dtype == np.float32 and actual.shape == (SHOWN, reid.widths[pattern])
     assert_same(actual, export_pattern(pattern)["features"][:SHOWN])
     assert_close(
@@ -57,7 +57,10 @@ def test_features_with_the_camera_are_those_of_export_features(
 @pytest.mark.parametrize("missing", [("ni",), ("rgb", "ti")], ids=str)
 def test_a_missing_modality_is_that_of_the_evaluation(reid, files, export_pattern, missing):
     """For all triplets by None in place of the images, and for some of them by None among the images."""
-    cameras, rest = cameras_of(files), {name: files[name] for name in files if name not in missing}
+    cameras, rest = (
+        file_cameras(files),
+        {name: files[name] for name in files if name not in missing},
+    )
     actual = reid.features(**rest, camera=cameras)
     letters = "".join(name[0] for name in missing)
     expected = export_pattern(3, "TEST.MISS", letters)["features"]
@@ -151,7 +154,7 @@ def test_a_device_that_does_not_exist_is_refused_at_once(weights):
 
 
 def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
-    random = np.random.default_rng(seed_of())
+    random = np.random.default_rng(shift_seed())
     gallery = random.normal(size=(20, 7)).astype(np.float32)
     gallery[[3, 11, 17]] = gallery[5]  # ties, which are in their order
     query = np.concatenate([random.normal(size=(3, 7)).astype(np.float32), gallery[5:6]])

@@ -22,7 +22,7 @@ HUB = shlex.split(
 REAL = ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 
 
-def refusal_of(command, tmp_path, main, *words):
+def catch_refusal(command, tmp_path, main, *words):
     """The one sentence of a command that leaves nothing behind."""
     before = sorted(tmp_path.rglob("*"))
     code, stdout, stderr = command(main, *words)
@@ -34,14 +34,14 @@ def refusal_of(command, tmp_path, main, *words):
 
 def test_without_a_network_nothing_is_written(command, tiny_root, tmp_path):
     words = cli_args_for(tiny_root, *HUB, "OUTPUT_DIR", tmp_path / "run")
-    message = refusal_of(command, tmp_path, train_net.main, *words)
+    message = catch_refusal(command, tmp_path, train_net.main, *words)
     phrases = ("timm could not download test_vit", "the path of a file", "'none' for random ones")
     assert all(phrase in message for phrase in phrases)
 
 
 def test_missing_data_are_reported_before_weights_are_fetched(command, tmp_path):
     words = ("--config_file", REAL, "DATASETS.ROOT_DIR", tmp_path, "OUTPUT_DIR", tmp_path / "run")
-    message = refusal_of(command, tmp_path, train_net.main, *words)
+    message = catch_refusal(command, tmp_path, train_net.main, *words)
     assert "The data set RGBNT201 is not at" in message
 
 

@@ -10,11 +10,11 @@ import torch
 from commands import (
     cli_args_for,
     near,
-    rows_of,
-    scores_of,
+    read_rows,
+    read_scores,
 )
 from feature_stores import make_blocks, make_gallery
-from modality_sets import ALL_SOURCES, OWN, comparison, parts_of, shuffled, sides_of
+from modality_sets import ALL_SOURCES, OWN, comparison, draw_sides, shuffled, split_parts
 from numeric import generator, numpy_generator
 from ranking_cases import assert_same, random_case
 
@@ -90,8 +90,8 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
         torch.randint(kinds, (len(side),), generator=draws) for kinds in (5, 3) for side in sets
     ]
     while gaps.min() < 2e-5:  # roundings decide on the ranks
-        query, (features, present) = sides_of(draws, sources, *sets)
-        sides = parts_of(query[0]), parts_of(features)
+        query, (features, present) = draw_sides(draws, sources, *sets)
+        sides = split_parts(query[0]), split_parts(features)
         expected = cross_modal.scaled(*sides, sources, *sets, how, 1)
         ordered = np.sort(expected, axis=1).clip(max=99)
         gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 99]
@@ -125,7 +125,7 @@ def run_rank(success):
         stdout = success(
             rank_features.main, "--query", query, "--gallery", gallery, *outputs, *words
         )
-        header, *lines = rows_of("x.csv")
+        header, *lines = read_rows("x.csv")
         assert header == ["query", "rank", "gallery", "distance"]
         record = json.loads(Path("x.json").read_text())["patterns"] if scored else None
         return stdout, record, lines
@@ -145,7 +145,7 @@ def test_ranking_exported_features_gives_the_figures_of_the_test_command(
     for query, gallery in (("q.npz", "g"), ("q", "g.npz")):
         stdout, record, lines = run_rank(query, gallery, "--top", 4)
         assert "32 queries" in stdout and "3 both" in stdout
-        assert record == near({"3": scores_of("t.json")["3"]}) and len(lines) == 32 * 4
+        assert record == near({"3": read_scores("t.json")["3"]}) and len(lines) == 32 * 4
         assert all(query == hit for query, _, hit, _ in lines[::4])
     assert len(run_rank("q", "g", "--top", 1000)[2]) == 32 * 32
 
@@ -214,7 +214,7 @@ def test_a_condition_leaves_some_of_the_gallery(export, run_rank, refusal):
     export("q.npz", "--split", "query")
     export("g")
     _, whole, lines = run_rank("q.npz", "g", "--top", 32)
-    of_camera = {name for name, camera in zip(*cameras_of("g"), strict=True) if camera == 1}
+    of_camera = {name for name, camera in zip(*read_cameras("g"), strict=True) if camera == 1}
     _, record, hits = run_rank("q.npz", "g", "--top", 32, "--where", "camera <> 1 AND row >= 0")
     expected = [(query, hit) for query, _, hit, _ in lines if hit not in of_camera]
     assert [(query, hit) for query, _, hit, _ in hits] == expected and len(hits) < len(lines)
@@ -228,7 +228,7 @@ def test_a_condition_leaves_some_of_the_gallery(export, run_rank, refusal):
         assert told in refusal(rank_features.main, *words, gallery, "--where", where)
 
 
-def cameras_of(place):
+def read_cameras(place):
     features = open_features(place)
     return features.names, features.cams
 

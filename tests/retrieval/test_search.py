@@ -10,12 +10,12 @@ from modality_sets import (
     ALL_SOURCES,
     PRESENT,
     comparison,
-    lengths_of,
-    parts_of,
+    distance_lengths,
+    draw_sides,
     present_in,
     scaled_errors,
     shuffled,
-    sides_of,
+    split_parts,
 )
 from numeric import assert_close, assert_order, generator, numpy_generator, tolerance
 from ranking_cases import near_ties, roundings
@@ -41,12 +41,12 @@ def short_features(generator, *shape, **copies):
     return (64 * random_features(generator, *shape, **copies)).round() / 64
 
 
-def side_of(queries):
+def make_side(queries):
     """Complete triplets."""
     return torch.from_numpy(queries), np.ones((len(queries), 3), bool)
 
 
-def names_of(generator, count):
+def draw_names(generator, count):
     return [f"image {number}" for number in generator.permutation(count)]
 
 
@@ -56,7 +56,7 @@ def test_exact_search_is_the_slow_one_ties_included(top):
     generator = numpy_generator(1)
     gallery = short_features(generator, 60, copies=30)
     queries = np.concatenate([short_features(generator, 4), gallery[:4]])
-    names = names_of(generator, 60)
+    names = draw_names(generator, 60)
     actual = nearest.nearest(queries, make_blocks(gallery), names, top)
     expected = reference.nearest(queries.tolist(), gallery.tolist(), names, top)
     for rows, distances, line in zip(actual.rows, actual.distances, expected, strict=True):
@@ -70,7 +70,7 @@ def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
     monkeypatch.setattr(nearest, "SPARE", 0)
     generator = numpy_generator(3)
     gallery = np.repeat(random_features(generator, 2), 50, axis=0)
-    names = names_of(generator, 100)
+    names = draw_names(generator, 100)
     actual = nearest.nearest(gallery[60:61], make_blocks(gallery), names, 3)
     assert [names[row] for row in actual.rows[0]] == sorted(names[50:])[:3]
 
@@ -78,9 +78,9 @@ def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
 def test_re_ranking_orders_the_hits_alone():
     generator = numpy_generator(4)
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
-    place = make_gallery(gallery, names_of(generator, 50))
+    place = make_gallery(gallery, draw_names(generator, 50))
     hits = nearest.nearest(queries, place.features, place.names, 20)
-    actual = nearest.rerank_hits(Comparison(), side_of(queries), place, hits, 6)
+    actual = nearest.rerank_hits(Comparison(), make_side(queries), place, hits, 6)
     for query, rows, near, distances in zip(
         queries, hits.rows, actual.rows, actual.distances, strict=True
     ):
@@ -97,8 +97,8 @@ def test_re_ranking_orders_the_hits_alone():
 def test_re_ranking_a_whole_gallery_is_that_of_the_evaluation():
     generator = numpy_generator(7)
     gallery, queries = random_features(generator, 40, 8), random_features(generator, 5, 8)
-    place = make_gallery(gallery, names_of(generator, 40))
-    actual = nearest.rerank_all(Comparison(), side_of(queries), place, 40)
+    place = make_gallery(gallery, draw_names(generator, 40))
+    actual = nearest.rerank_all(Comparison(), make_side(queries), place, 40)
     expected = k_reciprocal(torch.from_numpy(queries), torch.from_numpy(gallery)).numpy()
     assert np.array_equal(actual.distances, np.sort(expected, axis=1))
     assert np.array_equal(np.take_along_axis(expected, actual.rows, axis=1), actual.distances)
@@ -109,7 +109,7 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
     gallery, queries, names = (
         short_features(generator, 30),
         short_features(generator, 2),
-        names_of(generator, 30),
+        draw_names(generator, 30),
     )
     exact = nearest.nearest(queries, make_blocks(gallery), names, 4)
     rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
@@ -120,7 +120,7 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
     )
 
 
-def reference_of(*arguments):
+def run_reference(*arguments):
     """Distances, scaled distances, and what roundings change of these, by the slow versions."""
     scaled = np.array(cross_modal.scaled(*arguments, distance_module.FEWEST))
     scales = cross_modal.scales(*arguments, distance_module.FEWEST)
@@ -129,7 +129,7 @@ def reference_of(*arguments):
 
 def assert_hits(hits, sources, expected, orders, errors):
     """They are the slow ones, but for roundings, ordered by scaled distances; row -1 where no distance is left."""
-    lengths = (*lengths_of(sources), 73)
+    lengths = (*distance_lengths(sources), 73)
     for rows, far, line, order in zip(*hits, expected, orders, strict=True):
         count = min(len(rows), np.isfinite(line).sum())
         assert (rows[count:] == -1).all() and np.isinf(far[count:]).all()
@@ -144,11 +144,11 @@ def test_the_order_of_a_search_is_that_of_the_matrix(how):
     draws, sources = generator(11), ALL_SOURCES["7C"]
     for query_set, gallery_set in product(PRESENT.values(), repeat=2):
         sets = 3 * [query_set], 30 * [gallery_set]
-        query, (features, present) = sides_of(draws, sources, *sets)
-        place = make_gallery(features.numpy(), names_of(numpy_generator(11), 30), present)
+        query, (features, present) = draw_sides(draws, sources, *sets)
+        place = make_gallery(features.numpy(), draw_names(numpy_generator(11), 30), present)
         hits = nearest.search_sets(comparison(sources, how), query, place, 12, nearest.nearest)
-        each = parts_of(query[0]), parts_of(features)
-        assert_hits(hits, sources, *reference_of(*each, sources, *sets, how))
+        each = split_parts(query[0]), split_parts(features)
+        assert_hits(hits, sources, *run_reference(*each, sources, *sets, how))
         if how == "all" or query_set == gallery_set == set(MODALITIES):
             whole = nearest.nearest(query[0].numpy(), place.features, place.names, 12)
             assert all(map(np.array_equal, hits, whole))
@@ -160,9 +160,9 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
     monkeypatch.setattr(distance_module, "FEWEST", 15)
     draws, sources = generator(12), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 2), [*shuffled(draws, 10), *3 * [{"RGB"}]]]
-    query, (features, present) = sides_of(draws, sources, *sets)
-    place = make_gallery(features.numpy(), names_of(numpy_generator(12), 73), present, size=16)
-    expected = reference_of(parts_of(query[0]), parts_of(features), sources, *sets, how)
+    query, (features, present) = draw_sides(draws, sources, *sets)
+    place = make_gallery(features.numpy(), draw_names(numpy_generator(12), 73), present, size=16)
+    expected = run_reference(split_parts(query[0]), split_parts(features), sources, *sets, how)
     for top in (1, 9, 70):
         hits = nearest.search_sets(comparison(sources, how), query, place, top, nearest.nearest)
         assert_hits(hits, sources, *expected)
@@ -171,7 +171,7 @@ def test_one_list_of_triplets_of_all_sets(monkeypatch, how):
 def test_equal_hits_of_several_sets_are_ordered_by_name():
     """Those of RGB and of RGB and NI have the same distance from a query in RGB."""
     sources, names = ALL_SOURCES["3C"], ["d", "a", "c", "b"]
-    query, (features, _) = sides_of(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
+    query, (features, _) = draw_sides(generator(13), sources, [{"RGB"}], 4 * [{"RGB"}])
     features[:] = 0
     features[:, 0] = 1
     place = make_gallery(
@@ -188,8 +188,8 @@ def test_re_ranking_of_hits_of_several_sets():
     """Of those that have a distance; of the whole gallery, others too."""
     draws, sources = generator(14), ALL_SOURCES["7C"]
     sets = [shuffled(draws, 1), shuffled(draws, 6)]
-    query, (features, present) = sides_of(draws, sources, *sets)
-    place = make_gallery(features.numpy(), names_of(numpy_generator(14), 42), present)
+    query, (features, present) = draw_sides(draws, sources, *sets)
+    place = make_gallery(features.numpy(), draw_names(numpy_generator(14), 42), present)
     how = comparison(sources, "shared")
     hits = nearest.search_sets(how, query, place, 42, nearest.nearest)
     actual = nearest.rerank_hits(how, query, place, hits, 42)

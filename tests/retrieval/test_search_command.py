@@ -15,7 +15,7 @@ from commands import (
     cli_args_for,
     contents,
     copy,
-    rows_of,
+    read_rows,
 )
 
 import demo_sdtps
@@ -62,7 +62,7 @@ def test_hits_are_those_of_the_extractors_features(run_search, weights, place, h
     sources = [(name,) for name in MODALITIES]
     distances = cross_modal.distances(*parts, sources, *sets, how)
     expected = [sorted(zip(line, sides[1], strict=True))[:4] for line in distances]
-    header, *rows = rows_of("hits.csv")
+    header, *rows = read_rows("hits.csv")
     assert header == ["query", "rank", "gallery", "distance"]
     lines = [
         (f"query/RGB/{query}", str(rank), f"gallery/RGB/{name}", distance)
@@ -80,8 +80,8 @@ def test_a_condition_leaves_some_of_the_gallery(run_search, weights, place, comm
     code, stdout, stderr = run_search(*words, "some.csv", "--where", where)
     assert code == 0 and "5 triplets (no change)" in stdout, stderr
     left_out = ("photo 1.jpg", "photo 3.jpg")
-    expected = [row for row in rows_of("all.csv")[1:] if not row[2].endswith(left_out)]
-    actual = rows_of("some.csv")[1:]
+    expected = [row for row in read_rows("all.csv")[1:] if not row[2].endswith(left_out)]
+    actual = read_rows("some.csv")[1:]
     assert [row[::2] for row in actual] == [row[::2] for row in expected] and len(actual) == 6
     reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
     paths = triplets(place / "query").values()
@@ -102,7 +102,7 @@ def test_a_condition_leaves_some_of_the_gallery(run_search, weights, place, comm
     code, stdout, stderr = command(
         rank_features.main, *("--query", "kept", "--gallery", "kept", "--top", 1, "--csv", "x.csv")
     )
-    assert code == 0 and [row[0] == row[2] for row in rows_of("x.csv")[1:]] == 5 * [True], stderr
+    assert code == 0 and [row[0] == row[2] for row in read_rows("x.csv")[1:]] == 5 * [True], stderr
     for features, gallery, told in (
         (query[:, :-1], "kept", "are of return pattern 3"),
         (query, "none", "The gallery none does not exist"),
@@ -134,11 +134,11 @@ def test_a_query_without_a_modality_in_common_is_told_so(run_search, place, file
 @pytest.mark.slow
 def test_one_image_is_searched_for_with_its_siblings(run_search, place, monkeypatch):
     run_search("--csv", "all.csv", "--top", "5")
-    expected = [row for row in rows_of("all.csv") if "<i>&1" in row[0]]
+    expected = [row for row in read_rows("all.csv") if "<i>&1" in row[0]]
     for number, image in enumerate((expected[0][0], place / "query" / "TI" / "<i>&1.jpg")):
         code, stdout, stderr = run_search("--csv", f"{number}.csv", query=image)
         assert code == 0 and "no change" in stdout, stderr
-        alone = [[expected[0][0], *row[1:]] for row in rows_of(f"{number}.csv")[1:]]
+        alone = [[expected[0][0], *row[1:]] for row in read_rows(f"{number}.csv")[1:]]
         assert_same_hits(alone, expected)
     monkeypatch.chdir(place / "query" / "RGB")
     code, stdout, stderr = run_search(query="<i>&1.jpg", gallery="../../gallery")
@@ -174,7 +174,7 @@ def test_re_ranking_and_approximate_search_are_told(run_search, place):
         )
         assert code == 0 and line in stdout, stderr
     assert "k-reciprocal distance of re-ranking" in (place / "x.html").read_text(encoding="utf-8")
-    assert all(0 <= float(row[3]) <= 1 for row in rows_of("x.csv")[1:])
+    assert all(0 <= float(row[3]) <= 1 for row in read_rows("x.csv")[1:])
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
 
 def hits_by_query(path):
     actual = defaultdict(list)
-    for query, _, hit, _ in rows_of(path)[1:]:
+    for query, _, hit, _ in read_rows(path)[1:]:
         actual[Path(query).name].append(Path(hit).name)
     return actual
 
@@ -273,7 +273,7 @@ def test_unreadable_images_are_left_out_and_listed(run_search, place):
         assert code == 0 and "4 triplets" in stdout, stderr
         assert f"Left out, {count} images:" in stdout
         assert all(str(path.relative_to(place)) in stdout.split("Left out")[1] for path in broken)
-        hits = [row[2] for row in rows_of("x.csv")[1:]]
+        hits = [row[2] for row in read_rows("x.csv")[1:]]
         assert "gallery/NI/photo 0.jpg" in hits and not [hit for hit in hits if "photo 1" in hit]
         if count == 4:
             broken.append(place / "gallery" / "TI" / "photo 3.jpg")
@@ -288,9 +288,9 @@ def test_unreadable_images_are_left_out_and_listed(run_search, place):
     code, stdout, stderr = run_search(*words, 5)
     assert code == 0 and "Left out" not in stdout, stderr
     assert "5 triplets (1 new, 2 changed)" in stdout
-    again = rows_of("x.csv")
+    again = read_rows("x.csv")
     assert run_search("--csv", "y.csv", "--index", "anew", "--top", 5)[0] == 0
-    assert_same_hits(rows_of("y.csv")[1:], again[1:])
+    assert_same_hits(read_rows("y.csv")[1:], again[1:])
 
 
 def test_folders_of_one_modality_are_read_with_its_name(run_search, place):
@@ -303,11 +303,11 @@ def test_folders_of_one_modality_are_read_with_its_name(run_search, place):
     assert run_search("--csv", "x.csv", query="query/TI/<i>&0.jpg")[0] == 0
     shutil.rmtree(place / "query" / "RGB")
     assert run_search("--csv", "x.csv", "--overwrite", query="query/TI/<i>&0.jpg")[0] == 0
-    expected = [float(row[3]) for row in rows_of("x.csv")[1:]]
+    expected = [float(row[3]) for row in read_rows("x.csv")[1:]]
     for number, query in enumerate(("one", "one/<i>&0.jpg", "query/TI/<i>&0.jpg")):
         words = ("--csv", f"{number}.csv", "--modality", "ti")
         assert run_search(*words, gallery="flat", query=query)[0] == 0
-        rows = rows_of(f"{number}.csv")[1:]
+        rows = read_rows(f"{number}.csv")[1:]
         assert [float(row[3]) for row in rows] == pytest.approx(expected, abs=1e-4)
         assert {place / row[2] for row in rows} == {*(place / "flat").rglob("*.jpg")}
     code, _, stderr = run_search(gallery="flat", query="one")

@@ -83,7 +83,7 @@ def content(place):
     return actual
 
 
-def rows_of(place):
+def colour_rows(place):
     triplets = read_folder(place / "gallery")
     return dict(
         zip(
@@ -97,7 +97,7 @@ def rows_of(place):
 def test_new_changed_and_removed_images_alone_are_read(place):
     """New: another triplet, and another image of one; changed: other pixels; removed: a triplet, and an image of one."""
     _, changes = update_at(place)
-    assert changes == Changes(new=13, changed=0, removed=0) and content(place) == rows_of(place)
+    assert changes == Changes(new=13, changed=0, removed=0) and content(place) == colour_rows(place)
     folder = place / "gallery"
     paint(folder, "new", 50)
     paint(folder, "11", 51, ["TI"])
@@ -108,7 +108,7 @@ def test_new_changed_and_removed_images_alone_are_read(place):
     index, changes = update_at(place, extract)
     names = ["03", "07", "11", "new"]
     assert changes == Changes(new=1, changed=3, removed=1) and sorted(extract.names) == names
-    assert content(place) == rows_of(place) and len(content(place)) == 13
+    assert content(place) == colour_rows(place) and len(content(place)) == 13
     present = dict(
         zip(
             *(index.table.read().columns[name].to_pylist() for name in ("name", "present")),
@@ -133,7 +133,7 @@ def test_files_that_swap_their_names_are_read_again(place):
     second.rename(first)
     (place / "x").rename(second)
     _, changes = update_at(place)
-    assert changes == Changes(new=0, changed=2, removed=0) and content(place) == rows_of(place)
+    assert changes == Changes(new=0, changed=2, removed=0) and content(place) == colour_rows(place)
 
 
 def test_nothing_is_written_where_nothing_has_changed(place):
@@ -149,11 +149,11 @@ def test_nothing_is_written_where_nothing_has_changed(place):
 def test_an_interrupted_index_has_what_was_complete_and_continues(place):
     with pytest.raises(KeyboardInterrupt):
         update_at(place, Colours(most=8))
-    assert content(place) == {name: row for name, row in rows_of(place).items() if name < "08"}
+    assert content(place) == {name: row for name, row in colour_rows(place).items() if name < "08"}
     rest = Colours()
     _, changes = update_at(place, rest)
     assert rest.names == ["08", "09", "10", "11", "12"] and changes.new == 5
-    assert content(place) == rows_of(place)
+    assert content(place) == colour_rows(place)
 
 
 def labelled(place, labels):
@@ -184,7 +184,7 @@ def test_labels_are_columns_which_change_without_another_extraction(place):
     labels["02"]["age"], labels["05"]["note"] = "two", "it's"
     none = Colours(most=0)
     assert update_at(place, none, labelled(place, labels))[1] == Changes(0, 0, 0)
-    assert left("age = 'two' OR note = 'it''s'") == ["02", "05"] and content(place) == rows_of(
+    assert left("age = 'two' OR note = 'it''s'") == ["02", "05"] and content(place) == colour_rows(
         place
     )
     for where, told in {
@@ -232,7 +232,7 @@ def test_a_damaged_index_is_made_anew_with_rebuild(place):
     with pytest.raises(UserError, match=r"is damaged .*; pass --rebuild"):
         open_at(place)
     update(open_at(place, rebuild=True), read_folder(place / "gallery"), Colours(), COLOURS)
-    assert content(place) == rows_of(place)
+    assert content(place) == colour_rows(place)
 
 
 def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):

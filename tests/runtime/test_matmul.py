@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
-from commands import BASELINE, SMALL, cli_args_for, records_of
+from commands import BASELINE, SMALL, cli_args_for, load_records
 from interrupted import at, terminate
 from torch.nn.modules import module
 
@@ -74,7 +74,7 @@ def test_a_run_has_the_products_of_its_configuration(
         assert train("run", *key) == {("training", expected), ("backward", expected)}
     assert train("run", "RESUME", "yes", *key) == passes
     assert train("whole", "SOLVER.FLOAT32_MATMUL", "auto" if not key else library) == passes
-    assert records_of(tmp_path / "run") == records_of(tmp_path / "whole")
+    assert load_records(tmp_path / "run") == load_records(tmp_path / "whole")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["machine"]["matmul"] == record["resumptions"][0]["machine"]["matmul"] == library
     reid = demo_sdtps.load(tmp_path / "whole" / "last.pth", "MODEL.DEVICE", "cpu")

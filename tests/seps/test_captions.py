@@ -10,7 +10,7 @@ import seps_tiny
 import torch
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SIZES
-from triplets import SCALED, cut_short, message_of, normalise
+from triplets import SCALED, catch_message, cut_short, normalise
 
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.seps.captions import (
@@ -53,7 +53,7 @@ def load_epoch(shapes_root, tokenizer):
     return call
 
 
-def texts_of(tokenizer, tokens, lengths):
+def decode_texts(tokenizer, tokens, lengths):
     return [
         " ".join(tokenizer.convert_ids_to_tokens(ids[1 : length - 1]))
         for ids, length in zip(tokens, lengths, strict=True)
@@ -68,7 +68,7 @@ def test_a_batch_holds_captions_with_their_images(split, tokenizer, load_epoch):
         assert batch.images.dtype == torch.float32 and batch.images.shape == (5, 3, 32, 32)
         whole = (*chain(*batch.texts), batch.image_ids)
         assert {tensor.dtype for tensor in whole} == {torch.int64}
-        captions, dense = (texts_of(tokenizer, *text) for text in batch.texts)
+        captions, dense = (decode_texts(tokenizer, *text) for text in batch.texts)
         for number, image, caption, text in zip(
             batch.image_ids.tolist(), batch.images, captions, dense, strict=True
         ):
@@ -113,5 +113,5 @@ def test_a_damaged_image_is_one_clean_error(shapes_root, tokenizer, tmp_path):
         caption_batches(caption_loader(cfg, split), encode_captions(cfg, split, tokenizer)),
         image_batches(image_loader(cfg, split)),
     ):
-        message = message_of(list, batches)
+        message = catch_message(list, batches)
         assert split.paths[4] in message and message.endswith("; replace it.")

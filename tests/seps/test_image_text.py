@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from triplets import message_of
+from triplets import catch_message
 
 from demo_sdtps.seps.image_text import ImageTexts, read_image_texts
 
@@ -32,21 +32,21 @@ def read(root, **options):
     return read_image_texts(root, "set", "train", **options)
 
 
-def paths_of(folder):
+def image_paths(folder):
     return tuple(str(folder / "images" / MAPPING[image]) for image in IDS)
 
 
 def test_an_id_for_each_image(tmp_path):
     folder = write_data(tmp_path)
     assert read(tmp_path) == ImageTexts(
-        paths_of(folder), CAPTIONS, (0, 0, 1, 1, 2, 2), tuple(DENSE[image] for image in IDS)
+        image_paths(folder), CAPTIONS, (0, 0, 1, 1, 2, 2), tuple(DENSE[image] for image in IDS)
     )
 
 
 def test_an_id_for_each_caption_in_any_order(tmp_path):
     folder = write_data(tmp_path, ids=("7", "cat", "7", "40", "40", "cat"))
     actual = read(tmp_path)
-    assert actual.paths == paths_of(folder) and actual.captions == CAPTIONS
+    assert actual.paths == image_paths(folder) and actual.captions == CAPTIONS
     assert actual.image_of == (0, 1, 0, 2, 2, 1)
 
 
@@ -56,7 +56,7 @@ def test_long_captions_where_wanted(tmp_path):
     assert read(tmp_path, long_captions="no").long_captions is None
     (tmp_path / "set" / "train_dense.jsonl").unlink()
     assert read(tmp_path).long_captions is None
-    message = message_of(lambda: read(tmp_path, long_captions="yes"))
+    message = catch_message(lambda: read(tmp_path, long_captions="yes"))
     assert str(tmp_path / "set" / "train_dense.jsonl") in message and "missing" in message
 
 
@@ -83,5 +83,5 @@ def test_a_mistake_is_reported_with_its_file(tmp_path, file, lines, reason):
     (folder / file).unlink()
     if lines:
         (folder / file).write_text("\n".join(lines))
-    message = message_of(read, tmp_path)
+    message = catch_message(read, tmp_path)
     assert f"{folder / file}{reason}" in message and "\n" not in message

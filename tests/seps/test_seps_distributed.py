@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import two_seps_processes
-from commands import records_of
+from commands import load_records
 from forked import run_two
 from numeric import assert_close
 from seps_tiny import PATH, cli_args_for, near, train
@@ -89,7 +89,7 @@ def test_two_processes_train_and_test_like_one(shapes_root, tmp_path):
     words = cli_args_for(shapes_root, "OUTPUT_DIR", tmp_path / "2", *RUN)
     done = run_two("demo_sdtps.commands", "seps", "train", *words)
     assert done.returncode == 0, done.stderr
-    alone, shared = (records_of(tmp_path / name) for name in "12")
+    alone, shared = (load_records(tmp_path / name) for name in "12")
     assert [record["epoch"] for record in shared] == [1, 2, 3, 4]
     for one, two in zip(alone, shared, strict=True):
         assert one.keys() == two.keys()

@@ -23,7 +23,7 @@ def build(case):
     return network.train()
 
 
-def inputs_of(case, dtype=torch.float32):
+def make_inputs(case, dtype=torch.float32):
     """Image tokens, captions, lengths and, where the case has them, long captions and their lengths; those tokens have
     gradients."""
     arrays = [case.arrays[name] for name in INPUTS if name in case.arrays]
@@ -64,7 +64,7 @@ def assert_gradient(actual, expected, name):
 @pytest.mark.parametrize("name", CASES)
 def test_values_masks_and_gradients(name):
     case = load_case(f"seps_{name}")
-    network, inputs = build(case), inputs_of(case)
+    network, inputs = build(case), make_inputs(case)
     assert_golden(case, inputs, *network(*inputs))
     assert relative_error(network.eval()(*inputs), case.arrays["similarity"]) < 1e-5
 
@@ -73,7 +73,7 @@ def test_values_masks_and_gradients(name):
 def test_the_reference_agrees(name):
     """Which is the evidence that what the network is compared with on other inputs is right."""
     case = load_case(f"seps_{name}")
-    inputs, settings = inputs_of(case, torch.float64), case.settings
+    inputs, settings = make_inputs(case, torch.float64), case.settings
     weights = {key: weight.double() for key, weight in case.weights.items()}
     actual = reference.similarities(
         weights,
@@ -90,7 +90,7 @@ def test_the_reference_agrees(name):
 def test_whole_losses(name, kind):
     case = load_case(f"seps_{name}")
     actual = SEPSLoss(max_violation=kind == "max")(
-        *build(case)(*inputs_of(case)), img_ids=case.arrays["image_ids"]
+        *build(case)(*make_inputs(case)), img_ids=case.arrays["image_ids"]
     )
     assert relative_error(torch.stack(actual), case.arrays[f"loss_{kind}"]) < 1e-5
 

@@ -88,10 +88,10 @@ def test_the_contrastive_loss_and_its_gradient_are_those_of_loops(img_ids, max_v
 def test_the_ratio_loss_and_its_gradient_are_those_of_loops(weights, kind, soft):
     both = torch.stack(draw(4)[2 if soft else 1])
 
-    def masks_of(leaf):
+    def pack_masks(leaf):
         return {"tensor": leaf.sum(0), "single": (leaf[0],), "pair": tuple(leaf)}[kind]
 
     assert_equal(
-        with_gradient(lambda leaf: RatioLoss(*weights)(masks_of(leaf)), both),
-        with_gradient(lambda leaf: reference.ratio(masks_of(leaf), *weights), both.double()),
+        with_gradient(lambda leaf: RatioLoss(*weights)(pack_masks(leaf)), both),
+        with_gradient(lambda leaf: reference.ratio(pack_masks(leaf), *weights), both.double()),
     )

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 from golden_cases import relative_error
-from numeric import assert_close, generator, seed_of, tolerance
-from sdtps_cases import assert_gradients_equal, scalar_of
+from numeric import assert_close, generator, shift_seed, tolerance
+from sdtps_cases import assert_gradients_equal, random_sum
 from seps_sums import IMAGES, PATCHES, PATH, WIDTH
 
 from demo_sdtps.modeling.sdtps import gumbel_noise
@@ -40,7 +40,7 @@ WITH_CLASS = pytest.mark.parametrize("has_class", [False, True], ids=["patches",
 
 def build(version, seed=1, sizes=(WIDTH, PATCHES, 0.5, 0.5), **more):
     """A network whose parameters are all random, in training."""
-    torch.manual_seed(seed_of(seed))
+    torch.manual_seed(shift_seed(seed))
     network = CrossSparseAggrNet(*sizes, **VERSIONS[version], **more)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -131,11 +131,11 @@ def first_clear(make):
 def draw_case(version, seed, has_class=True, has_long=True, tau=None, ratio=0.5, **more):
     """A network in training, its inputs, the reference's weights and inputs in float64, and what it makes of them.
 
-    The noise is that which the network draws after `torch.manual_seed(seed_of(seed + 200))` for all pairs together.
+    The noise is that which the network draws after `torch.manual_seed(shift_seed(seed + 200))` for all pairs together.
     """
     noises = None
     if tau is not None:
-        torch.manual_seed(seed_of(seed + 200))
+        torch.manual_seed(shift_seed(seed + 200))
         shape = (len(LENGTHS), IMAGES, PATCHES)
         noises = [gumbel_noise(torch.empty(shape)).double() for _ in range(2)]
 
@@ -158,14 +158,14 @@ def assert_like_reference(version, seed, *more, chunk=1000, **named):
     """Values, masks and gradients of a training forward, and values of evaluation; → the outputs and the gradients."""
     network, inputs, weights, others, expected = draw_case(version, seed, *more, **named)
     network.chunk = chunk
-    torch.manual_seed(seed_of(seed + 200))
+    torch.manual_seed(shift_seed(seed + 200))
     outputs = flatten(network(*inputs))
     for output, other in zip(outputs, expected, strict=True):
         assert output.dtype == torch.float32
         assert_close(output, other, *PATH)
     assert_close(network.eval()(*inputs), expected[0], *PATH)
-    scalar_of(seed, outputs).backward()
-    scalar_of(seed, expected).backward()
+    random_sum(seed, outputs).backward()
+    random_sum(seed, expected).backward()
     actual = gradients(network, inputs)
     assert_gradients_equal(actual, of_leaves(weights, others), BACK)
     return outputs, actual
@@ -229,7 +229,7 @@ def test_padded_words_play_no_part(version):
                 for caption, length in zip(words, lengths, strict=True):
                     caption[length:] = value
         outputs = flatten(network(*inputs))
-        scalar_of(25, outputs).backward()
+        random_sum(25, outputs).backward()
         results.append((outputs, gradients(network, inputs)))
         assert inputs[1].grad[1, 1:].eq(0).all() and inputs[1].grad[1, 0].ne(0).any()
     (outputs, expected), (others, actual) = results
@@ -248,7 +248,7 @@ def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
         mask = torch.tensor([[1] * 8, [0, 1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 1, 0, 0, 1, 0]])
 
     def attempt(number):
-        torch.manual_seed(seed_of(31 + 50 * number))
+        torch.manual_seed(shift_seed(31 + 50 * number))
         module = HRPA(paper, top_k=5)
         leaves = [torch.randn(*size, WIDTH).requires_grad_() for size in ((3, 8), (words,))]
         mlp = module.relevance_mlp and module.relevance_mlp.state_dict()
@@ -265,8 +265,8 @@ def test_relevance_as_a_module_as_a_function_and_by_loops(paper, words, masked):
     actual = module(tokens, text, mask)
     assert torch.equal(actual, mask_xattn_one_text(tokens, text, mask, module.relevance_mlp, 5))
     assert_close(actual, expected[:, None], *PATH)
-    scalar_of(32, [actual]).backward()
-    scalar_of(32, [expected[:, None]]).backward()
+    random_sum(32, [actual]).backward()
+    random_sum(32, [expected[:, None]]).backward()
     for leaf, other in zip((tokens, text), others, strict=True):
         assert_close(leaf.grad, other.grad, *BACK)
     if masked:

@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 import transformers
-from numeric import assert_close, seed_of
+from numeric import assert_close, shift_seed
 from seps_tiny import cfg_for, save_bert
 from tiny import ENCODER, WIDTH
 from weight_files import message, save_safetensors, save_torch
@@ -43,7 +43,7 @@ def cfg_with(folder, *more):
 
 
 def image_tower(bert, *more):
-    torch.manual_seed(seed_of(3))
+    torch.manual_seed(shift_seed(3))
     return ImageTower(cfg_with(bert, *more)).eval()
 
 
@@ -78,7 +78,7 @@ def test_a_swin_transformers_tokens_are_its_grid_row_by_row(bert):
 
 
 def classifier():
-    torch.manual_seed(seed_of(11))
+    torch.manual_seed(shift_seed(11))
     vit = timm.create_model("test_vit", num_classes=10, img_size=32, patch_size=8)
     return {name: torch.randn_like(tensor) for name, tensor in vit.state_dict().items()}
 

@@ -6,7 +6,7 @@ import shlex
 import pytest
 import torch
 from choices import margins
-from commands import records_of
+from commands import load_records
 from numeric import assert_close
 from seps_tiny import CAPTIONS, SEED, SIZES, assert_similar, cfg_for, near, train
 
@@ -30,11 +30,11 @@ def run_folder(shapes_root, tmp_path_factory):
     return train(shapes_root, tmp_path_factory.mktemp("seps") / "run")
 
 
-def checkpoint_of(folder, name="last.pth"):
+def load_checkpoint(folder, name="last.pth"):
     return torch.load(folder / name, weights_only=True)
 
 
-def size_of(module):
+def count_parameters(module):
     """The number of its parameters."""
     return sum(map(torch.numel, module.parameters()))
 
@@ -61,7 +61,7 @@ def test_a_run_leaves_its_files(run_folder, shapes_root):
 
 
 def test_records_hold_losses_rates_and_recalls(run_folder):
-    records = records_of(run_folder)
+    records = load_records(run_folder)
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert [record["lr"] for record in records] == pytest.approx([0.0005, 0.00015, 0.000045])
     for record in records:
@@ -74,9 +74,9 @@ def test_records_hold_losses_rates_and_recalls(run_folder):
 
 
 def test_the_last_and_the_best_checkpoint(run_folder, shapes_root):
-    scores = {record["epoch"]: record["dev"]["rSum"] for record in records_of(run_folder)}
-    assert checkpoint_of(run_folder, "best.pth")["epoch"] == max(scores, key=scores.get)
-    last = checkpoint_of(run_folder)
+    scores = {record["epoch"]: record["dev"]["rSum"] for record in load_records(run_folder)}
+    assert load_checkpoint(run_folder, "best.pth")["epoch"] == max(scores, key=scores.get)
+    last = load_checkpoint(run_folder)
     assert last["epoch"] == 3 and last["dataset"] == "shapes" and last["optimizers"][0]["state"]
     assert last["config"] == (run_folder / "config.yml").read_text()
     make_seps(cfg_for(shapes_root))[0].load_state_dict(last["model"])
@@ -85,12 +85,12 @@ def test_the_last_and_the_best_checkpoint(run_folder, shapes_root):
 def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
     words = shlex.split("SOLVER.MAX_EPOCHS 4 SOLVER.ALL_NEGATIVES_EPOCHS 2")
     output = train(shapes_root, tmp_path / "run", *STILL, *words)
-    first, second, third, fourth = (record["align"] for record in records_of(output))
+    first, second, third, fourth = (record["align"] for record in load_records(output))
     # Sums over up to 7 negatives of each of 8 images and captions, then over one: four times as much, a half more or less.
     assert min(first, second) > 1.5 * max(third, fourth) and third > 0
     words = shlex.split("SOLVER.MAX_EPOCHS 1 SOLVER.ALL_NEGATIVES_EPOCHS 0")
     none = train(shapes_root, tmp_path / "none", *STILL, *words)
-    assert records_of(none)[0]["align"] < first / 1.5
+    assert load_records(none)[0]["align"] < first / 1.5
 
 
 def test_learning_rates_follow_the_originals_steps(shapes_root):
@@ -100,8 +100,8 @@ def test_learning_rates_follow_the_originals_steps(shapes_root):
     model = make_seps(cfg_for(shapes_root), pretrained=False)[0]
     optimizer = make_seps_optimizer(cfg, model)
     sizes = [sum(map(torch.numel, group["params"])) for group in optimizer.param_groups]
-    towers = size_of(model.image_tower.tower) + size_of(model.text_tower.tower)
-    assert sorted(sizes) == sorted([towers, size_of(model) - towers])
+    towers = count_parameters(model.image_tower.tower) + count_parameters(model.text_tower.tower)
+    assert sorted(sizes) == sorted([towers, count_parameters(model) - towers])
     for epoch in (*expected, 10, 10, 26):
         set_rates(cfg, optimizer, epoch)
         rates = {group["lr"] for group in optimizer.param_groups}
@@ -124,7 +124,7 @@ def test_the_loss_is_configured():
 )
 def test_runs_of_other_models_captions_and_precisions(shapes_root, tmp_path, opts):
     output = train(shapes_root, tmp_path / "run", "SOLVER.MAX_EPOCHS", "1", *opts)
-    assert records_of(output)[0]["loss"] > 0 and "test" in records_of(output)[0]
+    assert load_records(output)[0]["loss"] > 0 and "test" in load_records(output)[0]
 
 
 # Evaluation
@@ -137,7 +137,7 @@ def test_the_test_command_gives_the_recorded_table(run_folder, command, tmp_path
     code, stdout, stderr = command(seps.test, *words)
     assert code == 0, stderr
     content = json.loads((tmp_path / "x.json").read_text())
-    assert content[split] == near(records_of(run_folder)[-1][split], split)
+    assert content[split] == near(load_records(run_folder)[-1][split], split)
     assert list(content) == ["caption", split]
     lines = stdout.splitlines()
     assert lines[0] == content["caption"]

@@ -14,17 +14,17 @@ from commands import (
     ROOT,
     SMALL,
     assert_same_hits,
-    cases_of,
     checkpoint_file,
     cli_args_for,
+    load_records,
     near,
-    records_of,
-    rows_of,
+    read_cases,
+    read_rows,
 )
 from forked import run_two
 from interrupted import call
 from launch import kill_one_of_two, torchrun, torchrun_started, wait_for
-from numeric import assert_close, seed_of
+from numeric import assert_close, shift_seed
 from tiny import MODEL
 
 from demo_sdtps.config import UserError, load_cfg
@@ -85,7 +85,7 @@ def test_what_the_processes_tell_each_other(steps):
 
 RUN = (
     *shlex.split("SOLVER.MAX_EPOCHS 2 SOLVER.EVAL_UNTRAINED True SOLVER.OPTIMIZER_NAME SGD"),
-    *("MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.SEED", seed_of(1111)),
+    *("MODEL.METRIC_LOSS_TYPE", "triplet_center", "SOLVER.SEED", shift_seed(1111)),
     *STILL,
 )
 """Adam's steps are as long where a gradient is 0 but for roundings."""
@@ -107,7 +107,7 @@ def run_folders(tiny_root, tmp_path_factory):
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(run_folders):
-    alone, shared = (records_of(folder) for folder in run_folders)
+    alone, shared = (load_records(folder) for folder in run_folders)
     assert [record["epoch"] for record in shared] == [0, 1, 2]
     for one, two in zip(alone, shared, strict=True):
         # of weights that differ by 1e-4
@@ -138,11 +138,11 @@ def test_a_run_of_two_processes_goes_on(run_folders, tiny_root, tmp_path):
         wait_for(starter, output / "metrics.json")
         os.killpg(starter.pid, signal.SIGTERM)
         starter.wait(180)
-    assert (output / "last.pth").exists() and len(records_of(output)) < 3
+    assert (output / "last.pth").exists() and len(load_records(output)) < 3
     assert json.loads((output / "run.json").read_text())["status"] == "stopped"
     done = run_two("train_net.py", *words(tiny_root, output, *more))
     assert done.returncode == 0, done.stderr
-    assert records_of(output) == records_of(run_folders[1])
+    assert load_records(output) == load_records(run_folders[1])
     one, other = (
         torch.load(folder / "last.pth", weights_only=True)["model"]
         for folder in (output, run_folders[1])
@@ -206,7 +206,7 @@ def test_two_processes_evaluate_like_one(command, weights, tmp_path):
     assert code == 0, stderr
     done = run_two("test_net.py", *words, tmp_path / "2.json")
     assert done.returncode == 0 and done.stdout.count("return pattern") == 1, done.stderr
-    one, two = (cases_of(tmp_path / name) for name in ("1.json", "2.json"))
+    one, two = (read_cases(tmp_path / name) for name in ("1.json", "2.json"))
     assert list(one) == list(two) and all(two[case] == near(record) for case, record in one.items())
 
 
@@ -224,4 +224,4 @@ def test_two_processes_search_like_one(command, weights, own_root, tmp_path):
     assert code == 0, stderr
     done = run_two("demo_sdtps.commands", "search", *words, *two)
     assert done.returncode == 0, done.stderr
-    assert_same_hits(*(rows_of(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))
+    assert_same_hits(*(read_rows(tmp_path / f"{number}.csv")[1:] for number in (2, 1)))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from commands import ONE_LINE, ROOT, contents, records_of
+from commands import ONE_LINE, ROOT, contents, load_records
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill, terminate
 from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -180,7 +180,7 @@ def test_what_is_written_goes_on_too(run_copy, reference, tiny_root):
     points = [(event.step, event.value) for event in board.Scalars("train/loss")]
     assert points == [
         (record["epoch"], pytest.approx(record["loss"], rel=1e-5))
-        for record in records_of(run_copy)
+        for record in load_records(run_copy)
     ]
 
 
@@ -212,8 +212,8 @@ def test_another_machine_is_a_warning(run_copy, tiny_root):
 def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     output = shutil.copytree(reference, tmp_path / "run")
     assert call(cli_args_for(tiny_root, "OUTPUT_DIR", output, *AUTO, "SOLVER.MAX_EPOCHS", "4")) == 0
-    records = records_of(output)
-    assert records[:3] == records_of(reference)
+    records = load_records(output)
+    assert records[:3] == load_records(reference)
     assert [record["epoch"] for record in records] == [1, 2, 3, 4]
 
 

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from commands import cli_args_for, records_of
+from commands import cli_args_for, load_records
 from numeric import tolerance
 
 from demo_sdtps.commands import train as train_net
@@ -37,7 +37,7 @@ def train(tiny_root, tmp_path, command):
     ],
 )
 def test_epochs_with_an_evaluation(train, opts, epochs):
-    records = records_of(train(*opts.split()))
+    records = load_records(train(*opts.split()))
     assert [record["epoch"] for record in records if "patterns" in record] == epochs
 
 

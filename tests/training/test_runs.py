@@ -15,10 +15,10 @@ from commands import (
     ONE_LINE,
     cli_args_for,
     contents,
+    load_records,
     near,
-    records_of,
-    scores_of,
-    table_of,
+    parse_table,
+    read_scores,
     table_rows,
 )
 from interrupted import call
@@ -57,7 +57,7 @@ def test_a_run_leaves_its_files_and_configuration(run_folder, tiny_root):
 
 
 def test_metrics_hold_every_evaluation(run_folder):
-    records = records_of(run_folder)
+    records = load_records(run_folder)
     assert [record["epoch"] for record in records] == [0, 1, 2]
     for record in records:
         assert list(record["patterns"]) == ["1", "2", "3"]
@@ -79,7 +79,7 @@ def test_metrics_hold_every_evaluation(run_folder):
 def test_the_last_and_the_best_checkpoint(run_folder):
     cfg = load_cfg(run_folder / "config.yml")
     scores = {
-        record["epoch"]: record["patterns"]["3"]["mAP"] for record in records_of(run_folder)[1:]
+        record["epoch"]: record["patterns"]["3"]["mAP"] for record in load_records(run_folder)[1:]
     }
     for name in ("last.pth", "best.pth"):
         content = torch.load(run_folder / name, weights_only=True)
@@ -104,7 +104,7 @@ def test_log_and_tensorboard_tell_what_metrics_tell(run_folder):
     )
     board = EventAccumulator(str(run_folder))
     board.Reload()
-    last = records_of(run_folder)[-1]
+    last = load_records(run_folder)[-1]
     for pattern, values in last["patterns"].items():
         for name, value in values.items():
             event = board.Scalars(f"pattern_{pattern}/{name}")[-1]
@@ -126,9 +126,9 @@ def test_the_test_command_gives_the_last_record_however_images_are_loaded(
 ):
     words = ("--weight", run_folder / "last.pth", "--json", tmp_path / "x.json", *opts)
     stdout = success(test_net.main, *words)
-    actual = scores_of(tmp_path / "x.json")
-    assert actual == near(records_of(run_folder)[-1]["patterns"])
-    assert table_of(stdout) == table_rows(actual)
+    actual = read_scores(tmp_path / "x.json")
+    assert actual == near(load_records(run_folder)[-1]["patterns"])
+    assert parse_table(stdout) == table_rows(actual)
     assert stdout.splitlines()[1].split() == ["return", "pattern", *COLUMNS]
 
 
@@ -182,10 +182,10 @@ def assert_drawn(path, rows=1):
 @pytest.mark.soak
 def test_the_report_sets_the_run_beside_the_untrained_model(run_folder, tmp_path, command):
     """Wherever the run has gone."""
-    moved, records = shutil.copytree(run_folder, tmp_path / "moved"), records_of(run_folder)
+    moved, records = shutil.copytree(run_folder, tmp_path / "moved"), load_records(run_folder)
     code, stdout, stderr = command(report.main, "--run", moved)
     assert code == 0 and "32 queries" in stdout, stderr
-    table = table_of(stdout)
+    table = parse_table(stdout)
     for pattern, expected in near(records[-1]["patterns"], printed=0.000501).items():
         *actual, untrained = table[pattern]
         assert (
@@ -209,7 +209,7 @@ def test_an_earlier_run_is_not_replaced_unless_asked(run_folder, tiny_root, tmp_
 
     code, _, stderr = command(train_net.main, "--overwrite", *words)
     assert code == 0, stderr
-    assert [record["epoch"] for record in records_of(output)] == [0, 1]
+    assert [record["epoch"] for record in load_records(output)] == [0, 1]
     after = contents(output)
     assert not [name for name, data in after.items() if before.get(name) == data]
     assert sum(name.startswith("events.") for name in after) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import seps_tiny
 import torch
-from commands import CONFIG, checkpoint_file, cli_args_for, records_of
+from commands import CONFIG, checkpoint_file, cli_args_for, load_records
 from interrupted import at
 
 import demo_sdtps
@@ -86,7 +86,7 @@ def test_the_call_in_python_and_the_choice_of_the_best_epoch(cfg, tmp_path, capl
     run = with_values(cfg, {**HALVES, "TEST.WEIGHT": str(path)})
     trained = demo_sdtps.train(run)
     output = Path(run.OUTPUT_DIR)
-    assert trained.metrics == records_of(output) and not trained.model.training
+    assert trained.metrics == load_records(output) and not trained.model.training
     assert "best.pth is chosen by the split validation" in caplog.text
     assert re.search(r"^.*1 of 2 epochs, about \d:\d\d:\d\d left$", caplog.text, re.M)
     with pytest.raises(UserError, match="already holds a run"):

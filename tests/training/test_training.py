@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 import torch
-from commands import BACKBONE_WIDTH, CONFIG, cli_args_for, records_of
-from numeric import seed_of
+from commands import BACKBONE_WIDTH, CONFIG, cli_args_for, load_records
+from numeric import shift_seed
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
@@ -31,7 +31,7 @@ def train(command, tiny_root, tmp_path):
 
     def call(*more, name="run"):
         end = ("SOLVER.EVAL_UNTRAINED", "False", "SOLVER.EVAL_PERIOD", "99")
-        seed = ("SOLVER.SEED", seed_of(1111))
+        seed = ("SOLVER.SEED", shift_seed(1111))
         words = cli_args_for(tiny_root, *end, *seed, "OUTPUT_DIR", tmp_path / name, *more)
         code, _, stderr = command(train_net.main, *words)
         assert code == 0, stderr
@@ -69,7 +69,7 @@ def test_a_run_with_centers(train, command):
     # The centers are drawn after the model: a run that hardly moves them tells where they start.
     still, _ = train(*CENTERS, "SOLVER.MAX_EPOCHS", "1", "SOLVER.CENTER_LR", "1e-20", name="still")
     output, cfg = train(*CENTERS, "SOLVER.MAX_EPOCHS", "5")
-    losses = [record["loss"] for record in records_of(output)]
+    losses = [record["loss"] for record in load_records(output)]
     assert len(losses) == 5 and losses[-1] < 0.8 * losses[0]
 
     starts, ends = centers(still), centers(output)

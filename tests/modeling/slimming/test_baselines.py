@@ -100,7 +100,7 @@ UNPRUNED = 13
 """Patches of 15 that are not pruned in the tests of DiffRate."""
 
 
-def groups_of(name, row, keys, patches, attention, sizes, count):
+def merge_groups(name, row, keys, patches, attention, sizes, count):
     """What a baseline merges of one image, the weights of the means, and the sizes that it adds up."""
     if name == "ToMe":
         return reference.tome(keys, count), sizes, sizes
@@ -130,7 +130,7 @@ def test_merging_against_its_description(name, count, has_sizes, monkeypatch, tm
     values, expected = rows.values.detach().double().requires_grad_(), []
     for row in range(ROWS):
         patches = values.detach()[row, 1:]
-        groups, weights, added = groups_of(
+        groups, weights, added = merge_groups(
             name, row, keys[row], patches, attention[row], sizes[row], count
         )
         expected.append(

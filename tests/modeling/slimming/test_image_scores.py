@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from numeric import assert_close, generator, seed_of
+from numeric import assert_close, generator, shift_seed
 from tiny import tiny_cfg
 
 from demo_sdtps.config import MODALITIES
@@ -22,7 +22,7 @@ SPAN = 4
 """Times which roundings of cosines grow when these are normalised: those of ten random patches differ by a quarter."""
 
 
-def context_of(seed, batch=3):
+def random_context(seed, batch=3):
     draws = generator(seed)
     tokens, class_tokens = (
         {modality: torch.randn(batch, *shape, generator=draws) for modality in MODALITIES}
@@ -33,8 +33,8 @@ def context_of(seed, batch=3):
     return Context(tokens, class_tokens, GRID)
 
 
-def score_of(name, seed=1, *opts):
-    torch.manual_seed(seed_of(seed))
+def tiny_score(name, seed=1, *opts):
+    torch.manual_seed(shift_seed(seed))
     return make_score(name, tiny_cfg(*opts), WIDTH, GRID)
 
 
@@ -46,10 +46,10 @@ def one_by_one(function, batch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_distinctness(dtype):
     """In float32, whatever the tokens' type and autocast, and without gradient."""
-    context = context_of(1)
+    context = random_context(1)
     tokens = {modality: tensor.to(dtype) for modality, tensor in context.tokens.items()}
     with torch.autocast("cpu", torch.bfloat16):
-        actual = score_of("distinctness")(replace(context, tokens=tokens))
+        actual = tiny_score("distinctness")(replace(context, tokens=tokens))
     for modality, score in actual.items():
         assert score.dtype == torch.float32 and not score.requires_grad
         assert_close(
@@ -62,9 +62,9 @@ def test_distinctness(dtype):
 )
 def test_the_score_of_sdtps_between_two_blocks(missing, beta):
     """Values and gradients: class tokens guide, without those of missing modalities, whatever SDTPS_GUIDE_MISSING says."""
-    score = score_of("sdtps", 4, "MODEL.SDTPS_BETA", beta, "MODEL.SDTPS_GUIDE_MISSING", True)
+    score = tiny_score("sdtps", 4, "MODEL.SDTPS_BETA", beta, "MODEL.SDTPS_GUIDE_MISSING", True)
     absent = {name: torch.ones(3, 1, dtype=torch.bool) for name in missing}
-    context = replace(context_of(5), missing=absent)
+    context = replace(random_context(5), missing=absent)
     actual = score(context)
     draws = generator(6)
     for place, modality in enumerate(MODALITIES):
@@ -76,7 +76,7 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
         for sample, tokens in enumerate(exact["tokens"]):
             guides = [context.global_feats[other][sample].double() for other in MODALITIES]
             missing_places = [MODALITIES.index(name) for name in missing]
-            scores = reference.scores_of(exact, tokens, place, guides, beta, missing_places)
+            scores = reference.score_patches(exact, tokens, place, guides, beta, missing_places)
             expected.append(torch.stack(scores))
         expected = torch.stack(expected)
         assert_close(actual[modality], expected, *GUIDED, scale=SPAN)
@@ -93,7 +93,7 @@ def test_the_score_of_sdtps_between_two_blocks(missing, beta):
 LARGE, SIZE, STRIDE = (9, 6), (6, 4), (4, 3)  # patches overlap
 
 
-def picture_of(seed, positions=None):
+def random_picture(seed, positions=None):
     draws = generator(seed)
     count = LARGE[0] * LARGE[1] if positions is None else positions.shape[1]
     tokens = torch.randn(3, count, 16, generator=draws, requires_grad=True)
@@ -118,7 +118,7 @@ def some_places():
 
 @pytest.mark.parametrize("positions", [None, some_places()], ids=["all patches", "some patches"])
 def test_saliency_equals_the_slow_one(positions):
-    context = picture_of(1, positions)
+    context = random_picture(1, positions)
     with torch.autocast("cpu", torch.bfloat16):
         (actual,) = make_score("saliency", tiny_cfg(), 16, LARGE)(context).values()
     assert actual.dtype == torch.float32 and not actual.requires_grad

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from numeric import assert_close, generator, seed_of
+from numeric import assert_close, generator, shift_seed
 from slim_models import CASES
 from tiny import tiny_cfg
 from torch import nn
@@ -50,7 +50,7 @@ def test_the_loss_is_the_cross_entropy_against_pseudo_masks(shared):
     known = saliency(images, side, side, GRID)
     state = State(GRID, MODALITIES, shared=shared, saliency=known)
     context = Context(tokens, {}, GRID, positions=places, state=state)
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     cfg = tiny_cfg("MODEL.SLIM_LOSS_WEIGHT", 2.5)
     score = make_score("self_supervised", cfg, WIDTH, GRID).train()
     terms = []
@@ -99,7 +99,7 @@ class Normalising(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(seed_of())
+        torch.manual_seed(shift_seed())
         self.vit = timm.create_model("test_vit", img_size=32, num_classes=0)
         self.vit.patch_embed.requires_grad_(False)
 

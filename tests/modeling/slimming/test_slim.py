@@ -12,9 +12,9 @@ from slim_models import (
     WIDTH,
     by_saliency,
     compare,
+    count_hooks,
     distinctness,
-    gradients_of,
-    hooks_of,
+    probe_gradients,
     slim_both,
     supervised,
     transformers_model,
@@ -61,8 +61,8 @@ def test_keeping_all_is_the_dense_model(case, restore):
     images = case.draw().requires_grad_()
     actual, expected = case.call(model, images), case.call(dense, images)
     assert torch.equal(actual, expected)
-    ours = gradients_of(actual, dict(model.named_parameters()) | {"images": images})
-    theirs = gradients_of(expected, dict(dense.named_parameters()) | {"images": images})
+    ours = probe_gradients(actual, dict(model.named_parameters()) | {"images": images})
+    theirs = probe_gradients(expected, dict(dense.named_parameters()) | {"images": images})
     assert ours.keys() == theirs.keys()
     assert all(
         one is other is None or torch.equal(one, other)
@@ -72,13 +72,13 @@ def test_keeping_all_is_the_dense_model(case, restore):
 
 def test_taking_slimming_off_restores_the_model(case):
     dense = case.model()
-    model, images, hooks = copy.deepcopy(dense), case.draw(), hooks_of(dense)
+    model, images, hooks = copy.deepcopy(dense), case.draw(), count_hooks(dense)
     expected = case.call(dense, images)
     assert demo_sdtps.slim(model, (1, 2), (0.5, 0.5), "supervised") is model
-    assert hooks_of(model) > hooks
+    assert count_hooks(model) > hooks
     assert not torch.equal(case.call(model, images)[0, 0], expected[0, 0])
     assert demo_sdtps.unslim(model) is model
-    assert hooks_of(model) == hooks and list(model.state_dict()) == list(dense.state_dict())
+    assert count_hooks(model) == hooks and list(model.state_dict()) == list(dense.state_dict())
     assert torch.equal(case.call(model, images), expected)
 
 

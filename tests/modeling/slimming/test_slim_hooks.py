@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 from numeric import assert_close, generator
-from plug_in_host import replicas_of
-from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, case_of, host_case
+from plug_in_host import make_replicas
+from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, host_case, make_case
 from slim_models import (
     CASES,
     PATH,
@@ -34,17 +34,17 @@ PATCHES = ROWS * COLUMNS
 
 @pytest.mark.parametrize("settings", [{}, {"restore": True}, {"merge": False}], ids=str)
 def test_tokens_after_the_patches_and_blocks_that_return_more(settings):
-    case = case_of(partial(Tower, 2, True), blocks_at="blocks", prefix=1, suffix=2, **settings)
+    case = make_case(partial(Tower, 2, True), blocks_at="blocks", prefix=1, suffix=2, **settings)
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
 def test_a_head_of_the_grid():
-    case = case_of(Segmenter, blocks_at="tower.blocks", restore=True)
+    case = make_case(Segmenter, blocks_at="tower.blocks", restore=True)
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
 def test_restored_places_hold_their_tokens_as_they_were_when_dropped():
-    case = case_of(Tower, blocks_at="blocks")
+    case = make_case(Tower, blocks_at="blocks")
     dense, model, steps = slim_both(case, *STAGES, restore=True)
     inputs = []
     for index in (1, 2):
@@ -115,13 +115,13 @@ def test_masks_between_all_tokens(kind):
     if kind == "boolean":
         mask = (mask > -0.5) | torch.eye(length, dtype=torch.bool)
     call = lambda model, images: model(images, attn_mask=mask)  # noqa: E731
-    case = case_of(partial(Tower, 2), call, blocks_at="blocks", suffix=2)
+    case = make_case(partial(Tower, 2), call, blocks_at="blocks", suffix=2)
     compare(case, "saliency", *STAGES, by_saliency(case))
 
 
 def test_masks_of_the_patches():
     mask = torch.rand(2, ROWS, COLUMNS, generator=generator(3), dtype=torch.double)
-    case = case_of(Tower, lambda model, images: model(images, use_mask=mask), blocks_at="blocks")
+    case = make_case(Tower, lambda model, images: model(images, use_mask=mask), blocks_at="blocks")
     compare(case, "saliency", (0, 2), (0.6, 0.5), by_saliency(case))
 
 
@@ -303,4 +303,4 @@ def test_replicas_are_refused():
     """nn.DataParallel makes them of every module before it runs them in threads."""
     model = demo_sdtps.slim(host_case().model(), *STAGES, blocks_at="tower.blocks")
     with pytest.raises(UserError, match=r"^nn.DataParallel .*; use .*DistributedDataParallel\.$"):
-        replicas_of(model, 2)
+        make_replicas(model, 2)

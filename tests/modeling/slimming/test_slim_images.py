@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from numeric import assert_order, tolerance
-from slim_host import COLUMNS, ROWS, WAYS, Tower, case_of, host_case
+from slim_host import COLUMNS, ROWS, WAYS, Tower, host_case, make_case
 from slim_models import compare, distinctness, record, saliency, slim_both
 from torch import nn
 
@@ -66,7 +66,7 @@ class Batches(nn.Module):
 )
 def test_batches_of_several_sizes_and_images_that_nobody_keeps(sizes, together):
     """Those of one size are chosen for together; the tower's images are gone where a score reads them without gradients."""
-    case = case_of(Batches, blocks_at="tower.blocks")
+    case = make_case(Batches, blocks_at="tower.blocks")
     _, model, steps = slim_both(case, (1,), (0.5,))
     images = [case.draw(batch, seed) for seed, batch in enumerate(sizes)]
     with torch.no_grad():
@@ -97,7 +97,7 @@ class Pairs(nn.Module):
 def test_images_of_equal_names_are_all_of_the_forward():
     """Their saliency is summed, as of images in a list."""
     model = demo_sdtps.slim(Pairs().double().eval(), *STAGES, blocks_at="tower.blocks")
-    first, second = case_of(Tower).draw(4).chunk(2)
+    first, second = make_case(Tower).draw(4).chunk(2)
     actual = model({"left": {"image": first}, "right": {"image": second}})
     kept = record(model)
     assert torch.equal(model({"left": {"image": first}, "right": {"image": second}}), actual)

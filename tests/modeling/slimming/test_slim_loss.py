@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import timm
 import torch
-from numeric import assert_close, generator, seed_of
-from slim_host import Host, case_of, host_case
+from numeric import assert_close, generator, shift_seed
+from slim_host import Host, host_case, make_case
 from slim_models import PATH, cross_entropy, slim_both
 
 import demo_sdtps
@@ -80,8 +80,8 @@ def test_training_steps_learn_the_masks(kind):
     """The loss falls, with recomputation as without; copies of the trained model have no part of its graph."""
     losses = []
     for way in {"", kind}:
-        torch.manual_seed(seed_of(3))
-        model = case_of(partial(Host, recompute=way)).model()
+        torch.manual_seed(shift_seed(3))
+        model = make_case(partial(Host, recompute=way)).model()
         demo_sdtps.slim(model, *STAGES, "supervised", blocks_at="tower.blocks").train()
         _, images, masks, _ = slim_with_masks()
         optimizer, values = torch.optim.SGD(model.parameters(), lr=1e-3), []

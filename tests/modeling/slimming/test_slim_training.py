@@ -9,9 +9,9 @@ import pytest
 import torch
 import two_slim_processes
 from forked import run_two
-from numeric import assert_close, generator, seed_of
+from numeric import assert_close, generator, shift_seed
 from sdtps_cases import assert_gradients_equal
-from slim_host import WAYS, Host, Tower, call_host, case_of, host_case
+from slim_host import WAYS, Host, Tower, call_host, host_case, make_case
 from slim_models import CASES, DEPTH, HEADS, PATH, WIDTH, slim_both
 from tiny import sums_of_a_block
 from torch import nn
@@ -29,7 +29,7 @@ HAS_COMPILER = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C
 def step(call, model, images, forwards=1):
     """Gradients of the model and of images after as many forwards, whose losses are added; → (outputs, gradients)."""
     model.zero_grad()
-    torch.manual_seed(seed_of(3))
+    torch.manual_seed(shift_seed(3))
     images = [image.clone().requires_grad_() for image in images.chunk(forwards)]
     outputs = [call(model, image) for image in images]
     draws = generator(5)
@@ -54,7 +54,7 @@ def pair(build, score, blocks=STAGES[0], **settings):
     """Two models of the same weights, slimmed; → the first as it is, the second as `build(recompute, reentrant)` makes it."""
 
     def make(**ways):
-        model = case_of(partial(build, **ways)).model()
+        model = make_case(partial(build, **ways)).model()
         path = "tower.blocks" if hasattr(model, "tower") else "blocks"
         demo_sdtps.slim(model, blocks, STAGES[1], score, blocks_at=path, **settings)
         return model.train()
@@ -80,7 +80,7 @@ def test_recomputation_gives_the_same_gradients(kind, score, settings):
     """Of what is computed again, with numbers drawn in blocks and by the score; of the stem to its end."""
     plain, recomputing = pair(partial(Tower, dropout=0.2), score, **settings)
     with set_checkpoint_early_stop(kind != "stem"):
-        agree(Tower.__call__, plain, recomputing(kind), case_of(Tower).draw(4))
+        agree(Tower.__call__, plain, recomputing(kind), make_case(Tower).draw(4))
 
 
 @pytest.mark.parametrize("kind", RECOMPUTED)
@@ -113,7 +113,7 @@ class Student(nn.Module):
 def test_recomputation_beside_a_call_without_gradient(kind):
     plain, recomputing = pair(Student, "distinctness", shared=False)
     for count in range(1, 7):
-        agree(Student.__call__, plain, recomputing(kind), case_of(Tower).draw(count))
+        agree(Student.__call__, plain, recomputing(kind), make_case(Tower).draw(count))
 
 
 class Twice(nn.Module):
@@ -138,7 +138,7 @@ class Twice(nn.Module):
 def test_recomputation_of_one_tensor_that_is_encoded_twice(kind):
     """Where both are computed again together it is refused, as is an earlier forward of the same tensor."""
     plain, recomputing = pair(Twice, "distinctness", shared=False)
-    images = case_of(Tower).draw(4)
+    images = make_case(Tower).draw(4)
     agree(Twice.__call__, plain, recomputing(kind), images)
     together, _ = pair(partial(Twice, together=True), "distinctness", shared=False)
     with pytest.raises(UserError, match=r"encodes the same tensor twice; .* by itself\.$"):
@@ -165,7 +165,7 @@ def test_what_backward_does_not_need_is_not_kept():
     """The tokens of the grid, without checkpointing; images that a score may read go too."""
     plain, recomputing = pair(Tower, "saliency", restore=True)
     for model, is_kept in ((plain, False), (recomputing("blocks"), True)):
-        images, states = case_of(Tower).draw(4), []
+        images, states = make_case(Tower).draw(4), []
         handle = model.slimming.register_forward_hook(
             lambda module, args, step, states=states: states.append(weakref.ref(args[2]))
         )
@@ -178,7 +178,7 @@ def test_what_backward_does_not_need_is_not_kept():
 def test_recomputation_of_an_earlier_forward_is_refused():
     """Without recomputation several forwards before a backward work."""
     plain, recomputing = pair(Tower, "saliency")
-    images = case_of(Tower).draw(4)
+    images = make_case(Tower).draw(4)
     outputs, gradients = step(Tower.__call__, plain, images, 2)
     alone, expected = step(Tower.__call__, plain, images[:2])
     assert torch.equal(outputs[0], alone[0])
@@ -208,7 +208,7 @@ def test_recomputation_by_the_libraries(name):
 def test_reentrant_checkpointing_is_refused(kind):
     """By the backward pass, as the forward is that of evaluation; `unslim` works after it."""
     _, recomputing = pair(Tower, "saliency", (0, 2))
-    model, images = recomputing(kind, reentrant=True), case_of(Tower).draw().requires_grad_()
+    model, images = recomputing(kind, reentrant=True), make_case(Tower).draw().requires_grad_()
     output = model(images).sum()
     with pytest.raises(
         UserError,

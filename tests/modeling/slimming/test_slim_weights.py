@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from commands import BASELINE, ONE_LINE, cases_of, cli_args_for
+from commands import BASELINE, ONE_LINE, cli_args_for, read_cases
 
 from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.commands import test as test_net
@@ -58,7 +58,7 @@ def evaluate(command, tiny_root, tmp_path):
             "--json",
             actual,
         )
-        return code, cases_of(actual)["None"] if code == 0 else None, stderr
+        return code, read_cases(actual)["None"] if code == 0 else None, stderr
 
     return call
 

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import timm
 import torch
-from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, cfg_of, disturb
-from numeric import assert_close, seed_of
+from backbone_cases import DINOV3, EVA02, MIXED, REGISTERS, backbone_cfg, disturb
+from numeric import assert_close, shift_seed
 from sdtps_cases import assert_gradients_equal
-from slim_models import attention, cross_entropy, distinctness, gradients_of, nudge, supervised
+from slim_models import attention, cross_entropy, distinctness, nudge, probe_gradients, supervised
 from timm.models.vision_transformer import ParallelScalingBlock
 from tiny import CAMERAS, random_images, tiny_cfg
 
@@ -32,14 +32,14 @@ def build(name, blocks, keep, *opts):
     """The first blocks of a backbone in float64 and its slimming, all weights random; grids of 4 × 2 or 3 × 2 patches."""
     stages = ("MODEL.SLIM_BLOCKS", blocks, "MODEL.SLIM_KEEP", keep)
     opts = list(map(str, (*PLAIN, *stages, "MODEL.SLIM_SCORE", "distinctness", *opts)))
-    torch.manual_seed(seed_of())
+    torch.manual_seed(shift_seed())
     if name in ("test_vit", "CLIP"):
         kind = ["MODEL.PATCH_SIZE", 16]
         if name == "CLIP":
             kind = ["MODEL.TRANSFORMER_TYPE", "ViT-B-16", "MODEL.PATCH_SIZE", 0]
         cfg = tiny_cfg("MODEL.STRIDE_SIZE", "[16,16]", *kind, *opts)
     else:
-        cfg = cfg_of(name, *opts)
+        cfg = backbone_cfg(name, *opts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clip, "NAME_IN_TIMM", "test_vit")
         backbone = make_backbone(cfg, CAMERAS)
@@ -53,7 +53,7 @@ def draw(cfg, batch=2):
     return {modality: image.double().requires_grad_() for modality, image in images.items()}
 
 
-def stem_of(backbone, images, stop):
+def run_stem(backbone, images, stop):
     cameras = torch.zeros(sum(map(len, images.values())), dtype=torch.long)
     stem = backbone.stem(torch.cat(list(images.values())), cameras, stop)
     return dict(zip(images, stem.chunk(len(images)), strict=True))
@@ -127,7 +127,7 @@ def test_values_and_gradients_are_those_of_the_slow_version(
     opts = [word for key, value in settings for word in (f"MODEL.SLIM_{key}", value)]
     cfg, backbone, slimming = build(name, blocks, keep, *opts)
     images = draw(cfg, 2 if name in ("test_vit", DINOV3) else 1)
-    actual = slim_backbone(slimming, backbone, stem_of(backbone, images, slimming.blocks[0]))
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, slimming.blocks[0]))
     named = dict(backbone.named_parameters()) | dict(slimming.named_parameters()) | images
     ours, theirs = (
         torch.cat([patches, class_tokens.unsqueeze(1)], dim=1)
@@ -140,7 +140,7 @@ def test_values_and_gradients_are_those_of_the_slow_version(
         )
     )
     assert_close(ours, theirs, *SCORE)
-    gradients = gradients_of(ours, named), gradients_of(theirs, named)
+    gradients = probe_gradients(ours, named), probe_gradients(theirs, named)
     assert_gradients_equal(*gradients, (*SCORE, *SCORE))
 
 
@@ -149,7 +149,7 @@ def test_keeping_all_is_the_dense_backbone(name):
     """Bit by bit, as no token moves."""
     cfg, backbone, slimming = build(name, "[0,2]", "[1.0,1.0]")
     images = draw(cfg)
-    actual = slim_backbone(slimming, backbone, stem_of(backbone, images, 0))
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, images, 0))
     patches, class_tokens = backbone(
         torch.cat(list(images.values())), torch.zeros(6, dtype=torch.long)
     )
@@ -164,7 +164,7 @@ def test_keeping_all_is_the_dense_backbone(name):
 
 def test_the_stages_record_what_they_scored_and_kept():
     cfg, backbone, slimming = build(DINOV3, "[0,2]", "[0.6,0.5]", "MODEL.SLIM_SHARED", "False")
-    actual = slim_backbone(slimming, backbone, stem_of(backbone, draw(cfg, 3), 0))
+    actual = slim_backbone(slimming, backbone, run_stem(backbone, draw(cfg, 3), 0))
     first, second = actual.stages
     assert slimming.counts(6) == (4, 2) and backbone.num_patches == 6
     for modality in MODALITIES:
@@ -195,7 +195,7 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
     backbone.vit.blocks[1].register_forward_pre_hook(
         lambda _, inputs: block_inputs.append(inputs[0])
     )
-    actual = slim_backbone(slimming, backbone, stem := stem_of(backbone, draw(cfg), 1))
+    actual = slim_backbone(slimming, backbone, stem := run_stem(backbone, draw(cfg), 1))
     score = actual.stages[0].score["RGB"]
     assert (score.amax(dim=1) - score.amin(dim=1)).min() > 1000
     for row, extra in enumerate(block_inputs[0][:2, -1]):
@@ -217,7 +217,7 @@ def test_the_loss_against_masks():
     )
     cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.5,0.5]", *opts)
     images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
-    stem = stem_of(backbone, images, 1)
+    stem = run_stem(backbone, images, 1)
     actual = slim_backbone(slimming.train(), backbone, stem, foreground=shares)
     terms = [
         cross_entropy(stage.score[name][row], shares[row, stage.scored[name][row]])
@@ -257,7 +257,7 @@ def test_less_than_one_patch_is_refused():
         remaining_patches(8, [0.5, 0.2])
 
 
-def weights_of(backbone, values, state, queries=slice(None)):
+def block_weights(backbone, values, state, queries=slice(None)):
     more = backbone.block_arguments()[1]
     rope = (state.arguments(values, more) if state else more).get("rope")
     return attention_weights(backbone.vit.blocks[1], values, queries, rope)
@@ -296,13 +296,13 @@ def test_class_attention_is_what_the_block_computes(name, monkeypatch):
         )
         with backbone.ready(torch.device("cpu")):
             backbone.run_blocks(values, state, 1, 2)
-            actual = weights_of(backbone, values, state, CLASS_TOKEN).squeeze(2)
+            actual = block_weights(backbone, values, state, CLASS_TOKEN).squeeze(2)
         handle.remove()
         assert actual.dtype == torch.float32 and not actual.requires_grad
         assert actual.shape == (6, backbone.vit.blocks[1].attn.num_heads, values.shape[1])
         assert_close(actual, attentions[0][:, :, 0], *SCORE)
         with backbone.ready(torch.device("cpu")):
-            assert_close(weights_of(backbone, values, state), attentions[0], *SCORE)
+            assert_close(block_weights(backbone, values, state), attentions[0], *SCORE)
 
 
 def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
@@ -310,7 +310,7 @@ def test_attention_that_is_computed_in_another_way_is_refused(monkeypatch):
         timm, "create_model", partial(timm.create_model, block_fn=ParallelScalingBlock)
     )
     cfg, backbone, slimming = build("test_vit", "[1]", "[0.5]", "MODEL.SLIM_SCORE", EVIT)
-    stem = stem_of(backbone, draw(cfg), 1)
+    stem = run_stem(backbone, draw(cfg), 1)
     with pytest.raises(UserError, match=r"a baseline, which reads .* \(ParallelScalingBlock\)"):
         slim_backbone(slimming, backbone, stem)
     assert build("test_vit", "[1]", "[0.5]")[2].counts(8) == (4,)

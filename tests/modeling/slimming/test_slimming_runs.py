@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, records_of
+from commands import BASELINE, CONFIG, ONE_LINE, cli_args_for, load_records
 from config_files import error
 from interrupted import EVERY_STEP, assert_same, at, call, kill
 
@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_ends_as_one_that_nobody_disturbed(tiny_root, tmp_pat
     assert len(cases) == 7 and len({json.dumps(record) for record in cases.values()}) > 1
     assert call([*flags, "--split", "query", "--output", tmp_path / "x.npz"], export.features) == 0
     assert call(words(tiny_root, tmp_path / "none", *more), profile_flops.main) == 0
-    assert records_of(tmp_path / "run")[-1]["loss"] > 0
+    assert load_records(tmp_path / "run")[-1]["loss"] > 0
 
 
 def slim(blocks, keep, *more):

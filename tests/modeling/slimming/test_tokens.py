@@ -20,7 +20,7 @@ SLIM = (
 )
 
 
-def samples_of(folder, lights):
+def make_samples(folder, lights):
     return [
         Sample((str(folder / "test" / "RGB" / f"{place:06}_cam1_{light}_00.jpg"),), place, 0)
         for place, light in enumerate(lights)
@@ -32,7 +32,7 @@ def nights(samples):
 
 
 def test_half_of_the_rows_are_by_day(tmp_path):
-    mostly = samples_of(tmp_path, [1] * 20 + [0] * 5)
+    mostly = make_samples(tmp_path, [1] * 20 + [0] * 5)
     # another data set
     assert token_samples(mostly, 8) == [mostly[place] for place in spread(25, 8)]
     (tmp_path / MARKER).touch()
@@ -42,7 +42,7 @@ def test_half_of_the_rows_are_by_day(tmp_path):
         assert chosen == sorted(chosen, key=lambda sample: sample.identity)
 
 
-def grids_of(root, tmp_path, *more):
+def draw_grids(root, tmp_path, *more):
     words = cli_args_for(root, *SLIM, *more)[2:]
     cfg = load_cfg(
         CONFIG,
@@ -55,7 +55,7 @@ def grids_of(root, tmp_path, *more):
 
 
 def test_what_is_kept_has_the_highest_scores(tiny_root, tmp_path):
-    _, samples, grids, text = grids_of(tiny_root, tmp_path)
+    _, samples, grids, text = draw_grids(tiny_root, tmp_path)
     assert list(grids) == ["stage 1", "stage 2", "SDTPS"]
     reached = torch.ones(len(samples), 32, dtype=torch.bool)
     for by_modality in grids.values():
@@ -73,7 +73,7 @@ def test_what_is_kept_has_the_highest_scores(tiny_root, tmp_path):
 
 def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
     for words, shared in (((), True), (("MODEL.SLIM_SHARED", "False"), False)):
-        cfg, samples, grids, _ = grids_of(tiny_root, tmp_path, "MODEL.USE_SDTPS", "False", *words)
+        cfg, samples, grids, _ = draw_grids(tiny_root, tmp_path, "MODEL.USE_SDTPS", "False", *words)
         titles = list(panels(cfg, samples[0], grids, 0))
         assert [title for title in titles if title in MODALITIES] == list(MODALITIES)
         stage_titles = [title for title in titles if "stage 1" in title]
@@ -84,7 +84,7 @@ def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
 
 
 def test_a_missing_modality_keeps_nothing(tiny_root, tmp_path):
-    cfg, samples, grids, _ = grids_of(tiny_root, tmp_path, "TEST.MISS", "nt")
+    cfg, samples, grids, _ = draw_grids(tiny_root, tmp_path, "TEST.MISS", "nt")
     assert [list(by_modality) for by_modality in grids.values()] == [["RGB"]] * 3
     assert not [
         title

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from slim_models import hooks_of, timm_model, torchvision_model, transformers_model
+from slim_models import count_hooks, timm_model, torchvision_model, transformers_model
 from torch import nn
 from torchvision.models.vision_transformer import ConvStemConfig
 
@@ -23,11 +23,11 @@ NONE = f"has no Vision Transformer that slimming knows ({KNOWN}); name the block
 
 def assert_refuses(model, sentence, *args, **settings):
     """The whole sentence; the model is left as it was."""
-    hooks, modules = hooks_of(model), [name for name, _ in model.named_modules()]
+    hooks, modules = count_hooks(model), [name for name, _ in model.named_modules()]
     with pytest.raises(UserError) as error:
         demo_sdtps.slim(model, *args, **settings)
     assert str(error.value) == sentence
-    assert hooks_of(model) == hooks and [name for name, _ in model.named_modules()] == modules
+    assert count_hooks(model) == hooks and [name for name, _ in model.named_modules()] == modules
 
 
 def small_timm(name, **changes):

@@ -8,7 +8,7 @@ import timm
 import torch
 import transformers
 from slim_host import SIDE, Segmenter, Tower
-from slim_models import WIDTH, hooks_of, timm_model
+from slim_models import WIDTH, count_hooks, timm_model
 from torch import nn
 
 import demo_sdtps
@@ -96,11 +96,13 @@ def test_before_the_first_forward(name):
     """By one sentence; the model is left as it was."""
     build, sentence, settings = REFUSED[name]
     model = build()
-    hooks, modules = hooks_of(model), [module for module, _ in model.named_modules()]
+    hooks, modules = count_hooks(model), [module for module, _ in model.named_modules()]
     with pytest.raises(UserError, match=sentence) as error:
         demo_sdtps.slim(model, **{"blocks": (1,), "keep": (0.5,)} | settings)
     assert "\n" not in str(error.value)
-    assert hooks_of(model) == hooks and [module for module, _ in model.named_modules()] == modules
+    assert (
+        count_hooks(model) == hooks and [module for module, _ in model.named_modules()] == modules
+    )
 
 
 class Counting(nn.Module):
