@@ -214,7 +214,7 @@ def test_a_modality_without_a_folder_or_a_column_is_missing_everywhere(tmp_path,
     assert ("folder NI" if name == "Folder" else "column ni") in warning
     assert "NI counts as missing everywhere" in warning and str(place) in warning
     opts = (*PATTERN, "MODEL.MODALITIES", "[NI]")
-    with pytest.raises(UserError, match="There is no .*(NI|ni) in .*; give the folder, or table"):
+    with pytest.raises(UserError, match=r"There is no .*(NI|ni) in .*; give the folder, or table"):
         read_splits(configuration(place, name, *opts))
 
 
