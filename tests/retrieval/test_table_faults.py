@@ -84,6 +84,44 @@ def test_killed_processes_lose_the_batch_in_hand_at_most(place):
         assert isinstance(hits_at(place, is_approximate=True), tuple)
 
 
+@pytest.mark.slow
+def test_two_processes_that_update_an_index_at_once_leave_a_right_one(place):
+    """A new one, then changed images; one of them may be refused."""
+    (place / "log").write_text("")
+    for number in range(2):
+        paint(place, range(number * COUNT // 2), number)
+        both = [start(place), start(place)]
+        for process in both:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in both:
+            _, errors = process.communicate()
+            refusal = "was changed by another process meanwhile"
+            assert process.returncode == 0 or refusal in errors, errors
+        update_index(place)
+        assert hits_at(place) == undisturbed(place)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is not installed")
+def test_an_index_on_a_read_only_disk_is_searched(place):
+    """By a user without the rights of root; new images cannot be added."""
+    update_index(place)
+    hits_at(place, is_approximate=True)
+    (place / "log").write_text("")
+    folders = [path for path in [place / "index", *(place / "index").rglob("*")] if path.is_dir()]
+    for more in (0, 1):
+        paint(place, range(COUNT, COUNT + more), 0)
+        process = start(place, "setpriv", "--bounding-set=-all", "--inh-caps=-all")
+        for folder in folders:
+            folder.chmod(0o555)
+        _, errors = process.communicate("go\n")
+        for folder in folders:
+            folder.chmod(0o755)
+        assert process.returncode == more
+        assert ("index cannot be written" in errors) if more else not errors
+
+
 DAMAGED = {
     "rows": "features.lance/data/*",
     "deletions": "features.lance/_deletions/*",
