@@ -54,6 +54,7 @@ def undisturbed(place):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_killed_processes_lose_the_batch_in_hand_at_most(place):
     """At random moments of making an index, of bringing it up to date and of an approximate index; the next command goes on."""
     draws = numpy_generator(1)
@@ -85,6 +86,7 @@ def test_killed_processes_lose_the_batch_in_hand_at_most(place):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_two_processes_that_update_an_index_at_once_leave_a_right_one(place):
     """A new one, then changed images; one of them may be refused."""
     (place / "log").write_text("")
