@@ -76,11 +76,15 @@ def _run(module: nn.Module, images: torch.Tensor) -> None:
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """A copy on the meta device; the weights are never copied."""
+    """A copy on the meta device, without the user's hooks, which may keep what they see; the weights are never copied."""
     memo: dict[int, torch.Tensor] = {id(each): each.detach().to("meta") for each in model.buffers()}
     for each in model.parameters():
         memo[id(each)] = nn.Parameter(each.detach().to("meta"), each.requires_grad)
-    return copy.deepcopy(model, memo)
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return copied
 
 
 def _images(module: nn.Module) -> torch.Tensor | None:

@@ -118,13 +118,15 @@ class Counting(nn.Module):
 
 
 def test_nothing_of_the_model_changes():
-    model = Counting()
+    model, calls = Counting(), []
     model.tower.blocks[1].eval()
+    model.tower.blocks[0].register_forward_hook(lambda *call: calls.append(call))
+    model.norm.register_forward_pre_hook(lambda *call: calls.append(call))
     modes = [module.training for module in model.modules()]
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     state = torch.get_rng_state()
     demo_sdtps.slim(model, (1,), (0.5,), blocks_at="tower.blocks")
-    assert torch.equal(torch.get_rng_state(), state) and model.cache is None
+    assert torch.equal(torch.get_rng_state(), state) and model.cache is None and not calls
     demo_sdtps.unslim(model)
     assert [module.training for module in model.modules()] == modes
     assert model.state_dict().keys() == weights.keys()
