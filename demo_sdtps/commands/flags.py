@@ -22,13 +22,14 @@ from demo_sdtps.config.load import (
     is_key,
     load_cfg,
     parse_pairs,
+    with_values,
 )
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets import configs_for
 from demo_sdtps.runtime.errors import UserError
 
 ANSWERED = {"-h", "--help", "--keys"}
-ROOT, NAMES = "DATASETS.ROOT_DIR", "DATASETS.NAMES"
+ROOT, NAMES, FOLDERS = "DATASETS.ROOT_DIR", "DATASETS.NAMES", "DATASETS.FOLDERS"
 
 
 class _PrintKeys(argparse.Action):
@@ -151,8 +152,14 @@ def add_return_pattern(parser: ArgumentParser, features: str) -> None:
 
 def add_modality(parser: ArgumentParser) -> None:
     """Add the flag --modality."""
-    meaning = "modality of the images of a folder that has no subfolder RGB, NI or TI"
-    parser.add_argument("--modality", choices=MODALITIES, type=str.upper, help=meaning)
+    parser.add_argument(
+        "--modality",
+        dest="flat",
+        choices=MODALITIES,
+        type=str.upper,
+        help="modality of the images of a folder that has no subfolder RGB, NI or TI, or as DATASETS.FOLDERS names them "
+        "(equivalent to a further RGB=. there)",
+    )
 
 
 def complete_word(parser: ArgumentParser, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
@@ -184,13 +191,14 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
             pairs[key] = value[0] if isinstance(value, list) else value
     if flags.get("images"):
         pairs |= {NAMES: "Images", ROOT: arguments.images}
-        if arguments.modality:
-            pairs["DATASETS.FOLDERS"] = f"[{arguments.modality}=.]"
     if data and kinds == [OWN] and schema is DEMO_SCHEMA:
         pairs.setdefault(NAMES, "CSV" if Path(data).is_file() else "Folder")
     arguments.opts = [word for pair in pairs.items() for word in pair]
     config = arguments.config_file or _stored_config(arguments, pairs)
-    return arguments, load_cfg(config, arguments.opts, schema)
+    cfg = load_cfg(config, arguments.opts, schema)
+    if flat := flags.get("flat"):
+        cfg = with_values(cfg, {FOLDERS: [*cfg.DATASETS.FOLDERS, f"{flat}=."]})
+    return arguments, cfg
 
 
 def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> StoredText:

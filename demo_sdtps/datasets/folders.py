@@ -2,14 +2,21 @@
 (docs/retrieval.md)."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import Reader, Sample, endings, find_triplets, image_names
+from demo_sdtps.datasets.base import (
+    SPLITS,
+    Reader,
+    Sample,
+    endings,
+    find_triplets,
+    image_names,
+)
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
 FLAT = f"where all images of a folder are of one modality, say which by --modality {MODALITIES[0]} (docs/own_data.md)"
@@ -42,35 +49,90 @@ class Triplet(Sample):
         return {os.path.realpath(path) for path in self.paths if path}
 
 
+@dataclass(frozen=True)
+class Folders:
+    """Where the images of the modalities are: the modality `by_name` of a folder, those of DATASETS.FOLDERS before the
+    modalities' own; and that of images in a place without such a folder, `flat`."""
+
+    by_name: Mapping[str, str]
+    flat: str | None = None
+
+    def places(self, root: Path) -> dict[str, Path]:
+        """The folder of each modality that there is one of in `root`."""
+        places: dict[str, Path] = {}
+        for name, modality in self.by_name.items():
+            if (root / name).is_dir():
+                places.setdefault(modality, root / name)
+        return places
+
+    def above(self, path: Path) -> tuple[Path, Path, str] | None:
+        """The nearest folder of a modality that a file lies in, the folder that this one is in, and the modality."""
+        for parent in (*path.parents, *path.absolute().parents):
+            for name, modality in self.by_name.items():
+                parts = Path(name).parts
+                if parent.parts[-len(parts) :] == parts:
+                    return parent, parent.parents[len(parts) - 1], modality
+        return None
+
+
+def make_folders(entries: Sequence[str] = ()) -> Folders:
+    """Of the entries of DATASETS.FOLDERS, such as RGB=visible, or RGB=. for images without a folder."""
+    named = (entry.partition("=")[::2] for entry in entries)
+    folders = {folder: name for name, folder in named if name in MODALITIES}
+    flat = folders.pop(".", None)
+    return Folders(folders | {name: name for name in MODALITIES if name not in folders}, flat)
+
+
+PLAIN = make_folders()
+
+
+def read_folders(cfg: CfgNode) -> dict[str, str]:
+    """Folder of each split and modality, by DATASETS.FOLDERS."""
+    folders = {name: name for name in (*SPLITS, *MODALITIES)}
+    for entry in cfg.DATASETS.FOLDERS:
+        name, _, folder = entry.partition("=")
+        if name not in folders or not folder:
+            raise UserError(
+                f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
+                f"{', '.join(folders)}; correct it (docs/own_data.md)."
+            )
+        folders[name] = folder
+    return folders
+
+
+def image_folders(cfg: CfgNode) -> Folders:
+    """Where images without labels are, by DATASETS.FOLDERS."""
+    read_folders(cfg)  # refuses a wrong entry
+    return make_folders(cfg.DATASETS.FOLDERS)
+
+
 def unlabelled_reader(cfg: CfgNode) -> Reader:
     """Reader of the images of DATASETS.ROOT_DIR, which has no splits; those of a modality whose entry of DATASETS.FOLDERS is
     "." may lie in it."""
-    modalities = cfg.MODEL.MODALITIES
-    flat = next((name for name in MODALITIES if f"{name}=." in cfg.DATASETS.FOLDERS), None)
+    modalities, folders = cfg.MODEL.MODALITIES, image_folders(cfg)
 
     def read(root: Path, split: str) -> list[Sample]:
-        return [*read_folder(root, flat, modalities)]
+        return [*read_folder(root, folders, modalities)]
 
     layout = f"/{{{','.join(modalities)}}}"
     return Reader(read, layout, labelled=False, locate=lambda root: root)
 
 
 def read_folder(
-    folder: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES
+    folder: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
 ) -> list[Triplet]:
     """The triplets of a folder and the folders in it, sorted by name, of these modalities; one without subfolders of
-    modalities has images of the modality `flat`."""
-    places = {name: folder / name for name in MODALITIES if (folder / name).is_dir()}
-    how = ""
-    if not places and flat:
-        places, how = {flat: folder}, " (--modality)"
+    modalities has images of the modality `folders.flat`."""
+    places, how = folders.places(folder), ""
+    if not places and folders.flat:
+        places, how = {folders.flat: folder}, " (--modality or DATASETS.FOLDERS)"
     if places and places.keys().isdisjoint(modalities):
         raise UserError(
             f"The images of {folder} are of {', '.join(places)}{how}, but the model reads {', '.join(modalities)} alone "
             "(MODEL.MODALITIES); give others, or a model that reads them."
         )
     read = {name: place for name, place in places.items() if name in modalities}
-    triplets = find_triplets(read, MODALITIES)
+    triplets = find_triplets(read, folders.by_name)
     if not triplets:
         other = next((f", but {name}" for name in image_names(folder, ()).values()), "")
         raise UserError(
@@ -80,21 +142,20 @@ def read_folder(
 
 
 def read_query(
-    place: Path, flat: str | None = None, modalities: Collection[str] = MODALITIES
+    place: Path, folders: Folders = PLAIN, modalities: Collection[str] = MODALITIES
 ) -> list[Triplet]:
     """The triplets of a folder as `read_folder`, or the one that the image `place`, such as …/RGB/x.jpg, is part of."""
     if not place.exists():
         raise UserError(f"The query {place} is missing; give an image, or a folder with {LAYOUT}.")
     if place.is_dir():
-        return read_folder(place, flat, modalities)
-    parents = (*place.parents, *place.absolute().parents)
-    folder = next((parent for parent in parents if parent.name in MODALITIES), None)
-    if folder is None and flat is None:
+        return read_folder(place, folders, modalities)
+    above = folders.above(place)
+    if above is None and folders.flat is None:
         raise UserError(
-            f"The image {place} lies in none of the folders {', '.join(MODALITIES)}, which tell its modality; move "
+            f"The image {place} lies in none of the folders {', '.join(folders.by_name)}, which tell its modality; move "
             f"it into one of them, or give a folder with them; {FLAT}."
         )
-    modality = folder.name if folder else str(flat)
+    folder, root, modality = above or (place.parent, place.parent, str(folders.flat))
     if modality not in modalities:
         raise UserError(
             f"The query {place} is an image of {modality}, but the model reads {', '.join(modalities)} alone "
@@ -105,25 +166,24 @@ def read_query(
             f"The query {place} has a name that does not end like that of an image (.jpg, .png, …); convert or "
             "rename it."
         )
-    if folder is None:
+    if above is None:
         paths = tuple(str(place) if name == modality else None for name in MODALITIES)
         return [Triplet(paths, name=place.stem)]
     inside = (place if folder in place.parents else place.absolute()).relative_to(folder)
-    siblings = {name: folder.parent / name / inside.parent for name in modalities}
+    places = folders.places(root) | {modality: folder}
+    siblings = {name: places[name] / inside.parent for name in modalities if name in places}
     (paths,) = find_triplets(siblings, only=place.stem).values()
     return [Triplet(paths, name=inside.with_suffix("").as_posix())]
 
 
-def check_modality(flat: str | None, *places: Path) -> None:
+def check_modality(flat: str | None, folders: Folders, *places: Path) -> None:
     """Raise `UserError` where --modality tells of nothing: all places have folders of modalities, or lie in one."""
     known = [
-        any((place / name).is_dir() for name in MODALITIES)
-        if place.is_dir()
-        else not {*place.absolute().parts[:-1]}.isdisjoint(MODALITIES)
+        bool(folders.places(place)) if place.is_dir() else folders.above(place) is not None
         for place in places
     ]
     if flat and all(known):
         raise UserError(
-            f"--modality {flat} tells what a folder without the folders {', '.join(MODALITIES)} has, but {places[-1]} has "
+            f"--modality {flat} tells what a folder without the folders {', '.join(folders.by_name)} has, but {places[-1]} has "
             "them, or lies in one; leave it out, or name the folder of that modality."
         )

@@ -14,7 +14,14 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.base import QUERY, SPLITS, Reader, Sample, find_triplets
-from demo_sdtps.datasets.folders import Triplet, read_folder, read_query
+from demo_sdtps.datasets.folders import (
+    PLAIN,
+    Folders,
+    Triplet,
+    read_folder,
+    read_folders,
+    read_query,
+)
 
 logger = logging.getLogger(__name__)
 JUNK = "-1"
@@ -59,20 +66,6 @@ def csv_reader(cfg: CfgNode) -> Reader:
     )
 
 
-def read_folders(cfg: CfgNode) -> dict[str, str]:
-    """Folder of each split and modality, by DATASETS.FOLDERS."""
-    folders = {name: name for name in (*SPLITS, *MODALITIES)}
-    for entry in cfg.DATASETS.FOLDERS:
-        name, _, folder = entry.partition("=")
-        if name not in folders or not folder:
-            raise UserError(
-                f"DATASETS.FOLDERS has {entry!r}, but an entry is NAME=FOLDER with one of the names "
-                f"{', '.join(folders)}; correct it (docs/own_data.md)."
-            )
-        folders[name] = folder
-    return folders
-
-
 def compile_pattern(cfg: CfgNode) -> re.Pattern:
     """DATASETS.PATTERN, which must have the group identity."""
     try:
@@ -94,7 +87,7 @@ def read_triplets(
     split: str,
     modalities: Collection[str],
     *,
-    flat: str | None = None,
+    folders: Folders = PLAIN,
     pattern: re.Pattern | None = None,
     camera: str | None = None,
 ) -> list[Triplet]:
@@ -106,9 +99,9 @@ def read_triplets(
     if place.suffix.lower() == TABLE and place.is_file():
         triplets = _table_triplets(place, split, modalities)
     elif split == QUERY:
-        triplets = read_query(place, flat, modalities)
+        triplets = read_query(place, folders, modalities)
     else:
-        triplets = read_folder(place, flat, modalities)
+        triplets = read_folder(place, folders, modalities)
     matches = [pattern.search(triplet.name) if pattern else None for triplet in triplets]
     if pattern and split != QUERY and not any(matches):
         raise UserError(

@@ -18,7 +18,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP
 from demo_sdtps.datasets.base import GALLERY, QUERY
-from demo_sdtps.datasets.folders import Triplet, check_modality
+from demo_sdtps.datasets.folders import Triplet, check_modality, image_folders
 from demo_sdtps.datasets.own import read_triplets
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
@@ -87,7 +87,7 @@ def search(
     prepare_evaluation(cfg, several=True)
     check_extra("demo-sdtps search", "search", {"lancedb": "lancedb", "jinja2": "jinja2"})
     places = [arguments.gallery, *([arguments.query] if queries is None else [])]
-    check_modality(arguments.modality, *places)
+    check_modality(arguments.flat, image_folders(cfg), *places)
     gallery = read_gallery(arguments, cfg)
     if queries is None:
         queries = read_images(arguments, cfg, arguments.query, QUERY, arguments.camera)
@@ -138,7 +138,7 @@ def read_images(
     arguments: argparse.Namespace, cfg: CfgNode, place: Path, split: str, camera: str | None
 ) -> list[Triplet]:
     """The triplets of a side of the search, with their labels."""
-    settings = {"flat": arguments.modality, "pattern": arguments.pattern, "camera": camera}
+    settings = {"folders": image_folders(cfg), "pattern": arguments.pattern, "camera": camera}
     return read_triplets(place, split, cfg.MODEL.MODALITIES, **settings)
 
 

@@ -52,7 +52,9 @@ def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, ref
         assert code == 0 and str(path) in stdout and path.stat().st_size > 1000, stderr
     for name in set(MODALITIES) - {*modalities}:
         unread = ("--images", tmp_path / "photos" / name, "--modality", name)
-        assert f"are of {name} (--modality), but" in refusal(draw.tokens, *weight, *unread)
+        assert f"are of {name} (--modality or DATASETS.FOLDERS), but" in refusal(
+            draw.tokens, *weight, *unread
+        )
     keys = ("DATASETS.NAMES", "Images", "DATASETS.ROOT_DIR", "photos")
     assert "have no labels" in refusal(draw.ranks, *weight, *keys)
     assert "have no labels" in refusal(draw.attention, *weight, *photos, *GRAD_CAM)
