@@ -70,7 +70,7 @@ study: setup
 		OUTPUT_DIR runs/pretrain_vehicles RESUME auto
 	for run in pretrain pretrain_vehicles; do \
 		$(PY) -m demo_sdtps.commands convert runs/$$run/last.pth runs/$$run/backbone.pth --to backbone --overwrite || exit; done
-	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m tools.study $$study --json docs/results/$$(basename $$study .yml).json \
+	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m demo_sdtps.commands study $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 
 tables: setup

@@ -3,13 +3,14 @@
 import multiprocessing
 import re
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.timing import in_turns
+from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.threads import cpu_cores
 from demo_sdtps.training.record import command, commit, machine, versions
@@ -88,12 +89,6 @@ def _call_and_measure(work: Callable[..., object], arguments: tuple) -> float:
     peak = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
     kib = int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kib / 1024
-
-
-def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
-    return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
 def benchmark_table(rows: Sequence[Row]) -> str:

@@ -1,1 +1,1 @@
-"""Studies: what tools/study.py runs, and scores that are only measured there."""
+"""What demo-sdtps study runs for docs/, scores that are only measured there, and further measurements."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.rows import headline, markdown_table
+from benchmarks.rows import headline
 from demo_sdtps.commands.export import PACKAGES
 from demo_sdtps.config import UserError, cli, load_cfg, with_values
+from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.errors import check_extra
 from demo_sdtps.runtime.files import write_json
 from demo_sdtps.runtime.progress import progress

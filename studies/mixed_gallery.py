@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from yacs.config import CfgNode
 
-from benchmarks.rows import markdown_table
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.cross_modal import modality_sets
@@ -28,6 +27,7 @@ from demo_sdtps.evaluation.distances import (
 )
 from demo_sdtps.evaluation.extraction import extract_features, missing_cases
 from demo_sdtps.evaluation.protocol import make_test_data, rank_distances
+from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.retrieval.extractor import make_extractor
 
 DRAWS, TOP = 10, 10

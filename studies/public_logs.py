@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.rows import markdown_table
 from demo_sdtps.config import UserError, cli
+from demo_sdtps.evaluation.tables import markdown_table
 from demo_sdtps.runtime.files import write_json
 
 SWITCH, SETTING = "MODEL.USE_", "MODEL.SDTPS_"

@@ -11,18 +11,18 @@ from pkgutil import resolve_name
 from typing import Any
 
 import demo_sdtps
-from benchmarks.rows import as_report, headline, markdown_table
+from benchmarks.rows import as_report, headline
 from demo_sdtps.commands import COMMANDS
 from demo_sdtps.config import RETURN_PATTERNS, UserError, cli
 from demo_sdtps.config.keys import KEYS, UNUSED_KEYS
-from demo_sdtps.evaluation.tables import PATTERN_NAMES, read_records
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, markdown_table, read_records
 from demo_sdtps.plug_in.hosts import HOSTS
 from demo_sdtps.reports.cross_modal import draw_cross_modal
 from demo_sdtps.reports.figures import dark
 from demo_sdtps.runtime.files import atomic_write
+from demo_sdtps.study.report import difference_text, interval, np, study_markdown
+from demo_sdtps.study.results import final_metric
 from studies import deployed, figures, mixed_gallery, public_logs
-from studies.report import difference_text, interval, np, study_markdown
-from studies.results import final_metric
 
 Record = dict[str, Any]
 """The content of a JSON file of docs/."""
@@ -227,7 +227,7 @@ def deploy(record: Record) -> str:
 
 def study(name: str, result: Record) -> str:
     """A study's table after the command that makes its result."""
-    command = f"`python -m tools.study studies/{name}.yml --json docs/results/{name}.json`"
+    command = f"`demo-sdtps study studies/{name}.yml --json docs/results/{name}.json`"
     return f"{command}\n\n{study_markdown(result)}"
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "export openvino": ("export:openvino", "write the model for OpenVINO"),
     "rank": ("rank_features", "mAP and nearest of exported features, larger than the memory"),
     "report": ("report", "images, table and page of a finished run"),
+    "study": ("study", "train variants × seeds of a configuration, and compare them in a table"),
     "analyse": ("analyse", "the numbers behind an evaluation"),
     "draw tokens": ("draw:tokens", "draw which patches slimming and SDTPS keep"),
     "draw ranks": ("draw:ranks", "draw rank lists"),

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from demo_sdtps.modeling import DeMo
+from demo_sdtps.config import with_values
+from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.fusion import SUBSETS
 from demo_sdtps.modeling.inference import evaluating, inference
 
@@ -82,8 +83,14 @@ def _by_module(model: nn.Module, inputs: tuple) -> Counter[str]:
     return macs
 
 
+def dense_macs(cfg: CfgNode) -> int:
+    """`count_macs` of the model of a configuration without slimming."""
+    dense = with_values(cfg, {"MODEL.SLIM_BLOCKS": [], "MODEL.SLIM_KEEP": []})
+    return count_macs(dense, make_model(dense, 1, 1).eval())[""]  # whose heads are not called
+
+
 def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
-    """Lines of the parameters and GMACs of every part; of HDM's reference formulation too."""
+    """Lines of the parameters and GMACs of every part, of HDM's reference formulation too, and of the dense model."""
     parameters, macs = count_parameters(model), count_macs(cfg, model)
     total = sum(parameters.values())
     lines = [f"{'module_name':24}{'parameters':>14}{'GMACs':>10}"]
@@ -97,6 +104,9 @@ def operations_table(cfg: CfgNode, model: DeMo) -> list[str]:
             f"{'reference formulation: HDM':38}{reference / 1e9:10.4f}",
             f"{'reference formulation: total':24}{total:14,}{whole / 1e9:10.4f}",
         ]
+    if model.slimming:
+        dense = dense_macs(cfg)
+        lines.append(f"share of the dense model's {dense / 1e9:.4f} GMACs: {macs[''] / dense:.1%}")
     return lines
 
 

@@ -1,8 +1,10 @@
 """Records, tables and captions of evaluations."""
 
-from collections.abc import Mapping
+import csv
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
@@ -11,7 +13,7 @@ from demo_sdtps.evaluation.cross_modal import CrossModal
 from demo_sdtps.evaluation.metrics import Ranking
 from demo_sdtps.evaluation.protocol import TestData
 from demo_sdtps.modeling.demo import missing_modalities
-from demo_sdtps.runtime.files import read_json
+from demo_sdtps.runtime.files import atomic_write, read_json
 
 METRICS, RECORD = "metrics.json", "run.json"
 """Names of the files in OUTPUT_DIR with a record of each epoch, and with seed, commit and versions."""
@@ -119,6 +121,60 @@ def percent_table(rows: Mapping[str, Mapping[str, float | None]], corner: str = 
         cells = ("-" if row[column] is None else f"{row[column]:.1f}" for column in columns)
         lines.append(name.ljust(NAME_WIDTH) + "".join(cell.rjust(width) for cell in cells))
     return "\n".join(lines)
+
+
+class Table(NamedTuple):
+    """A table of texts."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    "×": r"$\times$",
+    "≥": r"$\geq$",
+    "–": "--",
+}
+"""Signs that LaTeX, with any engine, has otherwise."""
+
+
+def latex_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A tabular of LaTeX, without packages."""
+
+    def line(cells: Sequence[str]) -> str:
+        texts = ("".join(LATEX.get(sign, sign) for sign in cell) for cell in cells)
+        return (
+            " & ".join(re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text) for text in texts) + r" \\"
+        )
+
+    columns = "l" + "r" * (len(headers) - 1)
+    body = [line(headers), r"\hline", *map(line, rows)]
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}"])
+
+
+def write_tables(table: Table, csv_path: Path | None, latex_path: Path | None) -> None:
+    """Write a table to the files that are named."""
+    if csv_path:
+        with (
+            atomic_write(csv_path) as temporary,
+            open(temporary, "w", encoding="utf-8", newline="") as file,
+        ):
+            csv.writer(file).writerows([table.headers, *table.rows])
+    if latex_path:
+        with atomic_write(latex_path) as temporary:
+            temporary.write_text(latex_table(*table) + "\n", encoding="utf-8")
+
+
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
+    return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
 
 
 def reid_caption(cfg: CfgNode, data: TestData) -> str:

@@ -30,7 +30,7 @@ def test_help(command, program):
     code, stdout, stderr = command(main if program in EVERY else dispatch, *words, "--help")
     assert code == 0 and not stderr and stdout.startswith("usage: ")
     # One flag, with one description in every command that writes a file; runs and masks are replaced otherwise, studies go on.
-    if program != "tools/study.py" and ("--json" in stdout or "--output" in stdout):
+    if program != "study" and ("--json" in stdout or "--output" in stdout):
         assert "--overwrite replace an output that exists, which is refused otherwise" in " ".join(
             stdout.split()
         )

@@ -53,7 +53,9 @@ def test_the_project_is_not_installed_for_these_tests(tmp_path):
     assert "ModuleNotFoundError: No module named 'demo_sdtps'" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["train_net.py"], ["-m", "tools.study"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["train_net.py"], ["-m", "demo_sdtps.commands", "study"]], ids=" ".join
+)
 def test_a_checkout_that_is_not_installed_runs(words):
     done = python(*words, "--help", cwd=ROOT)
     assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

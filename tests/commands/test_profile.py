@@ -1,5 +1,8 @@
 """profile_flops.py against the published figures, and its counts against other counters of the same products."""
 
+import re
+import shlex
+
 import pytest
 import torch
 from commands import CONFIG, ONE_LINE, ROOT, SMALL, checkpoint_file, cli_args_for
@@ -93,3 +96,16 @@ def test_profile_of_a_checkpoint(command, tmp_path):
         assert f"The weights {weight} do not fit" in stderr
     code, _, stderr = command(profile_flops.main)
     assert code == 2 and "give --weight a checkpoint" in stderr
+
+
+def test_the_share_of_the_dense_model_is_of_its_own_total(command):
+    slim = shlex.split("MODEL.SLIM_SCORE saliency MODEL.SLIM_BLOCKS [0] MODEL.SLIM_KEEP [0.5]")
+    totals = []
+    for words in ([], slim):
+        code, stdout, stderr = command(profile_flops.main, *cli_args_for("nowhere", *words))
+        assert code == 0, stderr
+        totals.append(parse_rows(stdout.partition("share of")[0])["total"][1])
+        shares = re.findall(r"^share of the dense model's ([\d.]+) GMACs: ([\d.]+)%$", stdout, re.M)
+    ((whole, share),) = shares
+    assert float(whole) == totals[0] and totals[1] < totals[0]
+    assert float(share) == pytest.approx(100 * totals[1] / totals[0], abs=0.05 + 5 / totals[0])

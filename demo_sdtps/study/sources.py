@@ -24,9 +24,9 @@ SOURCES = (
 
 
 def source_tree(root: Path) -> tuple[str | None, list[str]]:
-    """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None without git; and their changes."""
+    """The SHA-1 of what `git ls-files -s` says of the SOURCES of a checkout, None where git knows none; and their changes."""
     files = git_output(root, "ls-files", "-s", "--", *SOURCES)
     changes = git_output(root, "status", "--porcelain", "--", *SOURCES)
-    if files is None or changes is None:
+    if not files or changes is None:
         return None, []
     return hashlib.sha1(files.encode()).hexdigest(), changes.splitlines()

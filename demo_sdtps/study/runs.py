@@ -1,4 +1,4 @@
-"""What tools/study.py does: the runs of a study, variants × seeds, and the result that compares them."""
+"""What demo-sdtps study does: the runs of a study, variants × seeds, and the result that compares them."""
 
 import argparse
 import logging
@@ -15,24 +15,23 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 from yacs.config import CfgNode
 
-from benchmarks.timing import time_variants
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
 from demo_sdtps.datasets import identity_labels, read_splits
-from demo_sdtps.evaluation.operations import count_macs
+from demo_sdtps.evaluation.operations import count_macs, dense_macs
 from demo_sdtps.evaluation.selection import selects_patches
-from demo_sdtps.evaluation.tables import evaluated_records, read_records
+from demo_sdtps.evaluation.tables import evaluated_records, read_records, write_tables
 from demo_sdtps.modeling import make_model
 from demo_sdtps.runtime.files import check_output_file, read_json
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.threads import cpu_cores, threads_by_user
+from demo_sdtps.study.rates import chosen_rates, finalists, next_rates
+from demo_sdtps.study.report import COSTS, result_table, study_markdown
+from demo_sdtps.study.results import EVALUATION, measurement, read_result, write_result
+from demo_sdtps.study.sources import source_tree
+from demo_sdtps.study.variants import ROOT, Variant, make_variants, read_study
 from demo_sdtps.training.output import FINISHED, LAST, RECORD
-from studies.rates import chosen_rates, finalists, next_rates
-from studies.report import COSTS, study_markdown
-from studies.results import EVALUATION, measurement, read_result, write_result
-from studies.sources import source_tree
-from studies.variants import ROOT, Variant, make_variants, read_study, script
 
 logger = logging.getLogger("study")
 RESULTS = ROOT / "docs" / "results"
@@ -45,6 +44,7 @@ def run_study(arguments: argparse.Namespace) -> None:
     path = arguments.json or Path("runs/studies", f"{arguments.study.stem}.json")
     result = make_result(arguments, path)
     print_lines(study_markdown(result), path)
+    write_tables(result_table(result), arguments.csv, arguments.latex)
     if any("failed" in run for one in result["variants"] for run in one["runs"].values()):
         sys.exit(1)
 
@@ -55,7 +55,7 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     check_output_file(path, ".json", overwrite=True)
     tree = check_tree(arguments.changed_tree)
     known = None if arguments.changed_tree else tree  # runs of other files may be kept
-    rates = chosen_rates(RESULTS) if study["tuned"] else {}
+    rates = chosen_rates(RESULTS) | chosen_rates(path.parent) if study["tuned"] else {}
     variants = make_variants(study, arguments.opts, arguments.runs, tree, rates)
     rows = {variant.name: variant.facts | {"runs": {}} for variant in variants}
     for name, runs in finished_runs(path, variants, known).items():
@@ -96,6 +96,8 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
         wanted = [replace(one, seeds=seeds) for one in variants if one.name in names]
     run([replace(one, seeds=one.seeds[: len(study["seeds"])]) for one in wanted])
     if study["times"] and not all("inference" in one for one in rows.values()):
+        from benchmarks.timing import time_variants
+
         for name, times in time_variants(
             {variant.name: variant.cfg for variant in variants}
         ).items():
@@ -133,7 +135,7 @@ def finished_runs(
     for row in result["variants"]:
         variant = by_name.get(row["name"])
         if variant and row.get("configuration") == variant.configuration:
-            costs = {key: row[key] for key in COSTS.values() if key in row}
+            costs = {key: row[key] for key in (*COSTS.values(), "dense") if key in row}
             finished[variant.name] = costs | {
                 "runs": {seed: run for seed, run in row["runs"].items() if "failed" not in run}
             }
@@ -141,12 +143,12 @@ def finished_runs(
 
 
 def cost(cfg: CfgNode) -> dict[str, float]:
-    """GMACs of one complete triplet; the data set gives the classes."""
+    """GMACs of one complete triplet, and of the dense model; the data set gives the classes."""
     samples = read_splits(cfg, ("train",))["train"]
     model = make_model(
         cfg, len(identity_labels(samples)), 1 + max(sample.camera for sample in samples)
     ).eval()
-    return {"gmacs": count_macs(cfg, model)[""] / 1e9}
+    return {"gmacs": count_macs(cfg, model)[""] / 1e9, "dense": dense_macs(cfg) / 1e9}
 
 
 def run_all(
@@ -210,21 +212,22 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
     """The commands of a run, training first, each with the JSON file that it writes."""
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
-    commands = [([script("train_net.py"), "--overwrite", *arguments], folder / RECORD)]
+    program = ["-m", "demo_sdtps.commands"]
+    commands = [([*program, "train", "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
 
-    def measure(name: str, program: Sequence[str], *options: str) -> None:
+    def measure(name: str, start: Sequence[str], *options: str) -> None:
         output = folder / f"{name}.json"
-        words = [*program, *arguments, *options, "--overwrite", "--json", str(output)]
+        words = [*start, *arguments, *options, "--overwrite", "--json", str(output)]
         commands.append((words, output))
 
-    test = [script("test_net.py")]
+    test = [*program, "test"]
     if variant.evaluation:
         measure(f"{EVALUATION}_{variant.configuration}", test, *variant.evaluation)
     if study["missing"]:
         measure("missing", test, "TEST.MISS", "all")
     if study["selection"] and selects_patches(variant.cfg):
-        measure("selection", ("-m", "demo_sdtps.commands", "selection"))
+        measure("selection", [*program, "selection"])
     for name in ("similarity", "calibration"):
         if study[name]:
             measure(name, ("-m", "studies.measure", "--what", name))

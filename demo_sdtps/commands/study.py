@@ -1,6 +1,6 @@
-"""Run variants × seeds of a configuration and compare them: python -m tools.study studies/modules.yml
+"""Run variants × seeds of a configuration and compare them: demo-sdtps study STUDY.yml
 
-A study is a YAML file (see studies/):
+A study is a YAML file:
 
     title: Contribution of the modules
     config: configs/Synthetic/DeMo_SDTPS.yml    # default configuration of the variants
@@ -13,17 +13,16 @@ A study is a YAML file (see studies/):
 
 Optional keys: `grid: [0.001, 0.002, 0.003]` (learning rates: every variant with the middle one and its neighbours, then
 those of the best so far, with the first seed; the best three also with the other seeds), `tuned: True` (a variant has the
-rate that docs/results/rates*.json chose for its name or `rate_of`), `seeds` of a variant, `evaluate: {KEY: VALUE}` of a
-variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all three), `curve: True` (mAP of
-every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal: True` (any set of modalities
-against any, by each distance), `selection: True` (run demo-sdtps selection), `similarity: True` and
-`calibration: True` (run studies.measure), `times: True` (time the variants in turns).
+rate that a study with a grid chose for its name or `rate_of`, in rates*.json beside the result), `seeds` of a variant,
+`evaluate: {KEY: VALUE}` of a variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all
+three), `curve: True` (mAP of every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal:
+True` (any set of modalities against any, by each distance), `selection: True` (run demo-sdtps selection); in a checkout
+`similarity: True` and `calibration: True` (run studies.measure), and `times: True` (time the variants in turns).
 
 A study can be stopped and started again: the result, --json, holds every run that is finished, which is not made again. A
-run is identified by its configuration, its seed and the sources that it is made with (studies/sources.py), whose hash the
-result records; changes of these that are in no commit, and a result of other sources, are refused without --changed_tree.
-After a change of the data give another --runs and --json. `make tables` writes the tables and figures of docs/ from
-docs/results/*.json.
+run is identified by its configuration, its seed and the sources of a checkout that it is made with
+(demo_sdtps/study/sources.py), whose hash the result records; changes of these that are in no commit, and a result of other
+sources, are refused without --changed_tree. After a change of the data give another --runs and --json.
 """
 
 import argparse
@@ -31,7 +30,7 @@ import logging
 import signal
 from pathlib import Path
 
-from demo_sdtps.config.cli import add_count, add_switch, read_arguments, run
+from demo_sdtps.config.cli import add_count, add_switch, add_tables, read_arguments
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
         "study",
         type=Path,
         metavar="STUDY.yml",
-        help="the study, one of studies/*.yml for example",
+        help="the study, such as studies/modules.yml of a checkout",
     )
     parser.add_argument(
         "--runs",
@@ -57,18 +56,15 @@ def main() -> None:
         metavar="FILE",
         help="the result, whose runs are kept (default: runs/studies/<name of the study>.json)",
     )
+    add_tables(parser)
     add_switch(parser, "--changed_tree", "go on with other sources, or with uncommitted changes")
     add_count(parser, "--jobs", None, "parallel runs (default: 1 with a GPU, else 1 per core)")
     keys = "configuration keys and values for all variants"
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=keys)
     arguments = read_arguments(parser)
-    from studies.runs import run_study
+    from demo_sdtps.study.runs import run_study
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # SIGTERM stops the runs as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_study(arguments)
-
-
-if __name__ == "__main__":
-    run(main)

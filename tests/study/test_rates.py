@@ -1,10 +1,11 @@
-"""The choice of learning rates in a study (studies/rates.py), and its table."""
+"""The choice of learning rates in a study (demo_sdtps/study/rates.py), and its table."""
 
 from commands import ROOT
 
-from studies.rates import choice, chosen_rates, families, finalists, next_rates
-from studies.report import rates_table
-from studies.results import final_metric, read_result, write_result
+from demo_sdtps.evaluation.tables import markdown_table
+from demo_sdtps.study.rates import choice, chosen_rates, families, finalists, next_rates
+from demo_sdtps.study.report import rates_table
+from demo_sdtps.study.results import final_metric, read_result, write_result
 
 
 def grid_result(maps):
@@ -82,4 +83,6 @@ def test_the_rate_with_the_best_mean_of_all_seeds_is_chosen(tmp_path):
     write_result(tmp_path / "rates.json", grid_result(maps))
     write_result(tmp_path / "other.json", grid_result({"else": {0.1: {101: 1.0}}}))
     assert chosen_rates(tmp_path) == {"dense": 0.002, "slim": 0.001}
-    assert "| dense | 50.0 | **62.0** | 61.8 | 57.5 |" in rates_table(grid_result(maps))
+    assert "| dense | 50.0 | **62.0** | 61.8 | 57.5 |" in markdown_table(
+        *rates_table(grid_result(maps))
+    )

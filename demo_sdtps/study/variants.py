@@ -1,7 +1,6 @@
 """A study file, and its variants: configurations, seeds and learning rates."""
 
 import hashlib
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,11 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS, UserError, load_cfg, with_values
+from demo_sdtps.config.common import COMMAND
 from demo_sdtps.config.load import read_yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout, where the package is not installed."""
 RATE = "SOLVER.BASE_LR"
 MEASUREMENTS = ("missing", "selection", "cross_modal", "curve", "similarity", "calibration")
 """What is measured of every run beside its last epoch."""
@@ -60,15 +61,10 @@ class Variant:
             "family": self.family,
             "rate": self.rate,
             "configuration": self.configuration,
-            "command": shlex.join(["python", script("train_net.py"), *self.arguments]),
+            "command": shlex.join([COMMAND, "train", *self.arguments]),
             "evaluation": shlex.join(self.evaluation),
         }
         return {key: value for key, value in facts.items() if value}
-
-
-def script(name: str) -> str:
-    """A script of the checkout; relative, so that the command in run.json works in the study's working directory."""
-    return os.path.relpath(ROOT / name)
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -77,12 +73,17 @@ def read_study(path: Path) -> dict[str, Any]:
     study = _check_section(path, "it", {"title": path.stem} | content, DEFAULTS)
     if not study["variants"] or not study["seeds"]:
         raise UserError(
-            f"The study {path} has no variants, or no seeds; see tools/study.py --help for an example."
+            f"The study {path} has no variants, or no seeds; see demo-sdtps study --help for an example."
         )
     study["variants"] = {
         str(name): _check_section(path, f"the variant {name!r}", variant or {}, VARIANT_DEFAULTS)
         for name, variant in study["variants"].items()
     }
+    needing = [key for key in ("similarity", "calibration", "times") if study[key]]
+    if needing and not (ROOT / "studies" / "measure.py").is_file():
+        raise UserError(
+            f"The study {path}: {' and '.join(needing)} needs a checkout of the project; leave it out."
+        )
     patterns = study["return_patterns"]
     if not patterns or not all(pattern in RETURN_PATTERNS for pattern in patterns):
         raise UserError(

@@ -1,5 +1,6 @@
-"""tools/study.py: every run is made once, failures are reported, and the tables agree with the results of the runs."""
+"""demo-sdtps study: every run is made once, failures are reported, and the tables agree with the results of the runs."""
 
+import csv
 import json
 import random
 import shutil
@@ -11,14 +12,16 @@ import torch
 import yaml
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 
+from demo_sdtps.commands import study as tool
 from demo_sdtps.config import UserError
-from studies.report import paired_difference, study_table
-from studies.results import measurement
-from studies.runs import finished_runs, steps
+from demo_sdtps.evaluation.tables import Table, latex_table, markdown_table, write_tables
+from demo_sdtps.study import variants as variants_module
+from demo_sdtps.study.report import paired_difference, result_table, study_markdown, study_table
+from demo_sdtps.study.results import measurement
+from demo_sdtps.study.runs import finished_runs, steps
+from demo_sdtps.study.variants import make_variants, read_study
 from studies.similarity import mean_cosine
-from studies.variants import make_variants, read_study
 from tests.reference import statistics as reference
-from tools import study as tool
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 
@@ -59,7 +62,9 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
     study = write(tmp_path, {"Baseline": {"config": str(BASELINE)}, "SDTPS": {}})
-    words = [study, "--jobs", "2", *SHORT.split(), tiny_root]
+    files = tmp_path / "x.csv", tmp_path / "x.tex"
+    tables = ("--csv", files[0], "--latex", files[1], "--overwrite")
+    words = [study, *tables, "--jobs", "2", *SHORT.split(), tiny_root]
     assert command(tool.main, *words)[0] == 0
     (interrupted,), (unmeasured,) = (
         sorted(runs.glob(f"{name}-*/seed_{seed}"))
@@ -86,6 +91,12 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
         assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
 
+    rows = [*csv.reader(files[0].read_text().splitlines())]
+    printed = table_rows(study_markdown(repeated))
+    assert rows == [[*printed["SDTPS"]], *([*row.values()] for row in printed.values())]
+    assert [row[-1] for row in rows] == ["of the dense model", "100%", "100%"]
+    assert files[1].read_text() == latex_table(*result_table(repeated)) + "\n"
+
     shutil.rmtree(runs)  # the result has its variants
     assert command(tool.main, *words)[0] == 0 and not runs.exists()
 
@@ -108,6 +119,34 @@ def test_a_failed_run_is_reported_and_the_others_continue(
     rows = table_rows(stdout)
     assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–"
     assert float(rows["Baseline"]["mAP, 3 both"]) > 0
+
+
+def test_a_table_as_files(tmp_path):
+    """CSV keeps every sign; LaTeX has none with a meaning of its own but those of its commands."""
+    table = Table(
+        ["a_b & c", "Δ"], [["50 % {x}", "**+1.0** [±2, 3]"], ['of "three", #1', r"~\^ – ×"]]
+    )
+    files = tmp_path / "x.csv", tmp_path / "x.tex"
+    write_tables(table, *files)
+    text = files[0].read_text(encoding="utf-8")
+    assert [*csv.reader(text.splitlines())] == [table.headers, *table.rows]
+    assert files[1].read_text(encoding="utf-8").splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"a\_b \& c & $\Delta$ \\",
+        r"\hline",
+        r"50 \% \{x\} & \textbf{+1.0} [$\pm$2, 3] \\",
+        r'of "three", \#1 & \textasciitilde{}\textbackslash{}\textasciicircum{} -- $\times$ \\',
+        r"\end{tabular}",
+    ]
+
+
+@pytest.mark.parametrize("key", ["similarity", "calibration", "times"])
+def test_what_needs_a_checkout_is_refused_elsewhere(tmp_path, monkeypatch, key):
+    path = write(tmp_path, {"a": {}}, **{key: True})
+    assert read_study(path)[key]
+    monkeypatch.setattr(variants_module, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=f"tiny.yml: {key} needs a checkout of the project"):
+        read_study(path)
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -137,7 +176,7 @@ def test_a_difference_is_bold_where_its_interval_excludes_0(values, is_bold):
         return {"name": name, "runs": runs}
 
     variants = [variant("dense", [10.0] * len(values)), variant("slim", values)]
-    actual = study_table({"patterns": [3], "variants": variants})
+    actual = markdown_table(*study_table({"patterns": [3], "variants": variants}))
     low, high = reference.student([value - 10 for value in values])
     assert ("**" in actual) == is_bold == (low > 0 or high < 0)
 
@@ -171,7 +210,9 @@ def draw_variant(draw, name, seeds=("1", "2", "3")):
 def test_the_table_is_that_of_the_measurements():
     draw = random.Random(1)
     first, other = (draw_variant(draw, name) for name in ("dense", "slim"))
-    actual = table_rows(study_table({"patterns": [1, 3], "variants": [first, other]}))
+    actual = table_rows(
+        markdown_table(*study_table({"patterns": [1, 3], "variants": [first, other]}))
+    )
 
     def spread(values):
         return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
@@ -310,7 +351,7 @@ def test_a_result_of_other_files_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
-    """And its result is that of test_net.py, not of the training's end."""
+    """And its result is that of demo-sdtps test, not of the training's end."""
     monkeypatch.chdir(ROOT)
     slim = {"MODEL.SLIM_SCORE": "saliency", "MODEL.SLIM_BLOCKS": [0], "MODEL.SLIM_KEEP": [0.5]}
     study = read_study(write(tmp_path, {"a": {}, "b": {"evaluate": slim}}, missing=False))
@@ -319,7 +360,7 @@ def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     assert (dense.cfg.MODEL.SLIM_BLOCKS, slimmed.cfg.MODEL.SLIM_BLOCKS) == ([], [0])
     training, evaluation = (words for words, _ in steps(slimmed, 1, study | {"selection": False}))
     assert training == steps(dense, 1, study)[0][0]
-    assert evaluation[0].endswith("test_net.py") and "MODEL.SLIM_BLOCKS" in evaluation
+    assert evaluation[2] == "test" and "MODEL.SLIM_BLOCKS" in evaluation
     content = {"cases": {"None": {"3": {"mAP": 0.5}}}}
     assert measurement("evaluation_12", content) == {"patterns": content["cases"]["None"]}
 

@@ -66,7 +66,7 @@ def read_result(path: Path) -> dict[str, Any]:
     result, keys = read_json(path), {"variants", "patterns", "title"}
     if not isinstance(result, dict) or not keys <= result.keys():
         raise UserError(
-            f"{path} is no result of tools/study.py, such as docs/results/slimming.json; give another --json."
+            f"{path} is no result of demo-sdtps study, such as docs/results/slimming.json; give another --json."
         )
     return result
 

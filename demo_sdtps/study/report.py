@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks.rows import markdown_table
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
-from demo_sdtps.evaluation.tables import PATTERN_NAMES
-from studies.rates import choice, families
-from studies.results import cross_modal_maps, final_metric, missing_maps, values_by_seed
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, Table, markdown_table
+from demo_sdtps.study.rates import choice, families
+from demo_sdtps.study.results import cross_modal_maps, final_metric, missing_maps, values_by_seed
 
 TIMES = ("inference", "training step")  # of `benchmarks.timing.time_variants`
 COSTS = {"operations": "gmacs", **{f"time of {what}": what for what in TIMES}}
@@ -54,31 +53,36 @@ def seed_count(result: dict[str, Any]) -> str:
     return f"{numbers} seed{'' if numbers == '1' else 's'}"
 
 
+def result_table(result: dict[str, Any]) -> Table:
+    """What the result of a study is shown as: rates, calibrations, or variants."""
+    first = result["variants"][0]
+    if "family" in first:
+        return rates_table(result)
+    is_calibrated = any("calibration" in run for run in first["runs"].values())
+    return calibration_table(result) if is_calibrated else study_table(result)
+
+
 def study_markdown(result: dict[str, Any]) -> str:
     """Table, legend, failed runs, and what the runs were made with."""
-    first, seeds = result["variants"][0], seed_count(result)
+    first, seeds, table = result["variants"][0], seed_count(result), result_table(result)
+    legend = LEGEND.format(seeds=seeds, first=first["name"])
     if "family" in first:
-        table, legend = (
-            rates_table(result),
-            CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]]),
-        )
-    elif any("calibration" in run for run in first["runs"].values()):
-        table, legend = calibration_table(result), CALIBRATED.format(seeds=seeds)
-    else:
-        table, legend = study_table(result), LEGEND.format(seeds=seeds, first=first["name"])
+        legend = CHOICE.format(pattern=PATTERN_NAMES[result["patterns"][-1]])
+    elif table.headers[1] == "pairs":
+        legend = CALIBRATED.format(seeds=seeds)
     failures = [
         f"- {variant['name']}, seed {seed}: {run['failed']}"
         for variant in result["variants"]
         for seed, run in variant["runs"].items()
         if "failed" in run
     ]
-    sections = [table, legend]
+    sections = [markdown_table(*table), legend]
     if failures:
         sections.append("Failed runs, left out of every mean:\n\n" + "\n".join(failures))
     return "\n\n".join([*sections, _provenance(result)])
 
 
-def study_table(result: dict[str, Any]) -> str:
+def study_table(result: dict[str, Any]) -> Table:
     """A row per variant: what is there of mAP by return pattern, Rank-1, and what was measured besides."""
     variants, last = result["variants"], result["patterns"][-1]
     columns = {"variant": [_label(variant) for variant in variants]}
@@ -90,7 +94,7 @@ def study_table(result: dict[str, Any]) -> str:
 
     def add(name: str, values: list[dict[str, float]], is_compared: bool = False) -> None:
         if any(values):
-            columns[name] = [_spread(by_seed.values()) for by_seed in values]
+            columns[name] = [spread(by_seed.values()) for by_seed in values]
         differences = [difference_text(by_seed, values[0]) for by_seed in values[1:]]
         if is_compared and any(differences):
             columns[f"Δ {name}"] = ["", *differences]
@@ -115,21 +119,23 @@ def study_table(result: dict[str, Any]) -> str:
                 f"{variant[key] / variants[0][key]:.2f}" if key in variant else "–"
                 for variant in variants
             ]
-    return markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
+    if all("dense" in variant for variant in variants):
+        columns["of the dense model"] = [f"{one['gmacs'] / one['dense']:.0%}" for one in variants]
+    return Table(list(columns), list(zip(*columns.values(), strict=True)))
 
 
-def calibration_table(result: dict[str, Any]) -> str:
+def calibration_table(result: dict[str, Any]) -> Table:
     """A row per variant and kind of pairs of triplets."""
     rows, titles = [], []
     for variant in result["variants"]:
         entries = [run["calibration"] for run in variant["runs"].values() if "calibration" in run]
         for kind, titles in entries[0].items() if entries else ():
             values = ([100 * entry[kind][what] for entry in entries] for what in titles)
-            rows.append([variant["name"], kind, *map(_spread, values)])
-    return markdown_table(["variant", "pairs", *titles], rows)
+            rows.append([variant["name"], kind, *map(spread, values)])
+    return Table(["variant", "pairs", *titles], rows)
 
 
-def rates_table(result: dict[str, Any]) -> str:
+def rates_table(result: dict[str, Any]) -> Table:
     """A row per variant, a column per learning rate."""
     rates, pattern = sorted({one["rate"] for one in result["variants"]}), result["patterns"][-1]
     rows = []
@@ -139,7 +145,7 @@ def rates_table(result: dict[str, Any]) -> str:
         if best := choice(members, pattern):
             cells[best["rate"]] = f"**{cells[best['rate']]}**"
         rows.append([family, *cells.values()])
-    return markdown_table(["variant", *(f"{rate:g}" for rate in rates)], rows)
+    return Table(["variant", *(f"{rate:g}" for rate in rates)], rows)
 
 
 def _label(variant: dict[str, Any]) -> str:
@@ -168,7 +174,8 @@ def _provenance(result: dict[str, Any]) -> str:
     return f"Made with {'; '.join(f'{name} {value}' for name, value in facts.items() if value)}."
 
 
-def _spread(values: Iterable[float]) -> str:
+def spread(values: Iterable[float]) -> str:
+    """The mean, and the standard deviation of several."""
     array = np.array(list(values))
     if not len(array):
         return "–"

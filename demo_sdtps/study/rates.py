@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from studies.results import final_metric, read_result
+from demo_sdtps.study.results import final_metric, read_result
 
 FINALISTS = 3
 

@@ -1,0 +1,1 @@
+"""Studies: variants × seeds of a configuration, and the tables that compare them."""
