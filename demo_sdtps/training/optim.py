@@ -10,6 +10,8 @@ from yacs.config import CfgNode
 
 from demo_sdtps.modeling import DeMo
 
+SHORTFALL = 2 / 3  # of BASE_LR, below which the largest rate of a training is warned of
+
 
 def parameter_groups(cfg: CfgNode, model: DeMo) -> list[dict]:
     """Trainable parameters by (learning rate, weight decay): few groups, so that fused updates process many tensors at once."""
@@ -63,21 +65,37 @@ def make_scheduler(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> CosineLRSc
     """timm's cosine with warm-up and noise; call `step(epoch)` before each epoch from 1.
 
     The floor and the start of the warm-up are absolute, the same for every group, as in the published runs: CLIP's backbone
-    therefore starts above its final rate.
+    therefore starts above its final rate. Its last epoch trains at the floor, but not the only one.
     """
     solver = cfg.SOLVER
     return CosineLRScheduler(
         optimizer,
-        t_initial=solver.MAX_EPOCHS,
+        t_initial=max(2, solver.MAX_EPOCHS),
         lr_min=0.001 * solver.BASE_LR,
         warmup_t=solver.WARMUP_ITERS,
         warmup_lr_init=0.1 * solver.BASE_LR,
         warmup_prefix=False,
         cycle_limit=1,
         t_in_epochs=True,
-        cycle_decay=0.5,  # of a second cycle, which there is not; timm warns of 1 where there is a single epoch
         noise_range_t=(0, solver.MAX_EPOCHS),
         noise_pct=0.67,
         noise_std=1.0,
         noise_seed=42,
     )
+
+
+def rate_warnings(cfg: CfgNode) -> list[str]:
+    """A warning of the rates of a training that is too short for warm-up and cosine to come near SOLVER.BASE_LR."""
+    solver, rates = cfg.SOLVER, []
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], solver.BASE_LR)
+    scheduler = make_scheduler(cfg, optimizer)
+    for epoch in range(1, solver.MAX_EPOCHS + 1):
+        scheduler.step(epoch)
+        rates.append(optimizer.param_groups[0]["lr"])
+    if max(rates) >= SHORTFALL * solver.BASE_LR:
+        return []
+    return [
+        f"WARNING: the learning rate is {max(rates):.2g} at most and {rates[-1]:.2g} in the last epoch, of SOLVER.BASE_LR "
+        f"{solver.BASE_LR:.2g}, by SOLVER.MAX_EPOCHS {solver.MAX_EPOCHS} and SOLVER.WARMUP_ITERS {solver.WARMUP_ITERS}; train "
+        "longer, or lower the warm-up."
+    ]

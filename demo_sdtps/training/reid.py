@@ -35,7 +35,12 @@ from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
 from demo_sdtps.training.loop import fit
-from demo_sdtps.training.optim import make_center_optimizer, make_optimizer, make_scheduler
+from demo_sdtps.training.optim import (
+    make_center_optimizer,
+    make_optimizer,
+    make_scheduler,
+    rate_warnings,
+)
 from demo_sdtps.training.output import LAST
 from demo_sdtps.training.resume import Resumed, describe_files, digest_lines
 from demo_sdtps.training.run import PART, Evaluation, Loss, Task
@@ -160,7 +165,11 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
         describe=describe,
         unit="triplets",
         digest=digest_lines(data_lines(cfg, splits)),
-        notes=[*notes, *data_warnings(cfg, splits, data["patterns"].matched)],
+        notes=[
+            *notes,
+            *data_warnings(cfg, splits, data["patterns"].matched),
+            *rate_warnings(cfg),
+        ],
         about={
             "num_class": classes,
             "camera_num": model.camera_num,

@@ -44,10 +44,11 @@ logger = logging.getLogger(__name__)
 
 
 class Resumed(NamedTuple):
-    """A run to resume: the content of its checkpoint, and the file."""
+    """A run to resume: the content of its checkpoint, the file, and SOLVER.MAX_EPOCHS as it was."""
 
     state: Mapping
     path: Path
+    epochs: int = 0
 
     @property
     def progress(self) -> str:
@@ -67,8 +68,7 @@ def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Res
         refusal = f"is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out"
     elif cfg.RESUME != "no" and has_checkpoint:
         resumed = read_last(output)
-        check_config(cfg, resumed, schema)
-        return resumed
+        return resumed._replace(epochs=check_config(cfg, resumed, schema))
     elif cfg.RESUME == "yes" and not files:
         refusal = f"holds no run to continue (no {LAST}); correct it, or set RESUME to auto or no to start one"
     elif files and cfg.RESUME == "auto" and _is_begun(cfg, output, schema):
@@ -116,8 +116,8 @@ def _read_checkpoint(path: Path) -> Mapping:
     return state
 
 
-def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -> None:
-    """Raise `UserError` where another key than RESUMABLE_KEYS differs from the run's, and warn of another length."""
+def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -> int:
+    """SOLVER.MAX_EPOCHS of the run. Raises `UserError` where another key than RESUMABLE_KEYS differs from the run's."""
     stored = load_cfg(StoredText(resumed.path, resumed.state["config"]), (), schema)
     changes = _changes(cfg, stored)
     if changes:
@@ -127,11 +127,7 @@ def check_config(cfg: CfgNode, resumed: Resumed, schema: Schema = DEMO_SCHEMA) -
             f"{key} is {now}, but the run in {resumed.path} was started with {before}{more}; to continue it, "
             "give the values that it has (config.yml beside it), or choose another OUTPUT_DIR."
         )
-    if cfg.SOLVER.MAX_EPOCHS != stored.SOLVER.MAX_EPOCHS:
-        logger.warning(
-            f"SOLVER.MAX_EPOCHS is {cfg.SOLVER.MAX_EPOCHS} and was {stored.SOLVER.MAX_EPOCHS}: the learning "
-            "rates follow the new length, so the numbers are not those of an unbroken run."
-        )
+    return stored.SOLVER.MAX_EPOCHS
 
 
 def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:

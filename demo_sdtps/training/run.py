@@ -19,6 +19,7 @@ from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets.loaders import epoch_sampler
 from demo_sdtps.evaluation.tables import METRICS
 from demo_sdtps.modeling.checkpoints.loading import fill_model, save_checkpoint
+from demo_sdtps.modeling.inference import check_finite
 from demo_sdtps.runtime.device import choose_device, choose_precision, log_to, set_seed
 from demo_sdtps.runtime.distributed import (
     all_gather_object,
@@ -116,6 +117,10 @@ class Run:
         self.saved = self.began = time.monotonic()
         self.done_before = 0.0  # epochs that earlier processes have done
 
+    def rate(self) -> float:
+        """The largest learning rate of the model's optimiser."""
+        return max(group["lr"] for group in self.task.optimizers[0].param_groups)
+
     def checkpoint(self, is_due: bool = False) -> None:
         """Save where that is due, after SOLVER.CHECKPOINT_MINUTES, or where a signal asks for it, which ends the run by
         `Stopped`; one process decides for all."""
@@ -145,7 +150,7 @@ class Run:
         """Record an epoch whose steps are done, evaluate it where that is due, and save the best checkpoint."""
         solver, task, meter, epoch = self.cfg.SOLVER, self.task, self.meter, self.epoch + 1
         self.monitor.flush()
-        rate = max(group["lr"] for group in task.optimizers[0].param_groups)
+        rate = self.rate()
         means = meter.means() | {"lr": rate}
         terms = "".join(f", {name} {value:.3f}" for name, value in loss_parts(means).items())
         logger.info(
@@ -184,12 +189,15 @@ class Run:
             self.write_scalars(scalars, epoch)
 
     def save(self) -> None:
-        """Write last.pth, from which the run can be resumed; the previous one is kept beside it.
+        """Write last.pth, from which the run can be resumed; the previous one is kept beside it. Raises `UserError` where the
+        loss, or what the optimisers made of its gradients, is not finite.
 
         Learning rates follow from the epoch and are in the optimisers' states; the position in the data is `step`, because the
         batches of an epoch follow from the seed.
         """
         self.monitor.flush()
+        step = f"step {self.step} of epoch {self.epoch + 1}" if self.step else f"epoch {self.epoch}"
+        check_finite(f"The weights after {step}", self.task.model.state_dict().values())
         states = all_gather_object(random_states())
         self.saved = time.monotonic()
         if not is_main():
@@ -226,6 +234,7 @@ class Run:
             self.meter = Meter.from_state(state["meter"], self.device)
         epoch_sampler(task.loader).begin(self.epoch + 1)  # on which the loader's length depends
         self.began, self.done_before = time.monotonic(), self.epoch + self.step / len(task.loader)
+        self._warn_of_length(resumed.epochs)
         states = state["random"]
         if len(states) != world_size():
             logger.warning(
@@ -234,6 +243,16 @@ class Run:
                 world_size(),
             )
         set_random_states(states[rank() % len(states)])
+
+    def _warn_of_length(self, epochs: int) -> None:
+        """Set the rates of the next epoch, and warn where they follow another length than that which the run had."""
+        before, length, epoch = self.rate(), self.cfg.SOLVER.MAX_EPOCHS, self.epoch + 1
+        self.task.begin_epoch(epoch)
+        if epochs != length:
+            logger.warning(
+                f"SOLVER.MAX_EPOCHS is {length} and was {epochs}: learning rates follow the new length, from {before:.2g} to "
+                f"{self.rate():.2g} in epoch {epoch}, so the numbers are not those of an unbroken run."
+            )
 
 
 def loss_parts(means: Mapping[str, float]) -> dict[str, float]:

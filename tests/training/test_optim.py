@@ -14,6 +14,7 @@ from demo_sdtps.training.optim import (
     make_optimizer,
     make_scheduler,
     parameter_groups,
+    rate_warnings,
 )
 
 BASE_LR, BIAS_FACTOR, DECAY, BIAS_DECAY = 0.001, 2.5, 0.01, 0.02
@@ -42,6 +43,27 @@ def test_golden_schedule(optimizer):
             expected, rel=1e-9
         ), epoch
     assert epoch == epochs
+
+
+@pytest.mark.parametrize(
+    ("epochs", "warm_up", "largest", "last"),
+    [(1, 0, 0.5005, 0.5005), (1, 1, 0.5005, 0.5005), (1, 10, 0.19, 0.19), (3, 5, 0.64, 0.64)],
+)
+def test_a_training_that_is_too_short_for_its_rates_is_warned_of(epochs, warm_up, largest, last):
+    """The only epoch is half way down the cosine, whose end is a thousandth."""
+    opts = ("SOLVER.MAX_EPOCHS", epochs, "SOLVER.WARMUP_ITERS", warm_up, "SOLVER.BASE_LR", BASE_LR)
+    cfg = tiny_cfg(*opts)
+    (text,) = rate_warnings(cfg)
+    assert text.startswith(f"WARNING: the learning rate is {largest * BASE_LR:.2g} at most and ")
+    assert f" {last * BASE_LR:.2g} in the last" in text and f"WARMUP_ITERS {warm_up};" in text
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], BASE_LR)
+    make_scheduler(cfg, optimizer).step(epochs)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(last * BASE_LR)
+
+
+def test_a_training_that_reaches_its_rates_is_not_warned_of():
+    assert rate_warnings(load_cfg("RGBNT201/DeMo.yml")) == []
+    assert rate_warnings(tiny_cfg("SOLVER.MAX_EPOCHS", 5, "SOLVER.WARMUP_ITERS", 0)) == []
 
 
 def by_name(model, groups):

@@ -215,6 +215,10 @@ def test_a_finished_run_can_be_made_longer(reference, tiny_root, tmp_path):
     records = load_records(output)
     assert records[:3] == load_records(reference)
     assert [record["epoch"] for record in records] == [1, 2, 3, 4]
+    told = re.search(
+        r"is 4 and was 3: .* from (\S+) to (\S+) in epoch 4,", (output / "log.txt").read_text()
+    )
+    assert told and [*told.groups()] == [f"{record['lr']:.2g}" for record in records[2:]]
 
 
 REFUSED = {

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from commands import ONE_LINE
+from commands import ONE_LINE, ROOT
 from interrupted import EVERY_STEP, cli_args_for
 from seps_tiny import cli_args_for as seps_cli_args_for
 
@@ -24,28 +24,46 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [("train_net", math.nan), ("seps train", math.inf)])
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_its_step(
-    request, command, tmp_path, monkeypatch, name, value
+def times(value):
+    return lambda loss, model: loss * value
+
+
+def without_a_gradient(loss, model):
+    """The same loss, whose gradient is no number."""
+    return loss + (0 * next(model.parameters()).sum()).abs().sqrt()
+
+
+LOSS, WEIGHTS = (
+    "The loss became {} in epoch 1, step 2 (",
+    "The weights after step 2 of epoch 1 are not finite",
+)
+CASES = {
+    "train": ("train_net", times(math.nan), LOSS.format("nan")),
+    "seps train": ("seps train", times(math.inf), LOSS.format("inf")),
+    "a gradient": ("train_net", without_a_gradient, WEIGHTS),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "told"), CASES.values(), ids=CASES)
+def test_what_is_not_finite_ends_the_run_and_is_not_saved(
+    request, command, tmp_path, monkeypatch, name, change, told
 ):
     """Step 2 of the first epoch; the step before was saved, and stays as it was."""
     main, method, words, root = COMMANDS[name]
-    monkeypatch.chdir(train_net.__file__.rsplit("/", 1)[0])
+    monkeypatch.chdir(ROOT)
     original, calls = getattr(*method), []
 
     def scaled_loss(self, batch):
         loss, count, sums = original(self, batch)
         calls.append(batch)
-        return (loss * value if len(calls) == 2 else loss), count, sums
+        return (change(loss, self.network) if len(calls) == 2 else loss), count, sums
 
     with mock.patch.object(*method, scaled_loss):
         code, _, stderr = command(
             main, *words(request.getfixturevalue(root), "OUTPUT_DIR", tmp_path / "run", *EVERY_STEP)
         )
     message = stderr.strip().splitlines()[-1]
-    assert code == 2 and message.startswith(
-        f"{ONE_LINE}The loss became {value} in epoch 1, step 2 ("
-    )
+    assert code == 2 and message.startswith(f"{ONE_LINE}{told}")
     last = torch.load(tmp_path / "run" / "last.pth", weights_only=True)
     assert (last["epoch"], last["step"]) == (0, 1) and all(
         tensor.isfinite().all() for tensor in last["model"].values()
