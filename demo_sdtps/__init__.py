@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from demo_sdtps.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from demo_sdtps.config import get_cfg, load_cfg
-    from demo_sdtps.modeling import make_model
+    from demo_sdtps.config.load import get_cfg, load_cfg
+    from demo_sdtps.modeling.demo import make_model
     from demo_sdtps.modeling.sdtps import MultiModalSDTPS
     from demo_sdtps.modeling.slimming.slim import slim, slim_loss, unslim
     from demo_sdtps.plug_in.config import add_config
