@@ -48,6 +48,7 @@ class Call:
     images: list[tuple[str, torch.Tensor]] = field(default_factory=list)  # names of arguments
     foreground: torch.Tensor | None = None
     batches: dict[int, list[Batch]] = field(default_factory=dict)  # under way, by tower
+    finished: set[int] = field(default_factory=set)  # towers that a batch has left
     visits: list[Visit] = field(default_factory=list)  # in their order
     # Of what the backward pass computes again: its place there, and the index of the last visit.
     region: tuple[Any, int] = None, -1

@@ -134,7 +134,13 @@ class Slim(Slimming):
     def end(self, module: nn.Module, args: tuple, output: Any) -> None:
         """The forward has ended, also by an error, without output."""
         if self.call.by is module and not is_recomputed():
-            under_way = [batch for batches in self.call.batches.values() for batch in batches]
+            # With the whole grid a model may stop early; beside images that it encodes it may embed others.
+            under_way = [
+                batch
+                for number, batches in self.call.batches.items()
+                for batch in batches
+                if not (self.restore if batch.next_block else number in self.call.finished)
+            ]
             self.call.by = self.call.foreground = None
             self.call.images, self.call.batches = [], {}
             if under_way and output is not None:
@@ -219,6 +225,7 @@ class Slim(Slimming):
             tokens = tower.swap(values)
             output = (tokens, *output[1:]) if isinstance(output, tuple) else tokens
         if is_last and not is_recomputed():
+            self.call.finished.add(number)
             under_way = self.call.batches[number]
             self.call.batches[number] = [each for each in under_way if each is not batch]
             if any(visit.batch is batch for visit in self.call.visits):

@@ -93,6 +93,30 @@ def test_feature_maps_of_several_blocks():
     assert len(demo_sdtps.unslim(model).get_intermediate_layers(images.float(), 3)) == 3
 
 
+class Stopping(nn.Module):
+    """Stops after a block, or embeds images beside those that it encodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = timm_model("test_vit")
+
+    def forward(self, images, is_early):
+        if is_early:
+            early = {"indices": [1], "stop_early": True, "intermediates_only": True}
+            return self.tower.forward_intermediates(images, **early)[0]
+        return self.tower(images), self.tower.patch_embed(images)
+
+
+def test_a_model_that_stops_early_or_embeds_images_alone():
+    model = Stopping().eval()
+    images = torch.randn(2, 3, 64, 32, generator=generator(1))
+    dense = model.tower.patch_embed(images)
+    demo_sdtps.slim(model, (1,), (0.5,), restore=True)
+    assert model(images, True).shape == (2, WIDTH, 4, 2)
+    output, embedded = model(images, False)
+    assert torch.equal(embedded, dense) and torch.equal(output, model.tower(images))
+
+
 def test_slimming_is_in_place_of_the_masking_of_vit_mae():
     case = CASES["ViTMAE"]
     masks = transformers_model("ViTMAEModel", mask_ratio=0.75).double().eval()
