@@ -6,8 +6,9 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -38,24 +39,66 @@ def check_output_file(path: Path, suffix: str | tuple[str, ...], overwrite: bool
 @contextmanager
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """New file in the same folder (created if missing) that replaces `path` at the end, or is removed on failure. The old file
-    is kept as `previous`, if given. What a killed command leaves is replaced by the next one, which has the same name."""
-    temporary = path.with_name(f".{path.name}.part")
+    is kept as `previous`, if given. Each of several processes writes a file of its own; the last to end replaces the others."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with open(temporary, "rb+") as file:
-            # otherwise, after a loss of power, the name could belong to an empty file
-            os.fsync(file.fileno())
-        if previous and path.exists():
-            os.replace(path, previous)
-        os.replace(temporary, path)
+        with _open_temporary(path) as file:
+            temporary = Path(file.name)
+            try:
+                yield temporary
+                with open(temporary, "rb+") as written:
+                    # otherwise, after a loss of power, the name could belong to an empty file
+                    os.fsync(written.fileno())
+                if os.name == "nt":  # which renames no open file
+                    file.close()
+                if previous and path.exists():
+                    os.replace(path, previous)
+                os.replace(temporary, path)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink()
+                raise
     except OSError as error:
         raise UserError(
             f"The output {path} cannot be written ({error.strerror or error}); free some space or choose another path."
         ) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+
+
+def _open_temporary(path: Path) -> BinaryIO:
+    """An empty file beside `path`, .<name>.<number>.part, whose lock this process has until it is closed. What killed processes
+    have left is taken for it or removed: its lock is free."""
+    mine = None
+    for number in count():
+        temporary = path.with_name(f".{path.name}.{number}.part")
+        is_new = not temporary.exists()
+        if is_new and mine:
+            break
+        with suppress(FileExistsError if is_new else FileNotFoundError):  # another was faster
+            file = open(temporary, "xb" if is_new else "rb+")  # noqa: SIM115 (the caller closes it)
+            if not _is_free(file, temporary, is_new):
+                file.close()
+            elif mine:
+                temporary.unlink()
+                file.close()
+            else:
+                file.truncate()
+                mine = file
+    assert mine
+    return mine
+
+
+def _is_free(file: BinaryIO, path: Path, is_new: bool) -> bool:
+    """Take the lock of an open file: → whether no other process has it, nor has renamed the file since. Without locks, on some
+    file systems, a new file is free."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return is_new
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import add_overwrite, print_lines, read_arguments
 from demo_sdtps.datasets.synthetic import MARKER
-from demo_sdtps.runtime.files import read_json
+from demo_sdtps.runtime.files import lock_file, read_json
 
 Recipe = dict[str, Any]  # everything that determines the content of the files
 
@@ -74,14 +73,19 @@ def make_data_set(
         )
         return False
     _check_free(target, overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".synthetic-", dir=target.parent) as temporary:
-        fresh = Path(temporary) / target.name
-        fresh.mkdir()
-        (fresh / MARKER).write_text(json.dumps({**recipe, **(fill(fresh) or {})}, indent=2) + "\n")
-        if target.exists():
-            shutil.move(target, Path(temporary) / ".replaced")
-        fresh.rename(target)
+    temporary = target.with_name(f".{target.name}.part")
+    fresh = temporary / target.name
+    with lock_file(target.with_name(f".{target.name}.lock"), f"The folder {target}"):
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process
+        try:
+            fresh.mkdir(parents=True)
+            marker = {**recipe, **(fill(fresh) or {})}
+            (fresh / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
+            if target.exists():
+                target.rename(temporary / ".replaced")
+            fresh.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return True
 
 

@@ -164,7 +164,10 @@ def test_a_failure_leaves_no_file_and_the_old_one_as_it_was(tmp_path):
 
     def groups():
         yield make_samples("ab"), np.eye(2, dtype=np.float32)
-        assert [file.name for file in sorted(tmp_path.iterdir())] == [".x.parquet.part", path.name]
+        assert [file.name for file in sorted(tmp_path.iterdir())] == [
+            ".x.parquet.0.part",
+            path.name,
+        ]
         raise UserError("an image is damaged")
 
     with pytest.raises(UserError, match="an image is damaged"):

@@ -63,19 +63,58 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_command_leaves_is_replaced(tmp_path):
-    program = f"""
-import os, signal
+WRITER = """
+import os, signal, sys
 from pathlib import Path
 from demo_sdtps.runtime.files import atomic_write
-with atomic_write(Path({str(tmp_path / "x.json")!r})) as temporary:
-    temporary.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
+path, text = Path(sys.argv[1]), sys.argv[2]
+with atomic_write(path) as temporary:
+    temporary.write_text(text[:1000])
+    print(temporary.name, flush=True)
+    if sys.stdin.readline() == "kill\\n":
+        os.kill(os.getpid(), signal.SIGKILL)
+    with open(temporary, "a") as file:
+        file.write(text[1000:])
 """
-    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
-    assert not (tmp_path / "x.json").exists() and len(list(tmp_path.iterdir())) == 1
-    write_json(tmp_path / "x.json", 2)
+
+
+@contextmanager
+def writers(path, *texts):
+    """Context manager: processes that have written the half of these texts to `path`, and wait for a word."""
+    words = [[sys.executable, "-c", WRITER, str(path), text] for text in texts]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(each, **pipes) for each in words]
+    try:
+        yield [(each, each.stdout.readline().strip()) for each in processes]
+    finally:
+        for each in processes:
+            each.kill()
+            each.communicate()
+
+
+def test_each_of_several_processes_writes_a_whole_file(tmp_path):
+    path, texts = tmp_path / "x.json", [letter * 2000 for letter in "abc"]
+    with writers(path, *texts) as processes:
+        assert len({name for _, name in processes} | {"x.json"}) == 4
+        for (process, _), text in zip(reversed(processes), reversed(texts), strict=True):
+            process.communicate("go\n")
+            assert process.returncode == 0 and path.read_text() == text
     assert list(contents(tmp_path)) == ["x.json"]
+
+
+def test_what_killed_processes_leave_is_removed_and_what_others_write_is_not(tmp_path):
+    path, texts = tmp_path / "x.json", ["a" * 2000, "b" * 2000, "c" * 10]
+    with writers(path, *texts) as processes:
+        by_number = sorted(processes, key=lambda each: each[1])
+        for process, _ in by_number[::2]:
+            process.communicate("kill\n")
+            assert process.returncode == -signal.SIGKILL
+        assert not path.exists() and len([*tmp_path.iterdir()]) == 3
+        write_json(path, "short")
+        assert sorted(contents(tmp_path)) == [by_number[1][1], "x.json"]
+        process = by_number[1][0]
+        process.communicate("go\n")
+    assert path.read_text() in texts and list(contents(tmp_path)) == ["x.json"]
 
 
 @pytest.mark.parametrize("name", ["x.npy", "file/x.npz"])
@@ -141,6 +180,13 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog)
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr("fcntl.flock", refuse)
+    (tmp_path / ".x.json.0.part").write_text("of another process")
+    with atomic_write(tmp_path / "x.json") as first, atomic_write(tmp_path / "x.json") as second:
+        assert len({first, second, tmp_path / ".x.json.0.part"}) == 3
+        first.write_text("first")
+        second.write_text("second")
+    assert (tmp_path / "x.json").read_text() == "first"
+    assert (tmp_path / ".x.json.0.part").read_text() == "of another process"
     with lock_file(tmp_path / LOCK, "OUTPUT_DIR x"):
         assert "OUTPUT_DIR x is not locked, as its file system has no locks" in caplog.text
 

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,7 +27,7 @@ from demo_sdtps.retrieval.onnx_export.graph import (
     random_inputs,
     write_onnx,
 )
-from demo_sdtps.runtime.files import atomic_write, check_output_file
+from demo_sdtps.runtime.files import atomic_write, check_output_file, lock_file
 
 __all__ = ["Patterns", "convert_onnx", "export_model", "export_program", "random_inputs"]
 
@@ -126,10 +127,11 @@ def export_model(
     with torch in float32, and print the comparison. int8 is calibrated on `samples`; another precision than float32 is compared
     with it on `data`, if given, whatever that shows."""
     is_openvino = path.suffix == ".xml"
-    suffixes = [path.suffix, *([".bin"] if is_openvino else []), ".md"]
-    for suffix in suffixes[1:]:
+    suffixes = [".md", path.suffix, *([".bin"] if is_openvino else [])]
+    for suffix in {*suffixes} - {path.suffix}:
         check_output_file(path.with_suffix(suffix), suffix, overwrite)
-    with TemporaryDirectory() as folder:
+    lock = lock_file(path.with_name(f".{path.name}.lock"), f"The output {path}")
+    with lock, TemporaryDirectory() as folder, ExitStack() as files:
         plain = Path(folder, f"float32{path.suffix}")
         onnx = plain.with_suffix(".onnx")
         write_onnx(extractor, onnx, inputs)
@@ -150,9 +152,9 @@ def export_model(
             lines += compare_files(extractor.cfg, models, data)
         card = extractor.generate_model_card(file=path.name, input=inputs, precision=precision)
         final.with_suffix(".md").write_text(str(card), encoding="utf-8")
-        for suffix in reversed(suffixes):
-            with atomic_write(path.with_suffix(suffix)) as temporary:
-                shutil.copyfile(final.with_suffix(suffix), temporary)
+        for suffix in suffixes:  # all are written before any gets its name, the last of them first
+            temporary = files.enter_context(atomic_write(path.with_suffix(suffix)))
+            shutil.copyfile(final.with_suffix(suffix), temporary)
     size = sum(path.with_suffix(suffix).stat().st_size for suffix in suffixes) / 2**20
     print_lines(
         *lines,

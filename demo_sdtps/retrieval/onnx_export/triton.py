@@ -29,10 +29,9 @@ def check_repository(repository: Path, model: Path, overwrite: bool) -> None:
 def write_repository(repository: Path, model: Path) -> None:
     """Write the exported `model`, and then its configuration, with which the server loads it."""
     config, copy = repository_files(repository, model)
-    with atomic_write(copy) as temporary:
+    with atomic_write(config) as text, atomic_write(copy) as temporary:
+        text.write_text(model_config(model), encoding="utf-8")
         shutil.copyfile(model, temporary)
-    with atomic_write(config) as temporary:
-        temporary.write_text(model_config(model), encoding="utf-8")
 
 
 def model_config(model: Path) -> str:
