@@ -4,6 +4,7 @@
 # make test-slow  the slow tests: killed runs, studies, benchmarks, compiled models, several processes
 # make test-all   both
 # make test-seeds the numeric tests with five seeds, as this processor is and as others compute: runs/seeds.json (half an hour)
+# make mutants    mistakes planted in the package, which the tests must notice: ARGUMENTS='--only evaluation/' (an hour for all)
 # make test-hosts the plug-in on checkouts of the code bases that it knows: HOSTS=<folder> make test-hosts (half an hour)
 # make lint       ruff (format and rules) and mypy
 # make study      the variants of studies/ that docs/results/ does not hold yet (all of them: half a day on two cores); then make tables
@@ -31,7 +32,7 @@ TEST_WORKERS ?= auto
 SLOW ?= slow
 TEST := $(PY) -m pytest --numprocesses $(TEST_WORKERS) --maxprocesses 8
 
-.PHONY: setup demo demo-seps study tables bench docs gpu-check test test-slow test-seeds test-hosts test-all lint
+.PHONY: setup demo demo-seps study tables bench docs gpu-check test test-slow test-seeds test-hosts test-all mutants lint
 
 setup: $(INSTALLED)
 
@@ -98,6 +99,9 @@ test-slow: setup
 
 test-seeds: setup
 	$(PY) -m tests.helpers.seeds --json runs/seeds.json
+
+mutants: setup
+	$(PY) -m tests.helpers.mutants $(ARGUMENTS)
 
 test-hosts: setup
 	$(PY) -m pytest -n 0 -s tests/plug_in/test_hosts.py tests/plug_in/test_hosts_demo.py tests/plug_in/test_slim_hosts.py

@@ -92,7 +92,7 @@ def expected_samples(rows, split, modalities=MODALITIES):
 
 
 def write_table(path, rows):
-    with open(path, "w", newline="") as file:
+    with open(path, "w", newline="", encoding="utf-8-sig") as file:  # as spreadsheets write it
         writer = csv.writer(file)
         writer.writerow(["identity", "camera", "split", "note", "rgb", "ni", "ti"])
         for split, _, identity, camera, paths in rows:

@@ -119,8 +119,8 @@ def test_half_of_the_images_are_erased_with_normal_noise(tiny_root):
 @pytest.mark.parametrize("absent", [(), (0,), (0, 2)])
 @pytest.mark.parametrize("joint", [False, True], ids=["triplet", "triplet with its mask"])
 def test_dropout_keeps_one_of_the_present_modalities(tiny_root, absent, joint):
-    """Each of them in some draw; the mask, which is no modality, is never dropped."""
-    opts = ("INPUT.JOINT_AUGMENTATION", str(joint), "INPUT.MODALITY_DROPOUT", "0.9")
+    """Each of them in some draw, also where all would be dropped; the mask, which is no modality, is never dropped."""
+    opts = ("INPUT.JOINT_AUGMENTATION", str(joint), "INPUT.MODALITY_DROPOUT", "0.999")
     transform = TrainTransform(config(tiny_root, *PLAIN, *opts))
     images = [None if place in absent else random_image(seed=place) for place in range(3)]
     white = torch.full((1, 32, 16), 255, dtype=torch.uint8) if joint else None

@@ -239,6 +239,19 @@ def test_pairs_weights_and_widths(switches_and_model):
     assert list(model.layout.widths.items()) == [(name, head_width(name)) for name in heads]
 
 
+@pytest.mark.parametrize("feeds", [True, False])
+@torch.no_grad()
+def test_hdm_reads_what_sdtps_makes_or_all_patches(feeds):
+    model = tiny_model("MODEL.HDM", True, "MODEL.SDTPS_FEEDS_HDM", feeds).eval()
+    context = model.forward_features(*random_images(10)).context
+    selected = {name: each.tokens for name, each in model.select_patches(context).items()}
+    features = model.forward_head(context)
+    read = selected if feeds else context.tokens
+    assert torch.equal(features["moe"], model.hdm(read, context.global_feats).flatten(1))
+    means = [tokens.mean(dim=1) for tokens in selected.values()]
+    assert torch.equal(features["sdtps"], torch.cat(means, dim=1))
+
+
 @pytest.mark.parametrize(
     "opts, near",
     [(BOTH, (1,)), ((*BOTH, "MODEL.USE_SDTPS", False), (1, 2, 3))],
@@ -252,6 +265,8 @@ def test_autocast_leaves_features_in_float32_and_near(opts, near):
     expected = extract_patterns(model, images, cameras)[0]
     with torch.autocast("cpu", torch.bfloat16):
         actual = extract_patterns(model, images, cameras)[0]
+        heads = model.forward_head(model.forward_features(images, cameras).context)
+    assert {feature.dtype for feature in heads.values()} == {torch.float32}
     for pattern, feature in actual.items():
         assert feature.dtype is torch.float32
         assert not torch.equal(feature, expected[pattern])

@@ -158,7 +158,7 @@ def test_centers_start_as_standard_normal():
     assert float(centers.std()) == pytest.approx(1, abs=6 * standard_error)
 
 
-@pytest.mark.parametrize("auxiliary", [None, torch.tensor([0.75])], ids=["none", "a tensor"])
+@pytest.mark.parametrize("auxiliary", [None, torch.tensor([0.75, 0.25])], ids=["none", "two"])
 @pytest.mark.parametrize("sampler", ["softmax_triplet", "softmax"])
 @pytest.mark.parametrize("kind", ["triplet", "center", "triplet_center"])
 @pytest.mark.parametrize(
@@ -170,14 +170,15 @@ def test_centers_start_as_standard_normal():
     ids=["as by default", "with a margin, not smoothed"],
 )
 def test_total_of_every_metric_loss(kind, sampler, auxiliary, opts, smoothing, margin):
-    """The triplet loss needs the batches of identities; the number at the end of the outputs is added as it is."""
+    """The triplet loss needs the batches of identities; of the loss of scores, a number of each process,
+    the mean is added as it is."""
     weights = "SOLVER.CENTER_LOSS_WEIGHT 0.02 MODEL.ID_LOSS_WEIGHT 0.25 MODEL.TRIPLET_LOSS_WEIGHT 3"
     kinds = f"MODEL.METRIC_LOSS_TYPE {kind} DATALOADER.SAMPLER {sampler}"
     cfg = tiny_cfg(*opts.split(), *kinds.split(), *weights.split())
     torch.manual_seed(shift_seed(2))
     losses = make_center_losses(cfg, 6, WIDTHS)
     outputs, labels = draw_pairs()
-    expected = scale = 0.0 if auxiliary is None else float(auxiliary)
+    expected = scale = 0.0 if auxiliary is None else float(auxiliary.mean())
     for index, weight in enumerate(PAIRS.values()):
         logits, features = (tensor.double() for tensor in outputs[2 * index : 2 * index + 2])
         pair = 0.25 * float(reference.label_smoothed_cross_entropy(logits, labels, smoothing))

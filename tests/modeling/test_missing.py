@@ -14,6 +14,7 @@ from demo_sdtps.datasets import loaders, read_splits
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
+from demo_sdtps.modeling.modalities import is_missing
 from tests.reference import sdtps as reference
 from tests.reference.fusion import MODALITIES_OF
 
@@ -127,6 +128,12 @@ def backbone_inputs(model, call):
     call()
     handle.remove()
     return images
+
+
+def test_an_image_of_zeros_alone_is_missing():
+    images = torch.zeros(3, 3, 4, 2)
+    images[1, 2, 3, 1] = images[2] = 0.1
+    assert is_missing({"NI": images})["NI"].tolist() == [[True], [False], [False]]
 
 
 @pytest.mark.parametrize("cases", [CASES, CASES[:1], CASES[3:5]], ids=["all", "complete", "two"])

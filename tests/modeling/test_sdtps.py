@@ -51,6 +51,21 @@ def test_a_missing_modality_guides_itself_alone():
                 assert torch.equal(one[index], other[index]) != is_guided
 
 
+def test_of_equal_patches_the_first_are_kept():
+    """Of so many that torch's own order of equal numbers is another one."""
+    kept, mask = sdtps.select(torch.tensor([0.0, 1.0]).repeat_interleave(64).expand(2, -1), 80)
+    assert kept.tolist() == 2 * [[*range(64, 128), *range(16)]]
+    assert mask.nonzero()[:, 1].tolist() == 2 * [*range(16), *range(64, 128)]
+
+
+def test_a_token_of_zeros_is_like_nothing():
+    tokens, guides = torch.randn(2, 5, 8), torch.randn(3, 2, 8)
+    tokens[1, 2] = guides[0, 1] = 0
+    expected = torch.zeros(3, 2, 5, dtype=torch.bool)
+    expected[0, 1] = expected[:, 1, 2] = True
+    assert torch.equal(sdtps.cosines(tokens, guides) == 0, expected)
+
+
 def test_nothing_dropped_leaves_an_extra_token_of_zeros():
     module = build(7, 10, 20, 1.0, 0.4, 0.25)
     tokens, global_feats = draw(8, 2, 10, 20)

@@ -31,7 +31,7 @@ def saliency(image, grid, size, stride):
         if row in (0, rows - 1) or column in (0, columns - 1)
     ]
     nearest = {
-        place: sorted((colours[place] - colours[other]).norm().item() for other in border)[2]
+        place: sorted((colours[place] - colours[other]).norm().item() for other in border)[:3][-1]
         for place in places
     }
     queue, way = sorted((nearest[place], place) for place in border), {}

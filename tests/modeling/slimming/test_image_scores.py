@@ -139,6 +139,15 @@ def test_saliency_equals_the_slow_one(positions):
         )
 
 
+@pytest.mark.parametrize("grid", [(1, 1), (1, 2), (2, 1), (1, 5), (4, 1), (2, 2), (9, 7)], ids=str)
+def test_saliency_of_any_grid(grid):
+    """Also of one with fewer patches than are compared, and of a row or a column, whose border is counted once."""
+    image, side = torch.rand(1, 3, 2 * grid[0], 2 * grid[1], generator=generator(7)), (2, 2)
+    actual = saliency({"TI": image}, side, side, grid)["TI"]
+    expected = patch_scores.saliency(image[0].double(), grid, side, side)
+    assert_close(actual[0], expected, 4, 3, sum(grid), scale=1.0)
+
+
 def test_an_object_is_salient_also_where_it_touches_the_border():
     """And nothing of an even picture is."""
     image = torch.full((2, 3, 45, 45), 0.5)

@@ -206,7 +206,8 @@ def test_dropped_patches_far_below_the_best_still_make_a_mean():
 
 
 def test_the_loss_against_masks():
-    """Binary cross-entropy written out, its mean over patches, images, modalities and stages, times its weight once."""
+    """Binary cross-entropy written out, its mean over patches, images, modalities and stages, 0 for a missing image, times
+    its weight once."""
     opts = (
         "MODEL.SLIM_SCORE",
         "supervised",
@@ -218,9 +219,13 @@ def test_the_loss_against_masks():
     cfg, backbone, slimming = build("test_vit", "[1,2]", "[0.5,0.5]", *opts)
     images, shares = draw(cfg), torch.rand(2, 8, dtype=torch.double)
     stem = run_stem(backbone, images, 1)
-    actual = slim_backbone(slimming.train(), backbone, stem, foreground=shares)
+    present = {name: torch.ones(2, 3, 1, 1) for name in MODALITIES}
+    present["TI"][1] = 0
+    actual = slim_backbone(slimming.train(), backbone, stem, present, shares)
     terms = [
         cross_entropy(stage.score[name][row], shares[row, stage.scored[name][row]])
+        if present[name][row].any()
+        else [0.0]
         for stage in actual.stages
         for name in MODALITIES
         for row in range(2)

@@ -1,0 +1,134 @@
+"""How much the tests notice: the mistakes of tests/mutants.yml are planted in a copy of the checkout, one at a time, and the
+tests that belong to them run: python -m tests.helpers.mutants [--only TEXT] [--sample N --seed S]
+
+Prints which are noticed, and writes runs/mutants.json; the exit code is 1 where fewer than LEAST are.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import timm  # noqa: F401  # slow to import, as torch and torchvision, which it imports
+import yaml
+
+from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.record import commit
+
+ROOT = Path(__file__).resolve().parents[2]
+LIST, JSON = ROOT / "tests" / "mutants.yml", Path("runs/mutants.json")
+LEAST = 0.9
+LIMIT = 300
+"""Seconds after which tests that do not end have noticed."""
+COPIED = {"demo_sdtps", "tests", "tools", "anyio"}  # and a plugin, which pytest imports itself
+NOTICED, LIVED, EQUIVALENT = "noticed", "lived", "equivalent"
+
+
+class Mutant(NamedTuple):
+    """The text `before` of a file of the package, which is there once, and `after`, which takes its place; `tests` are words of
+    pytest, `reason` why no test can notice, "" where one should."""
+
+    file: str
+    name: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    reason: str = ""
+
+    def plant(self, root: Path) -> str:
+        """The text of the file in a checkout with the mistake."""
+        text = (root / "demo_sdtps" / self.file).read_text(encoding="utf-8")
+        if (count := text.count(self.before)) != 1:
+            raise ValueError(f"{self.file} has the text of {self.name!r} {count} times, not once.")
+        return text.replace(self.before, self.after)
+
+
+def read_mutants(path: Path = LIST) -> Iterator[Mutant]:
+    """Those of the list. Of the tests of a file the slow ones are left out, of those that a mutant names none."""
+    for file, group in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+        for name, (before, after, *words) in group["mutants"].items():
+            words = words[0].split() if words else [*group["tests"].split(), "-m", "not slow"]
+            tests = tuple(f"tests/{word}" if ".py" in word else word for word in words)
+            yield Mutant(file, name, before, after, tests)
+        for name, (before, after, reason) in group.get(EQUIVALENT, {}).items():
+            yield Mutant(file, name, before, after, (), reason)
+
+
+def run_tests(root: Path, tests: tuple[str, ...]) -> int | None:
+    """pytest's exit code in a copy of the checkout: 0, or 1 where a test fails; None where the tests do not end."""
+    log = root / "pytest.log"
+    process = multiprocessing.get_context("fork").Process(target=call_pytest, args=(log, tests))
+    process.start()
+    process.join(LIMIT)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        return None
+    if process.exitcode not in (0, 1):
+        raise SystemExit(f"{' '.join(tests)} cannot run:\n{log.read_text(errors='replace')}")
+    return process.exitcode
+
+
+def call_pytest(log: Path, tests: tuple[str, ...]) -> None:
+    """pytest in the folder of `log`, in a process that has what is slow to import, and nothing of the checkout."""
+    os.setsid()
+    with open(log, "wb") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    os.chdir(log.parent)
+    sys.path.insert(0, str(log.parent))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # a file may change twice in a second
+    sys.dont_write_bytecode = True
+    for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
+        del sys.modules[name]
+    sys.exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="those with this text in their file: name")
+    parser.add_argument("--sample", type=int, metavar="N", help="N of them, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    mutants = [each for each in read_mutants() if arguments.only in f"{each.file}: {each.name}"]
+    count = min(arguments.sample or len(mutants), len(mutants))
+    rows, counts, sound = [], Counter(), set()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "checkout")
+        others = shutil.ignore_patterns(".*", "__pycache__", "runs", "data", "build")
+        shutil.copytree(ROOT, root, symlinks=True, ignore=others)
+        for mutant in progress(random.Random(arguments.seed).sample(mutants, count), "mutants"):
+            result, file = EQUIVALENT, root / "demo_sdtps" / mutant.file
+            if not mutant.reason:
+                text = file.read_text(encoding="utf-8")
+                file.write_text(mutant.plant(root), encoding="utf-8")
+                result = LIVED if run_tests(root, mutant.tests) == 0 else NOTICED
+                file.write_text(text, encoding="utf-8")
+            if result == NOTICED and mutant.tests not in sound:
+                sound.add(mutant.tests)
+                if run_tests(root, mutant.tests) != 0:
+                    raise SystemExit(f"{' '.join(mutant.tests)} fails without any mistake.")
+            print(f"{result:11}{mutant.file}: {mutant.name} {mutant.reason}", flush=True)
+            rows.append({"file": mutant.file, "name": mutant.name, "result": result})
+            counts[result] += 1
+    JSON.parent.mkdir(exist_ok=True)
+    content = {**commit(), "counts": counts, "mutants": rows}
+    JSON.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    asked = counts[NOTICED] + counts[LIVED]
+    print(f"{counts[NOTICED]} of {asked} noticed, {counts[EQUIVALENT]} equivalent: {JSON}")
+    return int(counts[NOTICED] < LEAST * asked)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
