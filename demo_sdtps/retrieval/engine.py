@@ -11,7 +11,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.runtime.errors import check_extra
 
 TABLE = "features"
-READ_AHEAD = 1 << 25  # bytes, in place of LanceDB's 2 GiB
+READ_AHEAD = 1 << 23  # bytes, in place of LanceDB's 2 GiB
 OLD_FILES = {"store.json", ".store.json.part"}  # of an index or export of earlier versions
 
 

@@ -157,22 +157,21 @@ def write_csv(
 def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The `count` smallest distances (Q, count) by products in float32, ascending, and their rows."""
     sides = torch.from_numpy(queries).split(FLAT_QUERIES)
-    best = [(side.new_empty(len(side), 0), torch.empty(len(side), 0).long()) for side in sides]
+    values = [side.new_full((len(side), count), torch.inf) for side in sides]
+    places = [torch.full((len(side), count), -1) for side in sides]
     for rows, block in gallery.blocks("searching"):
         others = torch.from_numpy(block if block.flags.writeable else block.copy())
-        numbers = torch.from_numpy(rows)
-        lengths = others.square().sum(1)
-        for place, (side, (values, places)) in enumerate(zip(sides, best, strict=True)):
-            near, index = torch.addmm(lengths, side, others.T, alpha=-2).topk(
-                min(count, len(block)), largest=False
-            )
-            values, places = torch.cat([values, near], 1), torch.cat([places, numbers[index]], 1)
-            values, order = values.topk(min(count, values.shape[1]), largest=False)
-            best[place] = values, places.gather(1, order)
-    values, places = map(torch.cat, zip(*best, strict=True))
-    return (
-        values + torch.from_numpy(queries).square().sum(1, keepdim=True)
-    ).numpy(), places.numpy()
+        lengths, numbers = others.square().sum(1), torch.from_numpy(rows)
+        for side, best, nearest_rows in zip(sides, values, places, strict=True):
+            products = torch.addmm(lengths, side, others.T, alpha=-2)
+            # few queries have a nearer one in a later block; the others are not sorted
+            closer = torch.nonzero(products.amin(1) < best[:, -1])[:, 0]
+            near, index = products[closer].topk(min(count, len(block)), largest=False)
+            near, order = torch.cat([best[closer], near], 1).topk(count, largest=False)
+            index = torch.cat([nearest_rows[closer], numbers[index]], 1)
+            best[closer], nearest_rows[closer] = near, index.gather(1, order)
+    lengths = torch.from_numpy(queries).square().sum(1, keepdim=True)
+    return (torch.cat(values) + lengths).numpy(), torch.cat(places).numpy()
 
 
 def _order_hits(

@@ -65,10 +65,12 @@ class Rows:
 
     def present(self) -> np.ndarray:
         """Which of MODALITIES are present in each row, (n, 3) bool."""
-        texts = self.columns["present"].to_numpy()
-        names, kind = np.unique(texts.astype(str), return_inverse=True)
-        sets = [[name in text.split(",") for name in MODALITIES] for text in names.tolist()]
-        return np.array(sets, bool).reshape(-1, len(MODALITIES))[kind]
+        kinds = self.columns["present"].combine_chunks().dictionary_encode()
+        sets = [
+            [name in text.split(",") for name in MODALITIES]
+            for text in kinds.dictionary.to_pylist()
+        ]
+        return np.array(sets, bool).reshape(-1, len(MODALITIES))[kinds.indices.to_numpy()]
 
     def gallery(self) -> Gallery:
         """What a search needs."""
@@ -183,13 +185,13 @@ class Table:
             for batch in query.to_batches(batch_size=BATCH):
                 if not np.array_equal(label_checks(batch, labels), batch[LABEL_CHECK].to_numpy()):
                     raise self.damage()
-                batches.append(batch.select([*kept, ROW_ID]))
+                rows = batch[ROW_ID].to_numpy()
+                is_kept = np.ones(len(rows), bool) if chosen is None else np.isin(rows, chosen)
+                # a copy, as a column of a batch keeps the memory of all
+                batches.append(batch.select([*kept, ROW_ID]).filter(pa.array(is_kept)))
             schema = pa.schema([*map(self.schema.field, kept), (ROW_ID, pa.uint64())])
             table = pa.Table.from_batches(batches, schema)
             stored = table[ROW_ID].to_numpy()
-            if chosen is not None:
-                is_chosen = np.isin(stored, chosen)
-                table, stored = table.filter(pa.array(is_chosen)), stored[is_chosen]
             order = pc.sort_indices(table[self.key]).to_numpy()
         row_of = np.empty(len(order), np.int64)
         row_of[order] = np.arange(len(order))
