@@ -22,6 +22,9 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 UNKNOWN = -1
 """Identity and camera of images without labels."""
 
+SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN", "lost+found")
+"""Names of folders in which systems keep copies of images."""
+
 # folders of the MSV data sets (MSVR310, MSVWild863)
 VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
 
@@ -99,30 +102,58 @@ def existing(folder: Path) -> Path:
     return folder
 
 
+def is_folder(place: Path) -> bool:
+    """Whether a folder is at a place. Raises `UserError` for a link that leads nowhere, as to a disk that is not mounted."""
+    if place.is_symlink() and not place.exists():
+        raise UserError(f"The folder {place} is a link that leads nowhere; correct or remove it.")
+    return place.is_dir()
+
+
+def file_key(path: str | os.PathLike) -> tuple[int, int] | str:
+    """What all paths and links of one file have in common, and of one folder."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return os.fspath(path)
+    return status.st_dev, status.st_ino
+
+
+def is_hidden(name: str) -> bool:
+    """Whether systems hide a file or folder of this name, as macOS's ._x.jpg beside x.jpg."""
+    return name.startswith(".") or name in SYSTEM_FOLDERS
+
+
 def image_names(
-    folder: Path, others: Collection[str] | None = None, only: str | None = None
+    folder: Path,
+    others: Collection[str] | None = None,
+    only: str | None = None,
+    parents: tuple = (),
 ) -> dict[str, str]:
     """Names of the images in a folder by their stems, unordered, of one stem with `only`; with `others` also those in nested
-    folders, as paths from `folder`, but for those of these names. Hidden files and folders count as none.
+    folders, as paths from `folder`, but for those of these names. Links are followed, but for one to a folder of `parents`,
+    those that it lies in; one that leads nowhere counts as an image, which the reader of pixels tells of. Hidden files and
+    folders count as none.
     """
     names: dict[str, str] = {}
-    for entry in [*os.scandir(existing(folder))]:
+    parents = (*parents, file_key(existing(folder)))
+    for entry in [*os.scandir(folder)]:
         name, (stem, ending) = entry.name, os.path.splitext(entry.name)
-        if name.startswith("."):  # hidden, as macOS's ._x.jpg beside x.jpg
+        if only not in (None, stem) or (is_hidden(name) and not only):
             continue
-        if ending.lower() in endings() and only in (None, stem):
-            if (other := names.setdefault(stem, name)) != name:
-                raise UserError(
-                    f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
-                    "image of a triplet; remove one of them."
-                )
-        elif (
-            others is not None
-            and name not in {*others, MASK}
-            and entry.is_dir(follow_symlinks=False)
-        ):
-            nested = image_names(folder / name, others)
+        is_link = entry.is_symlink()
+        if others is not None and (os.path.isdir(entry) if is_link else entry.is_dir()):
+            if name in {*others, MASK} or (is_link and file_key(entry) in parents):
+                continue
+            nested = image_names(folder / name, others, parents=parents)
             names |= {f"{name}/{stem}": f"{name}/{path}" for stem, path in nested.items()}
+            continue
+        if ending.lower() not in endings() and not (is_link and not os.path.exists(entry)):
+            continue
+        if (other := names.setdefault(stem, name)) != name:
+            raise UserError(
+                f"The folder {folder} has both {min(name, other)} and {max(name, other)}, which name the same "
+                "image of a triplet; remove one of them."
+            )
     return names
 
 
@@ -140,7 +171,7 @@ def find_triplets(
     None where a folder has none, or is missing itself."""
     paths: dict[str, dict[str, str]] = {modality: {} for modality in MODALITIES}
     for modality, place in places.items():
-        if place.is_dir():
+        if is_folder(place):
             names = image_names(place, others, only)
             paths[modality] = {name: str(place / path) for name, path in names.items()}
     return {

@@ -14,8 +14,10 @@ from demo_sdtps.datasets.base import (
     Reader,
     Sample,
     endings,
+    file_key,
     find_triplets,
     image_names,
+    is_folder,
 )
 
 LAYOUT = f"the folders {', '.join(MODALITIES)}, or some of them, with images of equal names"
@@ -32,21 +34,25 @@ class Triplet(Sample):
 
     def stamp(self) -> str:
         """What its features depend on: of each file the size in bytes and the times of modification and of change, of its name
-        too, in nanoseconds, "-" for a missing one; and the camera, if known."""
-        status = (path and os.stat(path) for path in self.paths)
-        files = (
-            f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}" if stat else "-"
-            for stat in status
-        )
+        too, in nanoseconds, "-" for a missing one, "?" for a link that leads nowhere; and the camera, if known."""
+        files = []
+        for path in self.paths:
+            try:
+                status = path and os.stat(path)
+            except OSError:
+                files.append("?")
+                continue
+            times = status and (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            files.append(":".join(map(str, times)) if times else "-")
         return " ".join([*files, *filter(None, [self.labels.get("camera")])])
 
     def without(self, broken: Collection[str]) -> "Triplet":
         """With None for these paths, which may be all."""
         return replace(self, paths=tuple(None if path in broken else path for path in self.paths))
 
-    def real_paths(self) -> set[str]:
-        """Its files, without symbolic links."""
-        return {os.path.realpath(path) for path in self.paths if path}
+    def file_keys(self) -> set:
+        """`file_key` of each of its files."""
+        return {*map(file_key, self.files)}
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Folders:
         """The folder of each modality that there is one of in `root`."""
         places: dict[str, Path] = {}
         for name, modality in self.by_name.items():
-            if (root / name).is_dir():
+            if is_folder(root / name):
                 places.setdefault(modality, root / name)
         return places
 

@@ -4,7 +4,16 @@ import re
 from pathlib import Path
 
 from demo_sdtps.config import UserError
-from demo_sdtps.datasets.base import VIS_NI_TH, Naming, Reader, Sample, existing, triplet_paths
+from demo_sdtps.datasets.base import (
+    VIS_NI_TH,
+    Naming,
+    Reader,
+    Sample,
+    existing,
+    is_folder,
+    is_hidden,
+    triplet_paths,
+)
 
 FOLDERS = {"train": "bounding_box_train", "query": "query3", "gallery": "bounding_box_test"}
 NAMING = Naming(
@@ -18,7 +27,7 @@ NAMING = Naming(
 def read(root: Path, split: str) -> list[Sample]:
     samples = []
     for folder in sorted(existing(root / "MSVR310" / FOLDERS[split]).iterdir()):
-        if not folder.is_dir() or folder.name.startswith("."):  # such as .DS_Store
+        if is_hidden(folder.name) or not is_folder(folder):
             continue
         triplets = triplet_paths(folder, VIS_NI_TH)
         if not triplets:

@@ -1,6 +1,5 @@
 """Own data without code: DATASETS.NAMES Folder and CSV (docs/own_data.md). A triplet may lack images of some modalities."""
 
-import csv
 import logging
 import os
 import re
@@ -10,10 +9,19 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, UserError
-from demo_sdtps.datasets.base import QUERY, SPLITS, Reader, Sample, find_triplets
+from demo_sdtps.datasets.base import (
+    QUERY,
+    SPLITS,
+    Reader,
+    Sample,
+    file_key,
+    find_triplets,
+    is_folder,
+)
 from demo_sdtps.datasets.folders import (
     PLAIN,
     Folders,
@@ -22,6 +30,7 @@ from demo_sdtps.datasets.folders import (
     read_folders,
     read_query,
 )
+from demo_sdtps.datasets.labels import compile_pattern, name_labels, number_labels, read_table
 
 logger = logging.getLogger(__name__)
 JUNK = "-1"
@@ -58,28 +67,12 @@ def folder_reader(cfg: CfgNode) -> Reader:
 def csv_reader(cfg: CfgNode) -> Reader:
     """Reader of the table DATASETS.ROOT_DIR with the columns COLUMNS, whose paths are relative to its folder."""
     table = Path(cfg.DATASETS.ROOT_DIR)
-    columns, lines = _read_table(table) if table.is_file() else (COLUMNS, [])
+    columns, lines = read_table(table) if table.is_file() else (COLUMNS, [])
     return _make_reader(
         lambda: _table_rows(table, columns, lines, cfg.MODEL.MODALITIES),
         "camera" in columns,
         layout=f", which must be a table with {','.join(COLUMNS)}",
     )
-
-
-def compile_pattern(cfg: CfgNode) -> re.Pattern:
-    """DATASETS.PATTERN, which must have the group identity."""
-    try:
-        pattern = re.compile(cfg.DATASETS.PATTERN)
-    except re.error as error:
-        raise UserError(
-            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} is no regular expression ({error}); correct it (docs/own_data.md)."
-        ) from None
-    if "identity" not in pattern.groupindex:
-        raise UserError(
-            f"DATASETS.PATTERN {cfg.DATASETS.PATTERN!r} has no group identity; write one such as "
-            "(?P<identity>\\d+) (docs/own_data.md)."
-        )
-    return pattern
 
 
 def read_triplets(
@@ -102,21 +95,24 @@ def read_triplets(
         triplets = read_query(place, folders, modalities)
     else:
         triplets = read_folder(place, folders, modalities)
-    matches = [pattern.search(triplet.name) if pattern else None for triplet in triplets]
-    if pattern and split != QUERY and not any(matches):
+    names = [
+        name_labels(pattern, triplet.name, triplet.files[0]) if pattern else {}
+        for triplet in triplets
+    ]
+    if pattern and split != QUERY and not any(names):
         raise UserError(
             f"The pattern {pattern.pattern!r} is in no name of {place}, such as {triplets[0].name}; correct it."
         )
-    default, labelled = {"camera": camera} if camera else {}, []
-    for triplet, match in zip(triplets, matches, strict=True):
-        groups = {name: text for name, text in match.groupdict().items() if text} if match else {}
-        labelled.append(replace(triplet, labels={**default, **triplet.labels, **groups}))
-    return labelled
+    default = {"camera": camera} if camera else {}
+    return [
+        replace(triplet, labels={**default, **triplet.labels, **labels})
+        for triplet, labels in zip(triplets, names, strict=True)
+    ]
 
 
 def _table_triplets(table: Path, split: str, modalities: Collection[str]) -> list[Triplet]:
     """The triplets of a table, whose names are their first paths in it."""
-    columns, lines = _read_table(table)
+    columns, lines = read_table(table)
     images = [modality.lower() for modality in modalities if modality.lower() in columns]
     if not images:
         raise UserError(
@@ -144,8 +140,8 @@ def _table_triplets(table: Path, split: str, modalities: Collection[str]) -> lis
 def _make_reader(
     read_rows: Callable[[], list[TripletRow]], has_cameras: bool, layout: str
 ) -> Reader:
-    """Reader of the rows of all splits, on which the numbers of identities and cameras depend. Without cameras each triplet is
-    a scene of its own."""
+    """Reader of the rows of all splits, on which the numbers of identities and cameras depend. Without cameras those of
+    `number_scenes` take their place."""
     read_rows = cache(read_rows)
 
     def read(root: Path, split: str) -> list[Sample]:
@@ -153,7 +149,7 @@ def _make_reader(
         identities = number_labels(row.identity for row in rows)
         cameras = number_labels(row.camera for row in rows)
         order = {camera: place for place, camera in enumerate(sorted(set(cameras.values())))}
-        scenes = {row.paths: number for number, row in enumerate(rows)}
+        scenes = number_scenes([row.paths for row in rows])
         return [
             Sample(
                 row.paths,
@@ -162,21 +158,29 @@ def _make_reader(
                 camera_name=row.camera,
             )
             if has_cameras
-            else Sample(row.paths, identities[row.identity], scene=scenes[row.paths])
-            for row in rows
+            else Sample(row.paths, identities[row.identity], scene=scene)
+            for row, scene in zip(rows, scenes, strict=True)
             if row.split == split
         ]
 
     return Reader(read, layout, by_scene=not has_cameras, locate=lambda root: root)
 
 
-def number_labels(labels: Iterable[str]) -> dict[str, int]:
-    """A number for each label: its own where all are different whole numbers, else its place in the order of all."""
-    distinct = sorted(set(labels))
-    numbers = {int(label) for label in distinct if label.isdecimal() and len(label) < 19}
-    if len(numbers) == len(distinct):
-        return {label: int(label) for label in distinct}
-    return {label: place for place, label in enumerate(distinct)}
+def number_scenes(triplets: Sequence[tuple[str | None, ...]]) -> list[int]:
+    """A number for each triplet, by its paths; those that have a file in common, by whatever links, have one."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    numbers: dict[object, int] = {}
+    edges = [
+        (row, numbers.setdefault(file_key(path), len(triplets) + len(numbers)))
+        for row, paths in enumerate(triplets)
+        for path in filter(None, paths)
+    ]
+    size = len(triplets) + len(numbers)
+    places = np.array(edges, np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(edges)), (places[0], places[1])), shape=(size, size))
+    return connected_components(graph, directed=False)[1][: len(triplets)].tolist()
 
 
 def _folder_rows(
@@ -186,7 +190,7 @@ def _folder_rows(
     there = {
         name
         for name in modalities
-        if any((root / folders[split] / folders[name]).is_dir() for split in SPLITS)
+        if any(is_folder(root / folders[split] / folders[name]) for split in SPLITS)
     }
     _check_absent(
         {name: f"folder {folders[name]}" for name in modalities}, there, f"the splits of {root}"
@@ -194,15 +198,17 @@ def _folder_rows(
     for split in SPLITS:
         places = {name: root / folders[split] / folders[name] for name in modalities}
         for stem, paths in find_triplets(places, set(folders.values())).items():
-            match = pattern.search(stem)
-            labels = match.groupdict() if match else {}
+            file = next(filter(None, paths))
+            labels = name_labels(pattern, stem, file)
             empty = [
-                name for name in ("identity", "camera") if labels.get(name, "none") in ("", None)
+                name
+                for name in ("identity", "camera")
+                if name in pattern.groupindex and name not in labels
             ]
-            if not match or empty:
-                why = f", whose group {empty[0]} it leaves empty" if empty else ""
+            if empty:
+                why = f", whose group {empty[0]} it leaves empty" if labels else ""
                 raise UserError(
-                    f"The image {next(filter(None, paths))} does not follow DATASETS.PATTERN {pattern.pattern!r}{why}; rename "
+                    f"The image {file} does not follow DATASETS.PATTERN {pattern.pattern!r}{why}; rename "
                     "or remove it, or give another pattern, without the group camera where there are none."
                 )
             camera = labels.get("camera", "")
@@ -228,25 +234,14 @@ def _warn(text: str) -> None:
         logger.warning(text)
 
 
-def _read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Columns and lines of a table."""
-    try:
-        with open(table, encoding="utf-8-sig", newline="") as file:
-            lines = csv.DictReader(file)
-            return lines.fieldnames or (), [*lines]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(
-            f"{table} is no table in UTF-8 ({error}); save it as CSV, UTF-8 (docs/own_data.md)."
-        ) from None
-
-
 def _line_paths(
     table: Path, number: int, line: Mapping[str, str], modalities: Collection[str]
 ) -> tuple[str | None, ...]:
     """Paths of the images of these modalities in a line, in the order of MODALITIES."""
     files = [line.get(name.lower()) if name in modalities else None for name in MODALITIES]
     paths = tuple(str(table.parent / file) if file else None for file in files)
-    if absent := [path for path in paths if path and not os.path.isfile(path)]:
+    # a link that leads nowhere is left to the reader of pixels, as in a folder
+    if absent := [path for path in paths if path and not os.path.lexists(path)]:
         raise UserError(
             f"Line {number} of {table} names {absent[0]}, which is missing; correct the line or remove it."
         )

@@ -175,7 +175,7 @@ def find_hits(
         columns += calibration.judge(distances, *sets, arguments.false_accept or FALSE_ACCEPT)
     hits = []
     for query, line, *values in zip(queries, rows, *columns, strict=True):
-        excluded = set() if arguments.keep_self else query.real_paths()
+        excluded = set() if arguments.keep_self else query.file_keys()
         names = [gallery.names[row] for row in line if row >= 0]
         # another command may have added images since this one looked for them
         candidates = [
@@ -183,7 +183,7 @@ def find_hits(
             for name, *numbers in zip(names, *(column.tolist() for column in values), strict=False)
             if name in triplets
         ]
-        others = [hit for hit in candidates if excluded.isdisjoint(hit.triplet.real_paths())]
+        others = [hit for hit in candidates if excluded.isdisjoint(hit.triplet.file_keys())]
         hits.append(others[:top])
     return hits
 

@@ -1,0 +1,146 @@
+"""Labels in names and tables: whole, or refused (docs/own_data.md)."""
+
+import os
+import re
+
+import pytest
+from layouts import pixels, save
+from triplets import catch_message
+
+from demo_sdtps.config import UserError, load_cfg
+from demo_sdtps.datasets import read_splits
+from demo_sdtps.datasets.labels import name_labels, number_labels, read_table
+from demo_sdtps.datasets.own import number_scenes
+from demo_sdtps.evaluation.protocol import count_matched
+
+DEFAULT = r"(?P<identity>\d{6})_cam(?P<camera>\d+)"
+ONE_DIGIT = r"(?P<identity>-1|\d{4})_c(?P<camera>\d)"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        (DEFAULT, "000005_cam12_0", ["000005", "12"]),
+        (DEFAULT, "more/000005_cam1", ["000005", "1"]),
+        (DEFAULT, "x", []),
+        (DEFAULT, "1000005_cam1", "identity 000005 is a piece"),
+        (ONE_DIGIT, "0001_c1s1", ["0001", "1"]),
+        (ONE_DIGIT, "-1_c1s1", ["-1", "1"]),
+        (ONE_DIGIT, "0001_c12s1", "camera 1 is a piece"),
+        (ONE_DIGIT, "00012_c1s1", "identity 0012 is a piece"),
+        # what the rest of a pattern swallows
+        (r"(?P<identity>\d{4}).*c(?P<camera>\d)", "00012_c1", "identity 0001 is a piece"),
+        (r"(?P<identity>\d{4})(?P<image>\d{3})", "0001002", ["0001", "002"]),
+        (r"(?P<identity>\d{4})(\d{3})", "0001002", ["0001"]),
+        (r"(\d)(?P<identity>\d{4})", "10002", ["0002"]),
+        # the minus of a number, and a hyphen
+        (r"(?P<identity>\d+)_c", "-1_c1", "identity 1 is a piece"),
+        (r"(?P<identity>\d+)_c", "more/-1_c1", "identity 1 is a piece"),
+        (r"(?P<identity>\d+)_c", "person-1_c1", ["1"]),
+        (r"(?P<identity>[A-Z][a-z]+)", "Bo1", ["Bo"]),
+        (r"(?P<identity>\d+)(_c(?P<camera>\d))?", "7", ["7"]),
+        # folders
+        (DEFAULT, "000007_cam9/000005_cam1", "begin the pattern with"),
+        (DEFAULT, "000007_cam9/000007_cam9", ["000007", "9"]),
+        (DEFAULT + "[^/]*$", "000007_cam9/000005_cam1_0", ["000005", "1"]),
+        ("^" + DEFAULT, "000007_cam9/000005_cam1", ["000007", "9"]),
+        (r"(?P<identity>\d+)/cam(?P<camera>\d+)", "0012/cam3/0001", ["0012", "3"]),
+        (r"(?P<identity>\d+).*_c(?P<camera>\d)", "2024/0001_c1", "begin the pattern with"),
+    ],
+)
+def test_the_labels_of_a_name_are_whole(pattern, name, expected):
+    pattern, file = re.compile(pattern), f"RGB/{name}.jpg"
+    if isinstance(expected, list):
+        assert [*name_labels(pattern, name, file).values()] == expected
+    else:
+        message = catch_message(name_labels, pattern, name, file)
+        assert expected in message and file in message and repr(pattern.pattern) in message
+
+
+def test_cameras_with_two_digits_in_the_layout_of_market_1501(tmp_path):
+    places = (
+        "query/0010_c1s1_0",
+        "bounding_box_test/0010_c12s1_0",
+        "bounding_box_train/0002_c3s1_0",
+    )
+    for place in places:
+        save(tmp_path / f"{place}.png", pixels(1, 1, "RGB", 16, 32))
+    opts = ["DATASETS.ROOT_DIR", str(tmp_path), "MODEL.TRANSFORMER_TYPE", "test_vit"]
+    cfg = load_cfg("Own/RGB.yml", opts)
+    splits = read_splits(cfg)
+    names = [splits[name][0].camera_name for name in ("train", "query", "gallery")]
+    assert names == ["3", "1", "12"]
+    assert count_matched(cfg, splits["query"], splits["gallery"]) == 1
+    message = catch_message(
+        read_splits, load_cfg("Own/RGB.yml", [*opts, "DATASETS.PATTERN", ONE_DIGIT])
+    )
+    assert "camera 1 is a piece of a number" in message and "c12s1_0.png" in message
+
+
+def test_a_number_for_each_label():
+    assert number_labels(["7", "012"]) == {"7": 7, "012": 12}
+    assert number_labels(["7", "07", "b"]) == {"07": 0, "7": 1, "b": 2}
+    longest = "999999999999999999"  # of 18 digits; those of 19 need not fit into 64 bits
+    assert number_labels([longest]) == {longest: int(longest)}
+    long = [f"922337203685477580{digit}" for digit in (7, 8, 9)]
+    assert number_labels(["5", *long]) == {"5": 0, long[0]: 1, long[1]: 2, long[2]: 3}
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
+def test_cells_have_no_blanks_around_them(tmp_path, mark):
+    table, text = (
+        tmp_path / "x.csv",
+        " split ,identity,\u00a0note\r\n train,Bo ,a b\n\nquery,\t-1 \r\n",
+    )
+    table.write_text(mark + text, encoding="utf-8", newline="")
+    columns, lines = read_table(table)
+    assert columns == ["split", "identity", "note"]
+    assert [[*line.values()] for line in lines] == [["train", "Bo", "a b"], ["query", "-1", ""]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("split,rgb, split\ntrain,x,y\n", "two columns split"),
+        ("split,identity\ntrain,Bo\n\ntrain,Bo, Jr\n", "Line 4 of .* has more cells"),
+    ],
+)
+def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(UserError, match=expected):
+        read_table(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text("split,identity,,\ntrain,Bo,,,\n")  # as spreadsheets write them
+    assert read_table(tmp_path / "x.csv")[1] == [{"split": "train", "identity": "Bo", "": ""}]
+
+
+def test_a_blank_makes_no_other_person(tmp_path):
+    for name in "abcdef":
+        save(tmp_path / f"{name}.png", pixels(1, 1, "RGB", 16, 32))
+    lines = ["split,identity,camera,rgb,ni,ti", "train,1,1,a.png,,", "query, 7,1 ,b.png,,"]
+    lines += ["gallery,7 ,1, c.png,,", "gallery,7, 2,d.png , ,", "gallery, -1,3,e.png,,"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    opts = ["DATASETS.NAMES", "CSV", "DATASETS.ROOT_DIR", str(tmp_path / "t.csv")]
+    gallery = read_splits(load_cfg(None, opts))["gallery"]
+    assert [(one.identity, one.camera) for one in gallery] == [(7, 0), (7, 1)]
+
+
+def test_triplets_with_a_file_in_common_are_one_scene(tmp_path):
+    """By whatever path: a link, a link to its folder, another name of the file."""
+    place = tmp_path / "real"
+    for name in ("a", "b", "c", "d"):
+        save(place / f"{name}.png", pixels(1, 1, "RGB", 16, 32))
+    os.symlink(place, tmp_path / "linked")
+    os.symlink(place / "b.png", place / "to_b.png")
+    os.link(place / "c.png", place / "again_c.png")
+    a, b, c, d = (str(place / f"{name}.png") for name in "abcd")
+    triplets = [
+        (a, b, None),
+        (str(tmp_path / "linked" / "a.png"), None, None),
+        (None, None, c),
+        (None, str(place / "to_b.png"), None),
+        (str(place / "again_c.png"), None, None),
+        (d, d, None),
+        (str(place / "lost.png"), None, None),
+    ]
+    assert number_scenes(triplets) == [0, 0, 1, 0, 1, 2, 3]
+    assert number_scenes([]) == []
