@@ -26,7 +26,7 @@ def measure(cfg: CfgNode) -> dict[str, dict[str, float]]:
     samples = [*dict.fromkeys(sample for members in splits.values() for sample in members)]
     count = len({sample.identity for sample in splits[VALIDATION]})
     values: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
-    for block in labelled_distances(cfg, make_extractor(cfg).model, samples):
+    for block in labelled_distances(cfg, make_extractor(cfg), samples):
         if block.pattern != 3:
             continue
         kind = "complete" if block.sets == COMPLETE else "other sets"

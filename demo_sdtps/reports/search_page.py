@@ -1,9 +1,8 @@
 """The hits of demo-sdtps search: printed, as CSV, and as a page like the report's."""
 
 import argparse
-import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -47,9 +46,9 @@ def show(arguments: argparse.Namespace, result: SearchResult) -> None:
 
 def write_hits(result: SearchResult, path: Path) -> None:
     """Write the hits as CSV."""
-    judged = ("probability", "unknown") if is_calibrated(result) else ()
-    values = [[csv_values(hit) for hit in hits] for hits in result.hits]
-    write_csv(path, [query.files[0] for query in result.queries], values, judged)
+    columns = ["score"] * is_scored(result) + ["probability", "unknown"] * is_calibrated(result)
+    values = [[csv_values(hit, columns) for hit in hits] for hits in result.hits]
+    write_csv(path, [query.files[0] for query in result.queries], values, columns)
 
 
 def omissions(broken: dict[str, str]) -> list[str]:
@@ -62,34 +61,40 @@ def is_calibrated(result: SearchResult) -> bool:
     return any(hit.probability is not None for hits in result.hits for hit in hits)
 
 
+def is_scored(result: SearchResult) -> bool:
+    """Whether hits are ordered by other scores than the distances (a gallery that lacks various modalities)."""
+    return any(hit.score != hit.distance for hits in result.hits for hit in hits)
+
+
 def hit_text(hit: Hit) -> str:
-    """The probability of a hit that is none of an unknown identity; "–" where it is not known."""
-    if hit.is_unknown:
-        return "unknown"
-    return "–" if hit.probability != hit.probability else f"P = {hit.probability:.1%}"
+    """The probability of a hit, and whether it is of an unknown identity; "–" where neither is known."""
+    if hit.probability != hit.probability:
+        return "–"
+    return f"P = {hit.probability:.1%}{', unknown' if hit.is_unknown else ''}"
 
 
-def csv_values(hit: Hit) -> tuple:
+def csv_values(hit: Hit, columns: Sequence[str]) -> tuple:
     """The values of a hit in a line of the CSV file."""
-    if hit.probability is None:
-        return hit.triplet.files[0], hit.distance
-    is_judged = hit.probability == hit.probability  # not nan
+    is_judged = hit.probability is not None and hit.probability == hit.probability  # not nan
     judged = (f"{hit.probability:.6f}", int(hit.is_unknown)) if is_judged else ("", "")
-    return hit.triplet.files[0], hit.distance, *judged
+    more = {"score": f"{hit.score:.6f}", "probability": judged[0], "unknown": judged[1]}
+    return hit.triplet.files[0], hit.distance, *map(more.__getitem__, columns)
 
 
 def hits_table(result: SearchResult) -> list[str]:
     """Lines of the hits of the first queries."""
     lines = []
-    if not all(map(is_ascending, result.hits)):
+    has_scores, is_judged = is_scored(result), is_calibrated(result)
+    if has_scores:
         lines = [
-            "In the order of scaled distances, as the gallery's triplets lack different modalities:"
+            f"{'rank':>6}  distance     score, the order, as triplets lack different modalities"
         ]
     for query, hits in list(zip(result.queries, result.hits, strict=True))[:PRINTED]:
         lines += ["", query.files[0]]
         for rank, hit in enumerate(hits, start=1):
-            judged = f"{hit_text(hit):10}  " if is_calibrated(result) else ""
-            lines.append(f"{rank:6}  {hit.distance:8.4f}  {judged}{hit.triplet.files[0]}")
+            score = f"{hit.score:8.3f}  " if has_scores else ""
+            judged = f"{hit_text(hit):19}  " if is_judged else ""
+            lines.append(f"{rank:6}  {hit.distance:8.4f}  {score}{judged}{hit.triplet.files[0]}")
     if (left := len(result.queries) - PRINTED) > 0:
         lines += ["", f"… queries left out: {left}; --csv and --output write all"]
     return lines
@@ -125,9 +130,11 @@ def search_page(
         shown += f"; the page is limited to {len(rows)} and {most}, --csv writes all"
     place = {triplet: number for number, triplet in enumerate(images)}
 
-    def near(hit: Hit) -> tuple[int, float, str | None]:
+    has_scores = is_scored(result)
+
+    def near(hit: Hit) -> tuple[int, float, float | None, str | None]:
         judged = None if hit.probability is None else hit_text(hit)
-        return place[hit.triplet], hit.distance, judged
+        return place[hit.triplet], hit.distance, hit.score if has_scores else None, judged
 
     def files(triplet: Triplet) -> dict[str, str]:
         paths = zip(MODALITIES, triplet.paths, strict=True)
@@ -155,7 +162,8 @@ def search_page(
         shown=shown,
         where=arguments.where,
         distance=result.distance,
-        ascending=all(map(is_ascending, result.hits)),
+        scored=has_scores,
+        notes=result.notes,
         judged=is_calibrated(result),
         most_kept=MOST_KEPT,
     )
@@ -165,11 +173,6 @@ def search_page(
 def image_config(cfg: CfgNode) -> CfgNode:
     """`cfg` for the user's images, which are decoded as `Reid.features` does, whatever the model was trained on."""
     return with_values(cfg, {"DATASETS.NAMES": "Images", "TEST.MISS": "nothing"})
-
-
-def is_ascending(hits: list[Hit]) -> bool:
-    """Whether hits are in the order of the distances shown, not of scaled ones (a gallery that lacks various modalities)."""
-    return all(one.distance <= two.distance for one, two in itertools.pairwise(hits))
 
 
 def link(path: str, folder: Path) -> str:

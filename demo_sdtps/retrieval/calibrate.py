@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import print_lines
-from demo_sdtps.config.common import FALSE_ACCEPT
+from demo_sdtps.config.common import FALSE_ACCEPT, FALSE_ACCEPT_RATES
 from demo_sdtps.config.load import with_values
 from demo_sdtps.datasets import Sample, check_labelled, read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
@@ -29,7 +29,6 @@ from demo_sdtps.evaluation.distances import (
 )
 from demo_sdtps.evaluation.extraction import extract_features, missing_cases
 from demo_sdtps.evaluation.protocol import exclude_key
-from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.checkpoints.loading import stored_config, weights_file
 from demo_sdtps.retrieval.calibration import (
     FEWEST,
@@ -38,13 +37,17 @@ from demo_sdtps.retrieval.calibration import (
     calibration_settings,
     fit,
     quality,
+    threshold_rate,
 )
-from demo_sdtps.retrieval.extractor import make_extractor
+from demo_sdtps.retrieval.extractor import Extractor, make_extractor
 from demo_sdtps.retrieval.features import encode_present, modality_mask
 from demo_sdtps.runtime.device import choose_device
 from demo_sdtps.runtime.files import check_output_file, sha256, write_json
 from demo_sdtps.runtime.progress import progress
 
+LEAST = round(
+    FEWEST / max(FALSE_ACCEPT_RATES)
+)  # pairs of different identities, for the coarsest threshold
 MOST = 1000  # triplets whose pairs are compared
 
 
@@ -97,19 +100,22 @@ def thin_out(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for each in members for sample in each[: MOST // len(members)]]
 
 
-def labelled_distances(cfg: CfgNode, model: DeMo, chosen: Sequence[Sample]) -> Iterator[Block]:
+def labelled_distances(cfg: CfgNode, reid: Extractor, chosen: Sequence[Sample]) -> Iterator[Block]:
     """The distances of samples, by return pattern and pair of sets of modalities; each triplet is taken as of every set that it
-    has images of, and as by an unknown camera, as a search takes it. In place of the cameras are the scenes where the protocol
-    excludes by these, and different numbers where all triplets are by one camera."""
+    has images of, and by its camera as a search takes it: one of the training by its name, any other as their mean. In place of
+    the cameras are the scenes where the protocol excludes by these, and different numbers where all triplets are by one
+    camera."""
+    model = reid.model
     identities, cameras = (
         np.array([getattr(sample, name) for sample in chosen])
         for name in ("identity", exclude_key(cfg))
     )
     if (cameras == cameras[0]).all():
         cameras = np.arange(len(chosen))
-    unknown = [replace(sample, camera=model.backbone.cameras) for sample in chosen]
+    numbers = reid.camera_numbers([sample.camera_name or None for sample in chosen], len(chosen))
+    known = [replace(sample, camera=n) for sample, n in zip(chosen, numbers, strict=True)]
     cases = missing_cases(model.modalities).values()
-    extracted = extract_features(cfg, model, test_loader(cfg, unknown), [*cases])
+    extracted = extract_features(cfg, model, test_loader(cfg, known), [*cases])
     present, groups = present_modalities(chosen, model.modalities), []
     for missing, features in zip(cases, extracted, strict=True):
         modalities = frozenset(model.modalities) - missing
@@ -140,21 +146,26 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         cfg = with_values(cfg, {"DATASETS.VALIDATION": 0.0})
     tested = SPLITS[1:] if arguments.test else ()
     splits = read_splits(cfg, (split, *tested))
-    model = make_extractor(cfg).to(choose_device(cfg)).model
+    reid = make_extractor(cfg).to(choose_device(cfg))
     chosen = thin_out(splits[split])
     patterns: dict[str, dict[str, Any]] = defaultdict(dict)
-    for block in labelled_distances(cfg, model, chosen):
+    scarce: dict[str, str] = {}
+    for block in labelled_distances(cfg, reid, chosen):
         pairs = block.pairs()
-        if not all(map(len, pairs)):
-            continue
         # of equal sets every pair is there twice
-        fitted = fit(pairs, 2 if block.is_symmetric else 1)
-        if fitted["same"] >= FEWEST and fitted["different"] * FALSE_ACCEPT >= FEWEST:
-            patterns[str(block.pattern)][block.sets] = fitted
+        copies = 2 if block.is_symmetric else 1
+        same, different = (len(each) // copies for each in pairs)
+        if same >= FEWEST and different >= LEAST:
+            patterns[str(block.pattern)][block.sets] = fit(pairs, copies)
+        else:
+            scarce[block.sets] = (
+                f"{block.sets} has {same} pairs of one identity by different cameras and {different} of different ones"
+            )
+    needed = f"{FEWEST} and {LEAST} are needed"
     if not patterns:
+        listed = "; ".join(scarce.values())
         raise UserError(
-            f"The {split} split has fewer than {FEWEST} pairs of one identity by different cameras, or than "
-            f"{FEWEST / FALSE_ACCEPT:.0f} of different identities; give more images."
+            f"The {split} split has too few pairs of triplets, {needed}: {listed}; give more images."
         )
     counts = {"triplets": len(chosen), "identities": len({one.identity for one in chosen})}
     about = {"data_set": cfg.DATASETS.NAMES, "split": split, **counts}
@@ -163,12 +174,19 @@ def calibrate(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     if arguments.test:
         record["test"] = defaultdict(dict)
         distinct = [*dict.fromkeys(sample for name in tested for sample in splits[name])]
-        for block in labelled_distances(cfg, model, thin_out(distinct)):
+        for block in labelled_distances(cfg, reid, thin_out(distinct)):
             pairs, fitted = block.pairs(), patterns[str(block.pattern)].get(block.sets, {})
             if fitted and all(map(len, pairs)):
                 record["test"][str(block.pattern)][block.sets] = quality(fitted, pairs)
     write_json(path, record)
-    print_lines(*summary(record, str(cfg.TEST.RETURN_PATTERN)), path)
+    without = [f"No probability, no threshold: {text}, but {needed}." for text in scarce.values()]
+    if nowhere := [
+        m for m in reid.model.modalities if not any(m in one.modalities for one in chosen)
+    ]:
+        without.append(
+            f"No probability, no threshold: sets with {', '.join(nowhere)}, of which there is no image."
+        )
+    print_lines(*summary(record, str(cfg.TEST.RETURN_PATTERN)), *without, path)
 
 
 def check_split(cfg: CfgNode, split: str) -> None:
@@ -196,15 +214,16 @@ def check_split(cfg: CfgNode, split: str) -> None:
 def summary(record: Mapping[str, Any], pattern: str) -> list[str]:
     """Lines on a return pattern: for each pair of sets what was fitted, and what the test split says of it."""
     fits, tests = record["patterns"][pattern], record.get("test", {}).get(pattern, {})
-    rate = str(FALSE_ACCEPT)
     titles = ["sets", "same", "different", f"limit at {FALSE_ACCEPT:.0%}"]
     titles += ["error", "false", "true"] if tests else []
     rows = [titles]
     for name, values in fits.items():
+        rate = threshold_rate(values, FALSE_ACCEPT)
+        coarser = f" ({rate:.0%})" if rate != FALSE_ACCEPT else ""
         cells = [name, f"{values['same']:,}", f"{values['different']:,}"]
-        cells.append(f"{values['limits'][rate]:.3f}")
+        cells.append(f"{values['limits'][str(rate)]:.3f}{coarser}")
         if test := tests.get(name):
-            shares = (f"{share:.2%}" for share in test["accepted"][rate])
+            shares = (f"{share:.2%}" for share in test["accepted"][str(rate)])
             cells += [f"{test['error']:.4f}", *shares]
         rows.append(cells)
     return [

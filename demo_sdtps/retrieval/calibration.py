@@ -15,7 +15,8 @@ from scipy.special import expit
 from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import FALSE_ACCEPT_RATES
+from demo_sdtps.config.common import FALSE_ACCEPT, FALSE_ACCEPT_RATES
+from demo_sdtps.evaluation.distances import set_name
 from demo_sdtps.modeling.checkpoints.loading import Checkpoint
 from demo_sdtps.retrieval.features import modality_mask
 from demo_sdtps.retrieval.origin import model_keys
@@ -44,18 +45,39 @@ class Calibration:
         self, distances: np.ndarray, one: np.ndarray, other: np.ndarray, rate: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Of distances of triplets of the sets `one` and `other` (…, 3) bool: the probability that both are of the same
-        identity, where pairs of one are as frequent as in the fit, and whether the distance is beyond that which the share
-        `rate` of the pairs of different identities is within; nan and False for sets without a fit."""
+        identity, where pairs of one are as frequent as in the fit, and whether the distance is beyond that of `limits`; nan
+        and False for sets without a fit."""
         distances = distances.astype(np.float64)
         probability = np.full_like(distances, np.nan)
-        is_far = np.zeros(distances.shape, bool)
+        is_far, limits = np.zeros(distances.shape, bool), self.limits(rate)
         for sets, values in self.fits.items():
             first, second = map(modality_mask, sets)
             place = (one == first).all(-1) & (other == second).all(-1)
             place = np.broadcast_to(place, distances.shape)
             probability[place] = expit(values["offset"] - values["slope"] * distances[place])
-            is_far[place] = distances[place] > values["limits"].get(str(rate), np.inf)
+            is_far[place] = distances[place] > limits[sets]
         return probability, is_far
+
+    def limits(self, rate: float) -> dict[tuple[frozenset[str], frozenset[str]], float]:
+        """By two sets the distance that the share `rate` of the pairs of different identities is within, or the next coarser
+        share that there are pairs enough for."""
+        return {
+            sets: values["limits"].get(str(threshold_rate(values, rate)), np.inf)
+            for sets, values in self.fits.items()
+        }
+
+    def coarser(self, rate: float) -> list[str]:
+        """A line on the sets whose threshold is a coarser one than that for `rate`, if any."""
+        rates: dict[str, set[float]] = {}
+        for (one, other), values in self.fits.items():
+            if (used := threshold_rate(values, rate)) not in (rate, None):
+                name = " and ".join(sorted({set_name(one), set_name(other)}))
+                rates.setdefault(name, set()).add(used)
+        texts = (f"{name} ({max(used):.0%})" for name, used in sorted(rates.items()))
+        listed = ", ".join(texts)
+        return [f"Thresholds coarser than {rate:g}, by too few labelled pairs: {listed}"] * bool(
+            listed
+        )
 
     def scales(self) -> dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]]:
         """By two sets the distance of probability ½, and that in which the odds fall by e; none for sets without a fit.
@@ -67,17 +89,22 @@ class Calibration:
         }
 
     def check_rate(self, rate: float) -> None:
-        """Raise `UserError` for a rate that not all fits have."""
+        """Raise `UserError` for a rate, other than the default, that no fit has."""
         known = [
             one
             for one in FALSE_ACCEPT_RATES
-            if all(str(one) in values["limits"] for values in self.fits.values())
+            if any(str(one) in values["limits"] for values in self.fits.values())
         ]
-        if rate not in known:
+        if rate not in (*known, FALSE_ACCEPT):
             raise UserError(
                 f"A false acceptance of {rate:g} is none of this calibration ({', '.join(f'{one:g}' for one in known)}); give "
                 "one of these, or calibrate on more images for a smaller one."
             )
+
+
+def threshold_rate(fitted: Mapping[str, Any], rate: float) -> float | None:
+    """The finest rate of what `fit` returned that is at least `rate`."""
+    return min((float(one) for one in fitted["limits"] if float(one) >= rate), default=None)
 
 
 def fit(pairs: Pairs, copies: int = 1) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from demo_sdtps.evaluation.distances import (
 )
 from demo_sdtps.evaluation.reranking import rerank
 from demo_sdtps.retrieval.blocks import FeatureBlocks, Gallery
-from demo_sdtps.retrieval.features import Nearest
+from demo_sdtps.retrieval.features import Hits, Nearest
 from demo_sdtps.runtime.progress import progress
 
+NONE = (-1, np.inf, np.inf)
+"""Row, distance and score of a hit that there is not."""
 SPARE = 16  # candidates beyond those that are asked for, at least
 ROUNDING = 2e-5  # what a distance by a product in float32 may differ from the true one
 FLAT_QUERIES = 1024  # that are compared with a block at a time
@@ -37,20 +39,21 @@ Search = Callable[[np.ndarray, FeatureBlocks, Sequence[str], int], Nearest]
 
 def search_sets(
     comparison: Comparison, query: Side, gallery: Gallery, top: int, search: Search
-) -> Nearest:
+) -> Hits:
     """The `top` nearest for each query by the distance of `comparison`: one list of hits of all sets of modalities, filled up
     by row -1 where fewer have a distance. Where the sets of the gallery differ, they are ordered by scaled distances
-    (`cohort_scales`); those of the hits are not scaled.
+    (`cohort_scales`), their `scores`; those beyond the limits of the comparison come last.
 
     Each set of the queries is compared with each one of the gallery by `search`, in the columns of both: the gallery is read
     once for each pair of sets.
     """
     queries, present = query
     check_finite(queries, "features of queries")
-    hits = _no_hits(len(queries), top)
+    hits = Hits(*_no_hits(len(queries), top))
+    hits.scores = hits.distances.copy()
     scales = cohort_scales(comparison, query, gallery.present, gallery.take)
     for one, places in comparison.groups(present).items():
-        lists, orders = [], []
+        lists, scores, far = [], [], []
         for other, rows in comparison.groups(gallery.present).items():
             if not comparison.is_defined(one, other):
                 continue
@@ -60,12 +63,25 @@ def search_sets(
             vectors = comparison.view(queries[places], shared).numpy()
             lists.append(search(vectors, view, gallery.names, min(top, len(view))))
             mean, deviation = scales.get((one, other), (0.0, 1.0))
-            orders.append(((torch.from_numpy(lists[-1].distances) - mean) / deviation).numpy())
+            scores.append(((torch.from_numpy(lists[-1].distances) - mean) / deviation).numpy())
+            far.append(
+                lists[-1].distances.astype(float) > comparison.limits.get((one, other), np.inf)
+            )
         if lists:
-            rows, far = (np.concatenate(column, axis=1) for column in zip(*lists, strict=True))
-            merged = _order_hits(rows, np.concatenate(orders, axis=1), gallery.names, top, far)
-            _fill(hits, places, merged)
+            columns = [np.concatenate(column, axis=1) for column in zip(*lists, strict=True)]
+            columns.append(np.concatenate(scores, axis=1))
+            order = known_first(columns[2], np.concatenate(far, axis=1))
+            chosen = _places(columns[0], order, gallery.names, top)
+            for whole, column, none in zip((*hits, hits.scores), columns, NONE, strict=True):
+                whole[places] = _take(column, chosen, none)
     return hits
+
+
+def known_first(scores: np.ndarray, is_unknown: np.ndarray) -> np.ndarray:
+    """What orders hits (Q, count) by their scores, those that are unknown after all others."""
+    values = np.where(np.isfinite(scores), scores, 0).astype(np.float64)
+    span = 1 + np.ptp(values, axis=1, keepdims=True)
+    return scores + span * is_unknown
 
 
 def nearest(queries: np.ndarray, gallery: FeatureBlocks, names: Sequence[str], top: int) -> Nearest:
@@ -174,27 +190,30 @@ def _flat(queries: np.ndarray, gallery: FeatureBlocks, count: int) -> tuple[np.n
     return (torch.cat(values) + lengths).numpy(), torch.cat(places).numpy()
 
 
-def _order_hits(
-    rows: np.ndarray,
-    by_row: np.ndarray,
-    names: Sequence[str],
-    top: int,
-    distances: np.ndarray | None = None,
-) -> Nearest:
-    """The `top` first of each line of candidates (Q, count), by the values `by_row`, which are their `distances` unless these
-    are given, then by name."""
-    hits = _no_hits(len(rows), top)
-    distances = by_row if distances is None else distances
+def _order_hits(rows: np.ndarray, values: np.ndarray, names: Sequence[str], top: int) -> Nearest:
+    """The `top` first of each line of candidates (Q, count), by their distances `values`, then by name."""
+    chosen = _places(rows, values, names, top)
+    return Nearest(
+        *(_take(column, chosen, none) for column, none in zip((rows, values), NONE, strict=False))
+    )
+
+
+def _places(rows: np.ndarray, values: np.ndarray, names: Sequence[str], top: int) -> np.ndarray:
+    """Where the `top` first of each line of candidates (Q, count) are, by `values`, then by name; -1 beyond the last."""
+    chosen = np.full((len(rows), top), -1)
     last = min(top, rows.shape[1]) - 1
-    for number, (line, values) in enumerate(zip(rows.tolist(), by_row, strict=True)):
-        near = np.flatnonzero(values <= np.partition(values, last)[last])
-        order = near[values[near].argsort(kind="stable")]
-        if len(np.unique(values[order])) < len(order):  # names, which a shard reads slowly, decide
-            order = np.array(sorted(order, key=lambda place: (values[place], names[line[place]])))
-        order = order[:top]
-        hits.rows[number, : len(order)] = rows[number, order]
-        hits.distances[number, : len(order)] = distances[number, order]
-    return hits
+    for number, (line, of_line) in enumerate(zip(rows.tolist(), values, strict=True)):
+        near = np.flatnonzero(of_line <= np.partition(of_line, last)[last])
+        order = near[of_line[near].argsort(kind="stable")]
+        if len(np.unique(of_line[order])) < len(order):  # names, which are read slowly, decide
+            order = np.array(sorted(order, key=lambda place: (of_line[place], names[line[place]])))
+        chosen[number, : len(order[:top])] = order[:top]
+    return chosen
+
+
+def _take(column: np.ndarray, places: np.ndarray, none: float) -> np.ndarray:
+    """The values (Q, top) of a column (Q, count) at places (Q, top), `none` at -1."""
+    return np.where(places < 0, none, np.take_along_axis(column, places.clip(0), axis=1))
 
 
 def _fill(hits: Nearest, queries: slice | np.ndarray, others: Nearest) -> None:

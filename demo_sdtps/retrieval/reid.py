@@ -95,7 +95,7 @@ class Reid(ABC):
                     "(MODEL.MODALITIES); leave them out, or load a model that reads them."
                 )
         triplets = _zip_triplets({name.lower(): items[name] for name in names})
-        cameras = self._cameras(camera, len(triplets))
+        cameras = self.camera_numbers(camera, len(triplets))
         is_present = np.array([[item is not None for item in triplet] for triplet in triplets])
         present = is_present @ np.array([modality_mask([name]) for name in names])
         features = self._extract(triplets, cameras, return_pattern, normalise)
@@ -141,10 +141,11 @@ class Reid(ABC):
         near ones in their order, and their distances (n, top) float32, as `distance` computes them; a `top` above m is all m,
         and a hit without a modality in common is row -1, at infinity.
         Where the gallery's triplets differ in what they lack, "nearest" is by distances that are scaled to be comparable
-        (docs/method.md), with a calibration by probability, and the distances that are returned need not ascend.
+        (docs/method.md), with a calibration by probability: by the hits' `scores`.
 
-        With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown that are beyond the
-        distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01 or 0.05.
+        With a calibration (demo-sdtps calibrate) the hits have probabilities too, and those are unknown, and last, that are
+        beyond the distance which the share `false_accept` of the pairs of different identities is within: 0.0001, 0.001, 0.01
+        or 0.05, or the next of these that the labelled pairs suffice for.
 
         A gallery may also be the place of a table, that of --index or --output of demo-sdtps search and export, which need
         not fit into the memory; of it those rows are searched that `where` leaves, a condition in SQL. Its hits have `names`
@@ -164,6 +165,7 @@ class Reid(ABC):
                 f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
             )
         from demo_sdtps.evaluation.distances import cohort_scales, set_distances
+        from demo_sdtps.retrieval.nearest import known_first
 
         comparison, side, (others, present) = self._compared(query, gallery)
         distances = set_distances(comparison, side, (others, present), measure_exactly)
@@ -173,11 +175,16 @@ class Reid(ABC):
         pattern = patterns[0] if len(patterns) in (1, 3) else None
         comparison, calibration = self._calibrated(comparison, pattern, false_accept)
         scales = cohort_scales(comparison, side, present, others.__getitem__)
-        order = distances
+        scores = distances
         if scales:
-            order = set_distances(comparison, side, (others, present), measure_exactly, scales)
-        rows = order.numpy().argsort(axis=1, kind="stable")[:, :top]
+            scores = set_distances(comparison, side, (others, present), measure_exactly, scales)
+        order = scores.numpy()
+        if calibration:
+            sets = side[1][:, None], present[None]
+            order = known_first(order, calibration.judge(distances.numpy(), *sets, false_accept)[1])
+        rows = order.argsort(axis=1, kind="stable")[:, :top]
         hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
+        hits.scores = np.take_along_axis(scores.numpy(), rows, axis=1)
         is_none = np.isinf(hits.distances)
         judge_hits(hits, calibration, side[1], present, false_accept)
         rows[is_none] = -1
@@ -220,7 +227,7 @@ class Reid(ABC):
         comparison, side = make_comparison(self.cfg, pattern), self._side(query)
         check_common(find_incomparable(comparison, side[1], gallery.present))
         comparison, calibration = self._calibrated(comparison, pattern, false_accept)
-        hits = Hits(*search_sets(comparison, side, gallery, min(top, len(gallery)), nearest))
+        hits = search_sets(comparison, side, gallery, min(top, len(gallery)), nearest)
         judge_hits(hits, calibration, side[1], gallery.present, false_accept)
         names = [[gallery.names[row] if row >= 0 else None for row in line] for line in hits.rows]
         hits.names = np.array(names, object)
@@ -234,7 +241,8 @@ class Reid(ABC):
         if not calibration:
             return comparison, None
         calibration.check_rate(false_accept)
-        return replace(comparison, scales=calibration.scales()), calibration
+        limits = calibration.limits(false_accept)
+        return replace(comparison, scales=calibration.scales(), limits=limits), calibration
 
     def _matching_patterns(self, features: np.ndarray) -> list[int]:
         """The return patterns that have the width of features."""
@@ -253,7 +261,7 @@ class Reid(ABC):
             return values, np.tile(modality_mask(self.model.modalities), (len(values), 1))
         return values, decode_present(present)
 
-    def _cameras(self, camera: Cameras, count: int) -> list[int]:
+    def camera_numbers(self, camera: Cameras, count: int) -> list[int]:
         """`camera` as a list of `count` numbers; any other one is the last, the mean of all."""
         cameras: list[Any] = [camera] * count
         if isinstance(camera, Iterable) and not isinstance(camera, str):

@@ -54,24 +54,26 @@ MOST_RERANKED = 20_000
 
 
 class Hit(NamedTuple):
-    """A triplet of the gallery, its distance and, with a calibration, the probability that it is of the query's identity, nan
-    where it is not known, and whether it is unknown, beyond the threshold."""
+    """A triplet of the gallery, its distance, the score that hits are ordered by and, with a calibration, the probability that
+    it is of the query's identity, nan where it is not known, and whether it is unknown, beyond the threshold, and so last."""
 
     triplet: Triplet
     distance: float
+    score: float
     probability: float | None = None
     is_unknown: bool = False
 
 
 class SearchResult(NamedTuple):
-    """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, and the
-    model."""
+    """Queries, the hits of each, whose distances are `distance`, what is wrong with images that were left out, by path, the
+    model, and lines on its calibration."""
 
     queries: Sequence[Triplet]
     hits: list[list[Hit]]
     distance: str
     broken: dict[str, str]
     reid: Reid
+    notes: Sequence[str] = ()
 
 
 def search(
@@ -120,13 +122,15 @@ def search(
     changes = update(index, gallery, extract, reid.widths[arguments.return_pattern], check)
     if not is_main():
         return None
-    print_lines(report(index, changes), *cameras)
+    rate = arguments.false_accept or FALSE_ACCEPT
+    notes = calibration.coarser(rate) if calibration else []
+    print_lines(report(index, changes), *cameras, *notes)
     hits: list[list[Hit]] = []
     if queries:
         side = features, present_modalities(queries, cfg.MODEL.MODALITIES)
         triplets = {as_text(triplet.name): triplet.without(broken) for triplet in gallery}
         hits = find_hits(arguments, cfg, index, queries, side, triplets, calibration)
-    return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid)
+    return SearchResult(queries, hits, RERANKED if is_reranked else SQUARED, broken, reid, notes)
 
 
 def read_gallery(arguments: argparse.Namespace, cfg: CfgNode) -> list[Triplet]:
@@ -157,8 +161,10 @@ def find_hits(
     gallery = indexed.gallery()
     top, deepest = check_depths(arguments, cfg, len(gallery))
     comparison = check_sets(arguments, cfg, queries, side[1], gallery.present)
+    rate = arguments.false_accept or FALSE_ACCEPT
     if calibration:
-        comparison = replace(comparison, scales=calibration.scales())
+        limits = calibration.limits(rate)
+        comparison = replace(comparison, scales=calibration.scales(), limits=limits)
     wider = min(top + 1, len(gallery))  # a query may be among its hits
     if reranks_all(arguments, cfg):
         nearest_hits = rerank_all(comparison, side, gallery, wider)
@@ -169,10 +175,11 @@ def find_hits(
     if arguments.re_rank:
         nearest_hits = rerank_hits(comparison, side, gallery, nearest_hits, wider)
     rows, distances = nearest_hits
-    columns: list[np.ndarray] = [distances]
+    scores = getattr(nearest_hits, "scores", distances)  # none of re-ranked ones
+    columns: list[np.ndarray] = [distances, scores]
     if calibration:
         sets = side[1][:, None], gallery.present[rows]
-        columns += calibration.judge(distances, *sets, arguments.false_accept or FALSE_ACCEPT)
+        columns += calibration.judge(distances, *sets, rate)
     hits = []
     for query, line, *values in zip(queries, rows, *columns, strict=True):
         excluded = set() if arguments.keep_self else query.file_keys()

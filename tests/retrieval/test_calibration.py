@@ -136,14 +136,15 @@ def calibrated(calibrated_weights, tmp_path):
 
 
 def test_a_calibration_is_of_the_distances_of_the_search(calibrated, other_root):
-    """Of every return pattern, by an unknown camera; for triplets of unequal sets by their common columns."""
+    """Of every return pattern, by the cameras that are known; for triplets of unequal sets by their common columns."""
     path, record = calibrated
     reid = demo_sdtps.load(path)
     samples = read_splits(load_cfg(CONFIG, cli_args_for(other_root)[2:]), ("train",))["train"]
     rgb, ni, ti = ([sample.paths[place] for sample in samples] for place in range(3))
     for pattern in (1, 3):
-        one = reid.features(rgb=rgb, return_pattern=pattern)
-        other = reid.features(rgb=rgb, ni=ni, ti=ti, return_pattern=pattern)
+        known = {"return_pattern": pattern, "camera": [sample.camera_name for sample in samples]}
+        one = reid.features(rgb=rgb, **known)
+        other = reid.features(rgb=rgb, ni=ni, ti=ti, **known)
         distances = reid.distance(one, other)
         different = [
             distances[i, j]
@@ -181,9 +182,12 @@ def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp
         assert float(line[4]) == pytest.approx(probability, abs=1e-4)
         assert line[5] == str(int(unknown))
     page = (tmp_path / "hits.html").read_text()
-    assert page.count("P = ") + page.count('"unknown"]') == 3 * len(files["rgb"])
+    assert page.count("P = ") == 3 * len(files["rgb"])
+    assert page.count(', unknown"]') == hits.is_unknown.sum() + sum(
+        line[5] == "1" for line in lines[6:]
+    )
     stdout = success(search.main, *words)
-    assert stdout.count("P = ") + stdout.count("unknown") == 3 * len(files["rgb"])
+    assert stdout.count("P = ") == 3 * len(files["rgb"])
     assert "P = " not in success(search.main, *words, "--re_rank", 3)
 
 
@@ -195,7 +199,8 @@ def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
     RGB alone is compared in both."""
     path, record = calibrated
     for place, name in ((0, "RGB, RGB+NI+TI"), (1, WHOLE), (1, "RGB, RGB")):
-        record["patterns"]["3"][name] |= {"slope": 1.0, "offset": 9.0 if place == first else -9.0}
+        offset = 9.0 if place == first else -9.0
+        record["patterns"]["3"][name] |= {"slope": 1.0, "offset": offset, "limits": {"0.05": 9}}
     calibration_file(path).write_text(json.dumps(record))
     reid, count = demo_sdtps.load(path), len(files["rgb"])
     others = {
@@ -217,8 +222,53 @@ def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
     words = ["--weight", path, "--gallery", tmp_path / "gallery", "--top", count]
     words += ["--query", files["rgb"][0], "--index", tmp_path / "index", "--keep_self"]
     success(search.main, *words, "--csv", tmp_path / "hits.csv")
-    hits = [line[2] for line in read_rows(tmp_path / "hits.csv")[1:]]
+    header, *lines = read_rows(tmp_path / "hits.csv")
+    assert header[3:] == ["distance", "score", "probability", "unknown"]
+    hits = [line[2] for line in lines]
     assert hits == [str(tmp_path / "gallery" / "RGB" / f"{row}.jpg") for row in expected[0]]
+    for line in lines:
+        odds = math.log(float(line[5]) / (1 - float(line[5])))
+        assert float(line[4]) == pytest.approx(-odds, abs=0.02)
+    assert [float(line[4]) for line in lines] == sorted(float(line[4]) for line in lines)
+
+
+def test_what_is_unknown_comes_last(calibrated, files, success, tmp_path):
+    """Of a mixed gallery, by a threshold for one set that its likelier triplets are beyond: in Python, of arrays and of a
+    table, and by the command, whose page says so, and which threshold is coarser than asked for."""
+    path, record = calibrated
+    for name, offset, limit in (("RGB, RGB+NI+TI", 9.0, 1e-6), ("RGB, RGB", -9.0, 9)):
+        record["patterns"]["3"][name] |= {"slope": 1.0, "offset": offset, "limits": {"0.05": limit}}
+    calibration_file(path).write_text(json.dumps(record))
+    reid, count = demo_sdtps.load(path), len(files["rgb"])
+    for modality, paths in files.items():
+        for number, file in enumerate(paths):
+            if modality == "rgb" or number % 2:
+                copy(file, tmp_path / "gallery" / modality.upper() / f"{number}.jpg")
+    others = {
+        name: [p if n % 2 else None for n, p in enumerate(files[name])] for name in ("ni", "ti")
+    }
+    gallery, query = reid.features(rgb=files["rgb"], **others), reid.features(rgb=files["rgb"][:1])
+    (far,) = reid.distance(query, gallery)
+    is_unknown = [row % 2 == 1 and far[row] > 1e-6 for row in range(count)]
+    expected = sorted(range(count), key=lambda row: (is_unknown[row], row % 2 == 0, far[row]))
+    words = ["--weight", path, "--gallery", tmp_path / "gallery", "--index", tmp_path / "index"]
+    alone = tmp_path / "query" / "RGB" / "x.jpg"
+    copy(files["rgb"][0], alone)
+    words += ["--query", alone]
+    page = ("--csv", tmp_path / "hits.csv", "--output", tmp_path / "hits.html")
+    stdout = success(search.main, *words, "--top", count, *page)
+    assert "Thresholds coarser than 0.01, by too few labelled pairs: RGB (5%)" in stdout
+    names = [str(tmp_path / "gallery" / "RGB" / f"{row}.jpg") for row in expected]
+    assert [line[2] for line in read_rows(tmp_path / "hits.csv")[1:]] == names
+    text = (tmp_path / "hits.html").read_text()
+    assert "and so last" in text and "Thresholds coarser than 0.01" in text
+    for place in (gallery, tmp_path / "index"):
+        for top in (count, count - 2):
+            hits = reid.search(query, place, top=top)
+            assert hits.rows[0].tolist() == expected[:top]
+            assert hits.is_unknown[0].tolist() == [is_unknown[row] for row in expected[:top]]
+            scores = [far[row] + (-9 if row % 2 else 9) for row in expected[:top]]
+            np.testing.assert_allclose(hits.scores[0], scores, atol=1e-4)
 
 
 def test_a_saved_model_keeps_its_calibration(calibrated, files, tmp_path):
@@ -254,7 +304,7 @@ def test_without_its_own_calibration_nothing_of_it_is_shown(
 
 
 def test_identities_of_training_and_test_are_not_calibrated_on(
-    weights, calibrated, other_root, refusal, tmp_path
+    weights, calibrated, other_root, refusal, tmp_path, capsys
 ):
     """Nor ones that another share would have left out."""
     word = "--weight"
@@ -268,7 +318,19 @@ def test_identities_of_training_and_test_are_not_calibrated_on(
     assert "promises too much" in refusal(calibrate.main, word, other, *again)
     assert "trained with 0.34" in refusal(calibrate.main, word, other, *share)
     root = ("DATASETS.ROOT_DIR", other_root)
-    assert "fewer than 10 pairs of one" in refusal(calibrate.main, word, other, *root)
+    assert call((word, other, *root), calibrate.main) == 0
+    stdout = capsys.readouterr().out
+    assert "RGB, RGB+NI+TI" in stdout and "(5%)" in stdout
+    assert (
+        "threshold: RGB, RGB has 72 pairs of one identity by different cameras and 192 of" in stdout
+    )
+    alone = with_values(held_out, {"DATASETS.VALIDATION": 0.13})
+    other = checkpoint_file(tmp_path / "alone.pth", alone)
+    message = refusal(calibrate.main, word, other, *root)
+    assert "too few pairs of triplets, 10 and 200 are needed" in message
+    assert (
+        f"{WHOLE} has " in message and " pairs of one identity by different cameras and " in message
+    )
     again = (word, calibrated[0], "--split", "train", *root)
     assert "--overwrite" in refusal(calibrate.main, *again)
 

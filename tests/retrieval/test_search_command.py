@@ -270,7 +270,7 @@ def test_an_index_of_other_weights_is_refused_and_made_anew_with_rebuild(
 
 def hits_by_query(path):
     actual = defaultdict(list)
-    for query, _, hit, _ in read_rows(path)[1:]:
+    for query, _, hit, *_ in read_rows(path)[1:]:
         actual[Path(query).name].append(Path(hit).name)
     return actual
 

@@ -12,8 +12,9 @@ function fileFigure(index, className, ...lines) {
 
 const queryFigure = (query) => fileFigure(query.sample, "query", element("b", "", "query"));
 
-function nearFigure([sample, distance, judged], place) {
-  const lines = [element("b", "", `${place + 1}: d = ${distance.toFixed(4)}`), ...(judged ? [judged] : [])];
+function nearFigure([sample, distance, score, judged], place) {
+  const ordered = score === null ? [] : [`s = ${score.toFixed(3)}`];
+  const lines = [element("b", "", `${place + 1}: d = ${distance.toFixed(4)}`), ...ordered, ...(judged ? [judged] : [])];
   return fileFigure(sample, "", ...lines);
 }
 
@@ -28,7 +29,7 @@ function chosenQueries() {
   const part = filters.name.value.toLowerCase();
   return DATA.queries
     .filter((query) => DATA.samples[query.sample].name.toLowerCase().includes(part))
-    .filter((query) => !filters.known.checked || query.nearest.some(([, , judged]) => judged !== "unknown"))
+    .filter((query) => !filters.known.checked || query.nearest.some(([, , , judged]) => !judged.endsWith("unknown")))
     .sort(ORDERS[filters.sort.value]);
 }
 
