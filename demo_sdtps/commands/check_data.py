@@ -9,6 +9,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.commands import flags
 from demo_sdtps.config import cli
+from demo_sdtps.config.common import HUB, SCRATCH
 from demo_sdtps.config.load import DEMO_SCHEMA
 from demo_sdtps.config.schema import Schema
 from demo_sdtps.datasets import find_reader
@@ -20,7 +21,12 @@ def main() -> None:
     from demo_sdtps.reports.data import check_triplets
 
     folder = find_reader(cfg).folder_in(Path(cfg.DATASETS.ROOT_DIR))
-    report_findings(arguments, cfg, check_triplets(cfg, arguments.decode), folder)
+    findings = check_triplets(cfg, arguments.decode)
+    if cfg.MODEL.PRETRAIN_PATH_T == HUB:
+        findings["warnings"].append(
+            f"Training downloads weights (MODEL.PRETRAIN_PATH_T {HUB}); {SCRATCH}."
+        )
+    report_findings(arguments, cfg, findings, folder)
 
 
 def parse(schema: Schema) -> tuple[argparse.Namespace, CfgNode]:

@@ -25,7 +25,7 @@ from demo_sdtps.config.load import (
     with_values,
 )
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.datasets import configs_for
+from demo_sdtps.datasets import check_root, configs_for
 from demo_sdtps.runtime.errors import UserError
 
 ANSWERED = {"-h", "--help", "--keys"}
@@ -180,6 +180,8 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     schema, words, flags = arguments.schema, arguments.words, vars(arguments)
     data = flags.get(ROOT)
     kinds = configs_for(Path(data)) if data else []
+    if data and not kinds:
+        check_root(Path(data))
     if words and not arguments.config_file and not is_key(words[0], schema):
         name, *words = words
         arguments.config_file = str(find_config(name, data, kinds, schema))

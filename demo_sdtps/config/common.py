@@ -46,6 +46,7 @@ CLIP_BACKBONE = "ViT-B-16"
 """MODEL.TRANSFORMER_TYPE of CLIP's image encoder; other values are timm's names (modeling/backbones)."""
 
 HUB, RANDOM_WEIGHTS = "hub", ("", "none")
+SCRATCH = "RGBNT201/DeMo_SDTPS_tiny trains without any download"
 """Values of MODEL.PRETRAIN_PATH_T that are no file: timm downloads the weights; the weights are random, '' with a warning."""
 
 SDTPS_ARGUMENTS = (

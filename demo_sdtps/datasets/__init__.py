@@ -94,6 +94,15 @@ def configs_for(root: Path) -> list[str]:
     return [name for place, name in places.items() if place.is_dir()]
 
 
+def check_root(root: Path) -> None:
+    """Raise `UserError` where `root` is the own folder of a published data set, in place of the one that holds it."""
+    folder, parent = root.resolve(), root.resolve().parent
+    if folder.is_dir() and any(one.folder_in(parent) == folder for one in READERS.values()):
+        raise UserError(
+            f"{root} is the own folder of a data set; give the folder that holds it, {root.parent if root.name else parent}."
+        )
+
+
 def check_trained_on(cfg: CfgNode, data_set: str | None, path: Path) -> None:
     """Raise `UserError` where the weights `path` were trained on another data set than that of `cfg`, but for own data; None is
     unknown."""
@@ -133,6 +142,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     page = "docs/own_data.md" if is_own else "docs/data.md"
     layout = f"DATASETS.ROOT_DIR{reader.layout}"
     if not folder.exists():
+        check_root(root)
         raise UserError(
             f"The data set {name} is not at {folder}; expected is {layout}. Put it there ({page} has its layout), or "
             f"correct DATASETS.ROOT_DIR{reader.instead}."

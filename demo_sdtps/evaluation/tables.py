@@ -179,7 +179,15 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 def reid_caption(cfg: CfgNode, data: TestData) -> str:
     """One line on what is evaluated: data, queries, weights and options."""
-    return f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+    caption = f"{data_caption(cfg, data)}, {cfg.TEST.WEIGHT}{options(cfg)}, in percent"
+    return "; ".join([caption, *equal_patterns(cfg)])
+
+
+def equal_patterns(cfg: CfgNode) -> list[str]:
+    """That the return patterns of the model are equal, where they are."""
+    if cfg.MODEL.USE_SDTPS or cfg.MODEL.HDM:
+        return []
+    return ["the model has no enhanced features: its return patterns are equal"]
 
 
 def data_caption(cfg: CfgNode, data: TestData) -> str:

@@ -25,7 +25,7 @@ from demo_sdtps.datasets.loaders import Batch, batches, train_loader
 from demo_sdtps.datasets.masks import existing_masks
 from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
-from demo_sdtps.evaluation.tables import read_records, reid_record, reid_table
+from demo_sdtps.evaluation.tables import equal_patterns, read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint, start_from
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
@@ -113,7 +113,8 @@ def evaluate(cfg: CfgNode, model: DeMo, data: Mapping[str, TestData]) -> Evaluat
         for measure, value in row.items()
     }
     table, *tables = map(reid_table, records.values())
-    table = "\n".join([table, *(f"{VALIDATION}\n{other}" for other in tables)])
+    more = (f"{VALIDATION}\n{other}" for other in tables)
+    table = "\n".join([table, *more, *equal_patterns(cfg)])
     *_, chosen_by = records.values()
     return Evaluation(records, chosen_by[str(cfg.TEST.RETURN_PATTERN)]["mAP"], scalars, table)
 

@@ -1,6 +1,9 @@
 """MODEL.PRETRAIN_PATH_T hub, the default of the real configurations, as a run meets it: with a cache, and without a network."""
 
+import os
 import shlex
+import subprocess
+import sys
 
 import huggingface_hub
 import numpy as np
@@ -37,6 +40,28 @@ def test_without_a_network_nothing_is_written(command, tiny_root, tmp_path):
     message = catch_refusal(command, tmp_path, train_net.main, *words)
     phrases = ("timm could not download test_vit", "the path of a file", "'none' for random ones")
     assert all(phrase in message for phrase in phrases)
+
+
+@pytest.mark.slow
+def test_a_download_that_fails_is_one_sentence(tmp_path):
+    """Without the lines of the client, which tries several times."""
+    program = "from demo_sdtps.config.cli import run; from demo_sdtps.modeling.checkpoints.pretrained import read_source; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program} run(lambda: read_source('test_vit', 'hub'))"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith(ONE_LINE) and done.stderr.count("\n") == 1
+    assert "RGBNT201/DeMo_SDTPS_tiny trains without any download." in done.stderr
 
 
 def test_missing_data_are_reported_before_weights_are_fetched(command, tmp_path):

@@ -1,5 +1,6 @@
 """Pretrained weights into the backbone: MODEL.PRETRAIN_PATH_T (docs/method.md)."""
 
+import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from demo_sdtps.config import UserError
-from demo_sdtps.config.common import CLIP_BACKBONE, HUB
+from demo_sdtps.config.common import CLIP_BACKBONE, HUB, SCRATCH
 from demo_sdtps.modeling.backbones import Backbone
 from demo_sdtps.modeling.checkpoints.names import (
     OUR_BACKBONE,
@@ -186,10 +187,15 @@ def _from_hub(transformer_type: str) -> Weights:
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T is 'hub', but timm knows no published weights of {tag}; {others}."
         )
+    client = logging.getLogger("huggingface_hub")  # which logs every one of its retries
+    level = client.level
+    client.setLevel(logging.ERROR)
     try:
         return timm.create_model(tag, pretrained=True).state_dict()
     except Exception as error:  # the hub's client raises many types
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T is 'hub', but timm could not download {tag} ({type(error).__name__}); check the network, "
-            f"or {others}."
+            f"or {others}; {SCRATCH}."
         ) from error
+    finally:
+        client.setLevel(level)
