@@ -73,6 +73,12 @@ class FeatureBlocks:
         return features
 
 
+def normalise_rows(features: np.ndarray) -> np.ndarray:
+    """Features (n, D) float32 of length 1, as by F.normalize."""
+    tensor = torch.from_numpy(features)
+    return torch.nn.functional.normalize(tensor).numpy()
+
+
 def array_blocks(features: np.ndarray) -> FeatureBlocks:
     """Features (n, D) in memory as blocks."""
     step = max(1, READ_ELEMENTS // features.shape[1])

@@ -15,7 +15,7 @@ from demo_sdtps.config import UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation.distances import check_finite, present_modalities
-from demo_sdtps.retrieval.blocks import Gallery, array_blocks
+from demo_sdtps.retrieval.blocks import Gallery, array_blocks, normalise_rows
 from demo_sdtps.retrieval.features import decode_present, encode_present
 from demo_sdtps.retrieval.table import Texts, open_table
 from demo_sdtps.runtime.progress import progress
@@ -68,18 +68,12 @@ def open_features(
     Labels and names are read; features of a table stay in it.
     """
 
-    def prepare(features: np.ndarray) -> np.ndarray:
-        tensor = torch.from_numpy(features).float()
-        check_finite(tensor, f"features in {place}")
-        lengths = torch.linalg.vector_norm(tensor, dim=1, keepdim=True)
-        # shorter ones are divided by 1e-12, as in F.normalize
-        return (tensor / lengths.clamp_min_(1e-12) if normalise else tensor).numpy()
-
     if Path(place).suffix in (".npz", ".parquet") and not Path(place).is_dir():
         if where is not None:
             raise UserError(f"--where needs a table, but {place} is a file; export to a table.")
         array, labels, names, facts = _read_file(Path(place))
-        features = array_blocks(prepare(array))
+        check_finite(torch.from_numpy(array), f"features in {place}")
+        features = array_blocks(normalise_rows(array) if normalise else array)
     else:
         table = open_table(place, "run the export again, with --overwrite if it refuses")
         if table is None:
@@ -89,7 +83,7 @@ def open_features(
         facts = table.facts
         if table.count() != facts.get("rows", table.count()):
             raise UserError(f"The export in {place} is not complete; run its command again.")
-        rows = table.read(where, [*LABELS.values(), "name", "present"], prepare)
+        rows = table.read(where, [*LABELS.values(), "name", "present"], normalise)
         features, names = rows.features, Texts(rows.columns["name"])
         labels = {name: _numbers(rows.columns, label) for name, label in LABELS.items()}
         labels["present"] = encode_present(rows.present())
@@ -115,7 +109,7 @@ def _read_file(
         )
     try:
         with np.load(path) as content:
-            features, paths = content["features"], content["paths"]
+            features, paths = content["features"].astype(np.float32), content["paths"]
             labels = {name: content[name].astype(np.int64, casting="safe") for name in LABELS}
             labels["present"] = content["present"]
             settings = {name: content[name].item() for name in SETTINGS}

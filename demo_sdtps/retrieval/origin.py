@@ -18,28 +18,21 @@ RECORDED = ("checkpoint", "data_set", "gallery")
 """What is recorded of stored features beside what they depend on."""
 
 
-def describe_origin(cfg: CfgNode, pattern: int) -> dict[str, Any]:
-    """What features depend on: the content of the checkpoint, the return pattern, and configuration keys."""
+def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:
+    """What features depend on: the content of the checkpoint, the return pattern, and the configuration, whose `sources` are
+    the codes of the modalities (`encode_present`) of each of the equal parts of a feature."""
     path = weights_file(cfg.TEST.WEIGHT)
     # auto is another one on other hardware
     precision = choose_precision(cfg.TEST.AMP, choose_device(cfg))
     amp = cfg.TEST.AMP if cfg.TEST.AMP != "auto" else f"auto, {precision or 'float32'}"
+    sources = make_comparison(cfg, pattern).sources
+    codes = [int(encode_present(modality_mask(source))) for source in sources]
     return {
         # of OpenVINO's two files the one with the weights
         "checkpoint_sha256": sha256(path.with_suffix(".bin") if path.suffix == ".xml" else path),
         "return_pattern": pattern,
-        "configuration": {**model_keys(cfg), "TEST.AMP": amp},
+        "configuration": {**model_keys(cfg), "TEST.AMP": amp, "sources": codes},
     }
-
-
-def describe_features(cfg: CfgNode, pattern: int) -> dict[str, Any]:
-    """`describe_origin` of stored features, whose configuration has `sources`: the codes of the modalities
-    (`encode_present`) of each of the equal parts of a feature."""
-    origin = describe_origin(cfg, pattern)
-    sources = make_comparison(cfg, pattern).sources
-    codes = [int(encode_present(modality_mask(source))) for source in sources]
-    origin["configuration"]["sources"] = codes
-    return origin
 
 
 def check_origin(

@@ -218,8 +218,7 @@ class Reid(ABC):
                 f"The queries have the shape {np.shape(query)}, but the features in {place} are of return pattern {pattern} "
                 f"and {table.width} columns; give what features(…, return_pattern={pattern}) returns."
             )
-        prepare = None if table.facts["normalised"] else normalise_rows
-        gallery = table.read(where, ["name", "present"], prepare).gallery()
+        gallery = table.read(where, ["present"], not table.facts["normalised"]).gallery()
         if top < 1 or not len(gallery):
             raise UserError(
                 f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
@@ -276,12 +275,6 @@ class Reid(ABC):
                     f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
                 )
         return [self.cameras if label is None else int(label) for label in cameras]
-
-
-def normalise_rows(features: np.ndarray) -> np.ndarray:
-    """Features (n, D) as float32 of length 1."""
-    features = features.astype(np.float32, copy=False)
-    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
 def check_common(alone: np.ndarray) -> None:

@@ -6,7 +6,7 @@ reads, so two columns are checksums of each row, and other files have their own 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,7 @@ import torch
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.distances import check_finite
-from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery
+from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery, normalise_rows
 from demo_sdtps.retrieval.checksums import DELETIONS, damaged_files, manifest, record_files
 from demo_sdtps.retrieval.columns import (
     CHECK,
@@ -94,7 +94,7 @@ class Texts(Sequence[str]):
 
 
 class Table:
-    """The table of a place. `facts` is what its writer recorded when it was made, by name, such as `describe_origin`.
+    """The table of a place. `facts` is what its writer recorded when it was made, by name, such as `describe_features`.
 
     The first column is the key: a row for each value. `place` is as the user wrote it; `advice` ends the sentence on a table
     that cannot be used; `folder` is None in object storage.
@@ -125,11 +125,6 @@ class Table:
     def width(self) -> int:
         """D, the columns of a feature."""
         return self.schema.field(FEATURE).type.list_size
-
-    @property
-    def version(self) -> int:
-        """Of the table as this process knows it."""
-        return self.handle.version
 
     def count(self) -> int:
         """n, of the newest version that this process knows."""
@@ -162,10 +157,10 @@ class Table:
         self,
         where: str | None = None,
         names: Sequence[str] | None = None,
-        prepare: Callable[[np.ndarray], np.ndarray] | None = None,
+        normalise: bool = False,
     ) -> Rows:
         """The rows of the newest version, or those that `where`, a condition in SQL, leaves; later changes of the table do not
-        reach them. `columns` are those of `names` (default: all), features what `prepare` makes of (m, D).
+        reach them. `columns` are those of `names` (default: all) and the key; features have length 1 with `normalise`.
 
         Raises `UserError` for a wrong condition, one that leaves nothing, and damaged rows, here or when features are read.
         """
@@ -200,7 +195,6 @@ class Table:
                 f"The filter {where!r} leaves none of the rows of {self.place}; change it."
             )
         ids = stored[order]
-        convert = prepare or (lambda features: features.astype(np.float32, copy=False))
 
         def decode(
             batch: "pa.RecordBatch | pa.Table", expected: np.ndarray, order: np.ndarray
@@ -210,9 +204,9 @@ class Table:
             is_same = np.array_equal(batch[ROW_ID].to_numpy(), expected)
             if not (is_same and np.array_equal(row_checks(features), batch[CHECK].to_numpy())):
                 raise self.damage()
-            features = features[order]
+            features = features[order].astype(np.float32, copy=False)
             check_finite(torch.from_numpy(features), f"features in {self.place}")
-            return convert(features)
+            return normalise_rows(features) if normalise else features
 
         def scan() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             query, start = handle.search().select([FEATURE, CHECK]).with_row_id(True), 0
@@ -251,7 +245,7 @@ class Table:
 
     def _check(self) -> None:
         """Raise `UserError` where files of the version that this process knows are damaged."""
-        if damaged_files(self.folder, manifest(self.version), DELETIONS):
+        if damaged_files(self.folder, manifest(self.handle.version), DELETIONS):
             raise self.damage()
 
     def damage(self) -> UserError:
