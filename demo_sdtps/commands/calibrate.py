@@ -24,7 +24,10 @@ def main() -> None:
         "measure it on query and gallery too: the error of the probability, and what the thresholds accept",
     )
     cli.add_overwrite(parser)
+    flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets.unreadable import print_left_out
     from demo_sdtps.retrieval.calibrate import calibrate
 
     calibrate(arguments, cfg)
+    print_left_out()

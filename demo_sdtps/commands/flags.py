@@ -162,6 +162,17 @@ def add_modality(parser: ArgumentParser) -> None:
     )
 
 
+def add_skip_unreadable(parser: ArgumentParser) -> None:
+    """Add the flag --skip_unreadable."""
+    parser.add_argument(
+        "--skip_unreadable",
+        dest="DATASETS.SKIP_UNREADABLE",
+        action="store_const",
+        const="True",
+        help="go on without unreadable images; list them at the end (equivalent to the key DATASETS.SKIP_UNREADABLE)",
+    )
+
+
 def complete_word(parser: ArgumentParser, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """What may stand at the cursor of a shell, for argcomplete: a configuration or a key, or a value of the key before it."""
     schema, words = parser.get_default("schema"), parsed_args.words or []

@@ -20,10 +20,13 @@ def main() -> None:
     cli.add_output(parser, "--html", ".html", help="write it, and more, as a page for browsers")
     add_limits(parser, "the page")
     cli.add_count(parser, "--thumbnails", 1200, "triplets whose images the page has, 7 kB each")
+    flags.add_skip_unreadable(parser)
     arguments, cfg = flags.parse(parser)
+    from demo_sdtps.datasets.unreadable import print_left_out
     from demo_sdtps.reports.finished_run import report_run
 
     report_run(arguments, cfg)
+    print_left_out()
 
 
 def read_config(run: Path) -> StoredText:

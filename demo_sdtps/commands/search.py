@@ -52,7 +52,7 @@ def search_parser(what: str) -> argparse.ArgumentParser:
         help="camera of the gallery, as the training's files call it, such as 2, where pattern and table name none",
     )
     cli.add_count(parser, "--top", None, f"hits per query, at most all (default: {TOP})")
-    cli.add_switch(parser, "--skip_unreadable", "go on without unreadable images; list them")
+    flags.add_skip_unreadable(parser)
     parser.add_argument(
         "--index",
         metavar="PLACE",

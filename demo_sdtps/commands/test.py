@@ -20,7 +20,9 @@ def main() -> None:
     )
     cli.add_output(parser, "--json", ".json", help="write the numbers there as well, in [0, 1]")
     cli.add_output(parser, "--output", *cli.PICTURE, help="draw the matrices of --cross_modal")
+    flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
+        from demo_sdtps.datasets.unreadable import print_left_out
         from demo_sdtps.evaluation import tables
         from demo_sdtps.evaluation.command import load_any_model_and_data
         from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal
@@ -40,6 +42,7 @@ def main() -> None:
             matrices = evaluate_cross_modal(cfg, model, data)
             if is_main():
                 report_cross_modal(cfg, matrices, caption, arguments.json, arguments.output)
+            print_left_out()
             return
         rankings = evaluate_reid(cfg, model, data)
         cases = {case: tables.reid_record(patterns) for case, patterns in rankings.items()}
@@ -53,3 +56,4 @@ def main() -> None:
         query, gallery = (data.present[rows] for rows in (data.query, data.gallery))
         if text := describe_incomparable(make_comparison(cfg, 1), query, gallery):
             cli.print_lines(f"WARNING: {text}, otherwise their matches rank last.")
+        print_left_out()

@@ -11,9 +11,12 @@ def main() -> None:
         "Synthetic/DeMo_Slim --data data --epochs 2 OUTPUT_DIR runs/short",
         weight="a checkpoint to start from",
     )
+    flags.add_skip_unreadable(parser)
     with flags.parse_in_group(parser) as (arguments, cfg):
+        from demo_sdtps.datasets.unreadable import print_left_out
         from demo_sdtps.training.reid import train
         from demo_sdtps.training.stop import Stopped
 
         with suppress(Stopped):  # the run is saved
             train(cfg, arguments.overwrite)
+        print_left_out()

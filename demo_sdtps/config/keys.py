@@ -211,6 +211,7 @@ KEYS = (
         *BELOW_ONE,
     ),
     Key("DATASETS.VERIFY", False, "decode every image first and list those that cannot be read"),
+    Key("DATASETS.SKIP_UNREADABLE", False, "go on without these, and list them at the end"),
     Key(
         "DATASETS.CACHE",
         "auto",

@@ -137,7 +137,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     """Samples by split: those of `SPLITS`, of which train is without the identities of VALIDATION, and VALIDATION."""
     name, root, reader = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR), find_reader(cfg)
     if not reader.labelled:
-        return dict.fromkeys(splits, reader.read(root, ""))
+        return _readable(cfg, dict.fromkeys(splits, reader.read(root, "")))
     folder, is_own = reader.folder_in(root), name in OWN_READERS
     page = "docs/own_data.md" if is_own else "docs/data.md"
     layout = f"DATASETS.ROOT_DIR{reader.layout}"
@@ -160,8 +160,27 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
             what = name if is_own else f"The {split} split of {name}"
             place = f"({what}; expected layout: {layout}; {page})"
             raise UserError(f"{str(error).rstrip('.')}. {place}") from None
+    samples = _readable(cfg, samples)
+    for split in splits:
         if not samples[split]:
             raise UserError(
                 f"The {split} split of {name} at {folder} is empty; expected is {layout} ({page})."
             )
     return samples
+
+
+def _readable(cfg: CfgNode, splits: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
+    """The splits, by DATASETS.SKIP_UNREADABLE without images that cannot be read."""
+    if not cfg.DATASETS.SKIP_UNREADABLE:
+        return splits
+    from demo_sdtps.datasets.unreadable import drop_unreadable, left_out  # torch, not for --help
+
+    drop_unreadable(
+        [*dict.fromkeys(sample for samples in splits.values() for sample in samples)], left_out
+    )
+    remaining = {
+        split: [sample.without(left_out) for sample in samples] for split, samples in splits.items()
+    }
+    return {
+        split: [one for one in samples if any(one.paths)] for split, samples in remaining.items()
+    }

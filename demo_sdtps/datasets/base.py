@@ -3,9 +3,10 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 
@@ -29,6 +30,9 @@ SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN", "lost+found"
 VIS_NI_TH = {"RGB": "vis", "NI": "ni", "TI": "th"}
 
 
+S = TypeVar("S", bound="Sample")
+
+
 @dataclass(frozen=True)
 class Sample:
     """One triplet."""
@@ -50,6 +54,10 @@ class Sample:
         """Those that it has images of."""
         paths = self.paths if len(self.paths) > 1 else MODALITIES
         return tuple(modality for modality, path in zip(MODALITIES, paths, strict=True) if path)
+
+    def without(self: S, broken: Collection[str]) -> S:
+        """With None for these paths, which may be all."""
+        return replace(self, paths=tuple(None if path in broken else path for path in self.paths))
 
 
 @dataclass(frozen=True)

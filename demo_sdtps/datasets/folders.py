@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -45,10 +45,6 @@ class Triplet(Sample):
             times = status and (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             files.append(":".join(map(str, times)) if times else "-")
         return " ".join([*files, *filter(None, [self.labels.get("camera")])])
-
-    def without(self, broken: Collection[str]) -> "Triplet":
-        """With None for these paths, which may be all."""
-        return replace(self, paths=tuple(None if path in broken else path for path in self.paths))
 
     def file_keys(self) -> set:
         """`file_key` of each of its files."""

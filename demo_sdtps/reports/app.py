@@ -20,12 +20,12 @@ from demo_sdtps.config.ranges import read_ranges
 from demo_sdtps.datasets.base import FORMATS
 from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.datasets.images import decode, decode_triplet
+from demo_sdtps.datasets.unreadable import omissions
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.reports.figures import dark, spread
 from demo_sdtps.reports.search_page import (
     MOST_HITS,
     image_config,
-    omissions,
     search_page,
     write_hits,
 )

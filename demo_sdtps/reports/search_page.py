@@ -11,8 +11,9 @@ from urllib.parse import quote
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, with_values
-from demo_sdtps.config.cli import count_text, print_lines
+from demo_sdtps.config.cli import print_lines
 from demo_sdtps.datasets.folders import Triplet
+from demo_sdtps.datasets.unreadable import omissions
 from demo_sdtps.reports.page import render, thumbnail
 from demo_sdtps.retrieval.nearest import write_csv
 from demo_sdtps.retrieval.search import Hit, SearchResult
@@ -49,11 +50,6 @@ def write_hits(result: SearchResult, path: Path) -> None:
     columns = ["score"] * is_scored(result) + ["probability", "unknown"] * is_calibrated(result)
     values = [[csv_values(hit, columns) for hit in hits] for hits in result.hits]
     write_csv(path, [query.files[0] for query in result.queries], values, columns)
-
-
-def omissions(broken: dict[str, str]) -> list[str]:
-    """Lines on the images that cannot be read; none where all can."""
-    return [f"Left out, {count_text(len(broken), 'image')}:", *broken.values()] if broken else []
 
 
 def is_calibrated(result: SearchResult) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets.folders import Triplet
-from demo_sdtps.datasets.images import unreadable, verify
+from demo_sdtps.datasets.images import verify
 from demo_sdtps.retrieval.columns import INTERNAL, make_rows, table_schema
 from demo_sdtps.retrieval.engine import check_place
 from demo_sdtps.retrieval.origin import check_origin
@@ -24,7 +24,6 @@ from demo_sdtps.runtime.distributed import (
     broadcast_from_main,
     is_main,
     rank,
-    shard_for_rank,
     world_size,
 )
 from demo_sdtps.runtime.progress import progress
@@ -88,16 +87,6 @@ def extract_triplets(reid: Reid, pattern: int, triplets: Sequence[Triplet]) -> n
     except UserError:
         verify(path for triplet in triplets for path in triplet.paths if path)
         raise
-
-
-def drop_unreadable(triplets: Sequence[Triplet], broken: dict[str, str]) -> list[Triplet]:
-    """The triplets without images that cannot be read, and without those that have no other. What is wrong is added to
-    `broken` by path. Each of several processes reads a part of them."""
-    paths = (path for triplet in shard_for_rank(triplets) for path in triplet.paths if path)
-    for damaged in all_gather_object(unreadable(paths)):
-        broken.update(damaged)
-    remaining = [triplet.without(broken) for triplet in triplets]
-    return [triplet for triplet in remaining if any(triplet.paths)]
 
 
 def open_index(place: str | Path, gallery: Path, origin: Mapping[str, Any], rebuild: bool) -> Index:

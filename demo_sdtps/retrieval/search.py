@@ -20,6 +20,7 @@ from demo_sdtps.config.common import FALSE_ACCEPT, FLAT, RERANKED, SQUARED, TOP
 from demo_sdtps.datasets.base import GALLERY, QUERY
 from demo_sdtps.datasets.folders import Triplet, check_modality, image_folders
 from demo_sdtps.datasets.own import read_triplets
+from demo_sdtps.datasets.unreadable import drop_unreadable
 from demo_sdtps.evaluation.command import prepare_evaluation
 from demo_sdtps.evaluation.distances import (
     Comparison,
@@ -35,7 +36,6 @@ from demo_sdtps.retrieval.gallery import (
     Changes,
     Index,
     as_text,
-    drop_unreadable,
     extract_triplets,
     open_index,
     update,
@@ -98,7 +98,7 @@ def search(
     check_sets(arguments, cfg, queries, *sides)
     check_equal((gallery, queries), "images")
     broken: dict[str, str] = {}
-    check = partial(drop_unreadable, broken=broken) if arguments.skip_unreadable else list
+    check = partial(drop_unreadable, broken=broken) if cfg.DATASETS.SKIP_UNREADABLE else list
     origin = describe_features(cfg, arguments.return_pattern)
     place = arguments.index or default_index(arguments.gallery, origin)
     origin |= {"checkpoint": cfg.TEST.WEIGHT, "normalised": True, "data_set": OWN_IMAGES}

@@ -19,6 +19,7 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 from demo_sdtps.config.common import COMMAND
+from demo_sdtps.datasets.unreadable import left_out
 from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.files import read_json, write_json
 from demo_sdtps.runtime.matmul import matmul_library
@@ -51,6 +52,8 @@ def track_run(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> It
         "machine": {**machine(device), "matmul": matmul_library(cfg)},
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+    if left_out:
+        record["left_out"] = dict(left_out)
     if resumed:
         record = with_resumption(record, read_json(path) or {}, resumed)
     started = time.perf_counter()
