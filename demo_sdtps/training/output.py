@@ -1,8 +1,9 @@
 """The files of a run in OUTPUT_DIR: their names, TensorBoard and, with SOLVER.WANDB, Weights & Biases in OUTPUT_DIR/wandb."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -59,15 +60,29 @@ def scalar_boards(cfg: CfgNode, first: int | None) -> Iterator[WriteScalars]:
     # Training alone needs it, and its import is slow.
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(cfg.OUTPUT_DIR, purge_step=first) as writer, _wandb(cfg) as log:
+    before = threading.excepthook
+    # a full disk is an error of its thread, which the next call raises again
+    threading.excepthook = lambda told: isinstance(told.exc_value, OSError) or before(told)
+    writer = SummaryWriter(cfg.OUTPUT_DIR, purge_step=first)
+    try:
+        with _wandb(cfg) as log:
 
-        def write(scalars: Mapping[str, float], epoch: int) -> None:
-            for name, value in scalars.items():
-                writer.add_scalar(name, value, epoch)
-            writer.flush()  # before a checkpoint counts the epoch as done
-            log(scalars, epoch)
+            def write(scalars: Mapping[str, float], epoch: int) -> None:
+                try:
+                    for name, value in scalars.items():
+                        writer.add_scalar(name, value, epoch)
+                    writer.flush()  # before a checkpoint counts the epoch as done
+                except OSError as error:
+                    raise UserError(
+                        f"TensorBoard's events in {cfg.OUTPUT_DIR} cannot be written ({error.strerror}); free some space."
+                    ) from None
+                log(scalars, epoch)
 
-        yield write
+            yield write
+    finally:
+        with suppress(OSError):
+            writer.close()
+        threading.excepthook = before
 
 
 def check_tracking(cfg: CfgNode) -> None:

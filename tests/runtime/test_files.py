@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from commands import contents
 
 from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import UserError
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_whole
 from demo_sdtps.runtime.device import log_to
 from demo_sdtps.runtime.files import (
@@ -27,6 +28,7 @@ from demo_sdtps.runtime.files import (
     read_json,
     write_json,
 )
+from demo_sdtps.training.output import scalar_boards
 
 
 @contextmanager
@@ -61,6 +63,18 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(UserError, match=sentence), full_disk():
         save_whole({"a": torch.zeros(100_000)}, path)
     assert read_json(path) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_one_error_of_what_writes_scalars(tmp_path, capfd):
+    """Not of TensorBoard's thread, too."""
+    cfg, hook = load_cfg("Synthetic/DeMo.yml", ["OUTPUT_DIR", str(tmp_path)]), threading.excepthook
+    sentence = f"events in {tmp_path} cannot be written \\(File too large\\); free some space"
+    with pytest.raises(UserError, match=sentence), scalar_boards(cfg, None) as write:
+        write({"loss": 1.0}, 1)
+        with full_disk(300):
+            for epoch in range(2, 30):
+                write({"loss": 1.0, "accuracy": 0.5}, epoch)
+    assert capfd.readouterr().err == "" and threading.excepthook is hook
 
 
 WRITER = """
