@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.rows import Row, check_near, peak_memory, speed_row
+from benchmarks.rows import Row, check_near, peak_memory, ratio_row
 from benchmarks.timing import in_turns
 from demo_sdtps.evaluation.distances import squared_distances
 from demo_sdtps.retrieval.approximate import approximate, recall, refresh
@@ -49,9 +49,9 @@ def search_rows(quick: bool, device: torch.device) -> list[Row]:
         check_near("search", actual, expected)
         seconds = in_turns("search", cases, 1)
         opening = in_turns("opening", {"ours": partial(read_rows, place)}, 1)["ours"]
-        memory = peak_memory(search_table, place, queries, gallery, width) / GIB
+        memory = peak_memory(search_table, place, queries, gallery, width) / 1024
     return [
-        speed_row(f"exact search of {size}", seconds),
+        ratio_row(f"exact search of {size}", seconds["reference"], seconds["ours"]),
         Row("… opening of the table", None, opening, "s", None),
         Row("… peak memory", None, memory, "GiB", None, "≤ 1.5 GiB", memory <= 1.5),
     ]
@@ -78,10 +78,7 @@ def approximate_rows(quick: bool, device: torch.device) -> list[Row]:
     return [
         Row(f"approximate index of {first:,}, width {width}", None, building, "s", None),
         Row(f"… growth by {gallery - first:,}", None, growing, "s", None),
-        speed_row(
-            f"… search of {queries:,} queries, beside the exact one",
-            {"reference": exact_seconds, "ours": seconds},
-        ),
+        ratio_row(f"… search of {queries:,} queries, beside the exact one", exact_seconds, seconds),
         Row("… its size, beside the features", features / GIB, size / GIB, "GiB", features / size),
         Row(f"… recall@{TOP}", None, recall(hits, whole), "", None),
     ]
