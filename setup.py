@@ -75,7 +75,7 @@ setup(
         "numpy>=1.26",
         "scipy>=1.15",
         "tqdm>=4.66",
-        "pillow>=10",
+        "pillow>=11",
         "simplejpeg>=1.8",
         "matplotlib>=3.8",
         "tensorboard>=2.16",
