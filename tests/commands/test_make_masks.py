@@ -23,6 +23,9 @@ import torch
 def bright(image):
     return (image.float().mean(dim=0) / 255).numpy()
 
+def dark(image):
+    return torch.zeros(image.shape[1:])
+
 def half(image):
     return torch.arange(image.shape[2]).expand(image.shape[1:]) < image.shape[2] // 2
 
@@ -90,6 +93,9 @@ def test_masks_that_exist_are_kept_unless_overwritten(segment, bare_root):
     segment(bare_root, "half", *train)
     before = contents(bare_root)
     gone = sorted((bare_root / "RGBNT201" / "train_171" / "MASK").iterdir())[7]
+    gone.unlink()
+    stdout = segment(bare_root, "dark", *train, "DATASETS.VALIDATION", "0")
+    assert "Wrote 1 mask, 1 of them without any foreground and kept 47" in stdout
     gone.unlink()
     assert "Wrote 1 mask and kept 47" in segment(bare_root, "bright", *train)
     after = contents(bare_root)

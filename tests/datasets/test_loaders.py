@@ -208,6 +208,18 @@ def test_a_damaged_image_is_one_clean_error(own_root, no_process_left, make, wor
     assert "\n" not in message and "Traceback" not in message
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_bug_keeps_its_type_and_trace(tiny_root, workers, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(TrainTransform, "augment", fail)
+    cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no")
+    loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    with pytest.raises(ZeroDivisionError):
+        list(batches(loader))
+
+
 def loading(root, *opts):
     """A training loader with two processes."""
     cfg = config(root, "DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no", *opts)

@@ -17,8 +17,10 @@ from demo_sdtps.commands import check_data
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
 from demo_sdtps.datasets import SPLITS, data_name, read_splits
+from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.datasets.pairing import unpaired
 
 CELSIUS = Range(27315, 31315)
 COUNTS = np.random.default_rng(0).normal(29500, 900, (32, 16)).clip(0, 65535).astype(np.uint16)
@@ -171,6 +173,28 @@ def test_triplets_that_are_not_complete_are_told(own, command, tmp_path):
         assert "gallery: 32 of 32 triplets are complete\n" in stdout
         (warning,) = (line for line in stdout.splitlines() if line.startswith("WARNING"))
         assert "no image of NI in train" in warning and "1_0_00_nir.jpg with " in warning
+
+
+@pytest.mark.parametrize(
+    ("groups", "alone"),
+    [
+        (["RGB NI TI", "TI"], []),
+        (["RGB NI", "TI"], ["TI"]),
+        (["RGB", "NI", "RGB TI"], ["NI"]),
+        (["RGB", "NI"], ["RGB", "NI"]),
+        (["NI"], []),
+    ],
+    ids=str,
+)
+def test_images_that_share_no_triplet(groups, alone):
+    """A modality is told of where none of its images does; data of a single one have nothing to share."""
+    samples = [
+        Sample(tuple(name if name in group.split() else None for name in MODALITIES))
+        for group in groups
+    ]
+    warnings = unpaired({"train": samples}, MODALITIES)
+    assert bool(warnings) == bool(alone)
+    assert not alone or f"no image of {' and none of '.join(alone)} in train" in warnings[0]
 
 
 def test_the_data_have_their_name_whatever_they_are_read_as(own, tiny_root):

@@ -10,7 +10,7 @@ from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import read_splits
 from demo_sdtps.evaluation.cross_modal import rank_sets
 from demo_sdtps.evaluation.extraction import CASES, extract_features
-from demo_sdtps.evaluation.protocol import make_test_data, rank_features
+from demo_sdtps.evaluation.protocol import make_test_data, rank_features, ranked_distances
 from demo_sdtps.modeling import make_model
 from tests.reference import ranking, reranking
 
@@ -78,6 +78,18 @@ def test_distance_that_is_ranked(tiny_root, value):
     if value == "yes":
         expected = other
     assert rank_features(cfg, features.float(), data).mAP == pytest.approx(expected, abs=step)
+
+
+def test_re_ranking_normalises_features_and_columns_whatever_feat_norm_says(tiny_root):
+    """Of triplets that lack modalities, by the columns that both have."""
+    ways = ("TEST.RE_RANKING", "yes", "TEST.CROSS_MODAL_DISTANCE", "shared", "TEST.FEAT_NORM")
+    (cfg, data), (other, _) = (cfg_and_data(tiny_root, *ways, value) for value in ("yes", "no"))
+    rng = generator(6)
+    data.present[:, 1:] = torch.rand(len(data.samples), 2, generator=rng).numpy() < 0.5
+    scales = 10 * torch.rand(len(data.samples), 9, generator=rng) ** 2
+    features = (torch.randn(len(data.samples), 9, 4, generator=rng) * scales[..., None]).flatten(1)
+    normalised, others = (ranked_distances(each, features, data, 3) for each in (cfg, other))
+    assert torch.allclose(normalised.values, others.values, atol=1e-6)
 
 
 @pytest.mark.parametrize(

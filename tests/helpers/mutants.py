@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -57,7 +58,7 @@ def read_mutants(path: Path = LIST) -> Iterator[Mutant]:
     """Those of the list. Of the tests of a file the slow ones are left out, of those that a mutant names none."""
     for file, group in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         for name, (before, after, *words) in group["mutants"].items():
-            words = words[0].split() if words else [*group["tests"].split(), "-m", "not slow"]
+            words = shlex.split(words[0] if words else f"{group['tests']} -m 'not slow'")
             tests = tuple(f"tests/{word}" if ".py" in word else word for word in words)
             yield Mutant(file, name, before, after, tests)
         for name, (before, after, reason) in group.get(EQUIVALENT, {}).items():

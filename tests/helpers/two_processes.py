@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from numeric import shift_seed
+from torch import nn
 
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from demo_sdtps.config.scores import reads_masks
@@ -27,6 +29,11 @@ def main() -> None:
                 steps(load_cfg(config_file, opts)),
                 Path(output) / f"{config_file.stem}_{distributed.rank()}.pth",
             )
+
+
+def groups() -> list:
+    """The groups of training and of the exchange of objects."""
+    return [dist.group.WORLD, *distributed._objects] if dist.is_initialized() else []
 
 
 def own(rows: torch.Tensor) -> torch.Tensor:
@@ -59,7 +66,15 @@ def steps(cfg) -> dict:
         optimizer.step()
         losses.append(loss.item())
     rows = torch.arange(5.0).unsqueeze(1)
+    norm, features = nn.Sequential(nn.BatchNorm1d(5)), 3 + torch.randn(BATCH, 5)
+    normed = distributed.wrap_ddp(norm)(own(features))
     return {
+        "normed": distributed.all_gather(normed).detach(),
+        "norm": norm.state_dict(),
+        "timeouts": [
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+            for group in groups()
+        ],
         "losses": losses,
         "state": model.state_dict(),
         "shared": distributed.shard_for_rank(range(5)),

@@ -1,17 +1,19 @@
 """Missing modalities: one case by TEST.MISS, and all six at once from one pass of the backbone (docs/method.md)."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from commands import CONFIG, FUSION, cli_args_for, near, parse_table, read_cases, table_rows
 from golden_cases import relative_error
 from numeric import assert_close, shift_seed
 from return_patterns import expected_patterns
-from tiny import CAMERAS, SHALLOW, clear, exact, pairs, random_images, tiny_model
+from tiny import CAMERAS, SHALLOW, clear, exact, pairs, random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.commands import test as test_net
-from demo_sdtps.config import MISSING_CASES, MODALITIES, load_cfg
+from demo_sdtps.config import MISSING_CASES, MODALITIES, UserError, load_cfg
 from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.evaluation.extraction import extract_features
+from demo_sdtps.evaluation.extraction import extract_features, missing_cases
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.modalities import is_missing
@@ -128,6 +130,18 @@ def backbone_inputs(model, call):
     call()
     handle.remove()
     return images
+
+
+@pytest.mark.parametrize(
+    ("modalities", "cases"), [("RGB", ""), ("RGB TI", "r t"), ("RGB NI TI", "r n t rn rt nt")]
+)
+def test_not_all_modalities_of_a_model_may_be_missing(modalities, cases):
+    names = modalities.split()
+    assert [*missing_cases(names)] == ["nothing", *cases.split()]
+    for case in MISSING_CASES:
+        words = ["MODEL.MODALITIES", names, "TEST.MISS", case]
+        with nullcontext() if case in cases.split() else pytest.raises(UserError, match="not all"):
+            tiny_cfg(*words)
 
 
 def test_an_image_of_zeros_alone_is_missing():

@@ -15,7 +15,7 @@ import demo_sdtps
 from demo_sdtps.commands import convert_checkpoint
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import UserError
+from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.cli import run as run_command
 from demo_sdtps.evaluation.tables import MEASURES
 
@@ -61,6 +61,13 @@ def test_load_takes_every_name(names, places, files, command):
         assert np.array_equal(other(**files), expected.features(**files))
         assert other.model.num_class == expected.model.num_class
         assert other.cameras == expected.cameras == 4
+
+
+def test_a_model_without_embeddings_of_cameras_keeps_their_number(tmp_path):
+    cfg = load_cfg(CONFIG, [*SMALL, "MODEL.SIE_CAMERA", "False", "MODEL.DEVICE", "cpu"])
+    demo_sdtps.Extractor(cfg.dump(), 5, 3).save_pretrained(tmp_path)
+    again = demo_sdtps.load(tmp_path)
+    assert (again.model.num_class, again.model.camera_num, again.cameras) == (5, 3, 0)
 
 
 def test_the_commands_take_every_name(names, places, tiny_root, command):

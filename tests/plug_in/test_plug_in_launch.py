@@ -106,6 +106,21 @@ def test_fast_training_is_the_same_and_msvr310_can_be_evaluated(checkout):
     assert losses[0] and losses[1][: len(losses[0])] == losses[0]
 
 
+def test_fast_leaves_features_that_are_not_normalised_to_the_checkout():
+    """Those of length 1 are re-ranked by this project, to the same distances."""
+    script = (
+        "import torch; from pathlib import Path; from demo_sdtps.plug_in.fast import replace_ranking; "
+        "from demo_sdtps.plug_in.launch import Checkout; checkout = Checkout(Path()); "
+        "original = checkout.find('utils.reranking', 're_ranking'); replace_ranking(checkout); "
+        "fast = checkout.find('utils.metrics', 're_ranking'); torch.manual_seed(0); "
+        "sides = 3 * torch.randn(5, 8), torch.randn(9, 8); "
+        "unit = [torch.nn.functional.normalize(side) for side in sides]; "
+        "gaps = [abs(fast(*each, 6, 3, 0.3) - original(*each, 6, 3, 0.3)).max() for each in (sides, unit)]; "
+        "assert gaps[0] == 0 and gaps[1] < 1e-3, gaps"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=HOST, check=True)
+
+
 def test_torchruns_local_rank_reaches_the_script_that_reads_it(checkout):
     train, test = (
         launch(checkout, script, *SIZE, "SOLVER.MAX_EPOCHS", "0", LOCAL_RANK="3")

@@ -199,11 +199,13 @@ def test_features_that_cannot_be_compared_are_refused(export, refusal, tmp_path)
     write(tmp_path / "other", np.eye(3, dtype=np.float32), range(3), range(3))
     export("q.npz", "--split", "query")
     export("m.npz", "MODEL.SDTPS_BETA", 0.1)
+    export("n.npz", "TEST.NECK_FEAT", "after")
     export("g", "--return_pattern", "1")
     for gallery, what in (
         ("g", "return_pattern, 3 and 1"),
         ("other", "checkpoint_sha256;"),
         ("m.npz", "MODEL.SDTPS_BETA, "),
+        ("n.npz", "TEST.NECK_FEAT, 'before' and 'after'"),
     ):
         sentence = refusal(rank_features.main, "--query", "q.npz", "--gallery", gallery)
         assert f"are of different values of {what}" in sentence

@@ -66,6 +66,9 @@ def test_two_processes_step_like_one(steps):
         assert shared["state"].keys() == alone["state"].keys()
         for name, value in alone["state"].items():
             assert_close(shared["state"][name], value, *roundings(two_processes.STEPS))
+        assert_close(shared["normed"], alone["normed"], two_processes.BATCH, 2)
+        for name, value in alone["norm"].items():
+            assert_close(shared["norm"][name], value, two_processes.BATCH, 2)
     assert alone["losses"][-1] < 0.9 * alone["losses"][0]
 
 
@@ -80,6 +83,7 @@ def test_what_the_processes_tell_each_other(steps):
     assert alone["anywhere"] == [True, False, False]
     assert alone["of all"] == [0] and first["of all"] == second["of all"] == [0, 1]
     assert first["anywhere"] == second["anywhere"] == [True, True, False]
+    assert first["timeouts"] == [30 * 60, 365 * 24 * 3600]
     assert [record["is equal"] for record in steps] == [[True, True], [True, False], [True, False]]
 
 

@@ -6,12 +6,13 @@ import re
 import shutil
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from commands import ONE_LINE, ROOT, contents, load_records
+from commands import CONFIG, ONE_LINE, ROOT, contents, load_records
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill, terminate
 from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,9 +20,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
+from demo_sdtps.config import load_cfg
 from demo_sdtps.training import reid
 from demo_sdtps.training.monitor import Meter
+from demo_sdtps.training.output import CONFIG as CONFIG_FILE
+from demo_sdtps.training.output import RUN_FILES, prepare_folder
+from demo_sdtps.training.record import with_resumption
 from demo_sdtps.training.resume import (
+    Resumed,
     describe_files,
     digest_lines,
     random_states,
@@ -138,6 +144,30 @@ def test_the_time_left_counts_the_steps_done_since(tiny_root, run_copy, monkeypa
     assert expected in (run_copy / "log.txt").read_text()
 
 
+def test_a_checkpoint_is_saved_every_so_many_minutes(tiny_root, tmp_path, monkeypatch):
+    """Of 15 steps of 25 seconds each after every third, which is later than one minute after the last, and at the end."""
+    steps, saves, update, save = [], [], Meter.update, Run.save
+    monkeypatch.setattr(Meter, "update", lambda *at, **sums: (steps.append(1), update(*at, **sums)))
+    monkeypatch.setattr(Run, "save", lambda run: (saves.append(len(steps)), save(run)))
+    clock = SimpleNamespace(monotonic=lambda: 25.0 * len(steps))
+    monkeypatch.setattr("demo_sdtps.training.run.time", clock)
+    words = ("OUTPUT_DIR", tmp_path / "run", "SOLVER.CHECKPOINT_MINUTES", "1")
+    assert call(cli_args_for(tiny_root, *words)) == 0
+    assert saves == sorted({*range(3, len(steps), 3), len(steps)}) and len(steps) > 9
+
+
+def test_a_start_that_is_killed_while_it_removes_files_leaves_their_configuration(tmp_path):
+    """Whatever it has removed, so that RESUME auto starts the run that the folder is of."""
+    cfg = load_cfg(CONFIG, ["OUTPUT_DIR", str(tmp_path)])
+    names = [name.replace("*", "1") for name in RUN_FILES]
+    for name in names:
+        (tmp_path / name).write_text("")
+    for number in range(1, len(names)):
+        with at(Path, "unlink", 2, kill), pytest.raises(KeyboardInterrupt):
+            prepare_folder(cfg, None)
+        assert len(contents(tmp_path)) == len(names) - number and (tmp_path / CONFIG_FILE).exists()
+
+
 @pytest.mark.slow
 def test_seps_goes_on_likewise(shapes_root, tmp_path):
     words = seps_cli_args_for(
@@ -172,6 +202,10 @@ def test_what_is_written_goes_on_too(run_copy, reference, tiny_root):
     assert "continuing after epoch 1 and " in log[len(before) :]
     run = json.loads((run_copy / "run.json").read_text())
     assert run["status"] == "finished" and "error" not in run and EVERY_STEP[0] in run["command"]
+    resumed = Resumed({"epoch": 1, "step": 2}, run_copy / "last.pth")
+    again = with_resumption(run, run | {"error": "a full disk"}, resumed)
+    assert again["status"] == "running" and not {"error", "seconds"} & again.keys()
+    assert [one["commit"] for one in again["resumptions"]] == [run["commit"]] * 2
     (entry,) = run["resumptions"]
     assert (entry["epoch"], entry["checkpoint"]) == (1, "last.pth") and entry["step"] > 0
     assert "RESUME" in entry["command"]

@@ -89,9 +89,12 @@ def test_any_vision_transformer_learns_it_without_masks():
     supervised.load_state_dict(model.state_dict())
     masks = F.interpolate(masks, scale_factor=side).to(images)
     case.call(partial(supervised, foreground=masks), images)
-    assert_close(
-        loss, demo_sdtps.slim_loss(supervised), len(images) * case.grid[0] * case.grid[1], 2
-    )
+    sums = len(images) * case.grid[0] * case.grid[1], 2
+    assert_close(loss, demo_sdtps.slim_loss(supervised), *sums)
+    for other in (model, supervised):  # masks are read in place of pseudo-masks
+        case.call(partial(other, foreground=1 - masks), images)
+    others = [float(demo_sdtps.slim_loss(other).detach()) for other in (model, supervised)]
+    assert others[0] == others[1] != float(loss.detach())
 
 
 class Normalising(nn.Module):

@@ -232,6 +232,29 @@ def test_copies_compute_by_their_own_weights(copy_of):
     assert torch.equal(case.call(model, images), expected)
 
 
+def test_a_model_is_copied_between_its_forward_and_its_backward_pass():
+    """The copy has no forward under way, of whose graph torch copies nothing."""
+    case = CASES["timm"]
+    model = demo_sdtps.slim(case.model(), *STAGES, "self_supervised").train()
+    case.call(model, case.draw())
+    other = copy.deepcopy(model)
+    demo_sdtps.slim_loss(model).backward()
+    with pytest.raises(UserError, match="had no loss"):
+        demo_sdtps.slim_loss(other)
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_hooks_of_others_get_the_tokens_without_extra_ones(restore):
+    """Also those that were there before, as libraries collect outputs."""
+    case, lengths = CASES["timm"], []
+    model = case.model()
+    model.blocks[-1].register_forward_hook(lambda *at: lengths.append(at[2].shape[1]))
+    demo_sdtps.slim(model, *STAGES, restore=restore)
+    case.call(model, case.draw())
+    patches = case.grid[0] * case.grid[1]
+    assert lengths == [1 + (patches if restore else model.slimming.counts(patches)[-1])]
+
+
 def test_weights_of_scores_are_in_the_state_dict():
     case = CASES["timm"]
     dense, model, _ = slim_both(case, *STAGES, "supervised")

@@ -16,8 +16,9 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.backbones import clip, make_backbone
 from demo_sdtps.modeling.class_attention import CLASS_TOKEN, attention_weights
 from demo_sdtps.modeling.slimmed import make_slimming, slim_backbone
-from demo_sdtps.modeling.slimming.stage import remaining_patches
-from demo_sdtps.modeling.slimming.state import State
+from demo_sdtps.modeling.slimming.scores.distinctness import Distinctness
+from demo_sdtps.modeling.slimming.stage import remaining_patches, run_stage, sum_of_present
+from demo_sdtps.modeling.slimming.state import State, scatter_tokens
 from tests.reference import slim as reference
 
 BACKBONES = ("test_vit", "CLIP", REGISTERS, EVA02, DINOV3, MIXED)
@@ -246,13 +247,34 @@ def test_the_loss_against_masks():
         (10, [0.5, 0.5], (5, 3)),
         (128, [0.7, 0.7, 0.7], (90, 63, 45)),
         (7, [1.0, 0.3], (7, 3)),
-        (10, [0.7], (7,)),
+        (100, [0.07], (7,)),
         (3, [], ()),
     ],
 )
 def test_counts_are_rounded_up(count, shares, left):
-    """A share that is whole but for the rounding of its product stays: 10 · 0.7 is 7."""
+    """A share that is whole but for the rounding of its product stays: 100 · 0.07 is 7."""
     assert remaining_patches(count, shares) == left
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tokens_keep_their_type(dtype):
+    """The mean of the dropped ones is computed in float32; a grid takes tokens of another type, as autocast makes them."""
+    tokens = torch.randn(2, 9, 8).to(dtype)
+    step = run_stage(tokens, State((2, 4)), Distinctness(8, (2, 4)), keep=3)
+    assert step.values.dtype == dtype and step.values.shape == (2, 1 + 3 + 1, 8)
+    places = step.record.kept["image"]
+    grid = scatter_tokens(torch.zeros(2, 8, 8), places, step.values[:, 1:4])
+    assert grid.dtype == torch.float32
+    assert torch.equal(grid[torch.arange(2)[:, None], places], step.values[:, 1:4].float())
+
+
+def test_the_sum_of_scores_is_that_of_what_a_triplet_has():
+    """Of all where it has nothing; none is missing where nothing is known."""
+    scores = {name: torch.full((4, 2), 10.0**place) for place, name in enumerate(MODALITIES)}
+    missing = {"NI": [0, 1, 0, 1], "RGB": [0, 0, 1, 1], "TI": [0, 0, 1, 1]}
+    missing = {name: torch.tensor(rows)[:, None] > 0 for name, rows in missing.items()}
+    assert sum_of_present(scores, missing)[:, 0].tolist() == [111, 101, 10, 111]
+    assert sum_of_present(scores, {})[:, 0].tolist() == [111] * 4
 
 
 def test_less_than_one_patch_is_refused():
