@@ -189,35 +189,6 @@ def test_absent_images_are_zeros_in_training_and_evaluation(tmp_path, is_joint):
     assert training.any(dim=1).all() and not training.all()
 
 
-@pytest.mark.parametrize("name", ["Folder", "CSV"])
-def test_a_modality_without_a_folder_or_a_column_is_missing_everywhere(tmp_path, name, caplog):
-    """One warning, however often the data are read; without any modality there is an error."""
-    rows = write_incomplete(tmp_path, junk=False)
-    table = tmp_path / "persons.csv"
-    expected = {
-        split: expected_samples([(*row[:4], (row[4][0], None, row[4][2])) for row in rows], split)
-        for split in SPLITS
-    }
-    place = tmp_path if name == "Folder" else table
-    for split in SPLITS:
-        shutil.rmtree(tmp_path / split / "NI")
-    with open(table, "w", newline="") as file:
-        lines = [(row[0], *row[2:4], row[4][0], row[4][2]) for row in rows]
-        csv.writer(file).writerows([("split", "identity", "camera", "rgb", "ti"), *lines])
-    opts = (*PATTERN, "MODEL.MODALITIES", "[RGB, NI, TI]")
-    for _ in range(2):
-        splits = read_splits(configuration(place, name, *opts))
-        assert {split: {*samples} for split, samples in splits.items()} == {
-            split: {*samples} for split, samples in expected.items()
-        }
-    (warning,) = caplog.messages
-    assert ("folder NI" if name == "Folder" else "column ni") in warning
-    assert "NI counts as missing everywhere" in warning and str(place) in warning
-    opts = (*PATTERN, "MODEL.MODALITIES", "[NI]")
-    with pytest.raises(UserError, match=r"There is no .*(NI|ni) in .*; give the folder, or table"):
-        read_splits(configuration(place, name, *opts))
-
-
 MISTAKES = {
     "entry": (
         ("DATASETS.FOLDERS", "[test=x]"),

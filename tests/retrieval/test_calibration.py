@@ -252,8 +252,7 @@ def test_what_is_unknown_comes_last(calibrated, files, success, tmp_path):
     is_unknown = [row % 2 == 1 and far[row] > 1e-6 for row in range(count)]
     expected = sorted(range(count), key=lambda row: (is_unknown[row], row % 2 == 0, far[row]))
     words = ["--weight", path, "--gallery", tmp_path / "gallery", "--index", tmp_path / "index"]
-    alone = tmp_path / "query" / "RGB" / "x.jpg"
-    copy(files["rgb"][0], alone)
+    copy(files["rgb"][0], alone := tmp_path / "query" / "RGB" / "x.jpg")
     words += ["--query", alone]
     page = ("--csv", tmp_path / "hits.csv", "--output", tmp_path / "hits.html")
     stdout = success(search.main, *words, "--top", count, *page)
