@@ -266,17 +266,23 @@ class Table:
 
 
 def open_table(place: str | Path, advice: str, name: str = TABLE) -> Table | None:
-    """The table at a place, None where there is none. Raises `UserError` for an old index, other files, and a damaged table."""
+    """The table at a place, None where there is none. Raises `UserError` for an old index, other files, a table of another
+    FORMAT, and a damaged one."""
     check_place(place)
     if not is_remote(place) and not Path(place).is_dir():
         return None
     with engine_errors(str(place), advice):
         try:
-            return Table(place, open_handle(str(place), name), advice)
+            table = Table(place, open_handle(str(place), name), advice)
         except ValueError as error:
             if "was not found" not in str(error):
                 raise
-    return None
+            return None
+    if (stored := table.facts.get("format")) != FORMAT:
+        raise UserError(
+            f"The table {place} is in format {stored} of another version, not {FORMAT}; {advice}."
+        )
+    return table
 
 
 def create_table(

@@ -122,9 +122,9 @@ def test_the_same_images_in_query_and_gallery(settings):
 
 @pytest.mark.parametrize("k2", [1, 2, 3])
 def test_more_twins_than_neighbours(k2):
-    """A sample is its own neighbour all the same."""
+    """A sample, of which some twins are in the gallery, is its own neighbour all the same."""
     query, gallery = clusters(6, 4, 12)
-    sides = query.repeat(6, 1), gallery.repeat(6, 1)
+    sides = query.repeat(6, 1), torch.cat([gallery, query]).repeat(6, 1)
     assert_same(k_reciprocal(*sides, 4, k2), by_loops(*sides, 4, k2), sides)
 
 

@@ -246,6 +246,16 @@ def test_an_index_of_another_gallery_is_refused_unless_that_has_moved(place):
     assert update(index, read_folder(place / "moved"), Colours(most=0), COLOURS) == Changes(0, 0, 0)
 
 
+def test_a_table_of_another_format_is_refused_and_made_anew_with_rebuild(place, monkeypatch):
+    triplets = read_folder(place / "gallery")
+    with monkeypatch.context() as patch:
+        patch.setattr("demo_sdtps.retrieval.table.FORMAT", 2)
+        update(open_at(place), triplets, Colours(), COLOURS)
+    with pytest.raises(UserError, match="in format 2 of another version, not 3; pass --rebuild"):
+        open_at(place)
+    assert update(open_at(place, True), triplets, Colours(), COLOURS).new == len(triplets)
+
+
 def test_what_earlier_versions_stored_is_refused(place):
     (place / "index").mkdir()
     (place / "index" / ".store.json.part").touch()
