@@ -11,12 +11,15 @@ from demo_sdtps.config.load import StoredText
 def main() -> None:
     parser = flags.config_parser(
         "Draw a finished run's training curves, rank lists and kept tokens into its OUTPUT_DIR, and print its table: mAP and "
-        "Rank-1/5/10 of the last epoch beside the untrained model's mAP. --html writes a page instead of the images, with rank "
-        "lists to filter, and compares it with further --run there (docs/getting_started.md).",
+        "Rank-1/5/10 of the last epoch beside the untrained model's mAP; of several --run one table with operations, their "
+        "share of the dense model's, and mean and deviation over seeds. --html writes a page instead of the images, with rank "
+        "lists to filter (docs/getting_started.md).",
         weight="",
     )
     run = "the OUTPUT_DIR of a training"
     flags.add_stored(parser, "--run", "DIR", run, "OUTPUT_DIR", read_config, several=True)
+    cli.add_tables(parser)
+    cli.add_choice(parser, "--figures", cli.PICTURE, ".png", "suffix of the images")
     cli.add_output(parser, "--html", ".html", help="write it, and more, as a page for browsers")
     add_limits(parser, "the page")
     cli.add_count(parser, "--thumbnails", 1200, "triplets whose images the page has, 7 kB each")

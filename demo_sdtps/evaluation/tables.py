@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS
@@ -175,6 +176,14 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     """A table in Markdown."""
     lines = [f"| {' | '.join(row)} |" for row in (headers, *rows)]
     return "\n".join([lines[0], "|---" * len(headers) + "|", *lines[1:]])
+
+
+def spread(values: Iterable[float]) -> str:
+    """The mean, and the standard deviation of several."""
+    array = np.array(list(values))
+    if not len(array):
+        return "–"
+    return f"{array.mean():.1f}" + (f" ± {array.std(ddof=1):.1f}" if len(array) > 1 else "")
 
 
 def reid_caption(cfg: CfgNode, data: TestData) -> str:

@@ -1,6 +1,7 @@
-"""What demo-sdtps report does: a finished run's images and table, or its page."""
+"""What demo-sdtps report does: a finished run's images and table, its page, or a table of several runs."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -10,8 +11,18 @@ from demo_sdtps.config.cli import print_lines
 from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import rank_sets
 from demo_sdtps.evaluation.extraction import CASES, extract_features, missing_cases
+from demo_sdtps.evaluation.operations import count_macs, dense_macs
 from demo_sdtps.evaluation.protocol import make_test_data
-from demo_sdtps.evaluation.tables import options, reid_caption, reid_table
+from demo_sdtps.evaluation.tables import (
+    MEASURES,
+    Table,
+    markdown_table,
+    options,
+    reid_caption,
+    reid_table,
+    spread,
+    write_tables,
+)
 from demo_sdtps.reports.analysis import analyse, analysis_case, rank_patterns
 from demo_sdtps.reports.curves import draw_curves, evaluated_run, run_config
 from demo_sdtps.reports.ranks import draw_ranks
@@ -25,22 +36,18 @@ IMAGES = {"curves": "training curves", "ranks": "rank lists", "tokens": "kept to
 
 
 def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
-    """Evaluate the run's last checkpoint, write the images or the page, and print its table. On a page it is compared with
-    further runs, each evaluated on its own data."""
+    """Evaluate the run's last checkpoint, write the images or the page, and print its table; with further runs one of all, each
+    evaluated on its own data."""
     folders, output = vars(arguments)["OUTPUT_DIR"] or [], Path(cfg.OUTPUT_DIR)
     if len({Path(run).resolve() for run in folders}) < len(folders):
         raise UserError("--run names one run twice; give each run once.")
     files: dict[str, Path] = {}
     if arguments.html:
         check_extra("demo-sdtps report --html", "report", EXTRA_PACKAGES)
-    elif len(folders) > 1:
-        raise UserError(
-            "Several --run are compared on a page; add --html X.html, or give one --run."
-        )
-    else:
+    elif len(folders) < 2:
         for name in IMAGES:
-            file = output / f"{name}.png"
-            files[name] = check_output_file(file, ".png", arguments.overwrite)
+            file = output / f"{name}{arguments.figures}"
+            files[name] = check_output_file(file, file.suffix, arguments.overwrite)
     run = load_run(cfg)
     cfg, records, model, data = run.cfg, run.records, run.model, run.data
     # before the first is evaluated, which may take long
@@ -48,6 +55,9 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     for folder in folders[1:]:
         config = arguments.config_file or run_config(Path(folder))
         others.append(load_run(load_cfg(config, [*arguments.opts, "OUTPUT_DIR", folder])))
+    if others and not arguments.html:
+        evaluate_runs([run, *others])
+        return write_table(arguments, [run, *others])
     case = analysis_case(cfg)
     cases = missing_cases(model.modalities) if arguments.html else {case: CASES[case]}
     extracted = extract_features(cfg, model, data.loader, list(cases.values()))
@@ -60,9 +70,7 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     if arguments.html:
         analysis = analyse(cfg, data, by_case, arguments.queries, arguments.points)
         matrices = rank_sets(cfg, model, by_case, data)
-        for other in others:
-            (features,) = extract_features(other.cfg, other.model, other.data.loader)
-            other.record = rank_patterns(other.cfg, features, other.data)
+        evaluate_runs(others)
         page, thumbnails = arguments.html, arguments.thumbnails
         write_page(page, [run, *others], analysis, untrained, matrices, thumbnails)
         written = {"page": page}
@@ -81,6 +89,38 @@ def report_run(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         "",
         *(f"{what + ':':18}{path}" for what, path in written.items()),
     )
+    if others or arguments.csv or arguments.latex:
+        write_table(arguments, [run, *others])
+
+
+def evaluate_runs(runs: Sequence[Run]) -> None:
+    """Fill in the records of the last checkpoints, each on its own data."""
+    for run in runs:
+        (features,) = extract_features(run.cfg, run.model, run.data.loader)
+        run.record = rank_patterns(run.cfg, features, run.data)
+
+
+def write_table(arguments: argparse.Namespace, runs: Sequence[Run]) -> None:
+    """Print and write the table of runs, a row for those that differ in their seed alone."""
+    groups: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        same = {"OUTPUT_DIR": "", "TEST.WEIGHT": "", "SOLVER.SEED": 0}
+        key, seed = with_values(run.cfg, same).dump(), run.cfg.SOLVER.SEED
+        key += run.cfg.OUTPUT_DIR * (seed in groups.get(key, ()))  # a run of one seed again
+        groups.setdefault(key, {})[seed] = run
+    rows = []
+    for seeds in groups.values():
+        alike = [*seeds.values()]
+        cfg, pattern = alike[0].cfg, str(alike[0].cfg.TEST.RETURN_PATTERN)
+        name = cfg.OUTPUT_DIR + (f" and {len(alike) - 1} more" if len(alike) > 1 else "")
+        scores = ([100 * run.record[pattern][measure] for run in alike] for measure in MEASURES)
+        macs, dense = count_macs(cfg, alike[0].model)[""], dense_macs(cfg)
+        costs = f"{macs / 1e9:.2f}", f"{macs / dense:.1%}"
+        row = [name, ", ".join(map(str, seeds)), *map(spread, scores), *costs]
+        rows.append([*row, alike[0].test_split])
+    table = Table(("run", "seeds", *MEASURES, "GMACs", "of the dense model", "test split"), rows)
+    print_lines("", "In percent, after the last epoch:", "", markdown_table(*table))
+    write_tables(table, arguments.csv, arguments.latex)
 
 
 def load_run(cfg: CfgNode) -> Run:

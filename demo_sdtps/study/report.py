@@ -1,6 +1,6 @@
 """Tables of a study's result: means over seeds, and paired differences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from operator import itemgetter
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from demo_sdtps.config.common import CROSS_MODAL_DISTANCES
-from demo_sdtps.evaluation.tables import PATTERN_NAMES, Table, markdown_table
+from demo_sdtps.evaluation.tables import PATTERN_NAMES, Table, markdown_table, spread
 from demo_sdtps.study.rates import choice, families
 from demo_sdtps.study.results import cross_modal_maps, final_metric, missing_maps, values_by_seed
 
@@ -172,14 +172,6 @@ def _provenance(result: dict[str, Any]) -> str:
         "torch": " and ".join(sorted(versions)),
     }
     return f"Made with {'; '.join(f'{name} {value}' for name, value in facts.items() if value)}."
-
-
-def spread(values: Iterable[float]) -> str:
-    """The mean, and the standard deviation of several."""
-    array = np.array(list(values))
-    if not len(array):
-        return "–"
-    return f"{array.mean():.1f}" + (f" ± {array.std(ddof=1):.1f}" if len(array) > 1 else "")
 
 
 def difference_text(values: dict[str, float], baseline: dict[str, float]) -> str:

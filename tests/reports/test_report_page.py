@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from browser import Page, headless
-from commands import BASELINE, CONFIG, EPOCH, SMALL, read_scores
+from commands import BASELINE, CONFIG, EPOCH, read_scores
+from finished import make_run
 from interrupted import call
 from layouts import write_msvr310, write_rgbnt100
-from numeric import shift_seed
 
 from demo_sdtps.commands import analyse, report
 from demo_sdtps.commands import test as test_net
@@ -22,8 +22,6 @@ from demo_sdtps.evaluation.command import load_model_and_data
 from demo_sdtps.evaluation.cross_modal import evaluate_cross_modal, modality_sets
 from demo_sdtps.evaluation.protocol import make_test_data
 from demo_sdtps.evaluation.tables import MEASURES
-from demo_sdtps.modeling import make_model
-from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.reports.tokens import patch_grids
 
 pytestmark = pytest.mark.slow
@@ -32,19 +30,6 @@ NAME = "<b>run & \"so\" 'on'<i>"
 HOSTILE = "<img src=x onerror=document.title='x'>"
 BOUNDS = ("--queries", "25", "--points", "30", "--thumbnails", "31")
 QUERIES, LISTED, POINTS = 32, 25, 30
-
-
-def make_run(folder, root, *opts, config=CONFIG):
-    """A finished run of an untrained model → the folder."""
-    cfg = load_cfg(
-        config, ["DATASETS.ROOT_DIR", str(root), *SMALL, "OUTPUT_DIR", str(folder), *opts]
-    )
-    torch.manual_seed(shift_seed(3))
-    save_checkpoint(folder / "last.pth", cfg, make_model(cfg, 6, 8), 2)
-    (folder / "config.yml").write_text(cfg.dump())
-    untrained = {"epoch": 0, "patterns": EPOCH["patterns"]}
-    (folder / "metrics.json").write_text(json.dumps([untrained, EPOCH, EPOCH | {"epoch": 2}]))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +203,21 @@ def test_runs_are_compared(driver, analysed_run, other_run, tmp_path, command):
         page.texts("#compared-map .legendtext") == [str(file.parent), str(other_run)]
         and page.errors() == []
     )
-    code, _, stderr = command(report.main, *words)
-    assert code == 2 and "add --html" in stderr
+
+
+def test_three_runs_are_whole_on_a_screen_and_words_stay_whole(
+    driver, analysed_run, other_run, tmp_path
+):
+    third = shutil.copytree(other_run, tmp_path / "RGBNT201_DeMo_with_SDTPS_seed_3")
+    runs = (word for run in (analysed_run[0].parent, other_run, third) for word in ("--run", run))
+    assert call([*runs, *BOUNDS, "--html", tmp_path / "x.html"], report.main) == 0
+    page = Page(driver, tmp_path / "x.html")
+    page.show(1400, "light")
+    tables = "[...document.querySelectorAll('#comparison .scroll')]"
+    assert page.run(f"return {tables}.map((one) => one.scrollWidth - one.clientWidth)") == [0, 0]
+    lines = "(one) => one.getClientRects().length && one.offsetHeight"
+    heights = page.run(f"return [...document.querySelectorAll('.tall tbody th')].map({lines})")
+    assert len({*heights}) == 1  # a key is one line
 
 
 def test_the_run_whose_data_or_files_are_missing_is_named(
