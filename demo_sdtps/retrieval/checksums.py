@@ -49,6 +49,13 @@ def damaged_files(folder: Path | None, *kinds: str) -> list[Path]:
     return damaged
 
 
+def is_version_lost(folder: Path | None, version: int) -> bool:
+    """Whether a version of a table after this one is recorded, but gone; LanceDB reads the one before it then."""
+    newer = [] if folder is None else [name.decode() for _, name in _recorded(folder)]
+    newer = [name for name in newer if f"{VERSIONS}/" <= name < manifest(version)]
+    return any(not Path(folder or "", name).exists() for name in newer)
+
+
 def manifest(version: int) -> str:
     """The name of the file that says what a version of a table consists of."""
     return f"{VERSIONS}/{2**64 - 1 - version:020}.manifest"

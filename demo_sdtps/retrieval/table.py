@@ -19,7 +19,13 @@ import torch
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.distances import check_finite
 from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery, normalise_rows
-from demo_sdtps.retrieval.checksums import DELETIONS, damaged_files, manifest, record_files
+from demo_sdtps.retrieval.checksums import (
+    DELETIONS,
+    damaged_files,
+    is_version_lost,
+    manifest,
+    record_files,
+)
 from demo_sdtps.retrieval.columns import (
     CHECK,
     FEATURE,
@@ -244,8 +250,10 @@ class Table:
             ) from None
 
     def _check(self) -> None:
-        """Raise `UserError` where files of the version that this process knows are damaged."""
-        if damaged_files(self.folder, manifest(self.handle.version), DELETIONS):
+        """Raise `UserError` where files of the version that this process knows are damaged, or a later one is lost."""
+        version = self.handle.version
+        damaged = damaged_files(self.folder, manifest(version), DELETIONS)
+        if damaged or is_version_lost(self.folder, version):
             raise self.damage()
 
     def damage(self) -> UserError:

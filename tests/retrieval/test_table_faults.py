@@ -147,6 +147,13 @@ def sound(tmp_path_factory):
     return place
 
 
+def test_a_version_that_is_lost_is_told(sound, tmp_path):
+    """The one before it has rows that were deleted."""
+    shutil.copytree(sound / "index", tmp_path / "index")
+    min((tmp_path / "index" / "features.lance" / "_versions").glob("*.manifest")).unlink()
+    assert "is damaged; make it anew" in hits_at(tmp_path)
+
+
 @pytest.mark.parametrize("zeroes", [False, True], ids=["flipped", "zeroed"])
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damage_of_any_file_gives_no_other_hits(sound, kind, zeroes, tmp_path, capsys):
