@@ -1,5 +1,6 @@
 """Data loaders of triplets, which give `Batch`es."""
 
+import math
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from demo_sdtps.datasets import OWN_READERS
 from demo_sdtps.datasets.base import Sample, identity_labels
 from demo_sdtps.datasets.images import STORED, Images, Paths, Scales, decode_triplet, parallel
 from demo_sdtps.datasets.masks import decode_mask, existing_masks
+from demo_sdtps.datasets.pixels import image_size
 from demo_sdtps.datasets.samplers import (
     EpochBatchSampler,
     IdentityBatchSampler,
@@ -145,7 +147,7 @@ def _triplets(
     paths = [sample.paths for sample in samples]
     masks = existing_masks(cfg, samples) if training and reads_masks(cfg) else None
     targets = [(label, sample.camera) for label, sample in zip(labels, samples, strict=True)]
-    cache = use_cache(cfg, paths, decode)
+    cache = use_cache(cfg, paths)
     return ImageDataset(
         paths, targets, transform, cache, decode, modalities=modalities, masks=masks
     )
@@ -212,13 +214,19 @@ def prefetch(loader: DataLoader) -> Iterator:
             yield batch
 
 
-def use_cache(cfg: CfgNode, paths: Sequence[Paths], decode: Decode) -> bool:
-    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto extrapolates the size of the first sample's files."""
+def use_cache(cfg: CfgNode, paths: Sequence[Paths]) -> bool:
+    """Whether decoded images are kept in memory, by DATASETS.CACHE; auto adds up the sizes in the headers of all images that
+    are read, until they exceed the limit."""
     if cfg.DATASETS.CACHE != "auto":
         return cfg.DATASETS.CACHE == "yes"
-    size = sum(image.numel() for image in decode(paths[0]) if image is not None)
-    counts = [sum(path is not None for path in files) for files in paths]
-    return size * sum(counts) / counts[0] <= CACHE_LIMIT
+    size = 0
+    for files in paths:
+        if len(files) > 1:
+            files = tuple(files[MODALITIES.index(name)] for name in cfg.MODEL.MODALITIES)
+        size += sum(3 * math.prod(image_size(path)) for path in files if path)
+        if size > CACHE_LIMIT:
+            return False
+    return True
 
 
 def collate(items: list) -> tuple | UserError:

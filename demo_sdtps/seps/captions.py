@@ -73,7 +73,7 @@ def _image_dataset(
     """Samples (images, index, id of the image): sample i has the image `files[image_of[i]]`."""
     paths = [(file,) for file in files]
     targets = list(enumerate(image_of))
-    cache = use_cache(cfg, paths, _decode_images)
+    cache = use_cache(cfg, paths)
     return ImageDataset(paths, targets, transform, cache, _decode_images, image_of)
 
 

@@ -23,7 +23,7 @@ from triplets import FIRST, PLAIN, SCALED, catch_message, config, cut_short, ima
 
 from demo_sdtps.config import MODALITIES
 from demo_sdtps.datasets import loaders, read_splits
-from demo_sdtps.datasets.images import decode, decode_triplet
+from demo_sdtps.datasets.images import decode
 from demo_sdtps.datasets.loaders import (
     CACHE_LIMIT,
     Batch,
@@ -286,17 +286,26 @@ def test_too_few_identities_for_a_batch_are_reported(tiny_root):
     assert len(train_loader(cfg, read_splits(cfg, ("train",))["train"])) > 0
 
 
-def test_auto_caches_what_fits(tiny_root, monkeypatch):
+def test_auto_caches_what_fits(tiny_root, tmp_path, monkeypatch):
     paths = [sample.paths for sample in read_splits(config(tiny_root), ("train",))["train"]]
-    paths.insert(0, (paths[0][0], None, None))  # the first is no measure of the others
-    bytes_needed = (1 + 48 * 3) * 3 * 32 * 16
+    # the first is no measure of the others, in number and in size
+    small = tmp_path / "small.png"
+    Image.new("RGB", (1, 1)).save(small)
+    paths = [(str(small), None, None), (paths[0][0], None, None), *paths]
+    bytes_needed = 3 + (1 + 48 * 3) * 3 * 32 * 16
     assert bytes_needed < CACHE_LIMIT
     for limit, fits in ((bytes_needed, True), (bytes_needed - 1, False)):
         monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", limit)
-        assert use_cache(config(tiny_root), paths, decode_triplet) is fits
+        assert use_cache(config(tiny_root), paths) is fits
         for value, expected in (("yes", True), ("no", False)):
             cfg = config(tiny_root, "DATASETS.CACHE", value)
-            assert use_cache(cfg, paths, decode_triplet) is expected
+            assert use_cache(cfg, paths) is expected
+        cfg = config(tiny_root, "MODEL.MODALITIES", "[NI]")  # the others are not read
+        assert use_cache(cfg, paths)
+    monkeypatch.setattr("demo_sdtps.datasets.loaders.CACHE_LIMIT", 47 * 3 * 32 * 16)
+    assert not use_cache(cfg, paths)
+    whole = [(each[0],) for each in paths]
+    assert not use_cache(cfg, whole) and use_cache(cfg, whole[:48])
 
 
 def test_cached_images_are_not_changed_by_augmentation(tiny_root):
