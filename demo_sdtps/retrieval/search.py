@@ -154,8 +154,10 @@ def find_hits(
     side: Side,
     triplets: Mapping[str, Triplet],
     calibration: Calibration | None,
+    more: int = 1,
 ) -> list[list[Hit]]:
-    """The hits of each query in an index that is up to date, of the gallery's triplets by name."""
+    """The hits of each query in an index that is up to date, of the gallery's triplets by name. `more` is how many are looked
+    at beyond those to show, as the query itself may be among them; more of them where it is so by several links."""
     assert index.table
     indexed = index.table.read(arguments.where, ["present"])
     gallery = indexed.gallery()
@@ -165,7 +167,7 @@ def find_hits(
     if calibration:
         limits = calibration.limits(rate)
         comparison = replace(comparison, scales=calibration.scales(), limits=limits)
-    wider = min(top + 1, len(gallery))  # a query may be among its hits
+    wider = min(top + more, len(gallery))
     if reranks_all(arguments, cfg):
         nearest_hits = rerank_all(comparison, side, gallery, wider)
     else:
@@ -180,7 +182,7 @@ def find_hits(
     if calibration:
         sets = side[1][:, None], gallery.present[rows]
         columns += calibration.judge(distances, *sets, rate)
-    hits = []
+    hits, is_short = [], False
     for query, line, *values in zip(queries, rows, *columns, strict=True):
         excluded = set() if arguments.keep_self else query.file_keys()
         names = [gallery.names[row] for row in line if row >= 0]
@@ -192,6 +194,10 @@ def find_hits(
         ]
         others = [hit for hit in candidates if excluded.isdisjoint(hit.triplet.file_keys())]
         hits.append(others[:top])
+        is_short |= len(others) < top and line[-1] >= 0
+    if is_short and wider < len(gallery):
+        more *= 8
+        return find_hits(arguments, cfg, index, queries, side, triplets, calibration, more)
     return hits
 
 

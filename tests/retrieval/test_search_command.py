@@ -1,5 +1,6 @@
 """demo-sdtps search: hits as CSV, page and table, the index it keeps, and what it refuses."""
 
+import os
 import shlex
 import shutil
 from collections import defaultdict
@@ -256,6 +257,38 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(run_search, place, way):
         assert all(self_of(name) in hits and len(hits) == 6 for name, hits in kept.items())
         if way in ("exact", "approximate"):
             assert all(kept[name][0] in (self_of(name), "copy.jpg") for name in kept)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_links_to_the_query_take_no_hit_away(run_search, place, way):
+    """Of 8 triplets four have its file."""
+    photo, query = place / "gallery" / "TI" / "photo 2.jpg", place / "linked" / "TI" / "q.jpg"
+    query.parent.mkdir(parents=True)
+    query.symlink_to(photo)
+    for number in range(3):
+        (photo.parent / f"link {number}.jpg").symlink_to(photo)
+    for top in (4, 8) if way != "re-ranked" else (4,):
+        words = ("--csv", "x.csv", "--overwrite", "--top", top, *WAYS[way])
+        code, _, stderr = run_search(*words, query="linked")
+        assert code == 0, stderr
+        ((_, hits),) = hits_by_query("x.csv").items()
+        assert len(hits) == 4 and not [hit for hit in hits if "link" in hit or "photo 2" in hit]
+
+
+def test_links_to_nowhere_and_pipes_are_left_out_and_listed(run_search, place):
+    folder = place / "gallery" / "NI"
+    (folder / "lost.jpg").symlink_to(place / "nowhere.jpg")
+    (folder / "self.jpg").symlink_to(folder / "self.jpg")
+    (folder / "day").symlink_to(place / "no folder")
+    os.mkfifo(folder / "pipe.jpg")
+    words = ("--csv", "x.csv", "--index", "kept", "--overwrite", "--top", 5)
+    code, _, stderr = run_search(*words)
+    assert code == 2 and all(name in stderr for name in ("lost.jpg", "self.jpg", "day", "pipe.jpg"))
+    for _ in range(2):
+        code, stdout, stderr = run_search(*words, "--skip_unreadable")
+        assert code == 0 and "5 triplets" in stdout, stderr
+        assert "Left out, 4 images:" in stdout and "pipe.jpg" in stdout.split("Left out")[1]
+        assert {len(hits) for hits in hits_by_query("x.csv").values()} == {5}
 
 
 def test_unreadable_images_are_left_out_and_listed(run_search, place):
