@@ -151,6 +151,18 @@ def test_no_query_with_a_match_is_reported(same):
         evaluate_ranking(*case)
 
 
+def test_queries_without_a_match_change_nothing():
+    """Also not the rates of all pairs, though they are the gallery's own features."""
+    case = list(random_case(3, queries=6, gallery=120, places=2))
+    expected = evaluate_ranking(*case)
+    for query, gallery in ((0, 1), (2, 3), (4, 5)):
+        rows = case[gallery][:40] + (1000 if query == 2 else 0)
+        case[query] = torch.cat([case[query], rows])
+    actual = evaluate_ranking(*case)
+    assert torch.equal(actual.cmc, expected.cmc) and actual.tpr == expected.tpr
+    assert (actual.mAP, actual.mINP) == (expected.mAP, expected.mINP)
+
+
 @pytest.mark.parametrize("gallery", [7, 49, 50, 51])
 def test_a_short_gallery_pads_the_curve(gallery):
     case = random_case(5, gallery=gallery, identities=3)

@@ -108,6 +108,8 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(reference, tiny_root, tmp_
     words = cli_args_for(tiny_root, "OUTPUT_DIR", tmp_path / "run", *AUTO, *more)
     with at(owner, name, number, act):
         assert call(words) == (130 if act is kill else 0)
+    if "evaluation" in place:  # which ends at once: its epoch is not recorded
+        assert [record["epoch"] for record in load_records(tmp_path / "run")] == [1]
     assert call(words) == 0
     assert_same(reference, tmp_path / "run")
     assert not (tmp_path / "run" / "last.previous.pth").exists()
@@ -166,6 +168,14 @@ def test_a_start_that_is_killed_while_it_removes_files_leaves_their_configuratio
         with at(Path, "unlink", 2, kill), pytest.raises(KeyboardInterrupt):
             prepare_folder(cfg, None)
         assert len(contents(tmp_path)) == len(names) - number and (tmp_path / CONFIG_FILE).exists()
+
+
+def test_a_damaged_checkpoint_does_not_become_the_previous_one(tmp_path):
+    for name in ("last.pth", "last.previous.pth"):
+        (tmp_path / name).write_text(name)
+    cfg = load_cfg(CONFIG, ["OUTPUT_DIR", str(tmp_path)])
+    prepare_folder(cfg, tmp_path / "last.previous.pth")
+    assert {*contents(tmp_path)} == {"config.yml", "last.previous.pth"}
 
 
 @pytest.mark.slow

@@ -6,16 +6,18 @@ import pytest
 import torch
 from commands import BACKBONE_WIDTH, CONFIG, cli_args_for, load_records
 from numeric import shift_seed
+from tiny import random_images, tiny_cfg, tiny_model
 
 from demo_sdtps.commands import test as test_net
 from demo_sdtps.commands import train as train_net
 from demo_sdtps.config import load_cfg
 from demo_sdtps.datasets import identity_labels, read_splits
-from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.datasets.loaders import Batch, test_loader
 from demo_sdtps.evaluation.extraction import extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.losses import CenterLoss
 from demo_sdtps.runtime.device import set_seed
+from demo_sdtps.training.reid import ReIDLoss
 
 pytestmark = pytest.mark.usefixtures("shallow")
 
@@ -125,6 +127,15 @@ def test_the_scaler_of_a_resumed_run_goes_on(train):
     train(*half, "SOLVER.MAX_EPOCHS", "2", "RESUME", "yes")
     scaler = checkpoint(output)["scaler"]
     assert scaler["scale"] == 2 and scaler["_growth_tracker"] in (105, 106)
+
+
+def test_accuracy_counts_the_samples_that_the_first_head_knows():
+    """Where its logits are all 0, those of class 0."""
+    model = tiny_model()
+    torch.nn.init.zeros_(next(iter(model.heads.values())).classifier.weight)
+    images, cameras = random_images(1)
+    batch = Batch(images, torch.tensor([0, 0, 1, 0]), cameras)
+    assert float(ReIDLoss(tiny_cfg(), model.train())(batch).sums["accuracy"]) == 3
 
 
 def test_a_frozen_backbone_stays_as_it_is(train):
