@@ -215,8 +215,13 @@ def test_three_runs_are_whole_on_a_screen_and_words_stay_whole(
     page.show(1400, "light")
     tables = "[...document.querySelectorAll('#comparison .scroll')]"
     assert page.run(f"return {tables}.map((one) => one.scrollWidth - one.clientWidth)") == [0, 0]
-    lines = "(one) => one.getClientRects().length && one.offsetHeight"
-    heights = page.run(f"return [...document.querySelectorAll('.tall tbody th')].map({lines})")
+    names = page.run(
+        "return [...document.querySelectorAll('#comparison .tall thead th')].map((one) => one.innerText)"
+    )
+    assert names[1:] == [str(run) for run in (analysed_run[0].parent, other_run, third)]
+    heights = page.run(
+        "return [...document.querySelectorAll('#comparison .tall tbody th')].map((one) => one.offsetHeight)"
+    )
     assert len({*heights}) == 1  # a key is one line
 
 
