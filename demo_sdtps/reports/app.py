@@ -5,11 +5,15 @@ import base64
 import html
 import os
 import socket
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+from PIL import Image
 from torchvision.transforms.v2.functional import to_pil_image
 from yacs.config import CfgNode
 
@@ -40,9 +44,8 @@ FRAME = '<iframe title="hits" srcdoc="{}" scrolling="no" style="width: 100%; bor
 """As high as its page, which search.js sees to."""
 NOTHING = "<p>The hits come here.</p>"
 PICTURE = (
-    "<h3>Scores of the patches</h3><div style='overflow-x: auto'><picture>"
-    "<source media='(prefers-color-scheme: dark)' srcset='{1}'>"
-    "<img src='{0}' alt='scores and kept patches of the query' style='min-width: 40rem'></picture></div>"
+    "<h3>Scores of the patches</h3><picture><source media='(prefers-color-scheme: dark)' srcset='{1}'>"
+    "<img src='{0}' alt='scores and kept patches of the query' style='max-width: 100%'></picture>"
 )
 EXPLANATION = (
     "Drop one image or more of a person or vehicle ({1}), or take an example: the nearest of the gallery's {0} come "
@@ -74,7 +77,7 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
     arguments.rebuild = False
 
     # `answer` tells of a file that is no image
-    gradio.Image.preprocess = lambda _, file: file and file.path  # type: ignore[method-assign]
+    vars(gradio)["Image"].preprocess = lambda _, file: file and file.path
     modalities, downloads = cfg.MODEL.MODALITIES, TemporaryDirectory()
     no_file = gradio.update(value=None, interactive=False)
 
@@ -84,8 +87,10 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         if not files:
             return [NOTHING, "", no_file, no_file]
         paths_of = tuple(map(files.get, MODALITIES))
-        labels = {"camera": camera} if camera else {}
-        query = Triplet(paths_of, name=Path(next(iter(files.values()))).stem, labels=labels)
+        name = Path(next(iter(files.values()))).stem
+        match = arguments.pattern.search(name) if arguments.pattern else None
+        labels = {label: text for label, text in match.groupdict().items() if text} if match else {}
+        query = Triplet(paths_of, name=name, labels=labels | ({"camera": camera} if camera else {}))
         chosen = argparse.Namespace(
             **vars(arguments) | {"top": top, "where": (where or "").strip() or None}
         )
@@ -104,6 +109,13 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
         write_hits(hits, copies[1])
         buttons = [gradio.update(value=str(copy), interactive=True) for copy in copies]
         return [FRAME.format(html.escape(page)), picture, *buttons]
+
+    def show(modality: str, path: str | None) -> Any:
+        """An upload as the model reads it, where browsers show it otherwise: scaled from more bits, or turned."""
+        with suppress(UserError, OSError):
+            if path and (copy := as_read(cfg, modality, path, Path(mkdtemp(dir=downloads.name)))):
+                return str(copy)
+        return gradio.skip()
 
     triplets = read_gallery(arguments, cfg)
     readable = (triplet.without(indexed.broken) for triplet in triplets)
@@ -137,7 +149,10 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
             )
             names = [(name, name) for name in reid.camera_names if name and reid.cameras]
             camera = gradio.Dropdown(
-                [("any other", ""), *names], value="", label="Camera", visible=bool(names)
+                [("that of its name, or any", ""), *names],
+                value="",
+                label="Camera",
+                visible=bool(names),
             )
         hits = gradio.HTML(NOTHING)
         with gradio.Row():
@@ -146,6 +161,8 @@ def serve(arguments: argparse.Namespace, cfg: CfgNode) -> None:
                 for kind in ("page", "CSV")
             ]
         kept = gradio.HTML()
+        for modality, slot in zip(modalities, slots, strict=True):
+            slot.upload(partial(show, modality), slot, slot, api_visibility="private")
         gradio.Examples(examples, slots, label="Examples, of the gallery")
         gradio.on(
             [top.change, where.submit, where.blur, camera.change, *(slot.change for slot in slots)],
@@ -188,6 +205,18 @@ def example(cfg: CfgNode, triplet: Triplet, folder: Path) -> list[str | None]:
             to_pil_image(image).save(copy)
         copies.append(str(copy) if image is not None else None)
     return copies
+
+
+def as_read(cfg: CfgNode, modality: str, path: str, folder: Path) -> Path | None:
+    """A copy of an image, with 8 bits, where Pillow's conversion, like a browser's, differs from it."""
+    pixels = decode(path, scale=read_ranges(cfg)[modality])
+    with Image.open(path, formats=FORMATS) as image:
+        shown = np.asarray(image.convert("RGB"))
+    if np.array_equal(pixels.permute(1, 2, 0).numpy(), shown):
+        return None
+    copy = folder / f"{Path(path).stem}.png"
+    to_pil_image(pixels).save(copy)
+    return copy
 
 
 def address(path: str) -> str:
