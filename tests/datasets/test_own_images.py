@@ -19,7 +19,7 @@ from demo_sdtps.config.ranges import PERCENTILES, Range, read_ranges
 from demo_sdtps.datasets import SPLITS, data_name, read_splits
 from demo_sdtps.datasets.base import Sample
 from demo_sdtps.datasets.images import decode
-from demo_sdtps.datasets.loaders import batches, test_loader
+from demo_sdtps.datasets.loaders import batches, image_scales, test_loader
 from demo_sdtps.datasets.pairing import unpaired
 
 CELSIUS = Range(27315, 31315)
@@ -89,6 +89,13 @@ def test_the_header_turns_own_images_alone(tmp_path, ending, orientation):
         assert np.array_equal(actual.permute(1, 2, 0).numpy(), expected)
     if ending != "tif":  # Pillow turns TIFF in any case
         assert torch.equal(decode(str(path), scale=None), decode(str(plain), scale=None))
+
+
+@pytest.mark.parametrize("name", ["Folder", "CSV", "Images", "RGBNT201", "MSVR310"])
+def test_published_images_alone_are_read_as_they_are_stored(name):
+    scales = image_scales(load_cfg(BASELINE, ["DATASETS.NAMES", name]))
+    is_own = name in ("Folder", "CSV", "Images")
+    assert scales == dict.fromkeys(MODALITIES, PERCENTILES if is_own else None)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")

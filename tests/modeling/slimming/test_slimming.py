@@ -268,6 +268,17 @@ def test_tokens_keep_their_type(dtype):
     assert torch.equal(grid[torch.arange(2)[:, None], places], step.values[:, 1:4].float())
 
 
+@torch.no_grad()
+def test_tokens_leave_a_backbone_of_half_precision_as_images_come():
+    """Also through CLIP's projection, whose product is in half precision."""
+    cfg, backbone, slimming = build("CLIP", "[1]", "[0.5]")
+    half = backbone.float().eval().cast_for_inference(torch.bfloat16)
+    images = {name: image.float() for name, image in draw(cfg).items()}
+    output = slim_backbone(slimming.float().eval(), half, run_stem(half, images, 1))
+    tokens = [*output.tokens.values(), *output.class_tokens.values()]
+    assert {each.dtype for each in tokens} == {torch.float32}
+
+
 def test_the_sum_of_scores_is_that_of_what_a_triplet_has():
     """Of all where it has nothing; none is missing where nothing is known."""
     scores = {name: torch.full((4, 2), 10.0**place) for place, name in enumerate(MODALITIES)}
