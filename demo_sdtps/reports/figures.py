@@ -106,7 +106,8 @@ def image_grid(
     columns, inches = max(map(len, rows)), side / max(cfg.INPUT.SIZE_TEST)
     height, width = (0.2 + inches * length for length in rows[0][0].shape[:2])
     widths = [width] * columns + [CHART] * charts
-    size = sum(widths), height * len(rows) + 1
+    breaks = max((title.count("\n") for title in titles), default=0)
+    size = sum(widths), height * len(rows) + 1 + 0.3 * breaks
     figure, axes = plt.subplots(
         len(rows), len(widths), figsize=size, squeeze=False, width_ratios=widths
     )
