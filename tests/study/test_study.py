@@ -8,19 +8,17 @@ import statistics
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from commands import BASELINE, CONFIG, ONE_LINE, ROOT, SMALL
 
 from demo_sdtps.commands import study as tool
 from demo_sdtps.config import UserError
-from demo_sdtps.evaluation.tables import Table, latex_table, markdown_table, write_tables
+from demo_sdtps.evaluation.tables import latex_table, markdown_table
 from demo_sdtps.study import variants as variants_module
 from demo_sdtps.study.report import paired_difference, result_table, study_markdown, study_table
 from demo_sdtps.study.results import measurement
 from demo_sdtps.study.runs import finished_runs, steps
 from demo_sdtps.study.variants import make_variants, read_study
-from studies.similarity import mean_cosine
 from tests.reference import statistics as reference
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
@@ -119,25 +117,6 @@ def test_a_failed_run_is_reported_and_the_others_continue(
     rows = table_rows(stdout)
     assert rows["too fast (0 of 1 runs)"]["mAP, 3 both"] == "–"
     assert float(rows["Baseline"]["mAP, 3 both"]) > 0
-
-
-def test_a_table_as_files(tmp_path):
-    """CSV keeps every sign; LaTeX has none with a meaning of its own but those of its commands."""
-    table = Table(
-        ["a_b & c", "Δ"], [["50 % {x}", "**+1.0** [±2, 3]"], ['of "three", #1', r"~\^ – ×"]]
-    )
-    files = tmp_path / "x.csv", tmp_path / "x.tex"
-    write_tables(table, *files)
-    text = files[0].read_text(encoding="utf-8")
-    assert [*csv.reader(text.splitlines())] == [table.headers, *table.rows]
-    assert files[1].read_text(encoding="utf-8").splitlines() == [
-        r"\begin{tabular}{lr}",
-        r"a\_b \& c & $\Delta$ \\",
-        r"\hline",
-        r"50 \% \{x\} & \textbf{+1.0} [$\pm$2, 3] \\",
-        r'of "three", \#1 & \textasciitilde{}\textbackslash{}\textasciicircum{} -- $\times$ \\',
-        r"\end{tabular}",
-    ]
 
 
 @pytest.mark.parametrize("key", ["similarity", "calibration", "times"])
@@ -363,14 +342,6 @@ def test_an_evaluation_of_its_own_shares_the_training(tmp_path, monkeypatch):
     assert evaluation[2] == "test" and "MODEL.SLIM_BLOCKS" in evaluation
     content = {"cases": {"None": {"3": {"mAP": 0.5}}}}
     assert measurement("evaluation_12", content) == {"patterns": content["cases"]["None"]}
-
-
-@pytest.mark.parametrize("shape", [(2, 5, 4), (7, 3)])
-def test_the_mean_cosine_of_two_rows(shape):
-    rows = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    cosines = torch.cosine_similarity(rows.unsqueeze(-2), rows.unsqueeze(-3), dim=-1)
-    expected = cosines[..., ~torch.eye(shape[-2], dtype=torch.bool)].mean(dim=-1)
-    assert (mean_cosine(rows) - expected).abs().max() < 1e-6
 
 
 def test_a_tuned_variant_has_the_chosen_rate(tmp_path, monkeypatch):
