@@ -237,19 +237,6 @@ def test_the_table_is_that_of_the_measurements():
     assert not actual["dense"]["Δ mAP, 3 both"]
 
 
-def test_the_recall_is_that_of_the_last_stage():
-    """Mean over the modalities of complete triplets; of SDTPS where nothing is slimmed, none without masks."""
-
-    def case(*recalls):
-        return {"nothing": {m: {"recall": value} for m, value in zip("RNT", recalls, strict=True)}}
-
-    stages = {"stage 1": case(0.1, 0.2, 0.3), "stage 2": case(0.5, 0.6, 1.0) | {"r": {}}}
-    content = {"cases": case(0.0, 0.1, 0.2)}
-    assert measurement("selection", content | {"stages": stages})["recall"] == pytest.approx(0.7)
-    assert measurement("selection", content | {"stages": {}})["recall"] == pytest.approx(0.1)
-    assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
-
-
 @pytest.fixture(scope="module")
 def tuned():
     """Variants that have a learning rate of their own."""

@@ -1,4 +1,4 @@
-"""Files of a study's table, and the similarity of features that its tables have."""
+"""Files of a study's table, and what its tables have of measurements."""
 
 import csv
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from demo_sdtps.evaluation.tables import Table, write_tables
+from demo_sdtps.study.results import measurement
 from studies.similarity import mean_cosine
 
 
@@ -34,3 +35,16 @@ def test_the_mean_cosine_of_two_rows(shape):
     cosines = torch.cosine_similarity(rows.unsqueeze(-2), rows.unsqueeze(-3), dim=-1)
     expected = cosines[..., ~torch.eye(shape[-2], dtype=torch.bool)].mean(dim=-1)
     assert (mean_cosine(rows) - expected).abs().max() < 1e-6
+
+
+def test_the_recall_is_that_of_the_last_stage():
+    """Mean over the modalities of complete triplets; of SDTPS where nothing is slimmed, none without masks."""
+
+    def case(*recalls):
+        return {"nothing": {m: {"recall": value} for m, value in zip("RNT", recalls, strict=True)}}
+
+    stages = {"stage 1": case(0.1, 0.2, 0.3), "stage 2": case(0.5, 0.6, 1.0) | {"r": {}}}
+    content = {"cases": case(0.0, 0.1, 0.2)}
+    assert measurement("selection", content | {"stages": stages})["recall"] == pytest.approx(0.7)
+    assert measurement("selection", content | {"stages": {}})["recall"] == pytest.approx(0.1)
+    assert measurement("selection", {"cases": {"nothing": {"R": {"kept": 0.5}}}}) == {}
