@@ -243,7 +243,11 @@ def test_pairs_weights_and_widths(switches_and_model):
 @torch.no_grad()
 def test_hdm_reads_what_sdtps_makes_or_all_patches(feeds):
     model = tiny_model("MODEL.HDM", True, "MODEL.SDTPS_FEEDS_HDM", feeds).eval()
-    context = model.forward_features(*random_images(10)).context
+    images, cameras = random_images(10)
+    context = model.forward_features(dict(reversed(images.items())), cameras).context
+    assert (
+        [*context.tokens] == [*context.global_feats] == [*MODALITIES]
+    )  # in whatever order they come
     selected = {name: each.tokens for name, each in model.select_patches(context).items()}
     features = model.forward_head(context)
     read = selected if feeds else context.tokens

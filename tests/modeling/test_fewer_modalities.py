@@ -16,8 +16,7 @@ from demo_sdtps.modeling.fusion import SUBSETS, modality_subsets
 @pytest.mark.parametrize("modalities", [("RGB", "TI"), ("NI",)], ids="+".join)
 @torch.no_grad()
 def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
-    """With the weights of the whole model: each modality's own columns, and HDM's of the subsets that have no other,
-    in whatever order the images are given."""
+    """With the weights of the whole model: each modality's own columns, and HDM's of the subsets that have no other."""
     options = ("MODEL.HDM", "True", "MODEL.USE_SDTPS", "False")
     whole, subset_model = (
         tiny_model(*options, "MODEL.MODALITIES", list(names)).eval().double()
@@ -38,9 +37,7 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
     images = {name: image.double() for name, image in images.items()}
     expected, actual = (
         extract_patterns(whole, images, cameras)[0],
-        extract_patterns(subset_model, {name: images[name] for name in modalities[::-1]}, cameras)[
-            0
-        ],
+        extract_patterns(subset_model, {name: images[name] for name in modalities}, cameras)[0],
     )
     columns = torch.cat(
         [expected[1].chunk(3, dim=1)[MODALITIES.index(name)] for name in modalities], dim=1
