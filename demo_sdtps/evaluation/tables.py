@@ -31,8 +31,8 @@ is the true positive rate at a false positive rate of 0.001."""
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """The records of a run's metrics.json, one for each epoch; [] without such a file."""
-    records = read_json(folder / METRICS)
-    return records if isinstance(records, list) else []
+    records = read_json(folder / METRICS, [])
+    return [record for record in records if isinstance(record, dict) and "epoch" in record]
 
 
 def evaluated_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ HINTS = {"off": "f32", "bf16": "bf16", "fp16": "f16"}
 FIXED = ("INPUT.SIZE_TEST", "INPUT.PIXEL_MEAN", "INPUT.PIXEL_STD", "TEST.NECK_FEAT")
 """Keys beside those of MODEL whose values are part of the graph."""
 
+KEYS = {"input", "modalities", "size", "mean", "std", "cameras", "columns", "config", "origin"}
+"""Of the record of a file."""
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 
@@ -58,7 +61,11 @@ class ExportedModel:
         threads = threads or int(os.environ.get(THREADS) or cpu_cores())
         self.path = Path(path)
         text, self.run = _open(self.path, amp, threads)
-        self.about: dict[str, Any] = json.loads(text)
+        self.about: dict[str, Any] = parse_record(text) or {}
+        if not self.about.keys() >= KEYS:
+            raise UserError(
+                f"The model {path} has no record of demo-sdtps; export the checkpoint again, by demo-sdtps export."
+            )
         self.config = StoredText(self.path, self.about["config"])  # as `load_cfg` takes it
         self.modalities = tuple(self.about["modalities"])
         self.cameras: int = self.about["cameras"]
@@ -149,11 +156,15 @@ def _open(path: Path, amp: str, threads: int) -> tuple[str, Run]:
     except Exception as error:  # both runtimes raise errors of their own
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"The model {path} cannot be read ({reason}); export it again.") from None
-    if not text:
-        raise UserError(
-            f"The model {path} has no record of demo-sdtps; export the checkpoint again, by demo-sdtps export."
-        )
     return text, run
+
+
+def parse_record(text: str) -> dict[str, Any] | None:
+    """A text that is a JSON object; None for any other."""
+    with suppress(ValueError):
+        record = json.loads(text)
+        return record if isinstance(record, dict) else None
+    return None
 
 
 def _open_onnx(path: Path, amp: str, threads: int) -> tuple[str, Run]:

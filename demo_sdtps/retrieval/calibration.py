@@ -27,6 +27,8 @@ FEWEST = 10  # pairs of one identity that a fit has, and of different ones that 
 BINS = 15  # of the calibration error
 RECORD = ("checkpoint_sha256", "settings", "patterns")  # what a model reads of a calibration
 
+FITTED = ("slope", "offset", "limits")  # what it reads of two sets
+
 Pairs = tuple[np.ndarray, np.ndarray]
 """Distances, (n,), of the pairs of triplets of one identity by different cameras, and of those of different identities."""
 
@@ -161,8 +163,9 @@ def stored_calibration(checkpoint: Checkpoint) -> dict[str, Any] | None:
     path = calibration_file(checkpoint.path)
     if not path.exists():
         return checkpoint.origin.get("calibration")
-    record = read_json(path)
-    if not isinstance(record, dict) or not record.keys() >= {*RECORD}:
+    record = read_json(path, {})
+    fits = [fit for sets in record.get("patterns", {}).values() for fit in sets.values()]
+    if not record.keys() >= {*RECORD} or not all(fit.keys() >= {*FITTED} for fit in fits):
         raise UserError(f"{path} is no calibration; run demo-sdtps calibrate again, or remove it.")
     if record["checkpoint_sha256"] != sha256(checkpoint.path):
         logger.warning(

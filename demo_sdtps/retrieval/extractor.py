@@ -54,7 +54,7 @@ def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     folder = checkpoint.path.parent
     records = tables.evaluated_records(tables.read_records(folder))
     metrics = {record["epoch"]: record["patterns"] for record in records}
-    run = read_json(folder / tables.RECORD) or {}
+    run = read_json(folder / tables.RECORD, {})
     commit = run.get("commit") and run["commit"] + (", changed" if run.get("changed") else "")
     return {
         "commit": commit,

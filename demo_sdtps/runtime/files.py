@@ -144,12 +144,13 @@ def sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path) -> Any:
-    """Content of a JSON file; None for one that is missing or damaged."""
+def read_json(path: Path, default: Any = None) -> Any:
+    """Content of a JSON file; `default` for one that is missing, damaged, or of another type than it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
+        return default
+    return content if default is None or isinstance(content, type(default)) else default
 
 
 def write_json(path: Path, content: object) -> None:

@@ -241,7 +241,7 @@ def is_done(output: Path) -> bool:
     """Whether the run is finished and `output`, one of its files, is not older than the run's record."""
     record = output.parent / RECORD
     return (
-        (read_json(record) or {}).get("status") == FINISHED
+        read_json(record, {}).get("status") == FINISHED
         and output.exists()
         and output.stat().st_mtime >= record.stat().st_mtime
     )
@@ -250,7 +250,7 @@ def is_done(output: Path) -> bool:
 def gather(variant: Variant, seed: int, reason: str, study: Mapping[str, Any]) -> dict[str, Any]:
     """What a run gave; `reason` says why it failed, or ''."""
     folder = variant.run_folder(seed)
-    record = read_json(folder / RECORD) or {}
+    record = read_json(folder / RECORD, {})
     run = {key: record[key] for key in PROVENANCE if key in record}
     if reason:
         return run | {"failed": reason}

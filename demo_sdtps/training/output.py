@@ -113,7 +113,7 @@ def _wandb(cfg: CfgNode) -> Iterator[WriteScalars]:
             name=output.name,
             dir=output,
             resume="allow",
-            id=read_json(output / RECORD).get("id"),
+            id=read_json(output / RECORD, {}).get("id"),
             config=yaml.safe_load(cfg.dump()),
             settings=wandb.Settings(console="off", disable_git=True, silent=True),
         )

@@ -55,7 +55,7 @@ def track_run(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> It
     if left_out:
         record["left_out"] = dict(left_out)
     if resumed:
-        record = with_resumption(record, read_json(path) or {}, resumed)
+        record = with_resumption(record, read_json(path, {}), resumed)
     started = time.perf_counter()
     write_json(path, record)
     ended: dict[str, object] = {"status": FINISHED}
@@ -100,14 +100,14 @@ def with_resumption(record: dict, before: dict, resumed: Resumed) -> dict:
 def restore_threads(output: Path) -> None:
     """Compute with as many threads as the run in `output` started with, unless the user has set their number: sums come out
     differently with another one. Processes of torchrun divide the cores in any case."""
-    threads = (read_json(output / RECORD) or {}).get("machine", {}).get("threads")
+    threads = read_json(output / RECORD, {}).get("machine", {}).get("threads")
     if threads and world_size() == 1 and not threads_by_user():
         torch.set_num_threads(threads)
 
 
 def mark_finished(output: Path) -> None:
     """Finish the record of a run that was killed after its last checkpoint."""
-    write_json(output / RECORD, (read_json(output / RECORD) or {}) | {"status": FINISHED})
+    write_json(output / RECORD, read_json(output / RECORD, {}) | {"status": FINISHED})
 
 
 def command() -> str:

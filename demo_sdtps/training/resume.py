@@ -136,7 +136,7 @@ def _is_begun(cfg: CfgNode, output: Path, schema: Schema) -> bool:
         changes = _changes(cfg, load_cfg(output / CONFIG, (), schema))
     except UserError:  # not a run's configuration
         return False
-    return not changes and (read_json(output / RECORD) or {}).get("status") != FINISHED
+    return not changes and read_json(output / RECORD, {}).get("status") != FINISHED
 
 
 def _changes(cfg: CfgNode, stored: CfgNode) -> dict[str, tuple[str, str]]:

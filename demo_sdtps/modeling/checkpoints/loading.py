@@ -168,7 +168,7 @@ def _load(name: str | Path, without_weights: bool = False) -> tuple[Path, Mappin
         ) from None
     content = content if isinstance(content, Mapping) else {}
     if path.suffix == ".safetensors":
-        about = read_json(path.with_name(SAVED_CONFIG)) or {}
+        about = read_json(path.with_name(SAVED_CONFIG), {})
         content = {
             **(about.get("origin") or {}),
             "config": about.get("settings"),
