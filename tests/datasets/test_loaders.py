@@ -210,13 +210,13 @@ def test_a_damaged_image_is_one_clean_error(own_root, no_process_left, make, wor
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_bug_keeps_its_type_and_trace(tiny_root, workers, monkeypatch):
+def test_a_bug_keeps_its_type_and_trace(tiny_root, workers):
     def fail(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(TrainTransform, "augment", fail)
     cfg = config(tiny_root, "DATALOADER.NUM_WORKERS", workers, "DATASETS.CACHE", "no")
     loader = train_loader(cfg, read_splits(cfg, ("train",))["train"])
+    loader.dataset.decode = fail
     with pytest.raises(ZeroDivisionError):
         list(batches(loader))
 
