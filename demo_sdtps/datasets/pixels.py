@@ -28,6 +28,8 @@ CHANGED = ("TIFF", "PPM", "JPEG2000")
 """Formats of which Pillow may give other values, or an image that is turned wrongly."""
 WIDE = (("I", "PNG"), ("I", "PPM"))  # mode and format of 16 bits
 SAVE_AS = "save it as grey, or as PNG in colours, with 8 or 16 bits"
+SIGNED_BIG = re.compile(r"[IF];(16|32)B[SF]")
+"""Pillow's names of signed numbers and floats whose bytes are in the order big."""
 JPEG, TURNED = b"\xff\xd8", (b"Exif\0\0", b"tiff:Orientation")
 """What a JPEG begins with, and what stands before an orientation in its header."""
 OTHER_ORDER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}
@@ -136,6 +138,9 @@ def _opened_pixels(file: BinaryIO, scale: Range | None) -> np.ndarray:
     if scale is None:
         return _as_rgb(image, scale)
     _check_depths(image, raw, file)
+    if image.tile and image.tile[0].codec_name == "libtiff" and SIGNED_BIG.fullmatch(raw):
+        # decompressed into this machine's order, which Pillow takes into account for unsigned numbers alone
+        image = _open_as(file, raw.replace("B", "N"))
     kind, _, order = raw.partition(";16")
     if kind in ("RGB", "RGBX", "RGBA") and order in OTHER_ORDER:
         # Pillow keeps the upper byte of each value, and in the other order of bytes the lower one

@@ -180,6 +180,16 @@ def test_numbers_of_32_bits_are_bright_above_half_their_range(tmp_path):
     assert np.array_equal(read(str(tmp_path / "x.tif"), shifted), as_expected(VALUES[..., :1]))
 
 
+@pytest.mark.parametrize(("order", "compressed"), [*product("<>", [False, True])])
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.float32])
+def test_signed_numbers_and_floats_have_either_order_of_bytes(tmp_path, dtype, order, compressed):
+    values = (VALUES[..., :1].astype(np.int32) - 30000).astype(dtype)
+    write_tiff(tmp_path / "x.tif", values, order, compressed, orientation=6)
+    shifted = Range(SCALE.low - 30000, SCALE.high - 30000)
+    for item in (str(tmp_path / "x.tif"), Image.open(tmp_path / "x.tif")):
+        assert np.array_equal(read(item, shifted), TURNS[6](as_expected(VALUES[..., :1])))
+
+
 @pytest.mark.parametrize("maximum", [1023, 46000, 65535])
 @pytest.mark.parametrize("magic", ["P2", "P5"])
 def test_a_pgm_has_the_values_of_its_file(tmp_path, maximum, magic):
