@@ -16,7 +16,7 @@ import demo_sdtps
 from demo_sdtps.commands import calibrate, search, synthetic
 from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.config.load import with_values
-from demo_sdtps.datasets import Sample, read_splits
+from demo_sdtps.datasets import Sample, read_splits, split_validation
 from demo_sdtps.retrieval.calibrate import MOST, Block, thin_out
 from demo_sdtps.retrieval.calibration import Calibration, calibration_file, fit
 
@@ -107,6 +107,8 @@ def test_validation_identities_are_left_out_of_the_training(tiny_root):
     left, held_out = ({sample.identity for sample in splits[name]} for name in splits)
     assert len(left) == 4 and len(held_out) == 2 and left.isdisjoint(held_out)
     assert {*splits["train"], *splits["validation"]} == {*whole}
+    chosen = split_validation([Sample(("x",), number) for number in range(10)], 0.3, True)
+    assert [sample.identity for sample in chosen] == [4, 8, 9]  # by SHA-256
 
 
 @pytest.fixture(scope="module")
