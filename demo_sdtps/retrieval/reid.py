@@ -117,16 +117,19 @@ class Reid(ABC):
 
     def _compared(self, a: np.ndarray, b: np.ndarray) -> "tuple[Comparison, Side, Side]":
         """How features are compared, and what `set_distances` takes of them."""
-        if not (np.ndim(a) == np.ndim(b) == 2 and a.shape[1] == b.shape[1]):
+        one, other = np.asanyarray(a), np.asanyarray(b)
+        if not (one.ndim == other.ndim == 2 and one.shape[1] == other.shape[1]):
             raise UserError(
-                f"The features have the shapes {np.shape(a)} and {np.shape(b)}, but must be (n, D) and (m, D); "
+                f"The features have the shapes {one.shape} and {other.shape}, but must be (n, D) and (m, D); "
                 "give what features(…) returns, of one return pattern."
             )
         from demo_sdtps.evaluation.distances import Comparison, make_comparison
 
-        patterns = self._matching_patterns(a)
+        patterns = self._matching_patterns(one)
         comparison = make_comparison(self.cfg, patterns[0]) if patterns else Comparison()
-        return comparison, self._side(a), self._side(b)
+        has_doubles = np.float64 in (one.dtype, other.dtype)
+        dtype = np.dtype(np.float64 if has_doubles else np.float32)
+        return comparison, self._side(one, dtype), self._side(other, dtype)
 
     def search(
         self,
@@ -170,7 +173,7 @@ class Reid(ABC):
         comparison, side, (others, present) = self._compared(query, gallery)
         distances = set_distances(comparison, side, (others, present), measure_exactly)
         check_common(np.flatnonzero(distances.isinf().all(dim=1)))
-        patterns = self._matching_patterns(query)
+        patterns = self._matching_patterns(side[0])
         # two of one width are 1 and 2, which differ; three are the same features
         pattern = patterns[0] if len(patterns) in (1, 3) else None
         comparison, calibration = self._calibrated(comparison, pattern, false_accept)
@@ -218,12 +221,15 @@ class Reid(ABC):
                 f"The queries have the shape {np.shape(query)}, but the features in {place} are of return pattern {pattern} "
                 f"and {table.width} columns; give what features(…, return_pattern={pattern}) returns."
             )
-        gallery = table.read(where, ["present"], not table.facts["normalised"]).gallery()
+        gallery = table.read(where, ["name", "present"], not table.facts["normalised"]).gallery()
         if top < 1 or not len(gallery):
             raise UserError(
                 f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
             )
-        comparison, side = make_comparison(self.cfg, pattern), self._side(query)
+        comparison, side = (
+            make_comparison(self.cfg, pattern),
+            self._side(query, np.dtype(np.float32)),
+        )
         check_common(find_incomparable(comparison, side[1], gallery.present))
         comparison, calibration = self._calibrated(comparison, pattern, false_accept)
         hits = search_sets(comparison, side, gallery, min(top, len(gallery)), nearest)
@@ -243,15 +249,20 @@ class Reid(ABC):
         limits = calibration.limits(false_accept)
         return replace(comparison, scales=calibration.scales(), limits=limits), calibration
 
-    def _matching_patterns(self, features: np.ndarray) -> list[int]:
+    def _matching_patterns(self, features: "np.ndarray | Tensor") -> list[int]:
         """The return patterns that have the width of features."""
         return [number for number, width in self.widths.items() if width == features.shape[1]]
 
-    def _side(self, features: np.ndarray) -> "Side":
-        """Features, and what is present in them; in other arrays all that the model reads."""
+    def _side(self, features: np.ndarray, dtype: np.dtype) -> "Side":
+        """Features in a type, and what is present in them; in other arrays all that the model reads."""
         import torch
 
-        values = torch.from_numpy(np.asarray(features, np.result_type(features, np.float32)))
+        if np.asanyarray(features).dtype.kind not in "biuf":
+            raise UserError(
+                f"The features are of the type {features.dtype}, but must be numbers; give what features(…) returns."
+            )
+        # torch takes no array that runs backwards
+        values = torch.from_numpy(np.ascontiguousarray(features, dtype))
         present = getattr(features, "present", None)
         if present is None:
             logger.warning(

@@ -13,6 +13,7 @@ from numeric import assert_close, numpy_generator
 from pyarrow import parquet as pq
 from tiny import MODEL
 
+import demo_sdtps
 from demo_sdtps.commands import rank_features
 from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import MODALITIES, UserError
@@ -207,3 +208,17 @@ def test_a_name_that_is_no_text_is_refused(refusal, export_words, files, tmp_pat
     more = ("--images", tmp_path / "photos", "--modality", "RGB", "--output", "x.parquet", *PARQUET)
     message = refusal(export_features, *export_words, *more)
     assert "b\\udcff.jpg' is not UTF-8, as Parquet and tables need" in message
+
+
+def test_an_exported_table_is_searched_in_python(export, weights, tmp_path):
+    """Whose key is a number, while that of an index is the name."""
+    export("x.npz", "--normalise", "--dtype", "float32")
+    export("x")
+    reid, features = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu"), open_features("x.npz")
+    query = features.take(np.arange(4)).numpy()
+    hits, expected = (
+        reid.search(query, tmp_path / "x", 3),
+        reid.search(query, features.take(features.features.rows).numpy(), 3),
+    )
+    assert np.array_equal(hits.rows, expected.rows)
+    assert hits.names.tolist() == [[features.names[row] for row in line] for line in hits.rows]

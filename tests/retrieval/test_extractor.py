@@ -175,6 +175,22 @@ def test_distances_and_the_nearest_are_those_of_a_slow_search(reid):
         reid.search(query, gallery[:0], 2)
 
 
+@pytest.mark.parametrize("types", [("f4", "f8"), ("f8", "f4"), ("f2", "f8"), ("i8", "f4")])
+def test_features_of_two_types_and_in_reversed_order_are_compared(reid, types):
+    random = np.random.default_rng(shift_seed())
+    query, gallery = (
+        (9 * random.normal(size=(count, 7))).astype(kind)
+        for count, kind in zip((3, 8), types, strict=True)
+    )
+    far = np.square(query[::-1, None].astype(float) - gallery[::-1].astype(float)).sum(axis=2)
+    np.testing.assert_allclose(reid.distance(query[::-1], gallery[::-1]), far, rtol=1e-5)
+    rows = reid.search(query[::-1], gallery[::-1], 8).rows
+    assert np.array_equal(rows, far.argsort(axis=1, kind="stable"))
+    for wrong in (gallery.astype(complex), gallery.astype(str)):
+        with pytest.raises(UserError, match="but must be numbers"):
+            reid.search(query, wrong)
+
+
 def test_triplets_that_lack_images_are_compared_by_what_they_share(reid, files):
     """Of a list of all sets, with a note of what is present that its rows have too."""
     images = {
