@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 REBUILD = "pass --rebuild to make it anew, or --index another folder"
 COLUMNS = ("name", *map(str.lower, MODALITIES), "stamps", "present")
 """Of texts, the name is the key; labels follow."""
-NUMBERS = {"int64": r"-?(0|[1-9]\d{0,17})", "float64": r"-?(0|[1-9]\d*)(\.\d+)?"}
-"""Arrow's types of labels, by what all of a column's texts are; others stay texts."""
+NUMBERS = {"int64": r"-?(0|[1-9]\d{0,17})", "float64": r"-?(0|[1-9]\d{0,9})(\.\d{1,5})?"}
+"""Arrow's types of labels, by what all of a column's texts are, which keep 18 and 15 digits apart; others stay texts."""
 
 Extract = Callable[[Sequence[Triplet]], np.ndarray]
 """Features (n, D) float32 of triplets."""

@@ -5,6 +5,7 @@ import time
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from feature_stores import damage, data_files
 from numeric import numpy_generator
@@ -13,7 +14,7 @@ from PIL import Image
 from demo_sdtps.config import UserError
 from demo_sdtps.datasets.folders import Triplet, read_folder
 from demo_sdtps.retrieval import gallery
-from demo_sdtps.retrieval.gallery import Changes, open_index, update
+from demo_sdtps.retrieval.gallery import Changes, label_type, open_index, update
 from demo_sdtps.retrieval.table import open_table
 
 KEYS = {"INPUT.SIZE_TEST": [32, 16]}
@@ -265,3 +266,23 @@ def test_what_earlier_versions_stored_is_refused(place):
     for rebuild in (False, True):
         with pytest.raises(UserError, match=r"has other files such as notes\.txt"):
             open_at(place, rebuild)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["1", "-20", None], "int64"),
+        (["999999999999999999"], "int64"),
+        # as a number of 64 bits they would be one
+        (["9223372036854775808", "9223372036854775809"], "string"),
+        (["0.5", "7"], "double"),
+        (["1234567890.12345", "-3"], "double"),
+        (["0.1234567890123456789", "0.1234567890123456788"], "string"),
+        (["007", "7"], "string"),
+        ([None, None], "string"),
+    ],
+)
+def test_a_column_of_labels_keeps_them_apart(texts, expected):
+    column = pa.array(texts, pa.string())
+    assert str(label_type(column)) == expected
+    assert len(column.cast(label_type(column)).unique()) == len(column.unique())
