@@ -133,6 +133,7 @@ def test_a_table_of_another_origin_is_refused(
         "another checkpoint;": ("--weight", other),
         "another samples;": ("DATASETS.ROOT_DIR", own_root),
         "another TEST.MISS": ("TEST.MISS", "r"),
+        "another TEST.AMP": ("TEST.AMP", "bf16"),
     }
     for what, words in cases.items():
         sentence = refusal(export_features, *export_words, "--output", "x", *words)

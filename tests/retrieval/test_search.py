@@ -50,6 +50,23 @@ def draw_names(generator, count):
     return [f"image {number}" for number in generator.permutation(count)]
 
 
+def test_distances_are_sums_of_doubles():
+    draws = numpy_generator(3)
+    queries, features = random_features(draws, 6, 512), random_features(draws, 40, 512)
+    features[:6] = queries + np.float32(1e-4) * features[:6]
+    rows = np.arange(40)[None].repeat(6, axis=0)
+    actual = nearest.distances(queries, make_blocks(features), rows)
+    expected = np.square(features[None].astype(float) - queries[:, None]).sum(axis=2)
+    assert np.abs(actual / expected - 1).max() <= np.finfo(np.float32).eps / 2
+
+
+def test_what_is_unknown_comes_after_all_that_is_known():
+    scores = np.array([[0.5, 3.0, 0.1, np.inf], [2.0, 2.0, -1.0, 7.0]])
+    is_unknown = np.array([[False, False, True, True], [True, False, True, False]])
+    order = nearest.known_first(scores, is_unknown).argsort(axis=1)
+    assert order.tolist() == [[0, 1, 2, 3], [1, 3, 2, 0]]
+
+
 @pytest.mark.parametrize("top", [1, 5, 60])
 def test_exact_search_is_the_slow_one_ties_included(top):
     """Half of the gallery are copies, and some queries too, so that ties lie at the last rank; they are ordered by name."""
