@@ -50,6 +50,9 @@ def test_the_fit_is_platts():
     small = fit((pairs[0] * 1e-4, pairs[1] * 1e-4))
     assert small["slope"] == pytest.approx(1e4 * fitted["slope"], rel=1e-3)
     assert (fitted["same"], fitted["different"]) == (300, 4000)
+    twice = fit([np.repeat(each, 2) for each in pairs], copies=2)  # which are no more pairs
+    assert (twice["same"], twice["different"]) == (300, 4000)
+    assert twice["limits"].keys() == fitted["limits"].keys()
     reversed_kinds = fit(pairs[::-1])  # no model whose probability rises with the distance
     assert reversed_kinds["slope"] == 0
     assert 1 / (1 + math.exp(-reversed_kinds["offset"])) == pytest.approx(4000 / 4300, rel=1e-3)

@@ -22,6 +22,7 @@ from demo_sdtps.evaluation.metrics import evaluate_ranking, match_ranks
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.evaluation.reranking import k_reciprocal, rerank
 from demo_sdtps.retrieval.columns import table_schema
+from demo_sdtps.retrieval.features import row_checks
 from demo_sdtps.retrieval.nearest import nearest, search_sets
 from demo_sdtps.retrieval.table import create_table
 
@@ -178,3 +179,10 @@ def test_what_is_present_is_not_known_of_other_rows():
         assert other.present is None
     equal = demo_sdtps.Features(np.ones((3, 2)), [1, 3, 7])
     assert equal[1:].present.tolist() == [3, 7] and np.take(equal, [2], axis=0).present is None
+
+
+def test_checksums_of_rows_tell_the_order_of_words():
+    rows = np.arange(12, dtype=np.float32).reshape(2, 6)
+    checks = row_checks(rows)
+    assert not (row_checks(rows[:, [2, 3, 0, 1, 4, 5]]) == checks).any()
+    assert (row_checks(rows[::-1]) == checks[::-1]).all()
