@@ -39,6 +39,8 @@ OUR_BACKBONE = "backbone.vit."
 
 PARTS = ("backbone", "slimming", "pife", "sdtps", "hdm", "atmoe", "heads")
 """First components of our names."""
+FOLDER_ATTRIBUTE = 0x10
+"""Of a member of a zip archive: it is a folder (APPNOTE.TXT, 4.4.15, by MS-DOS)."""
 
 
 def load_file(path: Path, without_weights: bool = False) -> object:
@@ -73,6 +75,10 @@ def check_archive(path: Path) -> bool:
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():
             raise zipfile.BadZipFile(damaged)
+        for member in archive.infolist():
+            # torch reads nothing of a folder, and leaves the memory as it is
+            if member.external_attr & FOLDER_ATTRIBUTE:
+                raise zipfile.BadZipFile(member.filename)
     return True
 
 
