@@ -147,7 +147,9 @@ def read_config(path: Path, example: str) -> dict:
                 raise UserError(
                     f"{BASE_KEY} of the configuration {filename} is {base!r}, but it must be the name of a file."
                 )
-            return io.StringIO(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
+            # by full key, so that a file replaces what it starts from however both write it
+            sections = {k: v for k, v in content.items() if v is not None}
+            return io.StringIO(yaml.safe_dump(flatten(sections)))
 
     try:
         return File.load_yaml_with_base(str(path))
@@ -186,6 +188,7 @@ def parse_yaml(text: str, what: str) -> dict:
     """Sections of a YAML text, {} for an empty one; `what` names it in messages."""
     try:
         content = yaml.load(text, UniqueKeys)
+        flatten(content if isinstance(content, dict) else {})  # refuses what cannot be
     except (yaml.YAMLError, ValueError) as error:  # PyYAML raises a ValueError for an invalid date
         raise UserError(
             f"{what} is not valid YAML ({' '.join(str(error).split())}); correct it."
@@ -221,13 +224,14 @@ def with_values(cfg: CfgNode, values: Mapping[str, object]) -> CfgNode:
 
 
 def flatten(content: Mapping, prefix: str = "") -> dict[str, object]:
-    """Values by full key of nested sections."""
+    """Values by full key of nested sections. Raises `ValueError` for a key that stands in its section and with its name."""
     values: dict[str, object] = {}
     for name, value in content.items():
-        if isinstance(value, Mapping):
-            values |= flatten(value, f"{prefix}{name}.")
-        else:
-            values[f"{prefix}{name}"] = value
+        full = f"{prefix}{name}"
+        more = flatten(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
+        if repeated := values.keys() & more.keys():
+            raise ValueError(f"{min(repeated)} stands twice, in a section and by its full name")
+        values |= more
     return values
 
 

@@ -23,7 +23,10 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 UNKNOWN = -1
 """Identity and camera of images without labels."""
 
-SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "$RECYCLE.BIN", "lost+found")
+SYSTEM_FOLDERS = (
+    *("@eaDir", "@Recycle", "@Recently-Snapshot", "#recycle", "#snapshot", "~snapshot"),
+    *("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found"),
+)
 """Names of folders in which systems keep copies of images."""
 
 # folders of the MSV data sets (MSVR310, MSVWild863)

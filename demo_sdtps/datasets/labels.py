@@ -9,6 +9,9 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import UserError
 
+INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f\u200b\u2060\ufeff]")
+"""Characters without a width, which would make another label of one that looks the same."""
+
 
 def compile_pattern(cfg: CfgNode) -> re.Pattern:
     """DATASETS.PATTERN, which must have the group identity."""
@@ -68,7 +71,7 @@ def read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
     """Columns and lines of a table, without the blanks around each cell, "" for one that a line lacks."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="")
+            reader = csv.DictReader(file, restval="", strict=True)
             columns = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
             if repeated := next((name for name in columns if columns.count(name) > 1), None):
                 raise UserError(f"{table} has two columns {repeated}; rename or remove one.")
@@ -78,6 +81,10 @@ def read_table(table: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
                     raise UserError(
                         f"Line {reader.line_num} of {table} has more cells than the table has columns; put a text with a comma "
                         "into quotation marks."
+                    )
+                if hidden := next(filter(None, map(INVISIBLE.search, line.values())), None):
+                    raise UserError(
+                        f"Line {reader.line_num} of {table} has an invisible character in {hidden.string!r}; remove it."
                     )
                 lines.append({name: cell.strip() for name, cell in line.items()})
     except (UnicodeDecodeError, csv.Error) as error:

@@ -66,7 +66,7 @@ def read_pixels(item: Any, advice: str = ADVICE, scale: Range | None = PERCENTIL
 
 def image_size(path: str) -> tuple[int, int]:
     """Width and height in the header of an image; (0, 0) of one that cannot be read."""
-    with suppress(Exception), open(path, "rb") as file:
+    with suppress(Exception), _open_file(path) as file:
         return _open(file).size
     return 0, 0
 
@@ -83,15 +83,20 @@ def to_8_bits(values: np.ndarray, scale: Range) -> np.ndarray:
 
 def _file_pixels(path: str, scale: Range | None) -> np.ndarray:
     """The image in a file as uint8 (H, W, 3)."""
+    # Pillow maps a file that it has the path of into memory, where it turns some TIFFs wrongly
+    with _open_file(path) as file:
+        pixels = _plain_jpeg(file, may_turn=scale is not None)
+        return _opened_pixels(file, scale) if pixels is None else pixels
+
+
+def _open_file(path: str) -> BinaryIO:
+    """A file that is there and has content; to open a pipe would wait for a writer."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is no file, but a folder, a pipe or a device")
     if not status.st_size:
         raise ValueError("it is empty")
-    # Pillow maps a file that it has the path of into memory, where it turns some TIFFs wrongly
-    with open(path, "rb") as file:
-        pixels = _plain_jpeg(file, may_turn=scale is not None)
-        return _opened_pixels(file, scale) if pixels is None else pixels
+    return open(path, "rb")
 
 
 def _plain_jpeg(file: BinaryIO, may_turn: bool) -> np.ndarray | None:

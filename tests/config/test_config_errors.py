@@ -3,7 +3,7 @@
 import pytest
 from config_files import error, write
 
-from demo_sdtps.config.load import DEMO_SCHEMA, parse_yaml
+from demo_sdtps.config.load import DEMO_SCHEMA, load_cfg, parse_yaml
 from demo_sdtps.seps.schema import SEPS_SCHEMA
 
 
@@ -62,6 +62,7 @@ def test_a_mistake_in_a_configuration_of_seps_is_reported():
             "MODEL stands in lines 1 and 5",
         ),
         ("SOLVER:\n  SEED: 1\n  SEED: 2", "SEED stands in lines 2 and 3"),
+        ("SOLVER:\n  SEED: 1\nSOLVER.SEED: 2", "SOLVER.SEED stands twice, in a section"),
         ("OUTPUT_DIR: Läufe".encode("latin-1"), "cannot be read"),
         ("_BASE_: none.yml", "none.yml cannot be read"),
         ("_BASE_: run.yml", "cannot start from its _BASE_ (it starts from itself)"),
@@ -91,3 +92,11 @@ def test_a_section_may_take_over_the_keys_of_another(tmp_path):
         "MODEL: &first {HEAD: 4}\nINPUT: &second\n  <<: *first\n  HEAD: 5\nSOLVER:\n  <<: *second\n",
     )
     assert parse_yaml(path.read_text(), "x")["SOLVER"] == {"HEAD": 5}
+
+
+@pytest.mark.parametrize("text", ["SOLVER.SEED: 3", "SOLVER:\n  SEED: 3"], ids=["name", "section"])
+def test_a_file_replaces_what_it_starts_from_however_both_write_it(tmp_path, text):
+    (tmp_path / "base.yml").write_text("SOLVER.SEED: 1\nSOLVER:\n  MAX_EPOCHS: 7\n")
+    (tmp_path / "run.yml").write_text(f"_BASE_: base.yml\n{text}\n")
+    cfg = load_cfg(tmp_path / "run.yml")
+    assert (cfg.SOLVER.SEED, cfg.SOLVER.MAX_EPOCHS) == (3, 7)

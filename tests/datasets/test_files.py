@@ -39,6 +39,7 @@ def test_linked_folders_and_files_are_read_and_circles_end(tmp_path):
 
 def test_what_systems_hide_is_no_image(tmp_path):
     hidden = ("._a.png", ".DS_Store", "@eaDir/a.png", "__MACOSX/a.png", ".hidden/a.png")
+    hidden += ("#snapshot/a.png", "System Volume Information/a.png")
     for name in (*hidden, "a.png", "more/b.png", "more/._b.png", "more/@eaDir/b.png"):
         save(tmp_path / "RGB" / name, IMAGE) if name.endswith("g") else None
     assert names_of(tmp_path) == ["a", "more/b"]

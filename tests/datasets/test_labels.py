@@ -103,6 +103,9 @@ def test_cells_have_no_blanks_around_them(tmp_path, mark):
     [
         ("split,rgb, split\ntrain,x,y\n", "two columns split"),
         ("split,identity\ntrain,Bo\n\ntrain,Bo, Jr\n", "Line 4 of .* has more cells"),
+        ('split,note\ntrain,"open\nquery,lost\n', "unexpected end of data"),
+        ("split,identity\ntrain,Bo\nquery,Bo\0\n", "Line 3 of .* has an invisible character"),
+        ("split,identity\ntrain,\u200bBo\n", "Line 2 of .* has an invisible character"),
     ],
 )
 def test_a_table_that_says_two_things_is_refused(tmp_path, text, expected):

@@ -287,4 +287,5 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
     for name, reason in reasons.items():
         message = catch_message(read, str(tmp_path / f"{name}.jpg"))
         assert reason in message and f"{name}.jpg cannot be read" in message
-    assert image_size(str(tmp_path / "empty.jpg")) == image_size(str(tmp_path / "x")) == (0, 0)
+        assert image_size(str(tmp_path / f"{name}.jpg")) == (0, 0)
+    assert image_size(str(tmp_path / "x")) == (0, 0)
