@@ -18,6 +18,7 @@ from demo_sdtps.evaluation.distances import (
     Distances,
     Side,
     check_finite,
+    common_offset,
     matrix_distances,
     set_distances,
     squared_distances,
@@ -48,9 +49,11 @@ def k_reciprocal(
     index in query and gallery. k1 + 1 and k2 are limited to N. Beside the result, memory grows with
     N · k1 and the size of the neighbourhoods.
     """
-    features = torch.cat([query_features.float(), gallery_features.float()])
+    features = torch.cat([query_features, gallery_features])
     check_finite(features)
-    samples, index = F.normalize(features, dim=1).unique(dim=0, return_inverse=True)
+    # in double, as features that have much in common are near each other then
+    samples, index = F.normalize(features.double(), dim=1).unique(dim=0, return_inverse=True)
+    samples = (samples - common_offset(samples)).float()
     rows = Rows(lambda places: squared_distances(samples[places], samples), index)
     return _rerank(rows, len(query_features), k1, k2, lambda_value)
 

@@ -57,12 +57,18 @@ class Features(np.ndarray):
     _stated: tuple[np.ndarray, np.ndarray] | None = None  # checksums of rows, and their `present`
 
     def __new__(cls, values: np.ndarray, present: np.ndarray) -> "Features":
-        features, codes = np.array(values, np.float32).view(cls), np.array(present, np.uint8)
+        features, codes = np.array(values, np.float32).view(cls), np.asarray(present)
         if features.ndim != 2 or codes.shape != features.shape[:1]:
             raise UserError(
                 f"The features have the shape {features.shape}, and what is present in them {codes.shape}; give "
                 "(n, D) and (n,)."
             )
+        if not np.isin(codes, range(CODES.sum() + 1)).all():
+            raise UserError(
+                f"What is present are the numbers {np.unique(codes)}; give the sum of 1 for RGB, 2 for NI and 4 for TI."
+            )
+        codes = codes.astype(np.uint8)
+        codes.setflags(write=False)  # copies share it
         features._stated = row_checks(features), codes
         return features
 

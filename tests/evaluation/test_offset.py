@@ -121,3 +121,15 @@ def test_re_ranking_of_features_with_an_offset():
     expected = reranking.k_reciprocal(*(side.double().tolist() for side in (query, gallery)), 8, 4)
     # of a relative distance, up to 1, its weight, the sums of weights and minima, and x / (2 - x)
     assert_close(k_reciprocal(query, gallery, 8, 4), expected, 6, 6, 60, 60, 60, 8, scale=20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_re_ranking_of_features_of_nearly_one_direction(offset, dtype):
+    """Which differ less than float32 tells once they are normalised: the neighbours are those of normalisation in float64."""
+    draws = generator(4)
+    centres = torch.randn(8, 6, generator=draws)[torch.randint(8, (60,), generator=draws)]
+    features = (centres + torch.randn(60, 6, generator=draws)).to(dtype) + offset
+    query, gallery = features.split([20, 40])
+    expected = reranking.k_reciprocal(*(side.double().tolist() for side in (query, gallery)), 8, 4)
+    assert_close(k_reciprocal(query, gallery, 8, 4), expected, 6, 6, 60, 60, 60, 8, scale=20)

@@ -181,6 +181,18 @@ def test_what_is_present_is_not_known_of_other_rows():
     assert equal[1:].present.tolist() == [3, 7] and np.take(equal, [2], axis=0).present is None
 
 
+@pytest.mark.parametrize("codes", [[1, 2, 8], [1, -1, 7], [1, 2, 300], [1, 1.5, 2]])
+def test_what_is_present_is_a_set_of_modalities(codes):
+    with pytest.raises(UserError, match="the sum of 1 for RGB"):
+        demo_sdtps.Features(np.ones((3, 2)), codes)
+
+
+def test_a_copy_changes_nothing_of_what_is_present():
+    features = drawn()
+    with pytest.raises(ValueError, match="read-only"):
+        features.copy().present[0] = 1
+
+
 def test_checksums_of_rows_tell_the_order_of_words():
     rows = np.arange(12, dtype=np.float32).reshape(2, 6)
     checks = row_checks(rows)
