@@ -19,7 +19,7 @@ def test_the_command_prints_and_writes_what_it_measured(command, tmp_path, part)
     code, stdout, _ = command(benchmark.main, *words)
     assert code == 0
     record = json.loads(output.read_text())
-    assert stdout.strip() == as_report(record)
+    assert stdout.strip().endswith(as_report(record))  # after what an approximate search prints
     assert list(record["parts"]) == [part] and record["quick"]
     rows = [Row(**row) for rows in record["parts"].values() for row in rows]
     for row in rows:
