@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, with_values
@@ -21,6 +20,7 @@ from demo_sdtps.retrieval.features import (
     encode_present,
     modality_mask,
 )
+from demo_sdtps.retrieval.inputs import Items, list_images, zip_triplets
 from demo_sdtps.runtime.errors import nearest_name
 
 if TYPE_CHECKING:  # an exported model needs no torch for features
@@ -31,9 +31,7 @@ if TYPE_CHECKING:  # an exported model needs no torch for features
 
 logger = logging.getLogger(__name__)
 
-ImageLike = Any  # as `datasets.pixels.read_pixels` takes it, None for a missing one
 Cameras = int | str | Sequence[int | str | None] | None
-Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 
 
 class Reid(ABC):
@@ -88,13 +86,13 @@ class Reid(ABC):
             if (
                 name not in names
                 and each is not None
-                and any(i is not None for i in _as_list(each))
+                and any(i is not None for i in list_images(each))
             ):
                 raise UserError(
                     f"There are images of {name.lower()}, but the model reads {', '.join(names).lower()} alone "
                     "(MODEL.MODALITIES); leave them out, or load a model that reads them."
                 )
-        triplets = _zip_triplets({name.lower(): items[name] for name in names})
+        triplets = zip_triplets({name.lower(): items[name] for name in names})
         cameras = self.camera_numbers(camera, len(triplets))
         is_present = np.array([[item is not None for item in triplet] for triplet in triplets])
         present = is_present @ np.array([modality_mask([name]) for name in names])
@@ -317,41 +315,3 @@ def measure_exactly(query: "Tensor", gallery: "Tensor") -> "Tensor":
 
     exactly = "donot_use_mm_for_euclid_dist"
     return torch.cdist(query, gallery, compute_mode=exactly).square().float()
-
-
-def _zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
-    """Items by triplet, from those by modality."""
-    lists = {name: _as_list(each) for name, each in items.items() if each is not None}
-    counts = {name: len(each) for name, each in lists.items()}
-    names, count = ", ".join(items), max(counts.values(), default=0)
-    if not count:
-        raise UserError(
-            f"There is no image of {names}, which the model reads; give at least one of them."
-        )
-    if min(counts.values()) < count:
-        listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
-        raise UserError(
-            f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
-        )
-    triplets = list(zip(*(lists.get(name, [None] * count) for name in items), strict=True))
-    for number, triplet in enumerate(triplets):
-        if all(item is None for item in triplet):
-            raise UserError(
-                f"Triplet {number} (from 0) has no image of {names}; give one or leave it out."
-            )
-    return triplets
-
-
-def _as_list(items: Items) -> list[ImageLike]:
-    """One item or many as a list."""
-    if isinstance(items, (str, Path, Image.Image)):
-        return [items]
-    if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images
-        return list(items.flat)
-    if getattr(items, "ndim", 4) < 4:  # an array or a tensor
-        return [items]
-    if not isinstance(items, Iterable):
-        raise UserError(
-            f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them."
-        )
-    return list(items)

@@ -53,6 +53,7 @@ def test_a_modality_without_a_folder_or_a_column_is_missing_everywhere(tmp_path,
         read_splits(configuration(place, name, *opts))
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_left_out_by_train_test_report_and_calibrate(tmp_path, command):
     """One image of a triplet that has others, and all of a query: at the end they are listed, and in run.json."""
     data, run = tmp_path / "data", tmp_path / "run"

@@ -227,6 +227,7 @@ def loading(root, *opts):
     return train_loader(cfg, read_splits(cfg, ("train",))["train"])
 
 
+@pytest.mark.slow
 def test_loading_processes_live_for_the_next_epoch_and_end_with_the_loader(
     tiny_root, no_process_left
 ):

@@ -6,6 +6,7 @@ import re
 import shutil
 from statistics import mean, stdev
 
+import pytest
 from finished import make_run
 
 from demo_sdtps.commands import profile_flops, report
@@ -60,6 +61,7 @@ def test_several_runs_are_one_table(tiny_root, tmp_path, command):
     assert costs[0] != costs[2]
 
 
+@pytest.mark.slow
 def test_figures_as_pdf(tiny_root, tmp_path, command):
     run = make_run(tmp_path / "run", tiny_root)
     code, stdout, stderr = command(report.main, "--run", run, "--figures", ".pdf")

@@ -100,6 +100,7 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
     assert_same(actual, *ranking.evaluate_distances(expected, *(side.tolist() for side in labels)))
 
 
+@pytest.mark.slow
 def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     """A third of the gallery are copies; ties are in the order of the paths."""
     for module in (blocks, table):

@@ -291,6 +291,7 @@ def test_links_to_nowhere_and_pipes_are_left_out_and_listed(run_search, place):
         assert {len(hits) for hits in hits_by_query("x.csv").values()} == {5}
 
 
+@pytest.mark.slow
 def test_unreadable_images_are_left_out_and_listed(run_search, place):
     """One of a triplet, all of another, the query's, and one that breaks after it was indexed; replaced, they are read."""
     names = ("RGB/photo 0.jpg", "RGB/photo 1.jpg", "TI/photo 1.jpg", "../query/RGB/<i>&0.jpg")

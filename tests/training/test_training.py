@@ -66,6 +66,7 @@ def center_losses(folder, cfg, ends):
     return actual
 
 
+@pytest.mark.slow
 def test_a_run_with_centers(train, command):
     """They move towards the features of their identities, and are no part of the model."""
     # The centers are drawn after the model: a run that hardly moves them tells where they start.

@@ -39,6 +39,7 @@ def run(tiny_root, tmp_path_factory):
     sys.modules.pop("contrast", None)
 
 
+@pytest.mark.slow
 def test_every_command_serves_a_score_from_outside(run, command, tmp_path, tiny_root):
     words, folder = run
     weights = ("--weight", folder / "last.pth", "DATASETS.ROOT_DIR", tiny_root)
