@@ -6,13 +6,12 @@ import re
 import shutil
 import time
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from commands import CONFIG, ONE_LINE, ROOT, contents, load_records
+from commands import ONE_LINE, ROOT, contents, load_records
 from interrupted import EVERY_STEP, assert_same, at, call, cli_args_for, kill, terminate
 from seps_tiny import cli_args_for as seps_cli_args_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,16 +19,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from demo_sdtps.commands import seps
 from demo_sdtps.commands import train as train_net
-from demo_sdtps.config import load_cfg
 from demo_sdtps.training import reid
 from demo_sdtps.training.monitor import Meter
-from demo_sdtps.training.output import CONFIG as CONFIG_FILE
-from demo_sdtps.training.output import RUN_FILES, prepare_folder
 from demo_sdtps.training.record import with_resumption
 from demo_sdtps.training.resume import (
     Resumed,
-    describe_files,
-    digest_lines,
     random_states,
     set_random_states,
 )
@@ -156,26 +150,6 @@ def test_a_checkpoint_is_saved_every_so_many_minutes(tiny_root, tmp_path, monkey
     words = ("OUTPUT_DIR", tmp_path / "run", "SOLVER.CHECKPOINT_MINUTES", "1")
     assert call(cli_args_for(tiny_root, *words)) == 0
     assert saves == sorted({*range(3, len(steps), 3), len(steps)}) and len(steps) > 9
-
-
-def test_a_start_that_is_killed_while_it_removes_files_leaves_their_configuration(tmp_path):
-    """Whatever it has removed, so that RESUME auto starts the run that the folder is of."""
-    cfg = load_cfg(CONFIG, ["OUTPUT_DIR", str(tmp_path)])
-    names = [name.replace("*", "1") for name in RUN_FILES]
-    for name in names:
-        (tmp_path / name).write_text("")
-    for number in range(1, len(names)):
-        with at(Path, "unlink", 2, kill), pytest.raises(KeyboardInterrupt):
-            prepare_folder(cfg, None)
-        assert len(contents(tmp_path)) == len(names) - number and (tmp_path / CONFIG_FILE).exists()
-
-
-def test_a_damaged_checkpoint_does_not_become_the_previous_one(tmp_path):
-    for name in ("last.pth", "last.previous.pth"):
-        (tmp_path / name).write_text(name)
-    cfg = load_cfg(CONFIG, ["OUTPUT_DIR", str(tmp_path)])
-    prepare_folder(cfg, tmp_path / "last.previous.pth")
-    assert {*contents(tmp_path)} == {"config.yml", "last.previous.pth"}
 
 
 @pytest.mark.slow
@@ -321,24 +295,6 @@ def test_other_data_are_refused(fails, run_copy, own_root, tmp_path, reference):
     first.write_bytes(first.read_bytes() + b"0")
     message = fails(cli_args_for(moved, "OUTPUT_DIR", run_copy, *AUTO))
     assert "the run in" in message and "'query NI'" in message
-
-
-def test_the_digest_of_data_has_names_order_sizes_and_texts(tmp_path):
-    paths = [str(tmp_path / name) for name in ("a.jpg", "b.jpg")]
-    for path in paths:
-        open(path, "w").close()
-
-    def digest(paths, *captions):
-        files = describe_files(str(tmp_path), paths)
-        return digest_lines({"train": files, "captions": captions})
-
-    first = digest(paths, "a dog", "a cat")
-    assert first == digest(paths, "a dog", "a cat")
-    assert first != digest(paths[::-1], "a dog", "a cat")
-    assert first != digest(paths[:1], "a dog", "a cat")
-    assert first != digest(paths, "a cat", "a dog")
-    (tmp_path / "b.jpg").write_text("longer")
-    assert first != digest(paths, "a dog", "a cat")
 
 
 def cut_short(path):

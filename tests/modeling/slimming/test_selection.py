@@ -1,4 +1,4 @@
-"""How well a ranking of patches finds a foreground, and the rankings that SDTPS makes."""
+"""How many patches are kept, how well a ranking of them finds a foreground, and the rankings that SDTPS makes."""
 
 from itertools import permutations
 
@@ -11,6 +11,7 @@ from demo_sdtps.config import MODALITIES
 from demo_sdtps.evaluation.extraction import CASES
 from demo_sdtps.evaluation.missing import encode_cases
 from demo_sdtps.evaluation.selection import SDTPS_NAME, average_precision, choices, random_order
+from demo_sdtps.modeling.slimming.stage import remaining_patches
 from tests.reference import selection as reference
 
 
@@ -69,3 +70,18 @@ def test_the_score_is_the_one_that_chose(case, guide_missing):
         assert list(actual) == ["score", "MLP", *present]
         for score, mask in zip(actual["score"], selections[modality].mask.bool(), strict=True):
             assert score[mask].min() >= score[~mask].max()
+
+
+@pytest.mark.parametrize(
+    ("count", "shares", "left"),
+    [
+        (10, [0.5, 0.5], (5, 3)),
+        (128, [0.7, 0.7, 0.7], (90, 63, 45)),
+        (7, [1.0, 0.3], (7, 3)),
+        (100, [0.07], (7,)),
+        (3, [], ()),
+    ],
+)
+def test_counts_are_rounded_up(count, shares, left):
+    """A share that is whole but for the rounding of its product stays: 100 · 0.07 is 7."""
+    assert remaining_patches(count, shares) == left

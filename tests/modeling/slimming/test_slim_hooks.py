@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 from numeric import assert_close, generator
-from plug_in_host import make_replicas
 from slim_host import COLUMNS, DEPTH, ROWS, Segmenter, Tower, host_case, make_case
 from slim_models import (
     CASES,
@@ -344,10 +343,3 @@ def test_functional_calls_and_the_meta_device(settings):
             assert_close(row, expected[name].double(), *4 * PATH)
     model.to("meta")
     assert model(images.to("meta")).shape == (2, 5)
-
-
-def test_replicas_are_refused():
-    """nn.DataParallel makes them of every module before it runs them in threads."""
-    model = demo_sdtps.slim(host_case().model(), *STAGES, blocks_at="tower.blocks")
-    with pytest.raises(UserError, match=r"^nn.DataParallel .*; use .*DistributedDataParallel\.$"):
-        make_replicas(model, 2)

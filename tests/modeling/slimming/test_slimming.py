@@ -241,21 +241,6 @@ def test_the_loss_against_masks():
     assert slim_backbone(slimming.eval(), backbone, stem, foreground=shares).loss is None
 
 
-@pytest.mark.parametrize(
-    ("count", "shares", "left"),
-    [
-        (10, [0.5, 0.5], (5, 3)),
-        (128, [0.7, 0.7, 0.7], (90, 63, 45)),
-        (7, [1.0, 0.3], (7, 3)),
-        (100, [0.07], (7,)),
-        (3, [], ()),
-    ],
-)
-def test_counts_are_rounded_up(count, shares, left):
-    """A share that is whole but for the rounding of its product stays: 100 · 0.07 is 7."""
-    assert remaining_patches(count, shares) == left
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_keep_their_type(dtype):
     """The mean of the dropped ones is computed in float32; a grid takes tokens of another type, as autocast makes them."""

@@ -6,6 +6,8 @@ import pytest
 import timm
 import torch
 import torchvision
+from plug_in_host import make_replicas
+from slim_host import host_case
 from slim_models import count_hooks, timm_model, torchvision_model, transformers_model
 from torch import nn
 from torchvision.models.vision_transformer import ConvStemConfig
@@ -167,3 +169,10 @@ def test_a_tower_is_found_wherever_it_is():
     )
     model[1].body(torch.randn(1, 3, 64, 64))
     assert counts == [1 + 8 + 1]
+
+
+def test_replicas_are_refused():
+    """nn.DataParallel makes them of every module before it runs them in threads."""
+    model = demo_sdtps.slim(host_case().model(), (1, 2), (0.6, 0.5), blocks_at="tower.blocks")
+    with pytest.raises(UserError, match=r"^nn.DataParallel .*; use .*DistributedDataParallel\.$"):
+        make_replicas(model, 2)
