@@ -216,7 +216,7 @@ def set_distances(
             result = block.new_full(shape, torch.inf)
         places = np.arange(len(features))[rows], np.arange(len(others))[columns]
         result[tuple(map(torch.from_numpy, np.ix_(*places)))] = block
-    return features.new_full(shape, torch.inf) if result is None else result
+    return torch.full(shape, torch.inf, device=features.device) if result is None else result
 
 
 def cohort_scales(

@@ -18,7 +18,6 @@ from demo_sdtps.evaluation.distances import (
     Distances,
     Side,
     check_finite,
-    common_offset,
     matrix_distances,
     set_distances,
     squared_distances,
@@ -53,7 +52,6 @@ def k_reciprocal(
     check_finite(features)
     # in double, as features that have much in common are near each other then
     samples, index = F.normalize(features.double(), dim=1).unique(dim=0, return_inverse=True)
-    samples = (samples - common_offset(samples)).float()
     rows = Rows(lambda places: squared_distances(samples[places], samples), index)
     return _rerank(rows, len(query_features), k1, k2, lambda_value)
 
@@ -63,7 +61,7 @@ def rerank(comparison: Comparison, query: Side, gallery: Side) -> Distances:
     """`k_reciprocal` by the distances of a comparison; sets that share nothing are as far as can be."""
     features = torch.cat([query[0], gallery[0]])
     check_finite(features)
-    features = F.normalize(features, dim=1)
+    features = F.normalize(features.double(), dim=1)
     present = torch.from_numpy(np.concatenate([query[1], gallery[1]])).to(features)
     samples, index = torch.cat([features, present], dim=1).unique(dim=0, return_inverse=True)
     features, present = samples.split([features.shape[1], present.shape[1]], dim=1)
