@@ -29,13 +29,14 @@ SIZES = (
     64,
     32,
 )
+"""Usual ones, (height, width) or the side of a square."""
 
 
 def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
     """Refuse a model whose forward runs, but not where patches are left out, or leaves none out; `attach` slims a model.
 
-    Copies without memory run, so that nothing of the model changes, neither caches nor random numbers: the whole model, or
-    where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell.
+    Copies without memory run, so that nothing of the model changes, neither caches nor torch's random numbers: the whole
+    model, or where it takes more than images what is in it, down to each tower. Where none runs, the first forward has to tell.
     """
     try:
         dense, slimmed = _meta_copy(model), _meta_copy(model)
