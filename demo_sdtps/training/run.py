@@ -1,4 +1,4 @@
-"""A run: the files in OUTPUT_DIR, its progress, and how it starts, is saved, resumed and stopped (docs/reliability.md)."""
+"""A run: the files in OUTPUT_DIR, its progress, and how it starts, is saved, resumed and stopped (docs/develop.md)."""
 
 import logging
 import time

@@ -200,8 +200,8 @@ def test_a_name_that_says_no_identity_camera_or_scene_is_reported(tmp_path, name
 
 @pytest.mark.slow
 def test_the_documents_own_data_set_is_one_file_and_one_line(tmp_path):
-    """A copy of the packages with what docs/extending.md adds to them reads a data set as it describes."""
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    """A copy of the packages with what docs/develop.md adds to them reads a data set as it describes."""
+    text = (ROOT / "docs" / "develop.md").read_text(encoding="utf-8")
     reader, line = (
         block
         for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

@@ -15,7 +15,7 @@ from demo_sdtps.commands import train as train_net
 from demo_sdtps.modeling.slimming.scores import SETTINGS, make_score
 from demo_sdtps.modeling.slimming.scores.base import Score
 
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "develop.md").read_text(encoding="utf-8")
 (EXAMPLE,) = (
     example
     for example in re.findall(r"```python\n(.*?)```", PAGE, re.S)
@@ -26,7 +26,7 @@ SLIM = ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCOR
 
 @pytest.fixture(scope="module")
 def run(tiny_root, tmp_path_factory):
-    """A training with the example of docs/extending.md, a file outside the project → (words of its configuration, folder)."""
+    """A training with the example of docs/develop.md, a file outside the project → (words of its configuration, folder)."""
     folder = tmp_path_factory.mktemp("score")
     (folder / "contrast.py").write_text(EXAMPLE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:

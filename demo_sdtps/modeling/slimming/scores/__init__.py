@@ -1,4 +1,4 @@
-"""Scores of patches, by which slimming and SDTPS keep the best (docs/extending.md, base.py).
+"""Scores of patches, by which slimming and SDTPS keep the best (docs/develop.md, base.py).
 
 A new score is one file with a subclass of `base.Score` and a line in SCORES; from outside the project its name is
 "package.module:Class".
@@ -49,7 +49,7 @@ def score_class(name: str) -> type[Score]:
     except TypeError as error:
         raise UserError(
             f"MODEL.SLIM_SCORE is {name!r}, whose constructor cannot be given width, grid, and by name {', '.join(SETTINGS)} "
-            f"({error}); take those that it reads, and the others as **settings (docs/extending.md)."
+            f"({error}); take those that it reads, and the others as **settings (docs/develop.md)."
         ) from None
     return score
 
