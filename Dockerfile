@@ -1,4 +1,4 @@
-# The commands in a container (docs/configurations.md, Containers). This file has not been built by its authors, who had no docker.
+# The commands in a container (docs/train.md, Containers). This file has not been built by its authors, who had no docker.
 #
 #   docker build -t demo-sdtps .                                    for CPUs
 #   docker build --build-arg DEVICE=cuda -t demo-sdtps:cuda .       for NVIDIA GPUs, with the NVIDIA Container Toolkit on the host

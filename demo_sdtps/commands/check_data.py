@@ -31,7 +31,7 @@ def main() -> None:
 
 def parse(schema: Schema) -> tuple[argparse.Namespace, CfgNode]:
     parser = flags.config_parser(
-        "Read a data set, and print its counts by split beside the expected ones, where known (docs/data.md).",
+        "Read a data set, and print its counts by split beside the expected ones, where known (docs/train.md).",
         "exit code: 0 if training can start; 1 if it can, but a count is not the expected one; 2, with a sentence, if not",
         schema,
         weight="",

@@ -10,7 +10,7 @@ from demo_sdtps.datasets import SPLITS, read_splits
 def main() -> None:
     parser = flags.config_parser(
         f"Segment the images of a data set and write a foreground mask for each triplet into its {MASK}/ "
-        "folder, where MODEL.SLIM_SCORE looks for them (docs/data.md).",
+        "folder, where MODEL.SLIM_SCORE looks for them (docs/train.md).",
         weight="",
     )
     parser.add_argument(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MASK = "MASK"
 """Name of the foreground mask among the images of a triplet, and of its folder."""
 WITH_MASKS = ("supervised",)
-"""Values of MODEL.SLIM_SCORE that read foreground masks in training (docs/data.md)."""
+"""Values of MODEL.SLIM_SCORE that read foreground masks in training (docs/train.md)."""
 
 
 def import_score(name: str) -> Any:

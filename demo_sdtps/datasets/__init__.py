@@ -139,7 +139,7 @@ def read_splits(cfg: CfgNode, splits: Sequence[str] = SPLITS) -> dict[str, list[
     if not reader.labelled:
         return _readable(cfg, dict.fromkeys(splits, reader.read(root, "")))
     folder, is_own = reader.folder_in(root), name in OWN_READERS
-    page = "docs/own_data.md" if is_own else "docs/data.md"
+    page = "docs/own_data.md" if is_own else "docs/train.md"
     layout = f"DATASETS.ROOT_DIR{reader.layout}"
     if not folder.exists():
         check_root(root)

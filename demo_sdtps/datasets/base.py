@@ -1,4 +1,4 @@
-"""Samples, readers of data sets, and the checks that all readers share (docs/data.md)."""
+"""Samples, readers of data sets, and the checks that all readers share (docs/train.md)."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Foreground masks beside the images of a triplet (docs/data.md)."""
+"""Foreground masks beside the images of a triplet (docs/train.md)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

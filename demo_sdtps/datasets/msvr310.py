@@ -1,4 +1,4 @@
-"""MSVR310: vehicles, a folder per identity with three folders of images, evaluated by scene (docs/data.md)."""
+"""MSVR310: vehicles, a folder per identity with three folders of images, evaluated by scene (docs/train.md)."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""RGBNT100: vehicles, eight cameras, one image per triplet that holds RGB, NI and TI side by side (docs/data.md)."""
+"""RGBNT100: vehicles, eight cameras, one image per triplet that holds RGB, NI and TI side by side (docs/train.md)."""
 
 import re
 from pathlib import Path

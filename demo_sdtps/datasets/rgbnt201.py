@@ -1,4 +1,4 @@
-"""RGBNT201: persons, four cameras, three folders of images with the same names (docs/data.md)."""
+"""RGBNT201: persons, four cameras, three folders of images with the same names (docs/train.md)."""
 
 import re
 from pathlib import Path

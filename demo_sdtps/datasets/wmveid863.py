@@ -1,4 +1,4 @@
-"""WMVeID863: vehicles in the wild, three folders of images with the same names, as in RGBNT201 (docs/data.md)."""
+"""WMVeID863: vehicles in the wild, three folders of images with the same names, as in RGBNT201 (docs/train.md)."""
 
 from pathlib import Path
 

@@ -88,7 +88,7 @@ def count_table(findings: Findings) -> list[str]:
         f"{title:{SPLIT}}{''.join(cell.rjust(NUMBER) for cell in cells)}".rstrip()
         for title, cells in rows
     ]
-    return lines + ([] if expected else ["expected counts: not known here (docs/data.md)"])
+    return lines + ([] if expected else ["expected counts: not known here (docs/train.md)"])
 
 
 def count_splits(splits: Mapping[str, Sequence[Sample]], by_scene: bool) -> Counts:
@@ -128,6 +128,6 @@ def count_differences(actual: Counts, expected: Counts) -> list[str]:
                     advice = "fewer: unpack or download the data again"
                 sentences.append(
                     f"{split} has {count:,} {name}, but {number:,} are expected; {abs(count - number):,} {advice} "
-                    "(docs/data.md)."
+                    "(docs/train.md)."
                 )
     return sentences

@@ -1,4 +1,4 @@
-"""Reader of image-text data sets in the layout of VSE++, vse_infty and LAPS (docs/data.md), with all checks."""
+"""Reader of image-text data sets in the layout of VSE++, vse_infty and LAPS (docs/seps.md), with all checks."""
 
 import json
 import os

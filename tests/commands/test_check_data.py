@@ -65,7 +65,7 @@ def test_weights_that_training_downloads_are_told(check, tiny_root, source):
 
 
 def test_the_published_counts_are_those_of_the_document():
-    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
     counts = READERS["RGBNT201"].published
     row = "{identities} training identities ({triplets:,} triplets), ".format(**counts["train"])
     row += "{identities} test identities ({triplets} triplets), ".format(**counts["query"])

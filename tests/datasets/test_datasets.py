@@ -31,7 +31,7 @@ FOLDERS = {
     "WMVeID863": tuple(f"MSVWild863/{name}" for name in ("train", "query", "test")),
     "Synthetic": tuple(f"synthetic/RGBNT201/{name}" for name in ("train_171", "test", "test")),
 }
-"""Where each data set has its splits (docs/data.md)."""
+"""Where each data set has its splits (docs/train.md)."""
 SEPARATE = ("RGBNT201", "MSVR310", "WMVeID863")
 """Those with a folder for each modality."""
 

@@ -1,4 +1,4 @@
-"""Decoding and verifying images: of every kind, the pixels are right, or it is refused (docs/data.md)."""
+"""Decoding and verifying images: of every kind, the pixels are right, or it is refused (docs/train.md)."""
 
 import struct
 import warnings

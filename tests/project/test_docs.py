@@ -143,7 +143,7 @@ def test_the_layout_names_every_folder():
     assert all((ROOT / name).exists() or (ROOT / "demo_sdtps" / name).exists() for name in named)
 
 
-@pytest.mark.parametrize("name", ["README", "docs/method", "docs/api", "docs/configurations"])
+@pytest.mark.parametrize("name", ["README", "docs/method", "docs/api", "docs/train"])
 def test_the_keys_of_a_page_exist(name):
     key = r"\b(?:MODEL|INPUT|DATASETS|DATALOADER|SOLVER|TEST)\.[A-Z_]+[A-Z]\b"
     keys = set(re.findall(key, text(ROOT / f"{name}.md")))

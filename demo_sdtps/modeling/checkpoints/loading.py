@@ -30,7 +30,7 @@ SLIMMING = "slimming.scores."
 SAVED, SAVED_PREFIX, SAVED_CONFIG = "model.safetensors", "model.", "config.json"
 """What `Extractor.save_pretrained` writes: the weights, what their names begin with, and the arguments of `Extractor`."""
 IN_FOLDER = ("last.pth", "best.pth", SAVED)
-"""What a folder is read from, the first that it has: of a run the last epoch, whose figures are fair (docs/models.md)."""
+"""What a folder is read from, the first that it has: of a run the last epoch, whose figures are fair (docs/train.md)."""
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?<!\.pth)(?<!\.safetensors)")
 IN_TRAINING = re.compile(
     r"TEST\.|MODEL\.(DROP_|ATT_DROP|FROZEN|SDTPS_\w*GUMBEL|ID_|IF_|METRIC_|TRIPLET_|NO_MARGIN|\w+_LOSS_WEIGHT)"
