@@ -154,6 +154,18 @@ def test_a_version_that_is_lost_is_told(sound, tmp_path):
     assert "is damaged; make it anew" in hits_at(tmp_path)
 
 
+def test_damaged_labels_of_rows_and_names_of_files_give_no_other_hits(sound, tmp_path):
+    """Wherever they are stored as they are; a list of checksums without readable names checks nothing."""
+    shutil.copytree(sound / "index", tmp_path / "index")
+    table = tmp_path / "index" / "features.lance"
+    listed = (table / "checksums").read_bytes()
+    (table / "checksums").write_bytes(listed.replace(b"_versions/", b"_versions/\0"))
+    assert hits_at(tmp_path) == hits_at(sound)
+    for path in (table / "data").iterdir():
+        path.write_bytes(path.read_bytes().replace(b"001.png", b"002.png"))
+    assert "is damaged; make it anew" in hits_at(tmp_path)
+
+
 @pytest.mark.parametrize("zeroes", [False, True], ids=["flipped", "zeroed"])
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damage_of_any_file_gives_no_other_hits(sound, kind, zeroes, tmp_path, capsys):
