@@ -126,6 +126,9 @@ def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp
     expected = 1 / (1 + np.exp(fitted["slope"] * distances - fitted["offset"]))
     np.testing.assert_allclose(hits.probability, expected, rtol=1e-5)
     np.testing.assert_array_equal(hits.is_unknown, distances > fitted["limits"]["0.05"])
+    thermal, visible = files["ti"][0], files["rgb"][0]
+    mixed = reid.features(ti=[thermal, None], rgb=[None, visible])
+    assert reid.search(mixed[:1], mixed).is_unknown.tolist() == [[False, True]]  # not in common
     for modality, paths in files.items():
         for number, file in enumerate(paths):
             copy(file, tmp_path / "gallery" / modality.upper() / f"{number}.jpg")
