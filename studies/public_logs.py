@@ -190,12 +190,13 @@ def module_table(content: dict[str, Any]) -> str:
     return markdown_table(titles, rows)
 
 
-def tables(content: dict[str, Any]) -> str:
+def means(content: dict[str, Any]) -> str:
+    """`module_table`, and where the logs are from."""
     about = (
         f"{len(content['comparisons'])} comparisons in {content['logs']} logs of {content['source']}, all in "
         "[public_logs.json](public_logs.json), by `python -m studies.public_logs`."
     )
-    return "\n\n".join([alone_table(content), module_table(content), about])
+    return f"{module_table(content)}\n\n{about}"
 
 
 if __name__ == "__main__":

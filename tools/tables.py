@@ -263,7 +263,8 @@ TABLES: dict[str, tuple[Callable[..., str], str]] = {
     **{name: (as_report, name) for name in BENCHMARKS},
     **{f"study {name}": (partial(study, name), f"results/{name}") for name in RESULTS},
     "demo": (demo, "results/demo"),
-    "public logs": (public_logs.tables, "public_logs"),
+    "public logs": (public_logs.means, "public_logs"),
+    "public logs runs": (public_logs.alone_table, "public_logs"),
     "mixed gallery": (mixed_gallery.table, "mixed_gallery"),
     "deployed": (deployed.table, "deployed"),
 }
