@@ -22,6 +22,10 @@ TOPICS = {  # description; function from `quick` and device to rows
         "slimming of ViT-B/16 beside the dense backbone: inference and training, in float32 and bfloat16",
         "slimming:slimming_rows",
     ),
+    "operators": (
+        "operators of the dense and the slimmed model, counted on fake tensors; nothing is timed",
+        "operators:operators_rows",
+    ),
     "any_vit": (
         "demo_sdtps.slim on Vision Transformers of timm: operations and speed in float32",
         "any_vit:any_vit_rows",
