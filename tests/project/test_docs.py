@@ -120,7 +120,7 @@ def words(page):
 
 
 def test_the_pages_are_short():
-    assert words(README) <= 900 and sum(map(words, PAGES)) - words(README) <= 16_000
+    assert words(README) <= 900 and sum(map(words, PAGES)) - words(README) <= 14_600
 
 
 def test_the_results_are_of_one_tree():
