@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -33,20 +33,22 @@ MARKED = re.compile(
     rf"^({TABLE_MARKER}(.+?) -->\n)(?:(?!{TABLE_MARKER}).)*?(<!-- end -->)", re.S | re.M
 )
 SUMMARY = (
-    ("slimming", "dense", "DeMo, dense"),
-    ("slimming", "self_supervised", "DeMo, slimmed without masks (`self_supervised`)"),
-    ("fine", "slimmed, 160x80", "the same with larger images (`DeMo_Slim_Fine.yml`)"),
-    ("slimming", "supervised", "DeMo, slimmed with masks in training (`supervised`)"),
-    ("slimming", "saliency", "DeMo, slimmed by a score without weights (`saliency`)"),
-    ("slimming", "EViT", "EViT's pruning in the same model"),
-    ("slimming", "ToMe", "ToMe's merging in the same model"),
+    ("DeMo, dense", "pretrained", "dense, pretrained", ("dense",)),
     (
-        "modules",
-        "DeMo + SDTPS, loss 0.1, HDM on all patches",
-        "SDTPS in DeMo, its best form (`DeMo_with_SDTPS.yml`)",
+        "slimmed (`DeMo_Slim.yml`)",
+        "pretrained",
+        "self_supervised, pretrained",
+        ("self_supervised", "slimmed"),
     ),
+    ("ToMe's merging", "pretrained", "ToMe, pretrained", ("ToMe",)),
+    ("EViT's pruning", "pretrained", "EViT, pretrained", ("EViT",)),
+    ("SDTPS in the baseline", "logs", "Baseline + SDTPS as in the logs, pretrained", ()),
 )
-"""Rows of the README's table: study, variant, and what it is called there."""
+"""Rows of the README's table: what it is called there, study, variant, and the names of what it is in TIMED."""
+TIMED = ("slimming", "epochs", "fine")
+"""Studies that measured times on one CPU thread."""
+ON_GPU = ("ViT-B-16, inference", "self_supervised", "35 % of the operations")
+"""What the rows of docs/gpu.json name that are of the slimmed model of the README's table."""
 
 REFERENCE = {
     "demo_sdtps": demo_sdtps.__all__,
@@ -233,20 +235,41 @@ def study(name: str, result: Record) -> str:
 
 def summary() -> str:
     """Accuracy, operations and speed of the variants of SUMMARY."""
+    gpu = [
+        row
+        for row in data("gpu")["parts"]["slimming"]
+        if all(word in row["what"] for word in ON_GPU)
+    ]
     rows = []
-    for name, variant, called in SUMMARY:
+    for called, name, variant, timed in SUMMARY:
         result = data(f"results/{name}")
         first = result["variants"][0]
         row = next(one for one in result["variants"] if one["name"] == variant)
         values = final_metric(row, 3, "mAP")
         difference = difference_text(values, final_metric(first, 3, "mAP")) if row != first else ""
         maps = [*values.values()]
-        timed = ("inference", "training step")
-        speeds = (f"{first[what] / row[what]:.1f}×" if what in row else "–" for what in timed)
-        accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference, str(len(maps))
-        rows.append([called, *accuracy, f"{row['gmacs'] / first['gmacs']:.0%}", *speeds])
-    headers = ("model", "mAP", "Δ to dense", "seeds", "operations", "inference", "training")
+        on_gpu = span([each["ratio"] for each in gpu]) if "slimmed" in timed else "–"
+        speeds = ("1×", "1×") if row == first else (span(cpu_speeds(timed)), on_gpu)
+        accuracy = f"{np.mean(maps):.1f} ± {np.std(maps, ddof=1):.1f}", difference
+        rows.append([called, f"{row['gmacs'] / first['gmacs']:.0%}", *accuracy, *speeds])
+    headers = ("model", "operations", "mAP", "Δ", "speed on a CPU", "on a GPU")
     return markdown_table(headers, rows)
+
+
+def cpu_speeds(names: Collection[str]) -> list[float]:
+    """How many times as fast as the dense model of its study each variant of these names is in inference."""
+    studies = [data(f"results/{name}")["variants"] for name in TIMED]
+    return [
+        variants[0]["inference"] / variant["inference"]
+        for variants in studies
+        for variant in variants
+        if variant["name"] in names
+    ]
+
+
+def span(ratios: Collection[float]) -> str:
+    """The least and the greatest of some ratios."""
+    return f"{min(ratios):.1f} to {max(ratios):.1f}×" if ratios else "–"
 
 
 FIGURES: dict[str, tuple[Callable[[Any, Path], object], str]] = {
