@@ -38,7 +38,10 @@ def draw_list(command, monkeypatch, tiny_root, tmp_path):
         code, _, stderr = command(draw.ranks, *cli_args_for(tiny_root, *picture, *words))
         assert code == 0, stderr
         query, *gallery = [axis.get_title() for axis in figures[-1].axes]
-        assert re.fullmatch(r"query(\nfirst hit at rank \d\d)?\nid \d+, camera \d", query)
+        expected = r"query(\nfirst hit at rank \d\d)?\nid (\d+), camera (\d)"
+        *_, identity, number = re.fullmatch(expected, query).groups()
+        file = sorted(tiny_root.glob("RGBNT201/test/RGB/*"))[16]
+        assert file.name.startswith(f"{identity:>06}_cam{number}_")
         assert (tmp_path / "ranks.png").stat().st_size > 0
         cell = re.compile(r"(\d+) [✓✗] d = (\S+)\nid \d+, camera \d")
         cells = [cell.fullmatch(title).groups() for title in gallery]

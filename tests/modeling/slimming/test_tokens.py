@@ -1,5 +1,8 @@
 """The picture of kept tokens: its rows, its scores, and what it draws once."""
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from commands import CONFIG, cli_args_for, weights_file
 
@@ -7,7 +10,8 @@ from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.synthetic import MARKER
 from demo_sdtps.evaluation.command import load_model_and_data
-from demo_sdtps.reports.figures import spread
+from demo_sdtps.reports.figures import images, spread
+from demo_sdtps.reports.palette import DROPPED, OPACITY
 from demo_sdtps.reports.tokens import description, panels, patch_grids, token_samples
 
 SLIM = (
@@ -81,6 +85,20 @@ def test_a_shared_set_is_drawn_once(tiny_root, tmp_path):
             len(stage_titles) == (2 if shared else 2 * len(MODALITIES))
             and ("shared" in stage_titles[0]) == shared
         )
+
+
+def test_dropped_patches_are_covered_on_the_images_there_are(tiny_root, tmp_path):
+    """A shared set on their mean."""
+    cfg, samples, grids, _ = draw_grids(tiny_root, tmp_path, "MODEL.USE_SDTPS", "False")
+    kept = grids["stage 1"]["RGB"][0, 0].bool().numpy()
+    kept = kept.repeat(4, axis=0).repeat(4, axis=1)  # of patches of 4 by 4 pixels
+    rgb, _, ti = images(cfg, samples[0])
+    sample = replace(samples[0], paths=(samples[0].paths[0], None, samples[0].paths[2]))
+    actual = panels(cfg, sample, grids, 0)["stage 1:\nkept, shared"]
+    mean = (rgb.astype(float) + ti) // 2
+    assert np.array_equal(actual[kept], mean[kept])
+    covered = mean + OPACITY * (np.array(DROPPED) - mean)
+    assert abs(actual[~kept] - covered[~kept]).max() < 1
 
 
 def test_a_missing_modality_keeps_nothing(tiny_root, tmp_path):
