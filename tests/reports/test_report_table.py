@@ -69,5 +69,9 @@ def test_figures_as_pdf(tiny_root, tmp_path, command):
     assert not [*run.glob("*.png")] and "GMACs" not in stdout
     for name in ("curves", "ranks", "tokens"):
         assert (run / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    _, other, _ = command(report.main, "--run", run, "TEST.FEAT_NORM", "no")
+    assert (
+        "mAP untrained" in stdout and "mAP untrained" not in other
+    )  # which was with other options
     code, _, stderr = command(report.main, "--run", run, "--figures", ".pdf")
     assert code == 2 and "curves.pdf" in stderr and "--overwrite" in stderr

@@ -19,10 +19,11 @@ SETTINGS = KEEP_ALL
 
 def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypatch):
     words = ("--output", "hits.html", "--top", "3")
-    code, stdout, stderr = run_search(*words, gallery=place / "gallery")
+    hostile = (place / "gallery").rename(place / "<i>gallery")
+    code, stdout, stderr = run_search(*words, gallery=hostile)
     assert code == 0 and "queries: 2, hits of each: 3" in stdout, stderr
     page, data = page_data(place / "hits.html")
-    assert "<h1>Hits in gallery</h1>" in page and str(place) not in page
+    assert "<h1>Hits in &lt;i&gt;gallery</h1>" in page and str(place) not in page
     assert "<i>" not in page
     assert not re.search(r"src=\"(?!data:)|url\(|<script src|https?:", page)
     assert [len(query["nearest"]) for query in data["queries"]] == [3, 3]
@@ -36,7 +37,7 @@ def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypat
     assert all((place / link).is_file() for link in links)
     monkeypatch.setattr(search_page, "THUMBNAIL_BYTES", 1)
     monkeypatch.setattr(search_page, "MOST_HITS", 2)
-    stdout = run_search("--output", "hits.html", "--top", "3", "--overwrite")[1]
+    stdout = run_search(*words, "--overwrite", gallery=hostile)[1]
     assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in stdout
 
 
