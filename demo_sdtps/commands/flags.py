@@ -12,24 +12,27 @@ from typing import Any
 from yacs.config import CfgNode
 
 from demo_sdtps.config.cli import COMPLETING, add_overwrite, print_lines, read_arguments
-from demo_sdtps.config.common import MODALITIES, RETURN_PATTERNS
+from demo_sdtps.config.common import IMAGE_KEYS, MODALITIES, RETURN_PATTERNS
 from demo_sdtps.config.load import (
     DEMO_SCHEMA,
     OWN,
     StoredText,
     config_names,
+    config_path,
     find_config,
+    flatten,
     is_key,
     load_cfg,
     parse_pairs,
     with_values,
 )
 from demo_sdtps.config.schema import Schema
-from demo_sdtps.datasets import check_root, configs_for
+from demo_sdtps.datasets import OWN_READERS, check_root, configs_for
 from demo_sdtps.runtime.errors import UserError
 
 ANSWERED = {"-h", "--help", "--keys"}
 ROOT, NAMES, FOLDERS = "DATASETS.ROOT_DIR", "DATASETS.NAMES", "DATASETS.FOLDERS"
+WEIGHT, TEACHER = "TEST.WEIGHT", "MODEL.TEACHER"
 
 
 class _PrintKeys(argparse.Action):
@@ -77,7 +80,7 @@ def config_parser(
             f"table, which is seen (docs/own_data.md; equivalent to {ROOT}, {NAMES})",
         )
     if weight:
-        add_stored(parser, "--weight", "W", weight, "TEST.WEIGHT", _read_checkpoint, several)
+        add_stored(parser, "--weight", "W", weight, WEIGHT, _read_checkpoint, several)
     parser.add_argument(
         "--keys",
         metavar="TEXT",
@@ -173,6 +176,23 @@ def add_skip_unreadable(parser: ArgumentParser) -> None:
     )
 
 
+def add_teacher(parser: ArgumentParser) -> None:
+    """Add the flags --teacher and --from."""
+    parser.add_argument(
+        "--teacher",
+        dest=TEACHER,
+        metavar="W",
+        help=f"a checkpoint whose logits the model follows (distillation; equivalent to the key {TEACHER})",
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="W",
+        help="a checkpoint that is both start and teacher, such as DeMo's for DeMo_Slim; a configuration without its folder is "
+        f"that for its data, which it is trained on (equivalent to {WEIGHT} and {TEACHER})",
+    )
+
+
 def complete_word(parser: ArgumentParser, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """What may stand at the cursor of a shell, for argcomplete: a configuration or a key, or a value of the key before it."""
     schema, words = parser.get_default("schema"), parsed_args.words or []
@@ -193,12 +213,16 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     kinds = configs_for(Path(data)) if data else []
     if data and not kinds:
         check_root(Path(data))
+    start, of_start = flags.get("start"), {}
     if words and not arguments.config_file and not is_key(words[0], schema):
         name, *words = words
-        arguments.config_file = str(find_config(name, data, kinds, schema))
+        if start and not data and "/" not in name and not config_path(Path(name)).is_file():
+            of_start = _data_keys(_read_checkpoint(Path(start)))
+            kinds = [OWN if of_start[NAMES] in OWN_READERS else of_start[NAMES]]
+        arguments.config_file = str(find_config(name, data or start, kinds, schema))
         if arguments.config_file != name and os.environ.get("RANK", "0") == "0":
             sys.stderr.write(f"configuration: {arguments.config_file}\n")
-    pairs = parse_pairs(words)
+    pairs = of_start | ({WEIGHT: start, TEACHER: start} if start else {}) | parse_pairs(words)
     for key, value in flags.items():
         if key in schema.by_name and value:
             pairs[key] = value[0] if isinstance(value, list) else value
@@ -212,6 +236,16 @@ def parse(parser: ArgumentParser) -> tuple[argparse.Namespace, CfgNode]:
     if flat := flags.get("flat"):
         cfg = with_values(cfg, {FOLDERS: [*cfg.DATASETS.FOLDERS, f"{flat}=."]})
     return arguments, cfg
+
+
+def _data_keys(stored: StoredText) -> dict[str, Any]:
+    """What a stored configuration says of the data, and of how a model reads their images."""
+    values = flatten(load_cfg(stored))
+    return {
+        key: value
+        for key, value in values.items()
+        if key.startswith("DATASETS.") or key in IMAGE_KEYS
+    }
 
 
 def _stored_config(arguments: argparse.Namespace, pairs: dict[str, str]) -> StoredText:

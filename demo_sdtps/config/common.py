@@ -59,7 +59,23 @@ SDTPS_ARGUMENTS = (
 )
 """Arguments of MultiModalSDTPS that have a key: MODEL.SDTPS_ and the name in capitals."""
 
-UNSHARED = ("OUTPUT_DIR", "DATASETS.ROOT_DIR", "TEST.WEIGHT", "MODEL.PRETRAIN_PATH_T")
+IMAGE_KEYS = (
+    "MODEL.MODALITIES",
+    "INPUT.SIZE_TRAIN",
+    "INPUT.SIZE_TEST",
+    "INPUT.PIXEL_MEAN",
+    "INPUT.PIXEL_STD",
+    "INPUT.RANGES",
+)
+"""Keys that two models have equal where they read the same tensors."""
+
+UNSHARED = (
+    "OUTPUT_DIR",
+    "DATASETS.ROOT_DIR",
+    "TEST.WEIGHT",
+    "MODEL.PRETRAIN_PATH_T",
+    "MODEL.TEACHER",
+)
 """Keys that name paths of the machine of the training, which `Extractor.save_pretrained` leaves out."""
 WITHOUT_EFFECT = ("MODEL.DEVICE", "MODEL.DEVICE_ID", "MODEL.COMPILE", *UNSHARED)
 """Keys of MODEL on which features do not depend."""

@@ -1,4 +1,4 @@
-"""Identity, triplet and center loss of every head, and their sum (docs/method.md)."""
+"""Identity, triplet, center and distillation loss of every head, and their sum (docs/method.md)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from yacs.config import CfgNode
 
+from demo_sdtps.modeling.distillation import distill_loss
 from demo_sdtps.modeling.heads import TrainingOutput
 
 LABEL_SMOOTHING = 0.1
@@ -63,12 +64,14 @@ def make_center_losses(cfg: CfgNode, num_class: int, widths: Sequence[int]) -> n
 
 
 class HeadOutput(NamedTuple):
-    """Input of a loss: a head's logits (B, K) and features (B, D), labels (B,), and the head's center loss if there is one."""
+    """Input of a loss: a head's logits (B, K) and features (B, D), labels (B,), and the head's center loss and its teacher's
+    logits (B, K), if there are any."""
 
     logits: torch.Tensor
     features: torch.Tensor
     labels: torch.Tensor
     center_loss: nn.Module | None
+    teacher: torch.Tensor | None
 
 
 def _identity(cfg: CfgNode, head: HeadOutput) -> torch.Tensor:
@@ -91,10 +94,18 @@ def _center(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
     return cfg.SOLVER.CENTER_LOSS_WEIGHT * head.center_loss(head.features, head.labels)
 
 
+def _distill(cfg: CfgNode, head: HeadOutput) -> torch.Tensor | None:
+    if head.teacher is None:
+        return None
+    loss = distill_loss(head.logits, head.teacher, cfg.SOLVER.DISTILL_TEMPERATURE)
+    return cfg.SOLVER.DISTILL_WEIGHT * loss
+
+
 LOSSES: dict[str, Callable[[CfgNode, HeadOutput], torch.Tensor | None]] = {
     "id": _identity,
     "triplet": _triplet,
     "center": _center,
+    "distill": _distill,
 }
 """Losses of a head by name, each with its weight in the configuration; None where the configuration has it off."""
 
@@ -105,10 +116,12 @@ def total_loss(
     labels: torch.Tensor,
     head_weights: Mapping[str, float],
     center_losses: Iterable[nn.Module] = (),
+    teacher: Mapping[str, torch.Tensor] = {},
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss to minimise, and its parts without gradient, which sum to it: "<loss>/<head>" and "auxiliary" → scalar.
 
-    labels (B,); head_weights: weights of the heads' losses by the heads' names; center_losses: one per head, or none.
+    labels (B,); head_weights: weights of the heads' losses by the heads' names; center_losses: one per head, or none; teacher:
+    its logits (B, K) by the heads' names.
     """
     terms = {}
     total = torch.zeros((), device=labels.device)
@@ -118,7 +131,7 @@ def total_loss(
     centers: Sequence[nn.Module | None] = list(center_losses) or [None] * len(output.logits)
     for (name, logits), center_loss in zip(output.logits.items(), centers, strict=True):
         weight = head_weights[name]
-        head = HeadOutput(logits, output.features[name], labels, center_loss)
+        head = HeadOutput(logits, output.features[name], labels, center_loss, teacher.get(name))
         values = {kind: loss(cfg, head) for kind, loss in LOSSES.items()}
         losses = {kind: value for kind, value in values.items() if value is not None}
         total = total + weight * reduce(torch.add, losses.values())

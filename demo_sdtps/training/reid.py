@@ -27,13 +27,19 @@ from demo_sdtps.datasets.pairing import completeness
 from demo_sdtps.evaluation.protocol import TestData, data_warnings, evaluate_reid, make_test_data
 from demo_sdtps.evaluation.tables import equal_patterns, read_records, reid_record, reid_table
 from demo_sdtps.modeling import DeMo, make_model
-from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint, start_from
+from demo_sdtps.modeling.checkpoints.loading import (
+    CLASSES,
+    load_weights,
+    read_checkpoint,
+    start_from,
+)
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.heads import TrainingOutput
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
+from demo_sdtps.training.distillation import Teacher
 from demo_sdtps.training.loop import fit
 from demo_sdtps.training.optim import (
     make_center_optimizer,
@@ -42,7 +48,7 @@ from demo_sdtps.training.optim import (
     rate_warnings,
 )
 from demo_sdtps.training.output import LAST
-from demo_sdtps.training.resume import Resumed, describe_files, digest_lines
+from demo_sdtps.training.resume import TEACHER, Resumed, describe_files, digest_lines
 from demo_sdtps.training.run import PART, Evaluation, Loss, Task
 
 
@@ -72,10 +78,11 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
 
 
 class ReIDLoss:
-    """The loss of a batch, with the centers that MODEL.METRIC_LOSS_TYPE may have beside the model."""
+    """The loss of a batch, with the centers that MODEL.METRIC_LOSS_TYPE may have beside the model, and the teacher."""
 
-    def __init__(self, cfg: CfgNode, model: DeMo):
+    def __init__(self, cfg: CfgNode, model: DeMo, teacher: Teacher | None = None):
         self.cfg, self.weights, self.network = cfg, model.head_weights, wrap_ddp(model)
+        self.teacher = teacher
         widths = list(model.layout.widths.values())
         self.centers = make_center_losses(cfg, model.num_class, widths)
         self.centers.to(next(model.parameters()).device)
@@ -84,7 +91,8 @@ class ReIDLoss:
         output: TrainingOutput = self.network(batch.images, batch.cameras, foreground=batch.mask)
         # Each of several processes computes the loss of the whole batch, and mines its triplets there.
         output, labels = gather_output(output), all_gather(batch.labels)
-        loss, terms = total_loss(self.cfg, output, labels, self.weights, self.centers)
+        targets = self.teacher(batch) if self.teacher else {}
+        loss, terms = total_loss(self.cfg, output, labels, self.weights, self.centers, targets)
         predicted = next(iter(output.logits.values())).detach().argmax(dim=1)
         sums = {f"{PART}{name}": term * len(labels) for name, term in terms.items()}
         return Loss(loss, len(labels), {"accuracy": (predicted == labels).sum(), **sums})
@@ -138,21 +146,25 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
     data = {"patterns": make_test_data(cfg, splits["query"], splits["gallery"])}
     if held_out := splits.get(VALIDATION):
         data[VALIDATION] = make_test_data(cfg, held_out, held_out)
+    digest = class_digest(cfg, splits["train"])
     if resumed:
         origin = f"the weights are those of {resumed.path}"
     elif cfg.TEST.WEIGHT:
-        origin = start_from(model, read_checkpoint(cfg.TEST.WEIGHT))
+        start = read_checkpoint(cfg.TEST.WEIGHT)
+        origin = start_from(model, start, start.origin.get(CLASSES) == digest)
     else:
         source = cfg.MODEL.PRETRAIN_PATH_T
         origin = load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, source)
+    teacher = Teacher(cfg, model, device, digest) if cfg.MODEL.TEACHER else None
     if cfg.MODEL.COMPILE:
         model.backbone.compile_blocks()
-    loss = ReIDLoss(cfg, model.to(device))
+    loss = ReIDLoss(cfg, model.to(device), teacher)
     optimizers = [make_optimizer(cfg, model)]
     if loss.centers:
         optimizers.append(make_center_optimizer(cfg, loss.centers))
     sizes = ", ".join(f"{len(members)} {split}" for split, members in splits.items())
     notes = [f"{cfg.DATASETS.NAMES}: {sizes}", *completeness(cfg, splits), origin]
+    notes += teacher.notes if teacher else []
     if held_out:
         notes.append(f"best.pth is chosen by the split {VALIDATION}")
     return Task(
@@ -165,7 +177,8 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
         begin_epoch=make_scheduler(cfg, optimizers[0]).step,
         describe=describe,
         unit="triplets",
-        digest=digest_lines(data_lines(cfg, splits)),
+        digest=digest_lines(data_lines(cfg, splits))
+        | ({TEACHER: teacher.digest} if teacher else {}),
         notes=[
             *notes,
             *data_warnings(cfg, splits, data["patterns"].matched),
@@ -176,9 +189,21 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
             "camera_num": model.camera_num,
             "cameras": camera_names(samples),
             "data": data_name(cfg, classes),
+            CLASSES: digest,
         },
         auxiliary={"center_losses": loss.centers},
     )
+
+
+def class_digest(cfg: CfgNode, samples: Sequence[Sample]) -> str:
+    """A digest of the training images, whose they are, and by which camera: the same where classes mean the same."""
+    labels, root = identity_labels(samples), cfg.DATASETS.ROOT_DIR
+    lines = (
+        f"{labels[sample.identity]} {sample.camera} {line}"
+        for sample in samples
+        for line in describe_files(root, sample.files)
+    )
+    return digest_lines({CLASSES: lines})[CLASSES]
 
 
 def data_lines(cfg: CfgNode, splits: Mapping[str, Sequence[Sample]]) -> dict[str, list[str]]:

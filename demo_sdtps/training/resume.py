@@ -37,8 +37,8 @@ RESUMABLE_KEYS = (
 )
 """Keys that may differ when a run is resumed. But for the last, no number depends on them."""
 
-DIGEST = "files"
-"""Entry of last.pth: the `digest_lines` of the data."""
+DIGEST, TEACHER = "files", "teacher"
+"""Entry of last.pth: the `digest_lines` of the data, and the SHA-256 of MODEL.TEACHER, if there is one."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +59,17 @@ class Resumed(NamedTuple):
 
 def find_run(cfg: CfgNode, overwrite: bool, schema: Schema = DEMO_SCHEMA) -> Resumed | None:
     """The run in OUTPUT_DIR to resume, None to start one there."""
-    output, start = Path(cfg.OUTPUT_DIR), Path(cfg.TEST.WEIGHT).resolve()
-    files, refusal = run_files(output), ""
+    output, refusal = Path(cfg.OUTPUT_DIR), ""
+    files = run_files(output)
+    inputs = {"TEST.WEIGHT": cfg.TEST.WEIGHT, "MODEL.TEACHER": cfg.MODEL.get("TEACHER")}
+    replaced = [
+        f"{key} {weights}"
+        for key, weights in inputs.items()
+        if weights and output.resolve() in (Path(weights).resolve(), Path(weights).resolve().parent)
+    ]
     has_checkpoint = any((output / name) in files for name in (LAST, PREVIOUS))
-    if output.resolve() in (start, start.parent) and cfg.TEST.WEIGHT:
-        refusal = f"has TEST.WEIGHT {cfg.TEST.WEIGHT} among the files that it replaces; give another OUTPUT_DIR"
+    if replaced:
+        refusal = f"has {replaced[0]} among the files that it replaces; give another OUTPUT_DIR"
     elif cfg.RESUME != "no" and overwrite:
         refusal = f"is replaced by --overwrite and continued by RESUME {cfg.RESUME}; leave one of them out"
     elif cfg.RESUME != "no" and has_checkpoint:
@@ -169,9 +175,14 @@ def digest_lines(parts: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def check_unchanged(resumed: Resumed, now: Mapping[str, str]) -> None:
-    """Raise `UserError` where the data have changed since."""
+    """Raise `UserError` where the data, or the teacher, have changed since."""
     before = resumed.state[DIGEST]
     changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    if changed == [TEACHER]:
+        raise UserError(
+            f"MODEL.TEACHER is another file than the run in {resumed.path} started with; put that back, or start "
+            "another run in another OUTPUT_DIR."
+        )
     if changed:
         raise UserError(
             f"The data are not those that the run in {resumed.path} started with: files of '{changed[0]}' were "

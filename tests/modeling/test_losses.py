@@ -1,4 +1,4 @@
-"""Identity, triplet and center losses against the reference system's numbers and slow versions of themselves."""
+"""Identity, triplet, center and distillation losses against the reference system's numbers and slow versions of themselves."""
 
 import math
 
@@ -8,6 +8,8 @@ from golden_cases import load_case, relative_error
 from numeric import assert_close, generator, shift_seed, with_gradient
 from tiny import make_output, tiny_cfg
 
+from demo_sdtps.config import UserError
+from demo_sdtps.modeling.distillation import distill_loss
 from demo_sdtps.modeling.losses import (
     LOSSES,
     CenterLoss,
@@ -103,6 +105,33 @@ def test_identity(seed, smoothing):
     )
     assert_close(value, expected[0], *SUMS, scale=float(logits.abs().max()))
     assert_close(gradient, expected[1], *SUMS)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0, 20.0])
+@SEEDS
+def test_distillation(seed, temperature):
+    _, logits, _ = draw(seed)
+    teacher = 3 * torch.randn(logits.shape, generator=generator(seed + 50))
+    value, gradient = with_gradient(lambda leaf: distill_loss(leaf, teacher, temperature), logits)
+    expected = with_gradient(
+        lambda leaf: reference.distill_loss(leaf, teacher.double(), temperature), logits.double()
+    )
+    largest = float(torch.cat([logits, teacher]).abs().max())
+    assert_close(value, expected[0], *SUMS[1:], 7, scale=temperature * largest)
+    assert_close(gradient, expected[1], *SUMS[1:], 7, scale=temperature / len(logits))
+
+
+def test_distillation_follows_the_teacher_and_does_not_change_it():
+    _, logits, _ = draw(1)
+    student, teacher = (each.clone().requires_grad_() for each in (logits, logits.flip(0)))
+    distill_loss(student, teacher).backward()
+    assert teacher.grad is None and student.grad.abs().min() > 0
+    assert_close(distill_loss(logits, logits), 0.0, *SUMS, scale=float(logits.abs().max()))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = distill_loss(logits.bfloat16(), teacher.bfloat16())
+    assert torch.equal(half, distill_loss(logits.bfloat16().float(), teacher.bfloat16().float()))
+    with pytest.raises(UserError, match=r"are \(12, 7\) and the teacher's \(12, 6\)"):
+        distill_loss(logits, logits[:, :6])
 
 
 def test_total_wants_a_weight_for_every_head():
@@ -209,6 +238,19 @@ def test_parts_are_the_losses_of_the_heads_and_sum_to_the_total():
         triplet, center = batch_hard_triplet_loss(outputs[3], labels), losses[0](outputs[1], labels)
         assert_close(parts["triplet/original"], 2 * 3 * float(triplet), 2)
         assert_close(parts["center/sdtps"], 0.3 * 0.0005 * float(center), 2)
+
+
+def test_heads_follow_a_teacher_by_their_names():
+    """One without a logit of the teacher has the other losses alone."""
+    weights = "SOLVER.DISTILL_WEIGHT 0.5 SOLVER.DISTILL_TEMPERATURE 3"
+    cfg, (outputs, labels) = tiny_cfg(*weights.split()), draw_pairs()
+    output, teacher = make_output(outputs, PAIRS), {"sdtps": outputs[0].flip(0)}
+    total, parts = total_loss(cfg, output, labels, PAIRS, teacher=teacher)
+    without, other_parts = total_loss(cfg, output, labels, PAIRS)
+    assert parts.keys() - other_parts.keys() == {"distill/sdtps"}
+    expected = 0.3 * 0.5 * float(distill_loss(outputs[0], teacher["sdtps"], 3.0))
+    assert_close(parts["distill/sdtps"], expected, 2)
+    assert_close(total - without, expected, len(parts), scale=float(total))
 
 
 def test_a_new_loss_is_a_function_and_a_line(monkeypatch):

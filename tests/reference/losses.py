@@ -38,5 +38,19 @@ def center_loss(features, labels, centers):
     return total / len(features)
 
 
+def distill_loss(logits, teacher, temperature):
+    """T² Σ_k p_k · (log p_k - log q_k) of every sample, p of the teacher and q of the logits; the mean over the samples."""
+    losses = []
+    for row, target in zip(logits, teacher, strict=True):
+        shares, log_shares = [], []
+        for scores in (target, row):
+            powers = [torch.exp(score / temperature) for score in scores]
+            shares.append([power / sum(powers) for power in powers])
+            log_shares.append([torch.log(share) for share in shares[-1]])
+        terms = zip(shares[0], log_shares[0], log_shares[1], strict=True)
+        losses.append(temperature**2 * sum(p * (log_p - log_q) for p, log_p, log_q in terms))
+    return sum(losses) / len(losses)
+
+
 def _distance(first, second):
     return torch.sqrt(torch.clamp(((first - second) ** 2).sum(), min=1e-12))

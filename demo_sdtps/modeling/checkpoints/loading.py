@@ -36,7 +36,9 @@ IN_TRAINING = re.compile(
     r"TEST\.|MODEL\.(DROP_|ATT_DROP|FROZEN|SDTPS_\w*GUMBEL|ID_|IF_|METRIC_|TRIPLET_|NO_MARGIN|\w+_LOSS_WEIGHT)"
 )
 """Keys with which a checkpoint may be evaluated or trained: they are not part of the model in evaluation."""
-ORIGIN = ("dataset", "data", "cameras", "epoch", "commit", "metrics", "calibration")
+CLASSES = "class_digest"
+"""Entry of a checkpoint: the digest of the training images and whose they are, the same where its classes are."""
+ORIGIN = ("dataset", "data", CLASSES, "cameras", "epoch", "commit", "metrics", "calibration")
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +46,9 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's weights under our names, its numbers of identities and cameras, and those of ORIGIN that are known: the data
-    set that it was trained on, what its images are, what its cameras are called, the epoch, and, of a saved `Extractor`, the
-    commit, the record of its evaluation and its calibration; and the configuration of the training as YAML."""
+    set that it was trained on, what its images are, their digest, what its cameras are called, the epoch, and, of a saved
+    `Extractor`, the commit, the record of its evaluation and its calibration; and the configuration of the training as YAML.
+    """
 
     path: Path
     model: dict[str, torch.Tensor]
@@ -205,22 +208,26 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, cfg: CfgNode | None =
         )
 
 
-def start_from(model: nn.Module, checkpoint: Checkpoint) -> str:
+def start_from(model: nn.Module, checkpoint: Checkpoint, has_same_classes: bool = False) -> str:
     """Load a checkpoint's weights as the start of a training → a sentence on what of the model and of the checkpoint is left.
 
-    Classifiers start anew, embeddings of cameras where their number is another, and parts that the checkpoint lacks. The
-    backbone must fit.
+    Classifiers start anew but for `has_same_classes`, embeddings of cameras where their number is another, and parts that the
+    checkpoint lacks. The backbone must fit.
     """
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     weights = {
         name: tensor
         for name, tensor in checkpoint.model.items()
         if name not in shapes
-        or not (name.endswith(CLASSIFIER) or (name == CAMERAS and tensor.shape != shapes[name]))
+        or not (
+            (name.endswith(CLASSIFIER) and not has_same_classes)
+            or (name == CAMERAS and tensor.shape != shapes[name])
+        )
     }
     is_other = lambda name: not name.startswith(OUR_BACKBONE)  # noqa: E731
     anew, unused = fill_model(model, weights, checkpoint.path, is_other)
-    text = f"the weights are those of {checkpoint.path}, but of new ones: {', '.join(sorted(anew))}"
+    text = f"the weights are those of {checkpoint.path}"
+    text += f", but of new ones: {', '.join(sorted(anew))}" if anew else ""
     return text + (f"; not used of it: {', '.join(sorted(unused))}" if unused else "")
 
 
