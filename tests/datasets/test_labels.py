@@ -77,6 +77,30 @@ def test_cameras_with_two_digits_in_the_layout_of_market_1501(tmp_path):
     assert "camera 1 is a piece of a number" in message and "c12s1_0.png" in message
 
 
+def test_the_layout_of_whu_mars(tmp_path):
+    """Images of one name are a triplet, others have one modality; cameras are numbers from 1."""
+    files = {
+        "train": ("RGB/0002_c1_7", "IR/0002_c1_7", "Thermal/0002_c1_7", "Thermal/1500_c11_0"),
+        "query": ("IR/0010_c6_1",),
+        "test": ("RGB/0010_c5_1", "Thermal/0010_c6_2"),
+    }
+    for folder, places in files.items():
+        for place in places:
+            save(tmp_path / folder / f"{place}.jpg", pixels(1, 1, "RGB", 16, 32))
+    cfg = load_cfg("Own/WHU_MARS.yml", ["DATASETS.ROOT_DIR", str(tmp_path)])
+    splits = read_splits(cfg)
+    actual = {
+        split: [(each.identity, each.camera_name, each.modalities) for each in samples]
+        for split, samples in splits.items()
+    }
+    assert actual == {
+        "train": [(2, "1", ("RGB", "NI", "TI")), (1500, "11", ("TI",))],
+        "query": [(10, "6", ("NI",))],
+        "gallery": [(10, "5", ("RGB",)), (10, "6", ("TI",))],
+    }
+    assert count_matched(cfg, splits["query"], splits["gallery"]) == 1
+
+
 def test_a_number_for_each_label():
     assert number_labels(["7", "012"]) == {"7": 7, "012": 12}
     assert number_labels(["7", "07", "b"]) == {"07": 0, "7": 1, "b": 2}
