@@ -92,14 +92,11 @@ def training_step(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
 
-    recording = Recording() if is_recorded else None
+    compute = Recording(gradients) if is_recorded else gradients
 
     def step(batch: Batch) -> None:
         with float32_products(model):
-            if recording:
-                recording.run(gradients, batch)
-            else:
-                gradients(batch)
+            compute(batch)
             optimizer.step()
 
     return step

@@ -105,7 +105,7 @@ KEYS = (
     Key(
         "MODEL.COMPILE",
         False,
-        "compile the backbone's blocks (torch.compile; needs g++, on a GPU gcc); on one GPU training is a CUDA graph",
+        "compile the backbone's blocks, on one GPU the whole model and the loss (torch.compile; needs g++, on a GPU gcc)",
     ),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: mix the mean of the patches into the global feature"),
     Key(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from demo_sdtps.evaluation.missing import return_patterns
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.backbones.base import Backbone
 from demo_sdtps.modeling.class_attention import attention_weights, check_attention
@@ -125,7 +124,7 @@ def similarity_to(
 ) -> Callable[[Context], torch.Tensor]:
     """A target of `grad_cam`: the cosine of each triplet's feature of a return pattern with that of `features` (B, D)."""
     return lambda context: F.cosine_similarity(
-        return_patterns(model, context, neck)[pattern], features
+        model.return_patterns(context, neck)[pattern], features
     )
 
 

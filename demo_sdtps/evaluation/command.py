@@ -12,6 +12,7 @@ from demo_sdtps.evaluation.extraction import Model
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoints.loading import load_weights, read_checkpoint
 from demo_sdtps.modeling.exported import ExportedModel, is_exported
+from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import check_equal, check_single
 
@@ -43,7 +44,7 @@ def load_model_and_data(
     result = _read_samples(cfg, splits, model.backbone.cameras, checkpoint.path)
     model = model.eval().to(device)
     if cfg.MODEL.COMPILE:
-        model.backbone.compile_blocks()
+        compile_model(model, device)
     return model, result
 
 

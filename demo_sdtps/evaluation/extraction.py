@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MISSING_CASES
-from demo_sdtps.datasets.loaders import batches
+from demo_sdtps.datasets.loaders import Batch, batches
 from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.demo import missing_modalities
@@ -17,6 +17,7 @@ from demo_sdtps.modeling.exported import ExportedModel
 from demo_sdtps.modeling.inference import check_features, inference
 from demo_sdtps.runtime.device import choose_precision
 from demo_sdtps.runtime.distributed import all_gather_rows
+from demo_sdtps.runtime.graphs import Recording, can_record
 from demo_sdtps.runtime.progress import progress
 from demo_sdtps.runtime.transfer import on_cpu
 
@@ -68,17 +69,25 @@ def _run_model(
     cfg: CfgNode, model: DeMo, loader: DataLoader, cases: Sequence[frozenset[str]]
 ) -> list[torch.Tensor]:
     """Pattern 3 of the loader's samples in each case."""
-    device = model_device(model)
+    device, neck = model_device(model), cfg.TEST.NECK_FEAT
     shape: Any = len(loader.dataset), model.layout.width  # type: ignore[arg-type]
     features = [torch.empty(shape, dtype=torch.float32) for _ in cases]
     start = 0
 
+    def forward(batch: Batch) -> list[torch.Tensor]:
+        return [model(batch.images, batch.cameras, neck=neck)]
+
+    forward_whole = Recording(forward) if can_record(cfg, device) else forward
+
     def feature_blocks() -> Iterator[list[torch.Tensor]]:
         shown = progress(batches(loader), "extracting features", len(loader), unit="batch")
         for batch in shown:
-            images = batch.to(device).images
+            on_device = batch.to(device)
+            if is_whole(batch, loader, cases):
+                yield forward_whole(on_device)
+                continue
             # The cameras stay on the CPU, where the model can list those of the batch without waiting for the device.
-            patterns = extract_patterns(model, images, batch.cameras, cases, cfg.TEST.NECK_FEAT)
+            patterns = extract_patterns(model, on_device.images, batch.cameras, cases, neck)
             yield [of_case[3] for of_case in patterns]
 
     with inference(model, choose_precision(cfg.TEST.AMP, device)):
@@ -88,6 +97,11 @@ def _run_model(
                 whole[start:stop] = block
             start = stop
     return features
+
+
+def is_whole(batch: Batch, loader: DataLoader, cases: Sequence[frozenset[str]]) -> bool:
+    """Whether a batch is as large as most, of complete triplets alone: what is compiled, and recorded as a CUDA graph."""
+    return not any(cases) and len(batch.labels) == loader.batch_size
 
 
 Decoded = list[list[np.ndarray | None]]

@@ -25,18 +25,7 @@ def extract_patterns(
     """Return patterns in each case of missing modalities, whose images count as zeros: 1 original (B, 3C), 2 enhanced, 3
     both, of which the others are views. `neck`: "before" or "after" the BatchNorm of each head."""
     encoded = encode_cases(model, images, cam_label, cases)
-    return [return_patterns(model, one.context, neck) for one in encoded]
-
-
-def return_patterns(model: DeMo, context: Context, neck: str) -> dict[int, torch.Tensor]:
-    """The return patterns of encoded triplets, (B, D) each; `neck` as in `extract_patterns`."""
-    features = model.forward_head(context)
-    if neck == "after":
-        features = {
-            name: model.heads.get_submodule(f"{name}.bottleneck")(feature)
-            for name, feature in features.items()
-        }
-    return model.layout.split(model.layout.join(features))
+    return [model.return_patterns(one.context, neck) for one in encoded]
 
 
 def encode_cases(

@@ -100,16 +100,18 @@ class DeMo(nn.Module):
         cam_label: torch.Tensor,
         return_pattern: int = 3,
         foreground: torch.Tensor | None = None,
+        neck: str = "before",
     ) -> TrainingOutput | torch.Tensor:
         """images {modality: (B, 3, H, W)}, cam_label (B,) from 0 → `TrainingOutput` in training, (B, D) in evaluation.
 
-        `foreground` are the masks (B, 1, H, W) in [0, 1] that scores of slimming may learn from.
+        `foreground` are the masks (B, 1, H, W) in [0, 1] that scores of slimming may learn from; `neck` as in
+        `return_patterns`.
         """
         encoded = self.forward_features(images, cam_label, foreground)
-        features = self.forward_head(encoded.context)
         if not self.training:
             # A copy: a view would keep the memory of pattern 3.
-            return self.layout.split(self.layout.join(features))[return_pattern].contiguous()
+            return self.return_patterns(encoded.context, neck)[return_pattern].contiguous()
+        features = self.forward_head(encoded.context)
         logits = {name: self.heads[name](feature) for name, feature in features.items()}
         return TrainingOutput(logits, features, encoded.loss)
 
@@ -161,6 +163,15 @@ class DeMo(nn.Module):
         else:
             features |= global_feats
         return {name: feature.float() for name, feature in features.items()}
+
+    def return_patterns(self, context: Context, neck: str = "before") -> dict[int, torch.Tensor]:
+        """The return patterns of encoded triplets, (B, D) each, views of pattern 3; `neck`: "before" or "after" the BatchNorm
+        of each head."""
+        features = self.forward_head(context)
+        if neck == "after":
+            for name, head in self.heads.items():
+                features[name] = head.bottleneck(features[name])
+        return self.layout.split(self.layout.join(features))
 
     def fusion_tokens(self, context: Context) -> tuple[ByModality, ByModality]:
         """The tokens (B, n, C) that HDM reads, and those that SDTPS makes of the patches, {} without SDTPS."""

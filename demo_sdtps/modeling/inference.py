@@ -1,4 +1,4 @@
-"""Inference: evaluation mode in a precision, checked outputs."""
+"""Inference: evaluation mode in a precision, checked outputs; compilation."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,6 +8,7 @@ from torch import nn
 
 from demo_sdtps.config import UserError
 from demo_sdtps.modeling.demo import DeMo
+from demo_sdtps.runtime.distributed import world_size
 from demo_sdtps.runtime.matmul import float32_products
 
 
@@ -33,6 +34,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def compile_model(model: DeMo, device: torch.device, loss: nn.Module | None = None) -> None:
+    """Compile at the first call (MODEL.COMPILE): on a GPU the whole model, and with it the `loss` that calls it, for each shape
+    of a batch; on a CPU, where that takes minutes, and in several processes the blocks."""
+    if device.type == "cuda" and world_size() == 1:
+        for whole in filter(None, (model, loss)):
+            whole.compile(dynamic=False)
+    else:
+        model.backbone.compile_blocks()
 
 
 def check_finite(what: str, tensors: Iterable[torch.Tensor]) -> None:

@@ -27,6 +27,7 @@ from demo_sdtps.modeling.checkpoints.loading import (
     load_weights,
     read_checkpoint,
 )
+from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.retrieval.calibration import make_calibrations, stored_calibration
 from demo_sdtps.retrieval.reid import Reid
 from demo_sdtps.runtime.device import choose_device
@@ -96,11 +97,11 @@ class Extractor(
             )
         self.cfg = load_cfg(StoredText(Path("config.json"), settings))
         self.origin = origin or {}
-        choose_device(self.cfg)  # refused here, before any image is read
+        device = choose_device(self.cfg)  # refused here, before any image is read
         self.calibrations = make_calibrations(self.origin.get("calibration"), self.cfg)
         self.model = make_model(self.cfg, num_class, camera_num).eval()
         if self.cfg.MODEL.COMPILE:
-            self.model.backbone.compile_blocks()
+            compile_model(self.model, device)
         self.cameras = self.model.backbone.cameras
         self.camera_names = trained_cameras(self.cfg, self.origin, self.cameras)
         patterns = self.model.layout.split(torch.empty(0, self.model.layout.width))

@@ -9,7 +9,7 @@ from demo_sdtps.config.load import StoredText, flatten
 from demo_sdtps.datasets.loaders import Batch
 from demo_sdtps.modeling import DeMo, make_model
 from demo_sdtps.modeling.checkpoints.loading import CLASSES, load_weights, read_checkpoint
-from demo_sdtps.modeling.inference import check_finite
+from demo_sdtps.modeling.inference import check_finite, compile_model
 from demo_sdtps.runtime.distributed import all_gather
 from demo_sdtps.runtime.files import sha256
 
@@ -30,8 +30,8 @@ class Teacher:
                 f"{path} holds no configuration (bare weights and DeMo's checkpoints have none); give one that "
                 "demo-sdtps train wrote."
             )
-        trained = load_cfg(StoredText(checkpoint.path, checkpoint.config))
-        before, now = flatten(trained), flatten(cfg)
+        self.cfg = load_cfg(StoredText(checkpoint.path, checkpoint.config))
+        before, now = flatten(self.cfg), flatten(cfg)
         for key in IMAGE_KEYS:
             if before[key] != now[key]:
                 raise UserError(
@@ -50,11 +50,11 @@ class Teacher:
                 f"{student.num_class} at {cfg.DATASETS.ROOT_DIR}); give a teacher that was trained on these, or none."
             )
         check_finite(path, checkpoint.model.values())
-        self.model = make_model(trained, *counts).eval().requires_grad_(False)
+        self.model = make_model(self.cfg, *counts).eval().requires_grad_(False)
         load_weights(self.model, checkpoint)
         self.model.to(device)
         if cfg.MODEL.COMPILE:
-            self.model.backbone.compile_blocks()
+            compile_model(self.model, device)
         self.heads = [name for name in student.heads if name in self.model.heads]
         if not self.heads:
             raise UserError(

@@ -4,7 +4,6 @@ A run that was interrupted resumes from last.pth and gives, to the last bit, the
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch.nn.utils import clip_grad_norm_
@@ -43,8 +42,9 @@ def fit(
             return Loss(loss.detach(), samples, sums)
 
         step: Callable[[Any], Loss] = gradients
-        if cfg.MODEL.get("COMPILE") and run.device.type == "cuda" and world_size() == 1:
-            step = partial(Recording().run, gradients)  # as a CUDA graph
+        # Not where gradients are exchanged, or scaled by what the optimiser reads back.
+        if task.can_record and world_size() == 1 and not scaler.is_enabled():
+            step = Recording(gradients)
         if not run.records and run.step == 0 and solver.get("EVAL_UNTRAINED"):
             run.report(0, {}, run.evaluate(0))
         while run.epoch < solver.MAX_EPOCHS:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
+from torch import nn
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES
@@ -36,9 +37,11 @@ from demo_sdtps.modeling.checkpoints.loading import (
 from demo_sdtps.modeling.checkpoints.pretrained import load_pretrained
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.heads import TrainingOutput
+from demo_sdtps.modeling.inference import compile_model
 from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
+from demo_sdtps.runtime.graphs import can_record
 from demo_sdtps.training.distillation import Teacher
 from demo_sdtps.training.loop import fit
 from demo_sdtps.training.optim import (
@@ -77,17 +80,18 @@ def train(cfg: CfgNode, overwrite: bool = False) -> Trained:
     return Trained(read_records(output), model.eval().to(choose_device(cfg)))
 
 
-class ReIDLoss:
+class ReIDLoss(nn.Module):
     """The loss of a batch, with the centers that MODEL.METRIC_LOSS_TYPE may have beside the model, and the teacher."""
 
     def __init__(self, cfg: CfgNode, model: DeMo, teacher: Teacher | None = None):
+        super().__init__()
         self.cfg, self.weights, self.network = cfg, model.head_weights, wrap_ddp(model)
         self.teacher = teacher
         widths = list(model.layout.widths.values())
         self.centers = make_center_losses(cfg, model.num_class, widths)
         self.centers.to(next(model.parameters()).device)
 
-    def __call__(self, batch: Batch) -> Loss:
+    def forward(self, batch: Batch) -> Loss:
         output: TrainingOutput = self.network(batch.images, batch.cameras, foreground=batch.mask)
         # Each of several processes computes the loss of the whole batch, and mines its triplets there.
         output, labels = gather_output(output), all_gather(batch.labels)
@@ -156,9 +160,9 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
         source = cfg.MODEL.PRETRAIN_PATH_T
         origin = load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, source)
     teacher = Teacher(cfg, model, device, digest) if cfg.MODEL.TEACHER else None
-    if cfg.MODEL.COMPILE:
-        model.backbone.compile_blocks()
     loss = ReIDLoss(cfg, model.to(device), teacher)
+    if cfg.MODEL.COMPILE:
+        compile_model(model, device, loss)
     optimizers = [make_optimizer(cfg, model)]
     if loss.centers:
         optimizers.append(make_center_optimizer(cfg, loss.centers))
@@ -177,6 +181,7 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
         begin_epoch=make_scheduler(cfg, optimizers[0]).step,
         describe=describe,
         unit="triplets",
+        can_record=can_record(cfg, device) and (teacher is None or can_record(teacher.cfg, device)),
         digest=digest_lines(data_lines(cfg, splits))
         | ({TEACHER: teacher.digest} if teacher else {}),
         notes=[

@@ -90,6 +90,7 @@ class Task:
     describe: Callable[[Mapping[str, float]], str]  # an epoch's means in a few words, for the log
     unit: str  # plural name of a sample, for the log
     digest: Mapping[str, str]  # of the data, by `digest_lines`
+    can_record: bool = False  # whether the loss and its gradients may be a CUDA graph
     notes: Sequence[str] = ()  # lines for the log; "WARNING: " begins a warning
     about: Mapping[str, object] = field(default_factory=dict)  # saved in every checkpoint
     auxiliary: Mapping[str, nn.Module] = field(default_factory=dict)  # saved in last.pth

@@ -11,7 +11,7 @@ from tiny import CAMERAS, PATCHES, WIDTH, random_images, tiny_model
 
 from demo_sdtps.config import MODALITIES, load_cfg
 from demo_sdtps.evaluation.attention import fusion_weights, grad_cam, rollout, similarity_to
-from demo_sdtps.evaluation.missing import extract_patterns, return_patterns
+from demo_sdtps.evaluation.missing import extract_patterns
 from demo_sdtps.modeling import make_model
 from tests.reference import attention as reference
 
@@ -94,7 +94,7 @@ def test_grad_cam_weighs_the_tokens_by_their_mean_gradient(name):
     is_there = False
     for place, (triplet, camera) in enumerate(reference.one_by_one(images, cameras)):
         context, steps, last = record_steps(model, triplet, camera)
-        feature = return_patterns(model, context, "before")[3][0]
+        feature = model.return_patterns(context)[3][0]
         feature, other = feature.double(), features[place].double()
         cosine = (feature @ other) / (feature.norm() * other.norm())
         gradient = torch.autograd.grad(cosine, last)[0]

@@ -47,6 +47,19 @@ def test_the_backbones_products_have_the_precision_and_features_are_float32(tiny
     assert features[3].dtype == torch.float32 and dtypes == {dtype}
 
 
+def test_full_batches_of_complete_triplets_are_calls_of_the_whole_model(tiny_root):
+    """Which MODEL.COMPILE compiles, and a GPU records; other batches have one size each, or cameras to list."""
+    cfg, data = cfg_and_data(tiny_root, "TEST.IMS_PER_BATCH", "5")
+    model, sizes = make_model(cfg, 5, 8), []
+    model.register_forward_hook(lambda model, inputs, features: sizes.append(len(features)))
+    extract_features(cfg, model, data.loader, [CASES["nothing"], CASES["r"]])
+    extract_features(cfg, model, data.loader, [CASES["r"]])
+    assert not sizes
+    extract_features(cfg, model, data.loader)
+    whole, rest = divmod(len(data.samples), 5)
+    assert rest and sizes == [5] * whole
+
+
 @pytest.mark.parametrize(("value", "exact"), [("yes", True), ("no", False)])
 def test_with_normalisation_only_the_direction_counts(tiny_root, value, exact):
     """A direction for each identity, at lengths of five orders of magnitude."""

@@ -133,6 +133,7 @@ def test_features_after_the_neck(direct):
     model.train()(images, cameras)
     before = extract_patterns(model.eval(), images, cameras)[0]
     (actual,) = extract_patterns(model, images, cameras, [frozenset()], neck="after")
+    assert torch.equal(model(images, cameras, neck="after"), actual[3])
     features = model.forward_head(model.forward_features(images, cameras).context)
     for name, feature in features.items():
         norm = model.heads[name].bottleneck

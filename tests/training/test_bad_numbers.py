@@ -19,7 +19,7 @@ from demo_sdtps.training.reid import ReIDLoss
 pytestmark = pytest.mark.usefixtures("shallow")
 
 COMMANDS = {
-    "train_net": (train_net.main, (ReIDLoss, "__call__"), cli_args_for, "tiny_root"),
+    "train_net": (train_net.main, (ReIDLoss, "forward"), cli_args_for, "tiny_root"),
     "seps train": (seps.train, (SEPSTask, "loss"), seps_cli_args_for, "shapes_root"),
 }
 

@@ -13,7 +13,6 @@ from yacs.config import CfgNode
 
 from demo_sdtps.config import RETURN_PATTERNS
 from demo_sdtps.config.load import get_cfg
-from demo_sdtps.evaluation.missing import return_patterns
 from demo_sdtps.modeling import DeMo
 from demo_sdtps.modeling.exported import (
     ABOUT,
@@ -53,7 +52,7 @@ class Patterns(nn.Module):
         stacked = torch.stack([self.normalised(image) for image in images]).unbind()
         by_name = dict(zip(self.model.modalities, stacked, strict=True))
         context = self.model.forward_features(by_name, camera).context
-        features = return_patterns(self.model, context, self.neck)
+        features = self.model.return_patterns(context, self.neck)
         return tuple(features[pattern] for pattern in self.patterns)
 
     def normalised(self, image: torch.Tensor) -> torch.Tensor:
