@@ -33,9 +33,10 @@ TOOLS = {
 
 @pytest.mark.parametrize(
     "modalities",
-    [pytest.param(["RGB", "TI"], marks=[pytest.mark.slow, pytest.mark.soak], id="RGB+TI"), ["NI"]],
+    [pytest.param(["RGB", "TI"], marks=pytest.mark.soak), ["NI"]],
     ids="+".join,
 )
+@pytest.mark.slow
 def test_tools_draw_own_images_without_labels(modalities, tmp_path, command, refusal):
     """Some absent, by models of fewer modalities. Grad-CAM and rank lists need labels."""
     for number in range(6):

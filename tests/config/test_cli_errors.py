@@ -5,14 +5,13 @@ Those in configurations: tests/config/test_config_errors.py. Each reader and mod
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import seps_tiny
 import torch
-from commands import BASELINE, CONFIG, ROOT, cli_args_for, weights_file
+from commands import BASELINE, CONFIG, cli_args_for, weights_file
+from forked import run_script
 
 from demo_sdtps.commands import draw, export, report, seps
 from demo_sdtps.commands import test as test_net
@@ -90,8 +89,7 @@ def test_a_damaged_image_that_a_loading_process_meets(own_root, tmp_path):
     empty_image(own_root, None)
     loading = ("DATASETS.CACHE", "no", "DATALOADER.NUM_WORKERS", "2")
     words = cli_args_for(own_root, *loading, "OUTPUT_DIR", tmp_path / "run")
-    command = [sys.executable, str(ROOT / "train_net.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_script("train_net.py", *words)
     last = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert last.startswith("error: The image ") and "it is empty" in last

@@ -31,10 +31,7 @@ MATCHES = {"RGBNT201": 4, "RGBNT100": 4, "MSVR310": 3, "WMVeID863": 4, "Syntheti
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in ("WMVeID863", "Synthetic")))
-        for name in WRITERS
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "RGBNT201")) for name in WRITERS],
 )
 def test_a_data_set_is_trained_on_tested_and_exported(tmp_path, success, exported_arrays, name):
     expected = WRITERS[name](tmp_path)

@@ -250,7 +250,7 @@ def means(rows):
     return {name: mean([row[name] for row in rows]) for name in rows[0]}
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_stages_are_measured_as_the_slow_version_does(few, tmp_path, command, shared):
     words = slim_words(few, tmp_path, "MODEL.SLIM_SHARED", shared, "TEST.IMS_PER_BATCH", "3")
     actual, _ = measure(command, words)

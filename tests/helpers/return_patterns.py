@@ -8,7 +8,7 @@ from demo_sdtps.modeling.checkpoints.names import to_demo
 from tests.reference import sdtps as reference
 from tests.reference.fusion import Fusion
 
-B, C = 16, WIDTH
+B, C = 8, WIDTH
 
 
 KEPT_TOKENS = 6 + 1

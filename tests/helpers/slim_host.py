@@ -37,15 +37,17 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """`recompute`: none, or gradient checkpointing of the stem, of every block, of segments of blocks, or of the whole."""
 
-    def __init__(self, suffix=0, is_tuple=False, recompute="", reentrant=False, dropout=0.0):
+    def __init__(self, suffix=0, is_tuple=False, recompute="", dropout=0.0):
         super().__init__()
         self.stem = nn.Conv2d(3, WIDTH, SIDE, SIDE)
         self.class_token = nn.Parameter(torch.randn(1, 1, WIDTH))
         self.tail = nn.Parameter(torch.randn(1, suffix, WIDTH))
         self.position = nn.Parameter(torch.randn(1, ROWS * COLUMNS, WIDTH))
         self.blocks = nn.ModuleList(Block(is_tuple, dropout) for _ in range(DEPTH))
-        self.recompute, self.checkpoint = recompute, partial(checkpoint, use_reentrant=reentrant)
-        self.sequential = partial(checkpoint_sequential, use_reentrant=reentrant)
+        self.recompute, self.reentrant = recompute, False
+
+    def checkpoint(self, function, *inputs):
+        return checkpoint(function, *inputs, use_reentrant=self.reentrant)
 
     def embed(self, images):
         patches = self.stem(images).flatten(2).transpose(1, 2) + self.position
@@ -60,7 +62,7 @@ class Tower(nn.Module):
         is_apart = self.recompute == "stem"
         x = self.checkpoint(self.embed, images) if is_apart else self.embed(images)
         if self.recompute == "segments":
-            return self.sequential(list(self.blocks), 2, x)
+            return checkpoint_sequential(list(self.blocks), 2, x, use_reentrant=self.reentrant)
         return self.steps(range(DEPTH), x, **masks)
 
     def steps(self, indices, x, **masks):

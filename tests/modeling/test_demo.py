@@ -38,7 +38,16 @@ SWITCHES = [
 
 
 @pytest.fixture(
-    scope="module", params=SWITCHES, ids=lambda switches: "-".join(map(str, switches.values()))
+    scope="module",
+    params=[
+        pytest.param(
+            switches,
+            id="-".join(map(str, switches.values())),
+            # heads and PIFE do not meet: one of them with each of the others is enough
+            marks=[pytest.mark.slow] * (switches["MODEL.DIRECT"] != switches["MODEL.GLOBAL_LOCAL"]),
+        )
+        for switches in SWITCHES
+    ],
 )
 def switches_and_model(request):
     """(switches, a model with them): every combination; HDM without dropout, whose masks nothing here could follow."""

@@ -52,10 +52,15 @@ def test_a_model_of_fewer_modalities_has_the_features_of_these(modalities):
     [
         ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4"),
         ("MODEL.USE_SDTPS", "True"),
-        ("MODEL.DIRECT", "0"),
+        pytest.param(("MODEL.DIRECT", "0"), marks=pytest.mark.slow),
         shlex.split("MODEL.SLIM_BLOCKS [0,2] MODEL.SLIM_KEEP [0.5,0.5] MODEL.SLIM_SCORE saliency"),
-        ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", "sdtps"),
-        shlex.split("MODEL.SLIM_BLOCKS [1] MODEL.SLIM_KEEP [0.5] MODEL.SLIM_SCORE self_supervised"),
+        *(
+            pytest.param(
+                ("MODEL.SLIM_BLOCKS", "[1]", "MODEL.SLIM_KEEP", "[0.5]", "MODEL.SLIM_SCORE", score),
+                marks=pytest.mark.slow,
+            )
+            for score in ("sdtps", "self_supervised")
+        ),
     ],
     ids=lambda opts: opts[-1],
 )

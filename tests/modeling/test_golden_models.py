@@ -79,7 +79,7 @@ def test_position_resize():
 
 SLOW = pytest.mark.slow
 WHOLE = [
-    "demo_sdtps",
+    pytest.param("demo_sdtps", marks=SLOW),
     pytest.param("demo_clip", marks=SLOW),
     pytest.param("demo_imagenet", marks=SLOW),
     pytest.param("demo_clip_direct0", marks=[SLOW, pytest.mark.soak]),

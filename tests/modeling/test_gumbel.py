@@ -114,7 +114,7 @@ def growth(size, tau, select, aggregate):
 
 @pytest.mark.parametrize("tau", [0.1, 5.0])
 @SELECTS
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["probe", pytest.param("as in training", marks=pytest.mark.slow)])
 def test_gumbel_gradients_keep_their_size(size, select, tau):
     """And the form that subtracts (1 - D)·1e10 does not, by the same measure: a return to it would be noticed.
 

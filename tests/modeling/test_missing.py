@@ -32,6 +32,7 @@ MODELS = {
     "both, not guided by missing": (FUSION, False),
     "class tokens": (("MODEL.GLOBAL_LOCAL", "False"), True),
 }
+SLOWEST = "SDTPS, not guided by missing"
 GUIDED = pytest.mark.parametrize(
     "is_guided", [True, False], ids=["guided by missing", "not guided by missing"]
 )
@@ -45,7 +46,13 @@ def with_zeros(images, missing):
     }
 
 
-@pytest.mark.parametrize(("opts", "is_guided"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    ("opts", "is_guided"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name == SLOWEST))
+        for name, case in MODELS.items()
+    ],
+)
 @torch.no_grad()
 def test_all_cases_equal_each_alone(opts, is_guided):
     """Whatever the cases beside it, and two cameras only in the batch.

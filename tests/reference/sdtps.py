@@ -116,7 +116,8 @@ def soft_decision(scores, noise, tau):
 def softmax(values):
     largest = max(torch.as_tensor(value).item() for value in values)
     powers = [torch.exp(torch.as_tensor(value - largest)) for value in values]
-    return [power / sum(powers) for power in powers]
+    total = sum(powers)
+    return [power / total for power in powers]
 
 
 def plackett_luce(scores, keep):

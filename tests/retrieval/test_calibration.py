@@ -153,7 +153,7 @@ def test_searches_show_what_the_calibration_says(calibrated, files, success, tmp
     assert "P = " not in success(search.main, *words, "--re_rank", 3)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_hits_of_a_mixed_gallery_are_in_the_order_of_their_probabilities(
     calibrated, files, success, tmp_path, first
 ):

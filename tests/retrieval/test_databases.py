@@ -18,6 +18,9 @@ from demo_sdtps.retrieval.nearest import nearest
 TOP, QUERIES = 10, 50
 MODALITIES = {"RGB", "NI", "TI"}
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float16"])
+SLOW_DTYPES = pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.soak)]
+)
 
 
 @pytest.fixture
@@ -107,7 +110,7 @@ def test_duckdb_reads_the_file(export, dtype, capfd):
 
 
 @pytest.mark.slow
-@DTYPES
+@SLOW_DTYPES
 def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
     """Exactly without the index; by it, as many of them as the page says."""
     gallery = export(1000, 1536, dtype)
@@ -133,7 +136,7 @@ def test_postgresql_gives_the_hits_of_exact_search(export, dtype, postgres):
 
 
 @pytest.mark.slow
-@DTYPES
+@SLOW_DTYPES
 def test_milvus_gives_the_hits_of_exact_search(export, dtype):
     gallery = export(600, 5120, dtype)
     program = run_program("scaling", "pymilvus")

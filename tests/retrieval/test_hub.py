@@ -22,6 +22,13 @@ HUB = shlex.split(
     "MODEL.PATCH_SIZE 0 MODEL.STRIDE_SIZE [16,16] INPUT.SIZE_TRAIN [64,64] INPUT.SIZE_TEST [64,64] "
     "MODEL.PRETRAIN_PATH_T hub"
 )
+FETCHED = """
+import time
+from demo_sdtps.config.cli import run
+from demo_sdtps.modeling.checkpoints.pretrained import read_source
+time.sleep = lambda seconds: None
+run(lambda: read_source("test_vit", "hub"))
+"""
 REAL = ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 
 
@@ -44,10 +51,9 @@ def test_without_a_network_nothing_is_written(command, tiny_root, tmp_path):
 
 @pytest.mark.slow
 def test_a_download_that_fails_is_one_sentence(tmp_path):
-    """Without the lines of the client, which tries several times."""
-    program = "from demo_sdtps.config.cli import run; from demo_sdtps.modeling.checkpoints.pretrained import read_source; "
+    """Without the lines of the client, which tries several times, here without its pauses."""
     done = subprocess.run(
-        [sys.executable, "-c", f"{program} run(lambda: read_source('test_vit', 'hub'))"],
+        [sys.executable, "-c", FETCHED],
         cwd=ROOT,
         env={
             **os.environ,

@@ -151,6 +151,7 @@ def test_ranking_exported_features_gives_the_figures_of_the_test_command(
     assert len(run_rank("q", "g", "--top", 1000)[2]) == 32 * 32
 
 
+@pytest.mark.slow
 def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
     export, run_rank, success, tiny_root, weights
 ):

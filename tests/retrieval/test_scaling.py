@@ -116,6 +116,7 @@ def hits(path):
     return [*csv.reader(path.read_text().splitlines())][1:]
 
 
+@pytest.mark.soak
 def test_workers_of_ray_extract_the_features_of_one_process(place, weights, monkeypatch):
     """In blocks of 64 triplets, which two workers share; one image is missing."""
     copy(weights, place / "runs" / "demo" / "best.pth")

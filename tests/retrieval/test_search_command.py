@@ -238,7 +238,12 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+WAY = pytest.mark.parametrize(
+    "way", ["exact", *(pytest.param(way, marks=pytest.mark.slow) for way in [*WAYS][1:])]
+)
+
+
+@WAY
 def test_a_query_in_the_gallery_is_no_hit_of_its_own(run_search, place, way):
     """A copy is a hit, a link to the same file is none, and --keep_self has both."""
     copied = place / "gallery" / "TI" / "sub" / "copy.jpg"
@@ -259,7 +264,7 @@ def test_a_query_in_the_gallery_is_no_hit_of_its_own(run_search, place, way):
             assert all(kept[name][0] in (self_of(name), "copy.jpg") for name in kept)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@WAY
 def test_links_to_the_query_take_no_hit_away(run_search, place, way):
     """Of 8 triplets four have its file."""
     photo, query = place / "gallery" / "TI" / "photo 2.jpg", place / "linked" / "TI" / "q.jpg"

@@ -82,6 +82,7 @@ def test_the_last_and_the_best_checkpoint(run_folder, shapes_root):
     make_seps(cfg_for(shapes_root))[0].load_state_dict(last["model"])
 
 
+@pytest.mark.slow
 def test_all_negatives_first_then_the_hardest(shapes_root, tmp_path):
     words = shlex.split("SOLVER.MAX_EPOCHS 4 SOLVER.ALL_NEGATIVES_EPOCHS 2")
     output = train(shapes_root, tmp_path / "run", *STILL, *words)

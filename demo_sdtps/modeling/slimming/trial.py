@@ -52,8 +52,8 @@ def try_slimming(model: nn.Module, attach: Callable[[nn.Module], Slim]) -> None:
             names = tower.path.split(".") if tower.path else []
             for count in range(len(names) + 1):
                 path = ".".join(names[:count])
-                images = _images(dense.get_submodule(path))
-                if images is not None and not slims:
+                images = None if slims else _images(dense.get_submodule(path))
+                if images is not None:
                     _run(slimmed.get_submodule(path), images)
             handle.remove()
             if False in slims:

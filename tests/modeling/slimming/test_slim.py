@@ -54,7 +54,7 @@ def test_by_a_score_with_weights(merge):
     assert learns == merge
 
 
-@pytest.mark.parametrize("restore", [True, False])
+@pytest.mark.parametrize("restore", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_keeping_all_is_the_dense_model(case, restore):
     """Bit by bit, as no token moves; gradients too."""
     dense, model, _ = slim_both(case, (0, 2), (1.0, 1.0), "distinctness", restore=restore)

@@ -63,7 +63,7 @@ def evaluate(command, tiny_root, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("demo", [False, True])
+@pytest.mark.parametrize("demo", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_dense_checkpoint_is_slimmed_by_scores_without_weights(checkpoint, evaluate, demo):
     weights = checkpoint(demo=demo)
     names = ("distinctness", "studies.baselines:EViT", "saliency")
