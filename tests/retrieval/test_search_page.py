@@ -35,10 +35,11 @@ def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypat
     links = [Path(unquote(link)) for one in data["samples"] for link in one["files"].values()]
     assert len(links) >= 12 and not any(link.is_absolute() for link in links)
     assert all((place / link).is_file() for link in links)
-    monkeypatch.setattr(search_page, "THUMBNAIL_BYTES", 1)
-    monkeypatch.setattr(search_page, "MOST_HITS", 2)
-    stdout = run_search(*words, "--overwrite", gallery=hostile)[1]
-    assert "queries: 2, hits of each: 3; the page is limited to 1 and 2, --csv writes all" in stdout
+    for name, most, limits in (("MOST_HITS", 2, "2 and 2"), ("THUMBNAIL_BYTES", 1, "1 and 2")):
+        monkeypatch.setattr(search_page, name, most)
+        stdout = run_search(*words, "--overwrite", gallery=hostile)[1]
+        told = f"queries: 2, hits of each: 3; the page is limited to {limits}, --csv writes all"
+        assert told in stdout
 
 
 def page_data(path):
