@@ -12,7 +12,9 @@ from commands import KEEP_ALL, copy
 from PIL import Image
 
 from demo_sdtps.config import MODALITIES
+from demo_sdtps.datasets.folders import Triplet
 from demo_sdtps.reports import search_page
+from demo_sdtps.retrieval.search import Hit
 
 SETTINGS = KEEP_ALL
 
@@ -40,6 +42,18 @@ def test_the_page_is_one_file_that_holds_the_images(run_search, place, monkeypat
         stdout = run_search(*words, "--overwrite", gallery=hostile)[1]
         told = f"queries: 2, hits of each: 3; the page is limited to {limits}, --csv writes all"
         assert told in stdout
+
+
+def test_what_has_no_fit_is_neither_known_nor_unknown():
+    for probability, is_unknown, text, judged in (
+        (float("nan"), False, "–", ("", "")),
+        (0.25, True, "P = 25.0%, unknown", ("0.250000", 1)),
+        (0.75, False, "P = 75.0%", ("0.750000", 0)),
+    ):
+        hit = Hit(Triplet(("x.png", None, None)), 1.5, 2.5, probability, is_unknown)
+        assert search_page.hit_text(hit) == text
+        columns = ["score", "probability", "unknown"]
+        assert search_page.csv_values(hit, columns) == ("x.png", 1.5, "2.500000", *judged)
 
 
 def page_data(path):
