@@ -18,6 +18,7 @@ from demo_sdtps.commands import rank_features
 from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
+from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.retrieval import export as exporting
 from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.retrieval.features import decode_present
@@ -92,6 +93,15 @@ def test_groups_are_bounded_and_half_precision_is_a_rounding(export, tmp_path):
         arrays[dtype] = column(table)
         assert np.array_equal(read_all(stored), arrays[dtype])
     assert np.array_equal(arrays["float16"], arrays["float32"].astype(np.float16))
+
+
+def test_features_beyond_half_precision_are_refused(export_words, weights, tmp_path, refusal):
+    reid = demo_sdtps.load(weights, "MODEL.DEVICE", "cpu")
+    reid.model.backbone.vit.norm.weight.data.mul_(1e6)
+    save_checkpoint(tmp_path / "large.pth", reid.cfg, reid.model, 1)
+    words = (*export_words, "--weight", tmp_path / "large.pth", "--dtype", "float16")
+    sentence = refusal(export_features, *words, "--output", "x.parquet")
+    assert "more than float16 holds; pass --normalise" in sentence
 
 
 def test_an_interrupted_export_writes_what_is_missing_alone(export, tmp_path):
