@@ -169,8 +169,8 @@ class DeMo(nn.Module):
         of each head."""
         features = self.forward_head(context)
         if neck == "after":
-            for name, head in self.heads.items():
-                features[name] = head.bottleneck(features[name])
+            for name, feature in features.items():
+                features[name] = self.heads.get_submodule(f"{name}.bottleneck")(feature)
         return self.layout.split(self.layout.join(features))
 
     def fusion_tokens(self, context: Context) -> tuple[ByModality, ByModality]:

@@ -21,6 +21,8 @@ from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.extraction import CASES, extract_features
 from demo_sdtps.modeling import make_model
 from demo_sdtps.modeling.backbones import make_backbone
+from demo_sdtps.modeling.inference import compile_model
+from demo_sdtps.modeling.slimming.scores import SCORES
 from demo_sdtps.runtime import graphs
 from demo_sdtps.runtime.device import DTYPES, autocast
 from demo_sdtps.training.loop import fit
@@ -31,6 +33,11 @@ pytestmark = pytest.mark.gpu
 
 ROUNDED = {"off": 1e-4, "bf16": 2e-2}
 """Relative errors of a whole model, as the golden cases have them, and of a few roundings to bfloat16 (2⁻⁸) in its blocks."""
+SLIM = shlex.split("MODEL.SLIM_BLOCKS [1,3] MODEL.SLIM_KEEP [0.5,0.7]")
+EXTRACTED = {"SDTPS": (), "HDM": ("MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "4")} | {
+    score: (*SLIM, "MODEL.SLIM_SCORE", score) for score in SCORES
+}
+"""Models whose features are recorded."""
 STILL = ("SOLVER.AMP", "off", "MODEL.DROP_PATH", "0.0")
 TWO_STEPS = shlex.split(
     "SOLVER.IMS_PER_BATCH 24 DATALOADER.NUM_INSTANCE 4 SOLVER.LOG_PERIOD 1 SOLVER.GRAD_CLIP 5"
@@ -83,7 +90,8 @@ def test_fused_attention_equals_plain(gpu, mode):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # torch's compiler warns of what it does itself
-def test_compiled_blocks_equal_others(gpu):
+def test_a_compiled_model_equals_others(gpu):
+    """Whole on a GPU."""
     if gpu.type == "cpu" and not shutil.which("g++"):
         pytest.skip("there is no C++ compiler")
     cfg = load_cfg(CONFIG, [*SMALL])
@@ -96,18 +104,19 @@ def test_compiled_blocks_equal_others(gpu):
         features = model(images, cameras)
         (features * torch.linspace(-1, 1, features.shape[1], device=gpu)).sum().backward()
         actual.append((features.detach(), model.backbone.vit.patch_embed.proj.weight.grad))
-        model.backbone.compile_blocks()
+        compile_model(model, gpu)
     assert all(relative_error(*pair) < ROUNDED["off"] for pair in zip(*actual, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("mode", ["bf16", "off"])
-def test_a_recorded_step_equals_others(gpu, mode, tiny_root, tmp_path, monkeypatch):
-    """A run by a CUDA graph, which is interrupted and resumed, equals one without a graph to the last bit."""
+@pytest.mark.parametrize(("mode", "is_compiled"), [("bf16", False), ("off", False), ("bf16", True)])
+def test_a_recorded_step_equals_others(gpu, mode, is_compiled, tiny_root, tmp_path, monkeypatch):
+    """A run by CUDA graphs, which is interrupted and resumed, equals one without a graph to the last bit."""
     if gpu.type == "cpu":
         pytest.skip("there is no GPU that records a step")
-    opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "MODEL.COMPILE", "True", "RESUME", "auto")
+    opts = ("MODEL.DEVICE", gpu, "SOLVER.AMP", mode, "MODEL.COMPILE", is_compiled)
+    opts = (*opts, "RESUME", "auto")
     one, other = (
         cli_args_for(tiny_root, *opts, *EVERY_STEP, "OUTPUT_DIR", tmp_path / name)
         for name in ("one", "other")
@@ -120,6 +129,35 @@ def test_a_recorded_step_equals_others(gpu, mode, tiny_root, tmp_path, monkeypat
         assert call(other) == 130
     assert call(other) == 0
     assert_same(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.parametrize("mode", ["bf16", "off"])
+@pytest.mark.parametrize("opts", EXTRACTED.values(), ids=EXTRACTED)
+def test_recorded_features_equal_others(gpu, mode, opts, tiny_root, tmp_path, monkeypatch):
+    """To the last bit, the last batch too, and again with other weights."""
+    opts = (*opts, "MODEL.DEVICE", gpu, "TEST.AMP", mode, "TEST.IMS_PER_BATCH", 3)
+    cfg = load_cfg(CONFIG, [str(word) for word in cli_args_for(tiny_root, *opts)[2:]])
+    torch.manual_seed(0)
+    model = make_model(cfg, CLASSES, CAMERAS).to(gpu)
+    loader = test_loader(cfg, read_splits(cfg, ("gallery",))["gallery"])
+    replays = []
+    with monkeypatch.context() as patch:
+        replay = torch.cuda.CUDAGraph.replay
+        patch.setattr(
+            torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(graph) or replay(graph)
+        )
+        for scale in (1.0, 1.1):
+            with torch.no_grad():
+                model.backbone.vit.norm.weight.mul_(scale)
+            (actual,) = extract_features(cfg, model, loader)
+            with monkeypatch.context() as eager:
+                eager.setattr(graphs, "WARM_UPS", len(loader))
+                (expected,) = extract_features(cfg, model, loader)
+            assert torch.equal(actual[3], expected[3])
+    whole, rest = divmod(len(loader.dataset), 3)
+    assert rest and whole > graphs.WARM_UPS + 1
+    assert len(replays) == (2 * (whole - graphs.WARM_UPS) if gpu.type == "cuda" else 0)
+    assert len(set(map(id, replays))) == (2 if replays else 0)
 
 
 @pytest.mark.slow
