@@ -245,6 +245,10 @@ def test_half_precision_runs_and_is_near(name, score):
         ("timm", "self_supervised", {}),
         pytest.param("timm, rotary", "saliency", {}, marks=pytest.mark.soak),
         pytest.param("timm", "distinctness", {"restore": True}, marks=pytest.mark.soak),
+        ("open_clip", "saliency", {}),
+        ("torchvision", "saliency", {}),
+        ("CLIP", "saliency", {}),  # transformers'
+        pytest.param("DINOv3", "self_supervised", {}, marks=pytest.mark.soak),
         pytest.param("timm", "saliency", {}, marks=[pytest.mark.soak, HAS_COMPILER], id="inductor"),
     ],
 )
