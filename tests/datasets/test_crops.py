@@ -68,6 +68,10 @@ def test_crops_have_torchvisions_distribution():
         assert abs(mine.mean() - other.mean()) < 6 * error and 0.9 < mine.std() / other.std() < 1.1
 
 
+def test_a_crop_may_be_as_high_or_as_wide_as_the_image():
+    assert {crop_box(3, 3, 0.3, random.Random(seed))[2:] for seed in range(99)} >= {(2, 3), (3, 2)}
+
+
 @pytest.mark.parametrize(
     ("height", "width", "box"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))]
 )

@@ -53,6 +53,10 @@ def test_processes_of_torchrun_share_the_cores(monkeypatch):
     assert 1 <= alone <= os.cpu_count()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * alone))
     assert threads.cpu_cores() == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)}, raising=False)
+    monkeypatch.setattr(threads, "cpu_quota", lambda: 5.6)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert threads.cpu_cores() == 3
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the load is read from /proc")
