@@ -22,12 +22,12 @@ from demo_sdtps.modeling.inference import inference
 from demo_sdtps.training.optim import make_optimizer
 
 BUDGETS = {
-    DENSE: (306, 1441),
-    "distinctness": (413, 1560),
-    "supervised": (419, 1744),
-    "self_supervised": (419, 1983),
-    "saliency": (493, 1640),
-    "sdtps": (629, 1884),
+    DENSE: (245, 1199),
+    "distinctness": (350, 1318),
+    "supervised": (355, 1502),
+    "self_supervised": (355, 1741),
+    "saliency": (430, 1398),
+    "sdtps": (565, 1642),
 }
 """Operators at most, of inference and of a training step, by MODEL.SLIM_SCORE."""
 NO_KERNELS = {"_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty_strided"}

@@ -135,9 +135,11 @@ def fusion_weights(model: DeMo, context: Context) -> FusionWeights:
         return FusionWeights(None, None)
     patches, _ = model.fusion_tokens(context)
     weights = model.hdm.weights(patches, context.global_feats)
+    # The mean of the heads, the sum over the tokens: (B, 7) by modality.
+    means = dict(zip(model.modalities, weights.mean(dim=-1).sum(dim=1).unbind(1), strict=True))
     shares = {
-        subset: {name: weights[subset, name].mean(dim=1).sum(dim=-1) for name in names}
-        for subset, names in model.hdm.subsets.items()
+        subset: {name: means[name][:, place] for name in names}
+        for place, (subset, names) in enumerate(model.hdm.subsets.items())
     }
     gates = model.atmoe.gates(model.hdm(patches, context.global_feats)) if model.atmoe else None
     return FusionWeights(shares, gates)

@@ -7,7 +7,7 @@ patches are strided views, which torch.bmm accepts.
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,6 @@ from torch import nn
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.modeling.modalities import ByModality
 
-ByPair = dict[tuple[str, str], torch.Tensor]  # by (subset, modality)
-Projection = tuple[Sequence[torch.Tensor], torch.Tensor]  # weights and bias
 SUBSETS = {
     "r": ("RGB",),
     "n": ("NI",),
@@ -40,23 +38,20 @@ def modality_subsets(modalities: Sequence[str]) -> dict[str, tuple[str, ...]]:
 class HDM(nn.Module):
     """Hierarchical decoupling module: a learned query per subset attends to the tokens of the subset's modalities.
 
-    The parameters are those of multi-head attentions, seven of three modalities, stacked in the order of `SUBSETS`.
+    The parameters are those of multi-head attentions, seven of three modalities, stacked in the order of `SUBSETS`: together
+    they are one attention, in which a subset does not see the tokens of other modalities.
     """
 
     def __init__(self, width: int, dropout: float = 0.1, modalities: Sequence[str] = MODALITIES):
         super().__init__()
-        self.subsets = modality_subsets(modalities)
-        # The subsets that contain a modality, four of three modalities: only these pairs (subset, modality) are computed.
-        self.holders = {
-            modality: [name for name, subset in self.subsets.items() if modality in subset]
-            for modality in modalities
-        }
+        self.modalities, self.subsets = tuple(modalities), modality_subsets(modalities)
         if width % HEAD_WIDTH:
             raise UserError(
                 f"MODEL.HDM is True, but the backbone's width {width} is no multiple of {HEAD_WIDTH}, the width of "
                 "attention head; choose another MODEL.TRANSFORMER_TYPE or set MODEL.HDM to False."
             )
         count = len(self.subsets)
+        self.by_head = width // HEAD_WIDTH, HEAD_WIDTH
         self.heads, self.dropout = width // HEAD_WIDTH, dropout
         self.query = nn.Parameter(torch.randn(count, width) * width**-0.5)
         self.in_proj_weight = nn.Parameter(torch.empty(count, 3 * width, width))
@@ -67,6 +62,13 @@ class HDM(nn.Module):
             # The initialisation of torch's MultiheadAttention.
             nn.init.xavier_uniform_(projection)
             nn.init.kaiming_uniform_(output, a=math.sqrt(5))
+        # The pairs of a modality and a subset that contains it, twelve of three modalities: only these are computed. The
+        # buffers are on the CPU also in a model on "meta", whose weights are assigned.
+        members = [name in subset for name in self.modalities for subset in self.subsets.values()]
+        pairs = torch.tensor(members, device="cpu").nonzero().flatten()
+        of_subset = F.one_hot(pairs % count, count).float()
+        self.register_buffer("pairs", pairs, persistent=False)  # (12,), of 3·7
+        self.register_buffer("of_subset", of_subset, persistent=False)  # (12, 7), 1 at its subset
 
     def forward(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
         """Patch tokens (B, N, C) and global features (B, C) by modality → features of the subsets (B, 7, C).
@@ -75,77 +77,70 @@ class HDM(nn.Module):
         tokens·(W_kᵀq), where b_k cancels in the softmax, and the tokens are pooled before W_v. After dropout the weights do
         not sum to 1, so their sum multiplies b_v.
         """
-        query, key, (value_weights, value_bias) = self.projections()
-        weights = self.attention(patches, global_feats, self.keys(query, key))
-        pooled = self.pool(weights, patches, global_feats)
-        values, sums = [], []
-        for (subset, modalities), weight in zip(self.subsets.items(), value_weights, strict=True):
-            pairs = [(subset, modality) for modality in modalities]
-            # sum() would add 0 first
-            tokens = reduce(torch.add, [pooled[pair] for pair in pairs])
-            values.append(torch.einsum("hdc,bhc->bhd", self._by_head(weight), tokens))
-            sums.append(reduce(torch.add, [weights[pair].sum(dim=-1) for pair in pairs]))
-        value_bias = value_bias.unflatten(1, (self.heads, HEAD_WIDTH))
-        bias = torch.stack(sums, dim=1).unsqueeze(-1) * value_bias
-        whole = (torch.stack(values, dim=1) + bias).flatten(2)
+        query, key, value = self.projections()
+        globals_ = torch.stack([global_feats[name] for name in self.modalities])
+        weights = self.attention(patches, globals_, query, key)
+        pooled = self.pool(weights.flatten(2, 3).index_select(2, self.pairs), patches, globals_)
+        values = torch.einsum("shdc,bshc->bshd", value.unflatten(1, self.by_head), pooled)
+        bias = self.in_proj_bias.chunk(3, dim=1)[2].unflatten(1, self.by_head)
+        whole = (values + weights.sum(dim=(1, 2)).unsqueeze(-1) * bias).flatten(2)
         return torch.einsum("sdc,bsc->bsd", self.out_proj_weight, whole) + self.out_proj_bias
 
-    def weights(self, patches: ByModality, global_feats: ByModality) -> ByPair:
-        """The attention weights of a forward, (B, heads, 1 + N), the global feature's first."""
+    def weights(self, patches: ByModality, global_feats: ByModality) -> torch.Tensor:
+        """The attention weights of a forward, (B, 1 + N, modalities, 7, heads), the global feature's first; without dropout a
+        subset's sum to 1."""
         query, key, _ = self.projections()
-        return self.attention(patches, global_feats, self.keys(query, key))
+        globals_ = torch.stack([global_feats[name] for name in self.modalities])
+        return self.attention(patches, globals_, query, key)
 
-    def projections(self) -> list[Projection]:
-        """W_q and b_q, W_k and b_k, W_v and b_v of the subsets, each (7, C, C) and (7, C)."""
+    def projections(self) -> tuple[torch.Tensor, ...]:
+        """W_q, W_k and W_v, each (7, C, C)."""
         # One unbind for all: every single index would allocate a gradient as large as the whole tensor.
-        matrices = self.in_proj_weight.unflatten(1, (3, -1)).flatten(0, 1).unbind()
-        biases = self.in_proj_bias.chunk(3, dim=1)
-        return [(matrices[place::3], bias) for place, bias in enumerate(biases)]
-
-    def keys(self, query: Projection, key: Projection) -> dict[str, torch.Tensor]:
-        """W_kᵀq of each subset's heads, (heads, C) by subset; its product with a token is the token's logit."""
-        keys = {}
-        rows = zip(self.subsets, self.query, *query, key[0], strict=True)
-        for subset, token, weight, bias, key_weight in rows:
-            heads = F.linear(token.unsqueeze(0), weight, bias) / math.sqrt(HEAD_WIDTH)
-            heads = heads.view(self.heads, 1, HEAD_WIDTH)
-            keys[subset] = (heads @ self._by_head(key_weight)).squeeze(1)
-        return keys
+        return self.in_proj_weight.unflatten(1, (3, -1)).unbind(1)
 
     def attention(
-        self, patches: ByModality, global_feats: ByModality, keys: dict[str, torch.Tensor]
-    ) -> ByPair:
-        """→ weights (B, heads, 1 + N), the global's first; without dropout a subset's sum to 1."""
-        logits, weights = {}, {}
-        for modality, subsets in self.holders.items():
-            tokens, key = patches[modality], torch.cat([keys[subset] for subset in subsets])
-            of_global = F.linear(global_feats[modality], key).unsqueeze(-1)
-            of_patches = torch.bmm(key.expand(tokens.shape[0], -1, -1), tokens.transpose(1, 2))
-            products = torch.cat([of_global, of_patches], dim=-1)
-            for subset, chunk in zip(subsets, products.chunk(len(subsets), dim=1), strict=True):
-                logits[subset, modality] = chunk
-        for subset, modalities in self.subsets.items():
-            joint = torch.cat([logits[subset, modality] for modality in modalities], dim=-1)
-            joint = F.dropout(joint.softmax(dim=-1), self.dropout, self.training)
-            chunks = joint.chunk(len(modalities), dim=-1)
-            for modality, chunk in zip(modalities, chunks, strict=True):
-                weights[subset, modality] = chunk
-        return weights
+        self, patches: ByModality, globals_: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        """Patches (B, N, C), global features (3, B, C), W_q and W_k → weights as `weights` has them; 0 for a modality that is
+        not in the subset."""
+        bias = self.in_proj_bias.chunk(3, dim=1)[0].unsqueeze(-1)
+        scale = HEAD_WIDTH**-0.5
+        queries = torch.baddbmm(bias, query, self.query.unsqueeze(-1), beta=scale, alpha=scale)
+        # W_kᵀq, whose product with a token is the token's logit.
+        by_head = (part.unflatten(1, self.by_head) for part in (queries, key))
+        keys = torch.einsum("shdn,shdc->shc", *by_head).flatten(1)
+        keys = (self.of_subset @ keys).unflatten(1, (self.heads, -1))
+        keys = keys.unflatten(0, (len(self.modalities), -1)).flatten(1, 2).transpose(1, 2)
+        batch = globals_.shape[1]
+        of_patches = [
+            torch.bmm(patches[name], each.expand(batch, -1, -1))
+            for name, each in zip(self.modalities, keys, strict=True)
+        ]
+        of_globals = torch.bmm(globals_, keys).transpose(0, 1).flatten(1).unsqueeze(1)
+        logits = torch.cat([of_globals, torch.cat(of_patches, dim=2)], dim=1)
+        logits = logits.unflatten(2, (-1, self.heads))
+        shape = len(self.modalities), len(self.subsets)
+        outside = logits.new_full((*logits.shape[:2], prod(shape), self.heads), -torch.inf)
+        joint = outside.index_copy(2, self.pairs, logits).unflatten(2, shape)
+        joint = joint.flatten(1, 2).softmax(dim=1)
+        joint = F.dropout(joint, self.dropout, self.training)
+        return joint.unflatten(1, (-1, shape[0]))
 
-    def pool(self, weights: ByPair, patches: ByModality, global_feats: ByModality) -> ByPair:
-        """Σ weight·token: weights (B, heads, 1 + N) → (B, heads, C)."""
-        pooled = {}
-        for modality, subsets in self.holders.items():
-            joint = torch.cat([weights[subset, modality] for subset in subsets], dim=1)
-            sums = torch.bmm(joint[..., 1:], patches[modality])
-            sums.add_(joint[..., :1] * global_feats[modality].unsqueeze(1))
-            for subset, chunk in zip(subsets, sums.chunk(len(subsets), dim=1), strict=True):
-                pooled[subset, modality] = chunk
-        return pooled
-
-    def _by_head(self, projection: torch.Tensor) -> torch.Tensor:
-        """(C, C) → (heads, 64, C)."""
-        return projection.unflatten(0, (self.heads, HEAD_WIDTH))
+    def pool(
+        self, weights: torch.Tensor, patches: ByModality, globals_: torch.Tensor
+    ) -> torch.Tensor:
+        """Σ weight·token: weights (B, 1 + N, 12, heads) → (B, 7, heads, C)."""
+        weights = weights.unflatten(2, (len(self.modalities), -1)).flatten(3)
+        of_globals = weights[:, 0].unsqueeze(-1) * globals_.transpose(0, 1).unsqueeze(2)
+        of_patches = weights[:, 1:].permute(2, 0, 3, 1)
+        pooled = [
+            torch.baddbmm(start, weight, patches[name])
+            for name, start, weight in zip(
+                self.modalities, of_globals.unbind(1), of_patches.unbind(), strict=True
+            )
+        ]
+        pooled = torch.cat(pooled, dim=1).unflatten(1, (-1, self.heads))
+        return (self.of_subset.t() @ pooled.flatten(2)).unflatten(2, (self.heads, -1))
 
 
 class ATMoE(nn.Module):

@@ -1,7 +1,5 @@
 """HDM and ATMoE: their shortcuts against seven real attentions and an expert after the other."""
 
-from itertools import cycle
-
 import pytest
 import torch
 from golden_cases import load_case, relative_error, weight
@@ -110,12 +108,12 @@ def same_dropout(monkeypatch):
     def share(mask):
         length = mask.shape[-1] // len(MODALITIES)
         parts = dict(zip(MODALITIES, mask.split(length, dim=-1), strict=True))
-        masks = cycle(
-            [
-                torch.cat([parts[modality][:, place] for modality in modalities], dim=-1)
-                for place, modalities in enumerate(MODALITIES_OF.values())
-            ]
-        )
+        masks = [
+            torch.cat([parts[modality][:, place] for modality in modalities], dim=-1)
+            for place, modalities in enumerate(MODALITIES_OF.values())
+        ]
+        whole = mask.unflatten(-1, (-1, length)).permute(0, 4, 3, 1, 2)  # (B, L, 3, 7, heads)
+        masks = iter([*masks, whole])  # of seven attentions, and of ours
 
         def dropout(weights, p=0.5, training=True, inplace=False):
             assert (p, training) == (0.1, True)
@@ -157,19 +155,20 @@ def test_dropout_acts_in_training_alone():
     torch.manual_seed(shift_seed())
     hdm = HDM(128)
     patches, global_feats = random_tokens(128, 128, 16, dtype=torch.float32)
-    keys = {subset: torch.randn(2, 128) / 12 for subset in SUBSETS}
 
     def attention():
-        """→ {subset: (B, heads, tokens of its modalities)}."""
-        weights = hdm.attention(patches, global_feats, keys)
+        """→ {subset: (B, heads, tokens of its modalities)}; other modalities have no weight."""
+        weights = hdm.weights(patches, global_feats).permute(3, 2, 0, 4, 1)  # (7, 3, B, heads, L)
+        places = enumerate(SUBSETS.items())
+        inside = [[name in subset for name in MODALITIES] for subset in SUBSETS.values()]
+        assert not weights[~torch.tensor(inside)].any()
         return {
-            subset: torch.cat([weights.pop((subset, modality)) for modality in modalities], dim=-1)
-            for subset, modalities in SUBSETS.items()
-        } | weights
+            subset: torch.cat([weights[place, MODALITIES.index(name)] for name in names], dim=-1)
+            for place, (subset, names) in places
+        }
 
     hdm.eval()
     whole = attention()
-    assert whole.keys() == SUBSETS.keys(), "absent modalities have no weights"
     for subset, same in attention().items():
         assert torch.equal(same, whole[subset]) and same.shape[-1] == 129 * len(SUBSETS[subset])
         assert_close(same.double().sum(dim=-1), torch.ones(16, 2), same.shape[-1])
