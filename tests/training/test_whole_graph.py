@@ -40,7 +40,10 @@ def compile_whole(*modules):
     return graphs
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "self_supervised")) for name in CASES],
+)
 def test_model_and_loss_are_one_graph(name):
     """In training and in evaluation, with the results of no graph to the last bit."""
     plain, model = (tiny_model(*CASES[name]) for _ in range(2))

@@ -243,12 +243,17 @@ def test_half_precision_runs_and_is_near(name, score):
     ("name", "score", "settings"),
     [
         ("timm", "self_supervised", {}),
-        pytest.param("timm, rotary", "saliency", {}, marks=pytest.mark.soak),
-        pytest.param("timm", "distinctness", {"restore": True}, marks=pytest.mark.soak),
-        ("open_clip", "saliency", {}),
-        ("torchvision", "saliency", {}),
-        ("CLIP", "saliency", {}),  # transformers'
-        pytest.param("DINOv3", "self_supervised", {}, marks=pytest.mark.soak),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in [
+                ("timm, rotary", "saliency", {}),
+                ("timm", "distinctness", {"restore": True}),
+                ("open_clip", "saliency", {}),
+                ("torchvision", "saliency", {}),
+                ("CLIP", "saliency", {}),  # transformers'
+                ("DINOv3", "self_supervised", {}),
+            ]
+        ),
         pytest.param("timm", "saliency", {}, marks=[pytest.mark.soak, HAS_COMPILER], id="inductor"),
     ],
 )

@@ -285,6 +285,7 @@ def test_compiled_slimming_is_eager_slimming():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize("is_training", [False, True])
