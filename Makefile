@@ -71,6 +71,9 @@ study: setup
 		OUTPUT_DIR runs/pretrain_vehicles RESUME auto
 	for run in pretrain pretrain_vehicles; do \
 		$(PY) -m demo_sdtps.commands convert runs/$$run/last.pth runs/$$run/backbone.pth --to backbone --overwrite || exit; done
+	$(PY) train_net.py --config_file configs/Synthetic/DeMo.yml DATASETS.ROOT_DIR ./data/tune SOLVER.BASE_LR 0.001 \
+		MODEL.PRETRAIN_PATH_T runs/pretrain/backbone.pth INPUT.JOINT_AUGMENTATION True SOLVER.EVAL_PERIOD 100 \
+		OUTPUT_DIR runs/teacher RESUME auto
 	code=0; for study in $(RATES) $(filter-out $(RATES),$(wildcard studies/*.yml)); do $(PY) -m demo_sdtps.commands study $$study --json docs/results/$$(basename $$study .yml).json \
 		|| code=$$?; test $$code -lt 2 || break; done; exit $$code
 

@@ -20,6 +20,7 @@ from demo_sdtps.runtime.device import autocast, choose_device, choose_precision
 from demo_sdtps.runtime.graphs import Recording
 from demo_sdtps.runtime.matmul import float32_products
 from demo_sdtps.runtime.progress import progress
+from demo_sdtps.training.distillation import Teacher
 from demo_sdtps.training.optim import make_optimizer
 
 Case = TypeVar("Case", bound=Hashable)
@@ -81,6 +82,7 @@ def training_step(
     precision: torch.dtype | None,
     head_weights: dict[str, float],
     is_recorded: bool = False,
+    teacher: Teacher | None = None,
 ) -> Callable[[Batch], None]:
     """A function of a batch that does one step, recorded as MODEL.COMPILE does on a GPU where `is_recorded`."""
 
@@ -88,7 +90,8 @@ def training_step(
         masks = {} if batch.mask is None else {"foreground": batch.mask}  # references have none
         with autocast(batch.cameras.device, precision):
             outputs = model(batch.images, batch.cameras, **masks)
-            loss, _ = total_loss(cfg, outputs, batch.labels, head_weights)
+            targets = teacher(batch) if teacher else {}
+            loss, _ = total_loss(cfg, outputs, batch.labels, head_weights, teacher=targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
 
@@ -102,8 +105,11 @@ def training_step(
     return step
 
 
-def time_variants(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]]:
-    """Median seconds of "inference" and of a "training step" of each variant, on random batches of SOLVER.IMS_PER_BATCH."""
+def time_variants(
+    variants: Mapping[str, CfgNode], teachers: Mapping[str, CfgNode] = {}
+) -> dict[str, dict[str, float]]:
+    """Median seconds of "inference" and of a "training step" of each variant, on random batches of SOLVER.IMS_PER_BATCH;
+    `teachers` are the configurations of those that have one."""
     inferences: dict[str, Callable[[], object]] = {}
     steps: dict[str, Callable[[], object]] = {}
     for name, cfg in variants.items():
@@ -113,7 +119,13 @@ def time_variants(variants: Mapping[str, CfgNode]) -> dict[str, dict[str, float]
         batch = random_batch(cfg, cfg.SOLVER.IMS_PER_BATCH, device)
         inferences[name] = partial(infer, model, batch.images, batch.cameras)
         optimizer, precision = make_optimizer(cfg, model), choose_precision(cfg.SOLVER.AMP, device)
-        step = training_step(cfg, model, optimizer, precision, model.head_weights)
+        teacher = None
+        if name in teachers:
+            trained = make_model(teachers[name], CLASSES, CAMERAS).to(device).eval()
+            heads = [head for head in model.heads if head in trained.heads]
+            teacher = Teacher(teachers[name], trained, heads)
+        weights = model.head_weights
+        step = training_step(cfg, model, optimizer, precision, weights, teacher=teacher)
         steps[name] = partial(step, with_masks(cfg, batch))
     inference_seconds = in_turns("inference", inferences, 10, device)
     step_seconds = in_turns("training step", steps, 10, device)

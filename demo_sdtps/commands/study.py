@@ -14,6 +14,7 @@ A study is a YAML file:
 Optional keys: `grid: [0.001, 0.002, 0.003]` (learning rates: every variant with the middle one and its neighbours, then
 those of the best so far, with the first seed; the best three also with the other seeds), `tuned: True` (a variant has the
 rate that a study with a grid chose for its name or `rate_of`, in rates*.json beside the result), `seeds` of a variant,
+`start: dense` and `teacher: dense` of a variant (the variant before it from whose run of the same seed it starts, or learns),
 `evaluate: {KEY: VALUE}` of a variant (for its evaluation alone), `return_patterns: [3]` (those in the tables; default: all
 three), `curve: True` (mAP of every evaluation), `missing: True` (evaluate the cases of missing modalities), `cross_modal:
 True` (any set of modalities against any, by each distance), `selection: True` (run demo-sdtps selection); in a checkout

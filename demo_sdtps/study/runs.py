@@ -85,7 +85,9 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
             for seed in variant.seeds
             if str(seed) not in rows[variant.name]["runs"]
         ]
-        run_all(left, arguments.jobs, study, keep)
+        for needs_others in (False, True):
+            wave = [one for one in left if bool(one[0].sources) == needs_others]
+            run_all(wave, arguments.jobs, study, keep)
 
     wanted = variants
     if study["grid"]:
@@ -98,9 +100,12 @@ def make_result(arguments: argparse.Namespace, path: Path) -> dict[str, Any]:
     if study["times"] and not all("inference" in one for one in rows.values()):
         from benchmarks.timing import time_variants
 
-        for name, times in time_variants(
-            {variant.name: variant.cfg for variant in variants}
-        ).items():
+        taught = {
+            one.name: one.sources["MODEL.TEACHER"].cfg
+            for one in variants
+            if "MODEL.TEACHER" in one.sources
+        }
+        for name, times in time_variants({one.name: one.cfg for one in variants}, taught).items():
             rows[name] |= times
         write()
     run(wanted)  # the further seeds of single variants
@@ -213,6 +218,8 @@ def steps(variant: Variant, seed: int, study: Mapping[str, Any]) -> list[tuple[l
     folder = variant.run_folder(seed)
     arguments = [*variant.arguments, "SOLVER.SEED", str(seed), "OUTPUT_DIR", str(folder)]
     program = ["-m", "demo_sdtps.commands"]
+    for key, source in variant.sources.items():
+        arguments += [key, str(source.run_folder(seed) / LAST)]
     commands = [([*program, "train", "--overwrite", *arguments], folder / RECORD)]
     arguments += ["TEST.WEIGHT", str(folder / LAST)]
 

@@ -3,7 +3,7 @@
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,16 @@ DEFAULTS = {
     "tuned": False,
     "variants": {},
 }
-VARIANT_DEFAULTS = {"config": "", "set": {}, "evaluate": {}, "seeds": [], "rate_of": ""}
+SOURCES = {"start": "TEST.WEIGHT", "teacher": "MODEL.TEACHER"}
+"""Keys of a variant that name another: the key of the configuration that gets the last epoch of its run of the same seed."""
+VARIANT_DEFAULTS = {
+    "config": "",
+    "set": {},
+    "evaluate": {},
+    "seeds": [],
+    "rate_of": "",
+    **dict.fromkeys(SOURCES, ""),
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,8 @@ class Variant:
     configuration: str
     rate: float | None  # learning rate, where the study chooses it or takes a chosen one
     family: str  # in a study that chooses rates: what is tuned, of which this is one rate
+    # by key of the configuration, the variant from whose run of the same seed this one's starts, or learns
+    sources: Mapping[str, "Variant"] = field(default_factory=dict)
 
     def run_folder(self, seed: int) -> Path:
         return self.folder / f"seed_{seed}"
@@ -56,12 +67,13 @@ class Variant:
     @property
     def facts(self) -> dict[str, Any]:
         """What a result says of the variant."""
+        weights = (word for key, one in self.sources.items() for word in (key, f"<{one.name}>"))
         facts = {
             "name": self.name,
             "family": self.family,
             "rate": self.rate,
             "configuration": self.configuration,
-            "command": shlex.join([COMMAND, "train", *self.arguments]),
+            "command": shlex.join([COMMAND, "train", *self.arguments, *weights]),
             "evaluation": shlex.join(self.evaluation),
         }
         return {key: value for key, value in facts.items() if value}
@@ -119,11 +131,20 @@ def make_variants(
 ) -> list[Variant]:
     """The variants with their configurations, all checked before the first run. `rates` are the chosen ones, by variant; a
     study with a grid has every variant once with each rate, and its first seed."""
-    variants = []
+    variants: list[Variant] = []
     for name, settings in study["variants"].items():
         chosen = _rate(name, settings, rates) if study["tuned"] else None
+        plain = {one.name: one for one in variants if not one.sources}
+        sources = {key: settings[role] for role, key in SOURCES.items() if settings[role]}
+        for source in sources.values():
+            if source not in plain:
+                raise UserError(
+                    f"The variant {name!r} starts or learns from {source!r}, which is no variant before it that does so from "
+                    "none; correct the name or the order."
+                )
+        weights = {key: plain[source] for key, source in sources.items()}
         for rate in study["grid"] or [chosen]:
-            variants.append(_variant(name, settings, rate, study, opts, runs, tree))
+            variants.append(_variant(name, settings, rate, study, opts, runs, tree, weights))
     for one, other in combinations(variants, 2):
         if one.configuration == other.configuration:
             raise UserError(
@@ -150,6 +171,7 @@ def _variant(
     opts: Sequence[str],
     runs: Path,
     tree: str | None,
+    sources: Mapping[str, Variant],
 ) -> Variant:
     if not (config := settings["config"] or study["config"]):
         raise UserError(
@@ -159,6 +181,7 @@ def _variant(
     pairs, evaluation = [*_words(values), *opts], _words(settings["evaluate"])
     # what does not differ between the runs of a variant
     training = with_values(load_cfg(config, pairs), {"OUTPUT_DIR": "", "SOLVER.SEED": 0}).dump()
+    training += "".join(f"{key} {one.configuration}" for key, one in sources.items())
     measured = [key for key in MEASUREMENTS if study[key]]
     is_grid = bool(study["grid"])
     return Variant(
@@ -172,6 +195,7 @@ def _variant(
         configuration=_hash(f"{training}{measured}{' '.join(evaluation)}"),
         rate=rate,
         family=name if is_grid else "",
+        sources=sources,
     )
 
 

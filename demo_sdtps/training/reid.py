@@ -42,7 +42,7 @@ from demo_sdtps.modeling.losses import make_center_losses, total_loss
 from demo_sdtps.runtime.device import choose_device, set_seed
 from demo_sdtps.runtime.distributed import all_gather, check_launch, wrap_ddp
 from demo_sdtps.runtime.graphs import can_record
-from demo_sdtps.training.distillation import Teacher
+from demo_sdtps.training.distillation import Teacher, read_teacher
 from demo_sdtps.training.loop import fit
 from demo_sdtps.training.optim import (
     make_center_optimizer,
@@ -159,7 +159,7 @@ def make_task(cfg: CfgNode, device: torch.device, resumed: Resumed | None) -> Ta
     else:
         source = cfg.MODEL.PRETRAIN_PATH_T
         origin = load_pretrained(model.backbone, cfg.MODEL.TRANSFORMER_TYPE, source)
-    teacher = Teacher(cfg, model, device, digest) if cfg.MODEL.TEACHER else None
+    teacher = read_teacher(cfg, model, device, digest)
     loss = ReIDLoss(cfg, model.to(device), teacher)
     if cfg.MODEL.COMPILE:
         compile_model(model, device, loss)

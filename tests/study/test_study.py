@@ -56,10 +56,11 @@ def table_rows(text):
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch, command):
-    """What is lost, and it alone, is made again."""
+    """What is lost, and it alone, is made again; one learns from the other's runs, which are made before."""
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs" / "studies" / "runs"
-    study = write(tmp_path, {"Baseline": {"config": str(BASELINE)}, "SDTPS": {}})
+    variants = {"Baseline": {"config": str(BASELINE)}, "SDTPS": {"teacher": "Baseline"}}
+    study = write(tmp_path, variants)
     files = tmp_path / "x.csv", tmp_path / "x.tex"
     tables = ("--csv", files[0], "--latex", files[1], "--overwrite")
     words = [study, *tables, "--jobs", "2", *SHORT.split(), tiny_root]
@@ -87,7 +88,11 @@ def test_a_study_of_two_variants_and_two_seeds(tiny_root, tmp_path, monkeypatch,
     for run in (path.parent for path in runs.rglob("metrics.json")):
         assert json.loads((run / "metrics.json").read_text())[-1]["epoch"] == 1
         assert json.loads((run / "run.json").read_text())["seed"] == int(run.name[-1])
-        assert (run / "selection.json").exists() == run.parent.name.startswith("DeMo_SDTPS")
+        is_taught = run.parent.name.startswith("DeMo_SDTPS")
+        assert (run / "selection.json").exists() == is_taught
+        config = (run / "config.yml").read_text()
+        (teacher,) = runs.glob(f"Baseline-*/{run.name}/last.pth")
+        assert (f"TEACHER: {teacher.relative_to(tmp_path)}" in config) == is_taught
 
     rows = [*csv.reader(files[0].read_text().splitlines())]
     printed = table_rows(study_markdown(repeated))
@@ -274,6 +279,35 @@ def test_the_same_runs_serve_several_studies(monkeypatch, tmp_path):
     ]
     assert len({plain.folder, *(other.folder for other in others)}) == 4
     assert plain.run_folder(1) != plain.run_folder(2)
+
+
+def test_a_variant_starts_or_learns_from_the_run_of_another_with_its_seed(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+
+    def variants(dense, **sources):
+        study = read_study(write(tmp_path, {"dense": {"set": dense}, "slim": sources}))
+        return study, make_variants(study, [], Path("r"))
+
+    study, (dense, slim) = variants({}, start="dense", teacher="dense")
+    words = steps(slim, 2, study)[0][0]
+    weights = str(dense.run_folder(2) / "last.pth")
+    assert words[-4:] == ["TEST.WEIGHT", weights, "MODEL.TEACHER", weights]
+    assert slim.facts["command"].endswith("TEST.WEIGHT '<dense>' MODEL.TEACHER '<dense>'")
+    (test, _), *_ = steps(slim, 2, study)[1:]
+    assert test[test.index("MODEL.TEACHER") + 2 :][:2] == [
+        "TEST.WEIGHT",
+        str(slim.run_folder(2) / "last.pth"),
+    ]
+    others = [
+        variants({}, teacher="dense"),
+        variants({}, start="dense"),
+        variants({"MODEL.SDTPS_BETA": 0.3}, start="dense", teacher="dense"),
+    ]
+    taught = [slim, *(variant for _, (_, variant) in others)]
+    for place in ("configuration", "folder"):
+        assert len({getattr(variant, place) for variant in taught}) == 4
+    with pytest.raises(UserError, match="'slim' starts or learns from 'slim', which is no variant"):
+        variants({}, teacher="slim")
 
 
 @pytest.mark.parametrize(
