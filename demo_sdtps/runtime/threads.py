@@ -55,7 +55,7 @@ def prepare_threads() -> None:
     """Set OpenMP's environment variables for this process and those it starts, where the user has not.
 
     Threads of a matrix product wait for each other by spinning, which is fastest on an idle machine; where other processes use
-    the cores, they take the time that the product needs, and a passive wait is three times as fast (docs/performance.md). The
+    the cores, they take the time that the product needs, and a passive wait is three times as fast (docs/train.md). The
     number of threads stays the same, and so do the results: sums come out differently with another one.
     """
     threads = cpu_cores()
