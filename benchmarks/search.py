@@ -68,8 +68,7 @@ def approximate_rows(quick: bool, device: torch.device) -> list[Row]:
         _, growing = timed(partial(refresh, table))
         rows = read_rows(place)
         whole, exact_seconds = timed(partial(exact, query, rows))
-        names = rows.gallery().names
-        work = partial(approximate, table, rows, query, rows.features, names, TOP)
+        work = partial(approximate, table, rows, query, rows.features, TOP)
         work()
         hits, seconds = timed(work)
         folder = Path(place, "features.lance", "_indices")
@@ -118,7 +117,7 @@ def read_rows(place: str) -> Rows:
 
 
 def exact(query: np.ndarray, rows: Rows) -> Nearest:
-    return nearest(query, rows.features, rows.gallery().names, TOP)
+    return nearest(query, rows.features, TOP)
 
 
 def torch_nearest(query: np.ndarray, rows: Rows) -> Nearest:

@@ -89,8 +89,7 @@ class Comparison:
 
     `sources` names the modalities that each of the features' parts, of equal width, is made from.
     With `normalise` some of the columns are L2-normalised anew. `scales` are the mean and deviation
-    of a calibration by the sets of query and gallery, in place of those of `cohort_scales`, and
-    `limits` the distances beyond which it calls hits unknown.
+    of a calibration by the sets of query and gallery, in place of those of `cohort_scales`.
     """
 
     sources: Sequence[Modalities] = ()
@@ -99,7 +98,6 @@ class Comparison:
     scales: Mapping[tuple[Modalities, Modalities], tuple[float, float]] = field(
         default_factory=dict
     )
-    limits: Mapping[tuple[Modalities, Modalities], float] = field(default_factory=dict)
 
     @property
     def complete(self) -> Modalities:

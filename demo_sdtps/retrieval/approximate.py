@@ -1,7 +1,6 @@
 """Approximate search in large galleries, by an index of LanceDB beside the features (docs/retrieval.md)."""
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -27,12 +26,7 @@ RECALL, MEASURED = b"recall", b"recall_rows"
 
 
 def approximate(
-    table: Table,
-    rows: Rows,
-    queries: np.ndarray,
-    gallery: FeatureBlocks,
-    names: Sequence[str],
-    top: int,
+    table: Table, rows: Rows, queries: np.ndarray, gallery: FeatureBlocks, top: int
 ) -> Nearest:
     """`nearest` among candidates of an approximate index, whose recall is printed.
 
@@ -43,7 +37,7 @@ def approximate(
     title = f"{APPROXIMATE}, {gallery.name}"
     if len(gallery) < FEWEST:
         print_lines(f"{title}: exact search, as there are {len(gallery)} triplets")
-        return nearest(queries, gallery, names, top)
+        return nearest(queries, gallery, top)
     with table.errors():
         is_whole = gallery.width == table.width
         indexed = table if is_whole else columns_table(table, rows, gallery)
@@ -52,12 +46,12 @@ def approximate(
         count = min(len(gallery), max(LEAST, PER_HIT * top))
         candidates = find_candidates(indexed, queries, count, rows)
     candidates[~np.isin(candidates, gallery.rows)] = -1
-    hits = among(queries, gallery, names, top, candidates)
+    hits = among(queries, gallery, top, candidates)
     text = about.get(RECALL, b"").decode()
     if about.get(MEASURED, b"").decode() != rows_indexed:
         count = min(SAMPLE, len(queries))
         sample = np.unique(np.linspace(0, len(queries) - 1, count).round().astype(int))
-        exact = nearest(queries[sample], gallery, names, top)
+        exact = nearest(queries[sample], gallery, top)
         share = recall(Nearest(*(column[sample] for column in hits)), exact)
         text = f"recall@{top} {share:.3f} against exact search (queries: {len(sample)})"
         with indexed.change():

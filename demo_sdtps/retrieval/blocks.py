@@ -1,6 +1,6 @@
 """Features that need not fit into the memory, read block by block or by rows (docs/retrieval.md)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
 
@@ -14,15 +14,19 @@ READ_ELEMENTS = 1 << 21  # numbers of features in memory at a time, 4 bytes each
 Take = Callable[[np.ndarray], np.ndarray]
 """Features (m, D) of the rows of ascending indices (m,)."""
 Scan = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
-"""All features in blocks, in any order: ascending indices (m,) of rows, and their features (m, D)."""
+"""All features in blocks, in any order: indices (m,) of rows, and their features (m, D)."""
 
 
 class FeatureBlocks:
     """Features (n, D) float32 that are read when they are asked for, by `scan` all and by `take` some. `rows` (n,) are their
-    ascending indices, which those of a `view` keep; `name` is that of a view."""
+    ascending indices, which those of a `view` keep; `name` is that of a view. Rows at one distance are in the order of `ranks`
+    (n,), by default that of the rows."""
 
-    def __init__(self, count: int, width: int, scan: Scan, take: Take):
+    def __init__(
+        self, count: int, width: int, scan: Scan, take: Take, ranks: np.ndarray | None = None
+    ):
         self.rows, self.width, self.name = np.arange(count), width, ""
+        self.ranks = self.rows if ranks is None else ranks
         self._count, self._scan, self._take = count, scan, take
 
     def view(
@@ -79,7 +83,7 @@ def normalise_rows(features: np.ndarray) -> np.ndarray:
     return torch.nn.functional.normalize(tensor).numpy()
 
 
-def array_blocks(features: np.ndarray) -> FeatureBlocks:
+def array_blocks(features: np.ndarray, ranks: np.ndarray | None = None) -> FeatureBlocks:
     """Features (n, D) in memory as blocks."""
     step = max(1, READ_ELEMENTS // features.shape[1])
 
@@ -88,16 +92,16 @@ def array_blocks(features: np.ndarray) -> FeatureBlocks:
             block = features[start : start + step]
             yield np.arange(start, start + len(block)), block
 
-    return FeatureBlocks(len(features), features.shape[1], scan, features.__getitem__)
+    count, width = features.shape
+    return FeatureBlocks(count, width, scan, features.__getitem__, ranks)
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Features of n triplets, which of MODALITIES are `present` in each, (n, 3) bool, and their names."""
+    """Features of n triplets, and which of MODALITIES are `present` in each, (n, 3) bool."""
 
     features: FeatureBlocks
     present: np.ndarray
-    names: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.features)

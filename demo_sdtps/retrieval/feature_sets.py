@@ -17,7 +17,7 @@ from demo_sdtps.datasets.base import UNKNOWN
 from demo_sdtps.evaluation.distances import check_finite, present_modalities
 from demo_sdtps.retrieval.blocks import Gallery, array_blocks, normalise_rows
 from demo_sdtps.retrieval.features import decode_present, encode_present
-from demo_sdtps.retrieval.table import Texts, open_table
+from demo_sdtps.retrieval.table import open_table
 from demo_sdtps.runtime.progress import progress
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ SETTINGS = ("checkpoint_sha256", "return_pattern", "normalised", "data_set", "co
 @dataclass(frozen=True)
 class FeatureSet(Gallery):
     """Features of n samples in blocks of float32; `ids`, `cams` and `scenes` (n,) int64, `names` the first file of each sample,
-    `settings` the values of SETTINGS."""
+    texts or, of a table, Arrow's, `settings` the values of SETTINGS."""
 
     place: str | Path
     settings: Mapping[str, Any]
     ids: np.ndarray
     cams: np.ndarray
     scenes: np.ndarray
+    names: Sequence[Any]
 
 
 def sample_labels(samples: Sequence[Sample], modalities: Collection[str]) -> dict[str, np.ndarray]:
@@ -73,7 +74,9 @@ def open_features(
             raise UserError(f"--where needs a table, but {place} is a file; export to a table.")
         array, labels, names, facts = _read_file(Path(place))
         check_finite(torch.from_numpy(array), f"features in {place}")
-        features = array_blocks(normalise_rows(array) if normalise else array)
+        ranks = np.unique(names, return_inverse=True)[1]
+        features = array_blocks(normalise_rows(array) if normalise else array, ranks)
+        present = decode_present(labels.pop("present"))
     else:
         table = open_table(place, "run the export again, with --overwrite if it refuses")
         if table is None:
@@ -83,13 +86,11 @@ def open_features(
         facts = table.facts
         if table.count() != facts.get("rows", table.count()):
             raise UserError(f"The export in {place} is not complete; run its command again.")
-        rows = table.read(where, [*LABELS.values(), "name", "present"], normalise)
-        features, names = rows.features, Texts(rows.columns["name"])
+        rows = table.read(where, [*LABELS.values()], normalise)
+        features, present, names = rows.features, rows.present, rows.columns["name"]
         labels = {name: _numbers(rows.columns, label) for name, label in LABELS.items()}
-        labels["present"] = encode_present(rows.present())
-    labels["present"] = decode_present(labels["present"])
     settings = {name: facts[name] for name in SETTINGS}
-    return FeatureSet(features, place=place, settings=settings, **labels, names=names)
+    return FeatureSet(features, present, place, settings, **labels, names=names)
 
 
 def _numbers(columns: "pa.Table", label: str) -> np.ndarray:

@@ -40,7 +40,7 @@ class Hits(Nearest):
     it is not known, and whether the hit `is_unknown` (n, top) bool, beyond the threshold or row -1; None without one. Of a
     gallery in a table they have the `names` (n, top), None for row -1."""
 
-    scores: np.ndarray | None = None
+    scores: np.ndarray
     probability: np.ndarray | None = None
     is_unknown: np.ndarray | None = None
     names: np.ndarray | None = None

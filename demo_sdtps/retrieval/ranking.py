@@ -53,18 +53,17 @@ def rank_exports(arguments: argparse.Namespace) -> None:
         if arguments.csv:
             top = min(arguments.top, len(gallery))
             hits = search_sets(comparison, side, gallery, top, nearest)
-            scores = hits.distances if hits.scores is None else hits.scores
-            columns = ["score"] if (scores != hits.distances).any() else []
+            columns = ["score"] if (hits.scores != hits.distances).any() else []
             named = [
                 [
-                    (gallery.names[row], far, *[f"{score:.6f}" for _ in columns])
+                    (str(gallery.names[row]), far, *[f"{score:.6f}" for _ in columns])
                     for row, far, score in zip(*line, strict=True)
                     if row >= 0
                 ]
-                for line in zip(*hits, scores, strict=True)
+                for line in zip(*hits, hits.scores, strict=True)
             ]
             path = both.enter_context(atomic_write(arguments.csv))
-            write_csv(path, list(query.names), named, columns)
+            write_csv(path, [*map(str, query.names)], named, columns)
         if has_figures:
             caption, record = score_features(comparison, side, query, gallery)
             if arguments.json:

@@ -3,7 +3,6 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ if TYPE_CHECKING:  # an exported model needs no torch for features
 
     from demo_sdtps.evaluation.distances import Comparison, Side
     from demo_sdtps.retrieval.calibration import Calibration
+    from demo_sdtps.retrieval.table import Rows
 
 logger = logging.getLogger(__name__)
 
@@ -110,24 +110,9 @@ class Reid(ABC):
         """
         from demo_sdtps.evaluation.distances import set_distances
 
-        comparison, query, gallery = self._compared(a, b)
-        return set_distances(comparison, query, gallery, measure_exactly).numpy()
-
-    def _compared(self, a: np.ndarray, b: np.ndarray) -> "tuple[Comparison, Side, Side]":
-        """How features are compared, and what `set_distances` takes of them."""
-        one, other = np.asanyarray(a), np.asanyarray(b)
-        if not (one.ndim == other.ndim == 2 and one.shape[1] == other.shape[1]):
-            raise UserError(
-                f"The features have the shapes {one.shape} and {other.shape}, but must be (n, D) and (m, D); "
-                "give what features(…) returns, of one return pattern."
-            )
-        from demo_sdtps.evaluation.distances import Comparison, make_comparison
-
-        patterns = self._matching_patterns(one)
-        comparison = make_comparison(self.cfg, patterns[0]) if patterns else Comparison()
-        has_doubles = np.float64 in (one.dtype, other.dtype)
-        dtype = np.dtype(np.float64 if has_doubles else np.float32)
-        return comparison, self._side(one, dtype), self._side(other, dtype)
+        check_shapes(a, b)
+        comparison = self._comparison(self._matching_patterns(a))
+        return set_distances(comparison, self._side(a), self._side(b), measure_exactly).numpy()
 
     def search(
         self,
@@ -155,48 +140,51 @@ class Reid(ABC):
         Raises `UserError` for a `top` below 1, an empty gallery, a query without a modality in common with any of it, a rate
         that the calibration does not have, a table of other weights or settings, and a wrong condition.
         """
+        from demo_sdtps.evaluation.distances import check_finite, find_incomparable
+        from demo_sdtps.retrieval.blocks import Gallery, array_blocks
+        from demo_sdtps.retrieval.nearest import nearest, search_sets
+        from demo_sdtps.retrieval.table import Rows
+
+        stored: Gallery
         if isinstance(gallery, (str, Path)):
-            return self._search_table(query, gallery, top, false_accept, where)
-        if where is not None:
+            stored, patterns = self._open_table(query, gallery, where)
+        elif where is not None:
             raise UserError(
                 "where needs a gallery that is a table, but this one is an array; give a table's place, or select rows."
             )
-        if top < 1 or not len(gallery):
-            raise UserError(
-                f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
+        else:
+            check_shapes(query, gallery)
+            features, present = self._side(gallery)
+            check_finite(features, "features of the gallery")
+            stored, patterns = (
+                Gallery(array_blocks(features.numpy()), present),
+                self._matching_patterns(query),
             )
-        from demo_sdtps.evaluation.distances import cohort_scales, set_distances
-        from demo_sdtps.retrieval.nearest import known_first
-
-        comparison, side, (others, present) = self._compared(query, gallery)
-        distances = set_distances(comparison, side, (others, present), measure_exactly)
-        check_common(np.flatnonzero(distances.isinf().all(dim=1)))
-        patterns = self._matching_patterns(side[0])
+        if top < 1 or not len(stored):
+            raise UserError(
+                f"top is {top}, and the gallery has {len(stored)} triplets; both must be at least 1."
+            )
+        comparison, side = self._comparison(patterns), self._side(query)
+        alone = find_incomparable(comparison, side[1], stored.present)
+        if len(alone):
+            raise UserError(
+                f"Query {alone[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(alone)}); "
+                "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE all."
+            )
         # two of one width are 1 and 2, which differ; three are the same features
-        pattern = patterns[0] if len(patterns) in (1, 3) else None
-        comparison, calibration = self._calibrated(comparison, pattern, false_accept)
-        scales = cohort_scales(comparison, side, present, others.__getitem__)
-        scores = distances
-        if scales:
-            scores = set_distances(comparison, side, (others, present), measure_exactly, scales)
-        order = scores.numpy()
+        calibration = self.calibrations.get(patterns[0]) if len(patterns) in (1, 3) else None
         if calibration:
-            sets = side[1][:, None], present[None]
-            order = known_first(order, calibration.judge(distances.numpy(), *sets, false_accept)[1])
-        rows = order.argsort(axis=1, kind="stable")[:, :top]
-        hits = Hits(rows, np.take_along_axis(distances.numpy(), rows, axis=1))
-        hits.scores = np.take_along_axis(scores.numpy(), rows, axis=1)
-        is_none = np.isinf(hits.distances)
-        judge_hits(hits, calibration, side[1], present, false_accept)
-        rows[is_none] = -1
+            calibration.check_rate(false_accept)
+        top = min(top, len(stored))
+        hits = search_sets(comparison, side, stored, top, nearest, calibration, false_accept)
+        if isinstance(stored, Rows):
+            hits.names = stored.names(hits.rows)
         return hits
 
-    def _search_table(
-        self, query: np.ndarray, place: str | Path, top: int, false_accept: float, where: str | None
-    ) -> Hits:
-        """`search` in a table."""
-        from demo_sdtps.evaluation.distances import find_incomparable, make_comparison
-        from demo_sdtps.retrieval.nearest import nearest, search_sets
+    def _open_table(
+        self, query: np.ndarray, place: str | Path, where: str | None
+    ) -> "tuple[Rows, list[int]]":
+        """The rows of a table in which queries are searched, and their return pattern."""
         from demo_sdtps.retrieval.origin import check_origin, describe_features
         from demo_sdtps.retrieval.table import open_table
 
@@ -219,40 +207,20 @@ class Reid(ABC):
                 f"The queries have the shape {np.shape(query)}, but the features in {place} are of return pattern {pattern} "
                 f"and {table.width} columns; give what features(…, return_pattern={pattern}) returns."
             )
-        gallery = table.read(where, ["name", "present"], not table.facts["normalised"]).gallery()
-        if top < 1 or not len(gallery):
-            raise UserError(
-                f"top is {top}, and the gallery has {len(gallery)} triplets; both must be at least 1."
-            )
-        comparison, side = (
-            make_comparison(self.cfg, pattern),
-            self._side(query, np.dtype(np.float32)),
-        )
-        check_common(find_incomparable(comparison, side[1], gallery.present))
-        comparison, calibration = self._calibrated(comparison, pattern, false_accept)
-        hits = search_sets(comparison, side, gallery, min(top, len(gallery)), nearest)
-        judge_hits(hits, calibration, side[1], gallery.present, false_accept)
-        names = [[gallery.names[row] if row >= 0 else None for row in line] for line in hits.rows]
-        hits.names = np.array(names, object)
-        return hits
+        return table.read(where, (), not table.facts["normalised"]), [pattern]
 
-    def _calibrated(
-        self, comparison: "Comparison", pattern: int | None, false_accept: float
-    ) -> "tuple[Comparison, Calibration | None]":
-        """A comparison with the scales of the calibration of a return pattern, where there is one."""
-        calibration = self.calibrations.get(pattern) if pattern else None
-        if not calibration:
-            return comparison, None
-        calibration.check_rate(false_accept)
-        limits = calibration.limits(false_accept)
-        return replace(comparison, scales=calibration.scales(), limits=limits), calibration
-
-    def _matching_patterns(self, features: "np.ndarray | Tensor") -> list[int]:
+    def _matching_patterns(self, features: np.ndarray) -> list[int]:
         """The return patterns that have the width of features."""
-        return [number for number, width in self.widths.items() if width == features.shape[1]]
+        return [number for number, width in self.widths.items() if width == np.shape(features)[1]]
 
-    def _side(self, features: np.ndarray, dtype: np.dtype) -> "Side":
-        """Features in a type, and what is present in them; in other arrays all that the model reads."""
+    def _comparison(self, patterns: Sequence[int]) -> "Comparison":
+        """How features of the first of these return patterns are compared: by all columns where there is none."""
+        from demo_sdtps.evaluation.distances import Comparison, make_comparison
+
+        return make_comparison(self.cfg, patterns[0]) if patterns else Comparison()
+
+    def _side(self, features: np.ndarray) -> "Side":
+        """Features, and what is present in them; in other arrays all that the model reads."""
         import torch
 
         if np.asanyarray(features).dtype.kind not in "biuf":
@@ -260,7 +228,7 @@ class Reid(ABC):
                 f"The features are of the type {features.dtype}, but must be numbers; give what features(…) returns."
             )
         # torch takes no array that runs backwards
-        values = torch.from_numpy(np.ascontiguousarray(features, dtype))
+        values = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         present = getattr(features, "present", None)
         if present is None:
             logger.warning(
@@ -286,32 +254,18 @@ class Reid(ABC):
         return [self.cameras if label is None else int(label) for label in cameras]
 
 
-def check_common(alone: np.ndarray) -> None:
-    """Raise `UserError` where there are queries, by their numbers, that share no modality with the gallery."""
-    if len(alone):
+def check_shapes(one: np.ndarray, other: np.ndarray) -> None:
+    """Raise `UserError` for arrays other than (n, D) and (m, D)."""
+    if not (np.ndim(one) == np.ndim(other) == 2 and np.shape(one)[1] == np.shape(other)[1]):
         raise UserError(
-            f"Query {alone[0]} (from 0) has no modality in common with any of the gallery (queries like it: {len(alone)}); "
-            "leave it out, or compare by TEST.CROSS_MODAL_DISTANCE all."
+            f"The features have the shapes {np.shape(one)} and {np.shape(other)}, but must be (n, D) and (m, D); "
+            "give what features(…) returns, of one return pattern."
         )
 
 
-def judge_hits(
-    hits: Hits,
-    calibration: "Calibration | None",
-    query: np.ndarray,
-    gallery: np.ndarray,
-    false_accept: float,
-) -> None:
-    """Give hits their probabilities by a calibration, if there is one, and by what is present in queries and gallery."""
-    if calibration:
-        sets = query[:, None], gallery[hits.rows]
-        hits.probability, is_far = calibration.judge(hits.distances, *sets, false_accept)
-        hits.is_unknown = is_far | np.isinf(hits.distances)
-
-
 def measure_exactly(query: "Tensor", gallery: "Tensor") -> "Tensor":
-    """Squared distances (n, m): products of matrices would give equal features distances that differ by rounding."""
+    """Squared distances (n, m) float32 by differences in float64, as those of a search: those of equal features are equal."""
     import torch
 
     exactly = "donot_use_mm_for_euclid_dist"
-    return torch.cdist(query, gallery, compute_mode=exactly).square().float()
+    return torch.cdist(query.double(), gallery.double(), compute_mode=exactly).square().float()

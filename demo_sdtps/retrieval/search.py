@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,37 +158,33 @@ def find_hits(
     """The hits of each query in an index that is up to date, of the gallery's triplets by name. `more` is how many are looked
     at beyond those to show, as the query itself may be among them; more of them where it is so by several links."""
     assert index.table
-    indexed = index.table.read(arguments.where, ["present"])
-    gallery = indexed.gallery()
+    gallery = index.table.read(arguments.where, ())
     top, deepest = check_depths(arguments, cfg, len(gallery))
     comparison = check_sets(arguments, cfg, queries, side[1], gallery.present)
-    rate = arguments.false_accept or FALSE_ACCEPT
-    if calibration:
-        limits = calibration.limits(rate)
-        comparison = replace(comparison, scales=calibration.scales(), limits=limits)
     wider = min(top + more, len(gallery))
+    nearest_hits: Any
     if reranks_all(arguments, cfg):
         nearest_hits = rerank_all(comparison, side, gallery, wider)
     else:
         is_exact = arguments.index_type == FLAT
-        way = nearest if is_exact else partial(approximate, index.table, indexed)
-        nearest_hits = search_sets(comparison, side, gallery, max(deepest, wider), way)
+        way = nearest if is_exact else partial(approximate, index.table, gallery)
+        rate = arguments.false_accept or FALSE_ACCEPT
+        depth = max(deepest, wider)
+        nearest_hits = search_sets(comparison, side, gallery, depth, way, calibration, rate)
     if arguments.re_rank:
         nearest_hits = rerank_hits(comparison, side, gallery, nearest_hits, wider)
     rows, distances = nearest_hits
     scores = getattr(nearest_hits, "scores", distances)  # none of re-ranked ones
-    columns: list[np.ndarray] = [distances, scores]
+    columns: list[np.ndarray] = [gallery.names(rows), distances, scores]
     if calibration:
-        sets = side[1][:, None], gallery.present[rows]
-        columns += calibration.judge(distances, *sets, rate)
+        columns += [nearest_hits.probability, nearest_hits.is_unknown]
     hits, is_short = [], False
     for query, line, *values in zip(queries, rows, *columns, strict=True):
         excluded = set() if arguments.keep_self else query.file_keys()
-        names = [gallery.names[row] for row in line if row >= 0]
         # another command may have added images since this one looked for them
         candidates = [
             Hit(triplets[name], *numbers)
-            for name, *numbers in zip(names, *(column.tolist() for column in values), strict=False)
+            for name, *numbers in zip(*(column.tolist() for column in values), strict=True)
             if name in triplets
         ]
         others = [hit for hit in candidates if excluded.isdisjoint(hit.triplet.file_keys())]

@@ -58,45 +58,28 @@ KEPT = timedelta(days=1)  # by which readers of older versions have ended
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Gallery):
     """One version of a table, or what a filter leaves of it: n rows in the order of the key. `columns` are all but the
-    features, `ids` (n,) uint64 the engine's row ids."""
+    features."""
 
     columns: "pa.Table"
-    ids: np.ndarray
-    features: FeatureBlocks
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    def names(self, rows: np.ndarray) -> np.ndarray:
+        """The names (…) of rows (…), None for row -1."""
+        import pyarrow as pa
 
-    def present(self) -> np.ndarray:
-        """Which of MODALITIES are present in each row, (n, 3) bool."""
-        kinds = self.columns["present"].combine_chunks().dictionary_encode()
-        sets = [
-            [name in text.split(",") for name in MODALITIES]
-            for text in kinds.dictionary.to_pylist()
-        ]
-        return np.array(sets, bool).reshape(-1, len(MODALITIES))[kinds.indices.to_numpy()]
-
-    def gallery(self) -> Gallery:
-        """What a search needs."""
-        return Gallery(self.features, self.present(), Texts(self.columns["name"]))
+        places = pa.array(rows.ravel(), mask=rows.ravel() < 0)
+        names = self.columns["name"].take(places).to_pylist()
+        return np.array(names, object).reshape(rows.shape)
 
 
-class Texts(Sequence[str]):
-    """A column of n texts, which stays in its compact form."""
-
-    def __init__(self, column: Any):
-        self.column = column
-
-    def __len__(self) -> int:
-        return len(self.column)
-
-    def __getitem__(self, row):
-        return self.column[int(row)].as_py()
-
-    def __iter__(self) -> Iterator[str]:
-        return (text for chunk in self.column.chunks for text in chunk.to_pylist())
+def parse_present(column: "pa.ChunkedArray") -> np.ndarray:
+    """Which of MODALITIES are present, (n, 3) bool, by a column of texts such as RGB,TI."""
+    kinds = column.combine_chunks().dictionary_encode()
+    sets = [
+        [name in text.split(",") for name in MODALITIES] for text in kinds.dictionary.to_pylist()
+    ]
+    return np.array(sets, bool).reshape(-1, len(MODALITIES))[kinds.indices.to_numpy()]
 
 
 class Table:
@@ -166,7 +149,8 @@ class Table:
         normalise: bool = False,
     ) -> Rows:
         """The rows of the newest version, or those that `where`, a condition in SQL, leaves; later changes of the table do not
-        reach them. `columns` are those of `names` (default: all) and the key; features have length 1 with `normalise`.
+        reach them. `columns` are those of `names` (default: all), the key, name and present; with `normalise` features have
+        length 1.
 
         Raises `UserError` for a wrong condition, one that leaves nothing, and damaged rows, here or when features are read.
         """
@@ -180,7 +164,11 @@ class Table:
         self._check()
         chosen = None if where is None else self._filter(handle, where)
         labels, batches = self.labels, []
-        kept = [name for name in labels if names is None or name in {*names, self.key}]
+        kept = [
+            name
+            for name in labels
+            if names is None or name in {*names, self.key, "name", "present"}
+        ]
         with self.errors():
             query = handle.search().select([*labels, LABEL_CHECK]).with_row_id(True)
             for batch in query.to_batches(batch_size=BATCH):
@@ -201,16 +189,16 @@ class Table:
                 f"The filter {where!r} leaves none of the rows of {self.place}; change it."
             )
         ids = stored[order]
+        columns = table.drop_columns([ROW_ID]).take(order)
+        ranks = None if self.key == "name" else pc.rank(columns["name"]).to_numpy()
 
-        def decode(
-            batch: "pa.RecordBatch | pa.Table", expected: np.ndarray, order: np.ndarray
-        ) -> np.ndarray:
-            """The features of a batch in another order, which copies them: Arrow's memory cannot be written to."""
+        def decode(batch: "pa.RecordBatch | pa.Table", expected: np.ndarray) -> np.ndarray:
+            """The features of a batch, a copy, as Arrow's memory cannot be written to."""
             features = stored_features(batch, self.width)
             is_same = np.array_equal(batch[ROW_ID].to_numpy(), expected)
             if not (is_same and np.array_equal(row_checks(features), batch[CHECK].to_numpy())):
                 raise self.damage()
-            features = features[order].astype(np.float32, copy=False)
+            features = features.astype(np.float32)
             check_finite(torch.from_numpy(features), f"features in {self.place}")
             return normalise_rows(features) if normalise else features
 
@@ -221,8 +209,7 @@ class Table:
                 size = max(1, READ_ELEMENTS // self.width)
                 for batch in query.to_batches(batch_size=size):
                     place = slice(start, start + len(batch))
-                    ascending = row_of[place].argsort(kind="stable")
-                    yield row_of[place][ascending], decode(batch, stored[place], ascending)
+                    yield row_of[place], decode(batch, stored[place])
                     start += len(batch)
             if start != len(stored):
                 raise self.damage()
@@ -232,10 +219,10 @@ class Table:
             expected = ids[rows][order]
             with self.errors():
                 query = handle.take_row_ids(expected.tolist()).select([FEATURE, CHECK])
-                return decode(query.with_row_id().to_arrow(), expected, order.argsort())
+                return decode(query.with_row_id().to_arrow(), expected)[order.argsort()]
 
-        features = FeatureBlocks(len(ids), self.width, scan, take)
-        return Rows(table.drop_columns([ROW_ID]).take(order), ids, features)
+        features = FeatureBlocks(len(ids), self.width, scan, take, ranks)
+        return Rows(features, parse_present(columns["present"]), columns)
 
     def _filter(self, handle: Any, where: str) -> np.ndarray:
         """The ids of the rows that a condition leaves."""

@@ -53,7 +53,7 @@ def in_parts(query, gallery, monkeypatch):
 def on_disk(query, gallery, monkeypatch):
     monkeypatch.setattr(distances, "KEPT_ELEMENTS", 0)
     monkeypatch.setattr(distances, "TILE_ELEMENTS", 11 * len(query[0]))
-    place = make_gallery(gallery[0].numpy(), (), size=8)
+    place = make_gallery(gallery[0].numpy(), size=8)
     return measure_distances(Comparison(), query, place.present, place.take)
 
 

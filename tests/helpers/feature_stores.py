@@ -11,8 +11,8 @@ def read_all(feature_set):
     return feature_set.features.take(feature_set.features.rows)
 
 
-def make_blocks(features, size=7):
-    """In blocks of `size` rows, the last a smaller one, the second half of them first."""
+def make_blocks(features, names=None, size=7):
+    """In blocks of `size` rows, the last a smaller one, the second half of them first; equally near ones by name."""
 
     def scan():
         starts = [*range(0, len(features), size)]
@@ -20,13 +20,14 @@ def make_blocks(features, size=7):
             block = features[start : start + size]
             yield np.arange(start, start + len(block)), block
 
-    return FeatureBlocks(*features.shape, scan, features.__getitem__)
+    ranks = None if names is None else np.argsort(np.argsort(names))
+    return FeatureBlocks(*features.shape, scan, features.__getitem__, ranks)
 
 
-def make_gallery(features, names, present=None, size=7):
+def make_gallery(features, names=None, present=None, size=7):
     """A gallery of complete triplets, unless it is told what is present."""
     present = np.ones((len(features), 3), bool) if present is None else present
-    return Gallery(make_blocks(features, size), present, names)
+    return Gallery(make_blocks(features, names, size), present)
 
 
 def data_files(place):

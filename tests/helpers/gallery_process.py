@@ -54,12 +54,11 @@ def hits_at(place, is_approximate=False):
     try:
         table = open_table(Path(place, "index"), "make it anew")
         rows = table.read()
-        names = rows.gallery().names
         way = partial(approximate, table, rows) if is_approximate else nearest
-        hits = way(queries, rows.features, names, TOP)
+        hits = way(queries, rows.features, TOP)
     except UserError as error:
         return str(error)
-    return [[names[row] for row in line] for line in hits.rows], hits.distances.tolist()
+    return rows.names(hits.rows).tolist(), hits.distances.tolist()
 
 
 def main(place):

@@ -54,12 +54,11 @@ def table(tmp_path):
 def search(table, queries, sets, how="shared", where=None, exact=False):
     """The hits of both ways, by names, and their distances."""
     rows = table.read(where)
-    gallery = rows.gallery()
     way = nearest.nearest if exact else partial(approximate.approximate, table, rows)
     query = torch.from_numpy(queries), present_in(sets)
     compare = comparison(ALL_SOURCES["3C"], how)
-    hits = nearest.search_sets(compare, query, gallery, TOP, way)
-    return [[gallery.names[row] for row in line] for line in hits.rows], hits.distances
+    hits = nearest.search_sets(compare, query, rows, TOP, way)
+    return rows.names(hits.rows).tolist(), hits.distances
 
 
 def share_of_hits(one, other):

@@ -80,8 +80,7 @@ def parse_row(name):
 def exact_hits(gallery, query):
     """By our exact search, among other cameras than the query's: → rows and distances, near ties too."""
     rows = np.flatnonzero(cameras(len(gallery)) != query % 4)
-    names = [f"{row:05}" for row in rows]
-    hits = nearest(gallery[query : query + 1], make_blocks(gallery[rows], 256), names, TOP)
+    hits = nearest(gallery[query : query + 1], make_blocks(gallery[rows], size=256), TOP)
     return rows[hits.rows[0]], hits.distances[0]
 
 

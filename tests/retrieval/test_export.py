@@ -54,7 +54,7 @@ def test_tables_and_parquet_hold_what_the_array_holds(export, tmp_path):
     stored, table = open_features(tmp_path / "x", normalise=False), file.read()
     for features in (read_all(stored), column(table)):
         assert np.array_equal(features, expected["features"])
-    for names in ([*stored.names], table["name"].to_pylist()):
+    for names in ([*map(str, stored.names)], table["name"].to_pylist()):
         assert names == expected["paths"][:, 0].tolist()
     assert np.array_equal(decode_present(expected["present"]), stored.present)
     for name, label in LABELS.items():

@@ -85,7 +85,7 @@ def test_a_table_holds_finite_features_alone(tmp_path, monkeypatch):
     table.put(columns, features)
     query = torch.eye(1, 4) * torch.nan, WHOLE[:1]
     with pytest.raises(NotFiniteError, match="features of queries"):
-        search_sets(Comparison(), query, table.read().gallery(), 2, nearest)
+        search_sets(Comparison(), query, table.read(), 2, nearest)
     features[1, 2] = np.nan
     with pytest.raises(NotFiniteError, match="1 of 3, the first is row 1 ") as refused:
         table.put(columns, features)

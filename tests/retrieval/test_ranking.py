@@ -69,7 +69,7 @@ def test_a_streamed_ranking_is_that_in_memory_ties_included(monkeypatch, size):
     monkeypatch.setattr(distances, "TILE_ELEMENTS", 40 * 11)
     query, gallery, *labels = random_case(15, identities=12, dim=3)
     query, gallery = (2 * query).round(), (2 * gallery).round()
-    place = make_gallery(gallery.numpy(), names=(), size=size)
+    place = make_gallery(gallery.numpy(), size=size)
     side = query, np.ones((len(query), 3), bool)
     actual = rank(Comparison(), side, place, labels[:2], labels[2:])
     expected = evaluate_ranking(query, gallery, *labels)
@@ -95,7 +95,7 @@ def test_a_streamed_ranking_of_triplets_that_lack_images(monkeypatch, how):
         expected = cross_modal.scaled(*sides, sources, *sets, how, 1)
         ordered = np.sort(expected, axis=1).clip(max=99)
         gaps = np.diff(ordered, axis=1)[ordered[:, 1:] < 99]
-    place = make_gallery(features.numpy(), names=(), present=present, size=10)
+    place = make_gallery(features.numpy(), present=present, size=10)
     actual = rank(comparison(sources, how), query, place, labels[:2], labels[2:])
     assert_same(actual, *ranking.evaluate_distances(expected, *(side.tolist() for side in labels)))
 
@@ -111,8 +111,8 @@ def test_a_streamed_search_is_that_in_memory(tmp_path, monkeypatch):
     actual = open_features(write(tmp_path / "x", gallery, range(40), range(40)))
     whole = torch.nn.functional.normalize(torch.from_numpy(gallery).float()).numpy()
     names = [f"{number}.jpg" for number in range(40)]
-    expected = nearest(whole[::9], make_blocks(whole, 40), names, 15)
-    hits = nearest(whole[::9], actual.features, actual.names, 15)
+    expected = nearest(whole[::9], make_blocks(whole, names, 40), 15)
+    hits = nearest(whole[::9], actual.features, 15)
     assert all(map(np.array_equal, hits, expected))
 
 
@@ -177,7 +177,7 @@ def test_exports_of_other_modalities_have_the_figures_of_the_matrix(
 def test_own_images_are_searched_in_an_export_of_a_data_set(export, run_rank, refusal, tmp_path):
     """Copies of some of its images; nothing is scored, as they have no labels."""
     export("g")
-    copied = [*open_features(tmp_path / "g").names][::9]
+    copied = [*map(str, open_features(tmp_path / "g").names)][::9]
     (tmp_path / "photos").mkdir()
     for number, name in enumerate(copied):
         shutil.copy(name, tmp_path / "photos" / f"{number}{Path(name).suffix}")
@@ -234,7 +234,7 @@ def test_a_condition_leaves_some_of_the_gallery(export, run_rank, refusal):
 
 def read_cameras(place):
     features = open_features(place)
-    return features.names, features.cams
+    return map(str, features.names), features.cams
 
 
 def rank_and_search(folder):
@@ -243,7 +243,7 @@ def rank_and_search(folder):
     labels = [(side[:50], side) for side in (actual.ids, actual.cams)]
     side = torch.from_numpy(queries), actual.present[:50]
     rank(Comparison(tuple(map(frozenset, OWN))), side, actual, *labels)
-    nearest(queries, actual.features, actual.names, 3)
+    nearest(queries, actual.features, 3)
 
 
 @pytest.mark.slow

@@ -31,11 +31,11 @@ from demo_sdtps.retrieval.table import open_table
 place, query, rows = sys.argv[1], np.load(sys.argv[2])[:1], int(sys.argv[3])
 table, count = open_table(place, ""), -1
 while count < rows:
-    gallery = table.read().gallery()
+    gallery = table.read()
     if len(gallery) > count:
         count = len(gallery)
-        hits = nearest(query, gallery.features, gallery.names, 10).rows[0].tolist() if count else []
-        print(count, *(gallery.names[row] for row in hits), flush=True)
+        names = gallery.names(nearest(query, gallery.features, 10).rows[0]) if count else []
+        print(count, *names, flush=True)
 """
 
 

@@ -74,7 +74,7 @@ def test_exact_search_is_the_slow_one_ties_included(top):
     gallery = short_features(generator, 60, copies=30)
     queries = np.concatenate([short_features(generator, 4), gallery[:4]])
     names = draw_names(generator, 60)
-    actual = nearest.nearest(queries, make_blocks(gallery), names, top)
+    actual = nearest.nearest(queries, make_blocks(gallery, names), top)
     expected = reference.nearest(queries.tolist(), gallery.tolist(), names, top)
     for rows, distances, line in zip(actual.rows, actual.distances, expected, strict=True):
         assert [names[row] for row in rows] == [name for _, name in line]
@@ -88,15 +88,24 @@ def test_many_equal_samples_at_the_last_rank_are_all_compared(monkeypatch):
     generator = numpy_generator(3)
     gallery = np.repeat(random_features(generator, 2), 50, axis=0)
     names = draw_names(generator, 100)
-    actual = nearest.nearest(gallery[60:61], make_blocks(gallery), names, 3)
+    actual = nearest.nearest(gallery[60:61], make_blocks(gallery, names), 3)
     assert [names[row] for row in actual.rows[0]] == sorted(names[50:])[:3]
+
+
+def test_features_of_any_length_are_searched_exactly():
+    """Products round the distances of these by more than they differ."""
+    draws = numpy_generator(8)
+    gallery = (100 + draws.standard_normal((200, 24)) / 50).astype(np.float32)
+    far = np.square(gallery[:5, None].astype(float) - gallery).sum(axis=2)
+    actual = nearest.nearest(gallery[:5], make_blocks(gallery), 3)
+    assert np.array_equal(actual.rows, far.argsort(axis=1)[:, :3])
 
 
 def test_re_ranking_orders_the_hits_alone():
     generator = numpy_generator(4)
     gallery, queries = random_features(generator, 50, 8), random_features(generator, 3, 8)
     place = make_gallery(gallery, draw_names(generator, 50))
-    hits = nearest.nearest(queries, place.features, place.names, 20)
+    hits = nearest.nearest(queries, place.features, 20)
     actual = nearest.rerank_hits(Comparison(), make_side(queries), place, hits, 6)
     for query, rows, near, distances in zip(
         queries, hits.rows, actual.rows, actual.distances, strict=True
@@ -128,10 +137,10 @@ def test_queries_with_too_few_candidates_are_searched_exactly():
         short_features(generator, 2),
         draw_names(generator, 30),
     )
-    exact = nearest.nearest(queries, make_blocks(gallery), names, 4)
+    exact = nearest.nearest(queries, make_blocks(gallery, names), 4)
     rows = np.array([[7, -1, -1, 3, -1, -1], [*exact.rows[1][::-1], 9, -1]])
     rows[1, 4:] = -1
-    actual = nearest.among(queries, make_blocks(gallery), names, 4, rows)
+    actual = nearest.among(queries, make_blocks(gallery, names), 4, rows)
     assert np.array_equal(actual.rows, exact.rows) and np.array_equal(
         actual.distances, exact.distances
     )
@@ -167,7 +176,7 @@ def test_the_order_of_a_search_is_that_of_the_matrix(how):
         each = split_parts(query[0]), split_parts(features)
         assert_hits(hits, sources, *run_reference(*each, sources, *sets, how))
         if how == "all" or query_set == gallery_set == set(MODALITIES):
-            whole = nearest.nearest(query[0].numpy(), place.features, place.names, 12)
+            whole = nearest.nearest(query[0].numpy(), place.features, 12)
             assert all(map(np.array_equal, hits, whole))
 
 
