@@ -1,12 +1,14 @@
 """The features of a split as an .npz file, as Parquet or in a table: what demo-sdtps export does (docs/retrieval.md)."""
 
 import argparse
+import hashlib
 import json
+import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +18,16 @@ from demo_sdtps.config import MODALITIES, UserError, with_values
 from demo_sdtps.config.cli import count_text, print_lines
 from demo_sdtps.datasets import Sample
 from demo_sdtps.datasets.loaders import test_loader
+from demo_sdtps.evaluation.distances import present_modalities
 from demo_sdtps.evaluation.extraction import Model, extract_features
 from demo_sdtps.evaluation.protocol import normalise
 from demo_sdtps.modeling.demo import missing_modalities
 from demo_sdtps.modeling.exported import ExportedModel
-from demo_sdtps.retrieval.columns import FEATURE, table_schema
+from demo_sdtps.retrieval.columns import CHECK, LABEL_CHECK, make_rows, table_schema
 from demo_sdtps.retrieval.engine import check_place
-from demo_sdtps.retrieval.feature_sets import LABELS, sample_labels, samples_digest
+from demo_sdtps.retrieval.features import encode_present
 from demo_sdtps.retrieval.origin import check_origin, describe_features
+from demo_sdtps.retrieval.ranking import LABELS
 from demo_sdtps.retrieval.table import create_table, open_table
 from demo_sdtps.runtime import distributed
 from demo_sdtps.runtime.errors import check_extra
@@ -45,9 +49,8 @@ COLUMNS = {
 }
 """Arrow's types of the columns beside the features."""
 
-Item = TypeVar("Item")
-Group = tuple[Sequence[Sample], np.ndarray]
-"""Samples and their features (m, D), which are written together."""
+Group = tuple[Sequence[int], Sequence[Sample], np.ndarray]
+"""Numbers of samples, these, and their features (m, D), which are written together."""
 
 
 def check_output(arguments: argparse.Namespace) -> None:
@@ -75,8 +78,8 @@ def export_file(
     output, is_parquet = arguments.output, arguments.format == "parquet"
     if is_parquet:
         check_names(samples)
-    parts = split_groups(samples, ROW_GROUP if is_parquet else len(samples))
-    groups = extract_groups(cfg, arguments, model, parts, together=True)
+    size, rows = ROW_GROUP if is_parquet else len(samples), range(len(samples))
+    groups = extract_groups(cfg, arguments, model, samples, rows, size, together=True)
     if not distributed.is_main():
         deque(groups, maxlen=0)  # it computes its part of each
         return
@@ -99,10 +102,8 @@ def export_table(
     table = open_table(arguments.output, ADVICE)
     assert table
     each = -(-len(missing) // distributed.world_size())
-    share = missing[distributed.rank() * each : (distributed.rank() + 1) * each].tolist()
-    parts = [[samples[row] for row in rows] for rows in split_groups(share, ROW_GROUP)]
-    groups = extract_groups(cfg, arguments, model, parts)
-    for rows, (group, features) in zip(split_groups(share, ROW_GROUP), groups, strict=True):
+    share = missing[distributed.rank() * each : (distributed.rank() + 1) * each]
+    for rows, group, features in extract_groups(cfg, arguments, model, samples, share, ROW_GROUP):
         table.put(sample_columns(rows, group, facts, modalities), features)
     distributed.all_gather_object(None)  # all have written
     if distributed.is_main():
@@ -114,34 +115,39 @@ def export_table(
 
 def begin_table(
     arguments: argparse.Namespace, facts: dict[str, Any], samples: Sequence[Sample], width: int
-) -> np.ndarray:
+) -> Sequence[int]:
     """Make the table, or continue one of the same origin; → the numbers of the samples that it lacks."""
     facts |= {"dtype": arguments.dtype, "rows": len(samples)}
-    facts |= {"samples_sha256": samples_digest(samples)}
+    digest = hashlib.sha256()
+    for sample in progress(samples, "looking at the files", unit="sample"):
+        stamps = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, sample.files)]
+        digest.update(f"{sample!r} {stamps}\n".encode(errors="surrogatepass"))
+    facts |= {"samples_sha256": digest.hexdigest()}
     table = None if arguments.overwrite else open_table(arguments.output, ADVICE)
     if not table:
         schema = table_schema(COLUMNS, width, arguments.dtype)
         create_table(arguments.output, facts, schema, ADVICE)
-        return np.arange(len(samples))
+        return range(len(samples))
     check_origin(table.place, table.facts, facts, ADVICE)
-    return np.setdiff1d(np.arange(len(samples)), table.read(names=["row"]).columns["row"])
-
-
-def split_groups(items: Sequence[Item], rows: int) -> list[Sequence[Item]]:
-    """Items in groups of so many."""
-    return [items[start : start + rows] for start in range(0, len(items), max(1, rows))]
+    stored = table.read(names=["row"]).columns["row"]
+    return np.setdiff1d(np.arange(len(samples)), stored).tolist()
 
 
 def extract_groups(
     cfg: CfgNode,
     arguments: argparse.Namespace,
     model: Model,
-    groups: Sequence[Sequence[Sample]],
+    samples: Sequence[Sample],
+    rows: Sequence[int],
+    size: int,
     together: bool = False,
 ) -> Iterator[Group]:
-    """Groups of samples and their features, as they are written; `together` the processes share the work on each."""
+    """The samples of some rows, and their features, in groups of a size, as they are written; `together` the processes share
+    the work on each."""
     cfg = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
-    for group in progress(groups, "exporting", unit="group"):
+    for start in progress(range(0, len(rows), size), "exporting", unit="group"):
+        numbers = rows[start : start + size]
+        group = [samples[row] for row in numbers]
         share = distributed.shard_for_rank(group) if together else group
         total = len(group) if together else None
         (patterns,) = extract_features(cfg, model, test_loader(cfg, share), total=total)
@@ -153,16 +159,18 @@ def extract_groups(
                 f"Features are up to {features.abs().max():.3g}, more than {arguments.dtype} holds; pass --normalise, "
                 "or --dtype float32."
             )
-        yield group, converted.numpy()
+        yield numbers, group, converted.numpy()
 
 
 def write_array(
     path: Path, groups: Iterable[Group], facts: Mapping[str, Any], modalities: Collection[str]
 ) -> None:
-    """Write the only group of samples and features (n, D) as .npz, with `facts` as single values."""
-    ((samples, features),) = groups
-    arrays: dict[str, Any] = {**facts, **sample_labels(samples, modalities)}
-    arrays["configuration"] = json.dumps(facts["configuration"])
+    """Write the only group, with features (n, D), as .npz, with `facts` as single values."""
+    ((_, samples, features),) = groups
+    arrays: dict[str, Any] = {**facts, "configuration": json.dumps(facts["configuration"])}
+    for name, label in LABELS.items():
+        arrays[name] = np.array([getattr(sample, label) for sample in samples], np.int64)
+    arrays["present"] = encode_present(present_modalities(samples, modalities))
     arrays["paths"] = np.array([[path or "" for path in sample.paths] for sample in samples])
     # An open file, because numpy would add .npz to a name.
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
@@ -172,24 +180,21 @@ def write_array(
 def write_parquet(
     path: Path, groups: Iterable[Group], facts: Mapping[str, Any], modalities: Collection[str]
 ) -> None:
-    """Write each group of samples and features (m, D) as a row group, with `facts` as metadata; two of them are columns too."""
-    import pyarrow as pa
+    """Write each group as a row group, with `facts` as metadata; two of them are columns too."""
     from pyarrow import parquet
 
     texts = {
         key: fact if isinstance(fact, str) else json.dumps(fact) for key, fact in facts.items()
     }
     with ExitStack() as stack:
-        temporary, writer, start = stack.enter_context(atomic_write(path)), None, 0
-        for samples, features in groups:
-            rows = range(start, start + len(samples))
-            columns, start = sample_columns(rows, samples, facts, modalities), rows.stop
-            kind = pa.list_(pa.from_numpy_dtype(features.dtype), features.shape[1])
-            arrays = [pa.array(column, COLUMNS[name]) for name, column in columns.items()]
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), type=kind)
-            table = pa.table([*arrays, lists], [*columns, FEATURE], metadata=texts)
+        temporary, writer = stack.enter_context(atomic_write(path)), None
+        for rows, samples, features in groups:
+            schema = table_schema(COLUMNS, features.shape[1], str(features.dtype))
+            columns = sample_columns(rows, samples, facts, modalities)
+            table = make_rows(schema.with_metadata(texts), columns, features)
+            table = table.drop_columns([LABEL_CHECK, CHECK])
             if writer is None:
-                writer = parquet.ParquetWriter(temporary, table.schema, use_dictionary=[*columns])
+                writer = parquet.ParquetWriter(temporary, table.schema, use_dictionary=[*COLUMNS])
                 stack.enter_context(writer)
             writer.write_table(table)
 

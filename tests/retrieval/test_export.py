@@ -20,8 +20,8 @@ from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.datasets import Sample
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.retrieval import export as exporting
-from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.retrieval.features import decode_present
+from demo_sdtps.retrieval.ranking import open_features
 from demo_sdtps.retrieval.table import open_table
 
 pytestmark = pytest.mark.usefixtures("shallow")
@@ -160,13 +160,16 @@ def test_what_is_present_is_named_and_each_row_has_its_own(tmp_path):
     paths = [("r", "n", "t"), (None, "n", None), ("r", None, "t"), ("beside.jpg",)]
     samples = [Sample(files, number, number % 2) for number, files in enumerate(paths)]
     features = numpy_generator().standard_normal((4, 5)).astype(np.float32)
-    groups = [(samples[:3], features[:3]), (samples[3:], features[3:])]
+    groups = [
+        (rows, samples[rows.start : rows.stop], features[rows]) for rows in (range(3), range(3, 4))
+    ]
     path = tmp_path / "x.parquet"
     exporting.write_parquet(path, groups, FACTS, {"RGB", "TI"})
     table = pq.read_table(path)
     assert table["name"].to_pylist() == ["r", "n", "r", "beside.jpg"]
     assert table["present"].to_pylist() == ["RGB,TI", "", "RGB,TI", "RGB,TI"]
-    assert table["identity"].to_pylist() == [0, 1, 2, 3] and np.array_equal(column(table), features)
+    assert table["identity"].to_pylist() == table["row"].to_pylist() == [0, 1, 2, 3]
+    assert np.array_equal(column(table), features)
 
 
 def test_a_failure_leaves_no_file_and_the_old_one_as_it_was(tmp_path):
@@ -175,7 +178,7 @@ def test_a_failure_leaves_no_file_and_the_old_one_as_it_was(tmp_path):
     path.write_text("old")
 
     def groups():
-        yield make_samples("ab"), np.eye(2, dtype=np.float32)
+        yield range(2), make_samples("ab"), np.eye(2, dtype=np.float32)
         assert [file.name for file in sorted(tmp_path.iterdir())] == [
             ".x.parquet.0.part",
             path.name,

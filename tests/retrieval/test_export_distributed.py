@@ -19,7 +19,7 @@ from tiny import MODEL
 
 from demo_sdtps.commands.export import features as export_features
 from demo_sdtps.config import load_cfg
-from demo_sdtps.retrieval.feature_sets import open_features
+from demo_sdtps.retrieval.ranking import open_features
 from demo_sdtps.retrieval.table import open_table
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]

@@ -29,8 +29,8 @@ from demo_sdtps.evaluation.metrics import evaluate_ranking, score_distances
 from demo_sdtps.retrieval import blocks, table
 from demo_sdtps.retrieval import export as exporting
 from demo_sdtps.retrieval.columns import table_schema
-from demo_sdtps.retrieval.feature_sets import open_features
 from demo_sdtps.retrieval.nearest import nearest
+from demo_sdtps.retrieval.ranking import open_features
 from demo_sdtps.retrieval.table import create_table
 from tests.reference import cross_modal, ranking
 
@@ -49,7 +49,8 @@ def write(folder, features, ids, cams):
     facts = {**FACTS, "rows": len(features)}
     schema = table_schema(exporting.COLUMNS, features.shape[1], str(features.dtype))
     table = create_table(folder, facts, schema, "")
-    for rows in exporting.split_groups(range(len(features)), exporting.ROW_GROUP):
+    for start in range(0, len(features), exporting.ROW_GROUP):
+        rows = range(len(features))[start : start + exporting.ROW_GROUP]
         group = samples[rows.start : rows.stop]
         columns = exporting.sample_columns(rows, group, facts, MODALITIES)
         table.put(columns, features[rows.start : rows.stop])
