@@ -33,24 +33,18 @@ def table_schema(columns: Mapping[str, Any], width: int, dtype: str = "float32")
 
 
 def make_rows(schema: "pa.Schema", columns: Any, features: np.ndarray) -> "pa.Table":
-    """Rows of a table, with their checksums: columns by name, values or Arrow's arrays, and features (m, D)."""
+    """Rows of a table, with their checksums: columns by name, lists or Arrow's arrays, and features (m, D)."""
     import pyarrow as pa
 
-    kind = schema.field(FEATURE).type
+    fields, kind = [f for f in schema if f.name not in INTERNAL], schema.field(FEATURE).type
+    texts = {field.name: columns[field.name] for field in fields}
+    labels = pa.RecordBatch.from_pydict(texts, pa.schema(fields))
     features = np.ascontiguousarray(features, kind.value_type.to_pandas_dtype())
-    labels = [name for name in schema.names if name not in INTERNAL]
-    arrays = {}
-    for name in labels:
-        values, type_of = columns[name], schema.field(name).type
-        values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-        arrays[name] = (
-            values.cast(type_of) if isinstance(values, pa.Array) else pa.array(values, type_of)
-        )
-    checks = label_checks(arrays, labels)
-    arrays[LABEL_CHECK] = pa.array(checks, pa.uint32())
-    arrays[CHECK] = pa.array(row_checks(features), pa.uint64())
+    arrays = dict(zip(labels.schema.names, labels.columns, strict=True))
+    arrays[LABEL_CHECK] = label_checks(labels, labels.schema.names)
+    arrays[CHECK] = row_checks(features)
     arrays[FEATURE] = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), type=kind)
-    return pa.table([arrays[name] for name in schema.names], schema=schema)
+    return pa.Table.from_pydict(arrays, schema)
 
 
 def label_checks(columns: Any, names: Sequence[str]) -> np.ndarray:
@@ -67,10 +61,3 @@ def label_checks(columns: Any, names: Sequence[str]) -> np.ndarray:
     return np.fromiter(
         (crc32(text) for text in joined.cast(pa.large_binary()).to_pylist()), np.uint32, len(joined)
     )
-
-
-def stored_features(batch: Any, width: int) -> np.ndarray:
-    """The features (m, D) of a batch, in the type that they are stored in."""
-    column = batch[FEATURE]
-    column = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)

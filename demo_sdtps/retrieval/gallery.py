@@ -148,10 +148,16 @@ def _begin_update(
     """Make the table where there is none, and drop from it the triplets that have changed or are gone; → the changes, and the
     rows to extract. Where labels of others differ, the table is written anew, with the features that it has."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     labels = dict.fromkeys(label for triplet in triplets for label in triplet.labels)
+    for label in labels:
+        if label in (*COLUMNS, *INTERNAL):
+            raise UserError(
+                f"The gallery's images have a label {label!r}, which the index has a column of its own for; rename it."
+            )
     watched = progress(triplets, "looking for changes", unit="triplet")
-    texts = index.texts(watched, check_labels(labels))
+    texts = index.texts(watched, labels)
     types = {
         name: pa.string() if name in COLUMNS else label_type(text) for name, text in texts.items()
     }
@@ -159,42 +165,28 @@ def _begin_update(
     if index.table is None:
         index.table = create_table(index.place, index.facts, schema, REBUILD)
     table, stored = index.table, index.table.read()
-    stamps, before = (
-        dict(zip(*(side[name].to_pylist() for name in ("name", "stamps")), strict=True))
-        for side in (texts, stored.columns)
-    )
-    outdated = [
-        row for row, (name, stamp) in enumerate(stamps.items()) if before.get(name) != stamp
-    ]
-    kept = np.array([stamps.get(name) == stamp for name, stamp in before.items()], bool)
-    rows, row_of = np.flatnonzero(kept), {name: row for row, name in enumerate(stamps)}
-    places = np.array(
-        [row_of[name] for name, is_kept in zip(before, kept, strict=True) if is_kept], np.int64
-    )
-    fields = [schema.field(name) for name in texts]
-    arrays = [texts[field.name].cast(field.type) for field in fields]
-    wanted = pa.table(arrays, schema=pa.schema(fields)).take(places)
+    place = pc.index_in(texts["name"], stored.columns["name"])  # null: a new one
+    stamps = stored.columns["stamps"].take(place).combine_chunks()
+    is_kept = pc.fill_null(pc.equal(texts["stamps"], stamps), False)
+    rows = np.asarray(place.filter(is_kept))
+    gone = np.setdiff1d(np.arange(len(stored)), rows)
+    wanted = pa.table(texts, pa.schema([schema.field(name) for name in texts])).filter(is_kept)
     if wanted.equals(stored.columns.take(rows)):
-        table.delete([name for name, is_kept in zip(before, kept, strict=True) if not is_kept])
+        table.delete(stored.names(gone).tolist())
     else:
-        parts = (
-            (wanted[at : at + BATCH], rows[at : at + BATCH]) for at in range(0, len(rows), BATCH)
-        )
-        batches = (make_rows(schema, part, stored.features.take(chosen)) for part, chosen in parts)
-        index.table = create_table(index.place, table.facts, schema, REBUILD, batches)
-    changed = sum(name in stamps for name, is_kept in zip(before, kept, strict=True) if not is_kept)
-    removed = len(before) - int(kept.sum()) - changed
-    return Changes(len(outdated) - changed, changed, removed), outdated
-
-
-def check_labels(labels: Iterable[str]) -> list[str]:
-    """The names of labels. Raises `UserError` for one that the table has a column of its own for."""
-    for label in labels:
-        if label in (*COLUMNS, *INTERNAL):
-            raise UserError(
-                f"The gallery's images have a label {label!r}, which the index has a column of its own for; rename it."
+        batches = (
+            make_rows(
+                schema,
+                wanted[start : start + BATCH].to_pydict(),
+                stored.features.take(rows[start : start + BATCH]),
             )
-    return [*labels]
+            for start in range(0, len(rows), BATCH)
+        )
+        index.table = create_table(index.place, table.facts, schema, REBUILD, batches)
+    outdated = np.flatnonzero(~np.asarray(is_kept)).tolist()
+    new = place.null_count
+    changed = len(outdated) - new
+    return Changes(new, changed, len(gone) - changed), outdated
 
 
 def label_type(column: "pa.StringArray") -> "pa.DataType":

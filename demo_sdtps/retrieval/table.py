@@ -33,7 +33,6 @@ from demo_sdtps.retrieval.columns import (
     LABEL_CHECK,
     label_checks,
     make_rows,
-    stored_features,
 )
 from demo_sdtps.retrieval.engine import (
     TABLE,
@@ -194,7 +193,7 @@ class Table:
 
         def decode(batch: "pa.RecordBatch | pa.Table", expected: np.ndarray) -> np.ndarray:
             """The features of a batch, a copy, as Arrow's memory cannot be written to."""
-            features = stored_features(batch, self.width)
+            features = np.asarray(pc.list_flatten(batch[FEATURE])).reshape(-1, self.width)
             is_same = np.array_equal(batch[ROW_ID].to_numpy(), expected)
             if not (is_same and np.array_equal(row_checks(features), batch[CHECK].to_numpy())):
                 raise self.damage()
