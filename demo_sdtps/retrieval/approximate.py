@@ -9,8 +9,8 @@ from demo_sdtps.config import UserError
 from demo_sdtps.config.cli import print_lines
 from demo_sdtps.config.common import APPROXIMATE
 from demo_sdtps.retrieval.blocks import FeatureBlocks
-from demo_sdtps.retrieval.checksums import INDICES, damaged_files
 from demo_sdtps.retrieval.columns import CHECK, FEATURE, table_schema
+from demo_sdtps.retrieval.engine import INDICES, damaged_files
 from demo_sdtps.retrieval.features import Nearest
 from demo_sdtps.retrieval.nearest import among, nearest
 from demo_sdtps.retrieval.table import BATCH, Rows, Table, create_table, open_table

@@ -21,7 +21,6 @@ from demo_sdtps.datasets import Sample, check_labelled, read_splits
 from demo_sdtps.datasets.base import SPLITS, VALIDATION
 from demo_sdtps.datasets.loaders import test_loader
 from demo_sdtps.evaluation.distances import (
-    Side,
     make_comparison,
     present_modalities,
     set_distances,
@@ -49,20 +48,6 @@ LEAST = round(
     FEWEST / max(FALSE_ACCEPT_RATES)
 )  # pairs of different identities, for the coarsest threshold
 MOST = 1000  # triplets whose pairs are compared
-
-
-class Group(NamedTuple):
-    """The rows (n,) of the samples that have some modalities, and the features (…, D) of all samples by these, by return
-    pattern."""
-
-    modalities: frozenset[str]
-    rows: np.ndarray
-    features: Mapping[int, torch.Tensor]
-
-    def side(self, pattern: int) -> Side:
-        """Its features of length 1, and what is present in them."""
-        present = np.tile(modality_mask(self.modalities), (len(self.rows), 1))
-        return F.normalize(self.features[pattern][self.rows]), present
 
 
 class Block(NamedTuple):
@@ -116,23 +101,32 @@ def labelled_distances(cfg: CfgNode, reid: Extractor, chosen: Sequence[Sample]) 
     known = [replace(sample, camera=n) for sample, n in zip(chosen, numbers, strict=True)]
     cases = missing_cases(model.modalities).values()
     extracted = extract_features(cfg, model, test_loader(cfg, known), [*cases])
-    present, groups = present_modalities(chosen, model.modalities), []
+    present = present_modalities(chosen, model.modalities)
+    groups: dict[frozenset[str], tuple[np.ndarray, Mapping[int, torch.Tensor]]] = {}
     for missing, features in zip(cases, extracted, strict=True):
         modalities = frozenset(model.modalities) - missing
         rows = np.flatnonzero((present >= modality_mask(modalities)).all(axis=1))
         if len(rows):
-            groups.append(Group(modalities, rows, features))
-    groups.sort(key=lambda group: encode_present(modality_mask(group.modalities)))
+            groups[modalities] = rows, features
+    ordered = sorted(groups, key=lambda each: encode_present(modality_mask(each)))
     for pattern in progress(extracted[0], "comparing", unit="return pattern"):
         comparison = make_comparison(cfg, pattern)
-        for one, other in combinations_with_replacement(groups, 2):
-            if comparison.is_defined(one.modalities, other.modalities):
+        sides = {
+            each: (
+                F.normalize(features[pattern][rows]),
+                np.tile(modality_mask(each), (len(rows), 1)),
+            )
+            for each, (rows, features) in groups.items()
+        }
+        for one, other in combinations_with_replacement(ordered, 2):
+            if comparison.is_defined(one, other):
+                rows, columns = groups[one][0], groups[other][0]
                 yield Block(
                     pattern,
-                    f"{set_name(one.modalities)}, {set_name(other.modalities)}",
-                    set_distances(comparison, one.side(pattern), other.side(pattern)).numpy(),
-                    (identities[one.rows], identities[other.rows]),
-                    (cameras[one.rows], cameras[other.rows]),
+                    f"{set_name(one)}, {set_name(other)}",
+                    set_distances(comparison, sides[one], sides[other]).numpy(),
+                    (identities[rows], identities[columns]),
+                    (cameras[rows], cameras[columns]),
                 )
 
 

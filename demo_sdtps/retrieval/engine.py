@@ -1,17 +1,27 @@
-"""LanceDB at a place, a folder or an address of object storage, and its errors as sentences."""
+"""LanceDB at a place, a folder or an address of object storage, its errors as sentences, and checksums of a table's files.
+
+LanceDB checks nothing that it reads. Rows have checksums of their own (columns.py); in object storage files have none of ours,
+as what it stores is checked there.
+"""
 
 import os
+import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from demo_sdtps.config import UserError
 from demo_sdtps.runtime.errors import check_extra
 
 TABLE = "features"
 READ_AHEAD = 1 << 23  # bytes, in place of LanceDB's 2 GiB
+CHECKSUMS = "checksums"
+LINE = re.compile(rb"^([0-9a-f]{8})  ([\w./-]+)$", re.MULTILINE)
+VERSIONS, DELETIONS, INDICES = "_versions", "_deletions", "_indices"
+"""Folders of a table's files: what it consists of, which rows are deleted, and approximate indices."""
 OLD_FILES = {"store.json", ".store.json.part"}  # of an index or export of earlier versions
 
 
@@ -99,3 +109,56 @@ def engine_errors(place: str, advice: str) -> Iterator[None]:
 def quote(text: str) -> str:
     """A text in SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def record_files(folder: Path | None) -> None:
+    """Add the files in a table's folder, None in object storage, that are not recorded yet, as one write. LanceDB renames
+    complete files to their names, and changes none of them."""
+    if folder is None:
+        return
+    recorded = {name for _, name in _recorded(folder)}
+    lines = []
+    for kind in (VERSIONS, DELETIONS, INDICES):
+        for path in (folder / kind).rglob("*.*"):
+            name = path.relative_to(folder).as_posix().encode()
+            is_complete = path.suffix != ".json" and "#" not in path.name and path.name[0] != "."
+            if is_complete and name not in recorded:
+                with suppress(FileNotFoundError):  # another process removes old files
+                    lines.append(b"%08x  %s" % (crc32(path.read_bytes()), name))
+    if lines:
+        with open(folder / CHECKSUMS, "ab", buffering=0) as file:
+            # after the rest of a line that a full disk cut off
+            file.write(b"\n".join([b"", *lines, b""]))
+
+
+def damaged_files(folder: Path | None, *kinds: str) -> list[Path]:
+    """The files in some folders of a table that differ from what is recorded of them; a kind may be a file itself."""
+    if folder is None:
+        return []
+    damaged = []
+    for checksum, name in _recorded(folder):
+        path = folder / name.decode(errors="replace")
+        if name.startswith(tuple(kind.encode() for kind in kinds)):
+            with suppress(FileNotFoundError):  # of a version that is gone
+                if crc32(path.read_bytes()) != checksum:
+                    damaged.append(path)
+    return damaged
+
+
+def is_version_lost(folder: Path | None, version: int) -> bool:
+    """Whether a version of a table after this one is recorded, but gone; LanceDB reads the one before it then."""
+    newer = [] if folder is None else [name.decode() for _, name in _recorded(folder)]
+    newer = [name for name in newer if f"{VERSIONS}/" <= name < manifest(version)]
+    return any(not Path(folder or "", name).exists() for name in newer)
+
+
+def manifest(version: int) -> str:
+    """The name of the file that says what a version of a table consists of."""
+    return f"{VERSIONS}/{2**64 - 1 - version:020}.manifest"
+
+
+def _recorded(folder: Path) -> Iterator[tuple[int, bytes]]:
+    """Checksums and names, without lines that are damaged."""
+    path = folder / CHECKSUMS
+    for checksum, name in LINE.findall(path.read_bytes() if path.exists() else b""):
+        yield int(checksum, 16), name

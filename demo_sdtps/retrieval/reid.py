@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 from yacs.config import CfgNode
 
 from demo_sdtps.config import MODALITIES, RETURN_PATTERNS, UserError, with_values
@@ -19,7 +20,6 @@ from demo_sdtps.retrieval.features import (
     encode_present,
     modality_mask,
 )
-from demo_sdtps.retrieval.inputs import Items, list_images, zip_triplets
 from demo_sdtps.runtime.errors import nearest_name
 
 if TYPE_CHECKING:  # an exported model needs no torch for features
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # an exported model needs no torch for features
 
 logger = logging.getLogger(__name__)
 
+ImageLike = Any  # as `datasets.pixels.read_pixels` takes it, None for a missing one
+Items = Any  # an image, a sequence of images, or an array or tensor with a further first axis
 Cameras = int | str | Sequence[int | str | None] | None
 
 
@@ -252,6 +254,44 @@ class Reid(ABC):
                     f"The camera is {label!r}, but must be from 0 to {self.cameras - 1}, or None for any other."
                 )
         return [self.cameras if label is None else int(label) for label in cameras]
+
+
+def zip_triplets(items: dict[str, Items]) -> list[tuple[ImageLike, ...]]:
+    """Items by triplet, from those by modality."""
+    lists = {name: list_images(each) for name, each in items.items() if each is not None}
+    counts = {name: len(each) for name, each in lists.items()}
+    names, count = ", ".join(items), max(counts.values(), default=0)
+    if not count:
+        raise UserError(
+            f"There is no image of {names}, which the model reads; give at least one of them."
+        )
+    if min(counts.values()) < count:
+        listed = ", ".join(f"{number} of {name}" for name, number in counts.items())
+        raise UserError(
+            f"The numbers of images differ: {listed}; give as many of each modality, None for a missing image."
+        )
+    triplets = list(zip(*(lists.get(name, [None] * count) for name in items), strict=True))
+    for number, triplet in enumerate(triplets):
+        if all(item is None for item in triplet):
+            raise UserError(
+                f"Triplet {number} (from 0) has no image of {names}; give one or leave it out."
+            )
+    return triplets
+
+
+def list_images(items: Items) -> list[ImageLike]:
+    """One item or many as a list."""
+    if isinstance(items, (str, Path, Image.Image)):
+        return [items]
+    if isinstance(items, np.ndarray) and items.dtype.kind in "USO":  # of paths or images
+        return list(items.flat)
+    if getattr(items, "ndim", 4) < 4:  # an array or a tensor
+        return [items]
+    if not isinstance(items, Iterable):
+        raise UserError(
+            f"{items!r} is no image; give a path, a PIL image, an array, a tensor, or a sequence of them."
+        )
+    return list(items)
 
 
 def check_shapes(one: np.ndarray, other: np.ndarray) -> None:

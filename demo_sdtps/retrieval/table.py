@@ -2,7 +2,7 @@
 
 A `Table` is written by `put` and `delete`, each of them one version; LanceDB commits versions atomically, keeps readers on
 theirs, and merges what several processes write. `Rows` are one version as it is read. LanceDB does not check the data that it
-reads, so two columns are checksums of each row, and other files have their own (checksums.py), which all reading compares.
+reads, so two columns are checksums of each row, and other files have their own (engine.py), which all reading compares.
 """
 
 import json
@@ -19,13 +19,6 @@ import torch
 from demo_sdtps.config import MODALITIES, UserError
 from demo_sdtps.evaluation.distances import check_finite
 from demo_sdtps.retrieval.blocks import READ_ELEMENTS, FeatureBlocks, Gallery, normalise_rows
-from demo_sdtps.retrieval.checksums import (
-    DELETIONS,
-    damaged_files,
-    is_version_lost,
-    manifest,
-    record_files,
-)
 from demo_sdtps.retrieval.columns import (
     CHECK,
     FEATURE,
@@ -35,14 +28,19 @@ from demo_sdtps.retrieval.columns import (
     make_rows,
 )
 from demo_sdtps.retrieval.engine import (
+    DELETIONS,
     TABLE,
     check_place,
     connect,
+    damaged_files,
     engine_errors,
     engine_message,
     is_remote,
+    is_version_lost,
+    manifest,
     open_handle,
     quote,
+    record_files,
 )
 from demo_sdtps.retrieval.features import row_checks
 
