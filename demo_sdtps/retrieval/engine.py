@@ -106,11 +106,6 @@ def engine_errors(place: str, advice: str) -> Iterator[None]:
         raise UserError(f"The table {place} {what}.") from None
 
 
-def quote(text: str) -> str:
-    """A text in SQL."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 def record_files(folder: Path | None) -> None:
     """Add the files in a table's folder, None in object storage, that are not recorded yet, as one write. LanceDB renames
     complete files to their names, and changes none of them."""

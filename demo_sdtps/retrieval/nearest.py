@@ -59,7 +59,7 @@ def search_sets(
     queries, present = query
     check_finite(queries, "features of queries")
     shape = len(queries), top
-    hits = Hits(*_no_hits(*shape))
+    hits = Hits(np.full(shape, -1, np.int64), np.full(shape, np.inf, np.float32))
     hits.scores = hits.distances.copy()
     columns: list[np.ndarray] = [*hits, hits.scores]
     if calibration:
@@ -101,30 +101,40 @@ def known_first(scores: np.ndarray, is_unknown: np.ndarray) -> np.ndarray:
     return scores + span * is_unknown
 
 
-def nearest(queries: np.ndarray, gallery: FeatureBlocks, top: int) -> Nearest:
+def nearest(
+    queries: np.ndarray, gallery: FeatureBlocks, top: int, count: int | None = None
+) -> Nearest:
     """The `top` nearest rows of `gallery` for each query (Q, D), top ≤ n, by comparison with all of it.
 
-    Products of matrices find candidates; they are enough where the last of them is beyond the last hit by more than their
-    rounding, and more are asked for otherwise, so ties at the last rank are decided by `ranks` too.
+    Products of matrices find `count` candidates; they are enough where the last of them is beyond the last hit by more than
+    their rounding, and more are asked for otherwise, so ties at the last rank are decided by `ranks` too.
     """
-    hits = _no_hits(len(queries), top)
-    left, count = np.arange(len(queries)), max(2 * top, top + SPARE)
-    while len(left):
-        count = min(count, len(gallery))
-        least, rows = _flat(queries[left], gallery, count)
-        sure = _order_hits(rows, distances(queries[left], gallery, rows), gallery, top)
-        enough = (least > sure.distances[:, -1]) | (count == len(gallery))
-        _fill(hits, left, sure)
-        left, count = left[~enough], 2 * count
-    return hits
+    count = min(count or max(2 * top, top + SPARE), len(gallery))
+    least, rows = _flat(queries, gallery, count)
+    hits = _order_hits(rows, distances(queries, gallery, rows), gallery, top)
+    is_short = (least <= hits.distances[:, -1]) & (count < len(gallery))
+    return _search_again(hits, is_short, queries, gallery, 2 * count)
 
 
 def among(queries: np.ndarray, gallery: FeatureBlocks, top: int, rows: np.ndarray) -> Nearest:
     """`nearest` of candidate rows (Q, count ≥ top) int64, -1 for none. Queries with fewer than `top` candidates are compared
     with the whole gallery."""
     hits = _order_hits(rows, distances(queries, gallery, rows), gallery, top)
-    short = np.flatnonzero(hits.rows[:, -1] < 0)
-    _fill(hits, short, nearest(queries[short], gallery, top))
+    return _search_again(hits, hits.rows[:, -1] < 0, queries, gallery)
+
+
+def _search_again(
+    hits: Nearest,
+    is_short: np.ndarray,
+    queries: np.ndarray,
+    gallery: FeatureBlocks,
+    count: int | None = None,
+) -> Nearest:
+    """Hits, of which some are those of `nearest` by so many candidates."""
+    if is_short.any():
+        others = nearest(queries[is_short], gallery, hits.rows.shape[1], count)
+        for column, values in zip(hits, others, strict=True):
+            column[is_short] = values
     return hits
 
 
@@ -219,15 +229,3 @@ def _order_hits(rows: np.ndarray, values: np.ndarray, gallery: FeatureBlocks, to
 def _order(values: np.ndarray, ranks: np.ndarray, top: int) -> np.ndarray:
     """Where the `top` first of each line (Q, count) are, by `values`, and equal ones by `ranks`."""
     return np.lexsort((ranks, values))[:, :top]
-
-
-def _fill(hits: Nearest, queries: np.ndarray, others: Nearest) -> None:
-    """Put the hits of some queries in their place."""
-    for column, values in zip(hits, others, strict=True):
-        column[queries] = values
-
-
-def _no_hits(queries: int, top: int) -> Nearest:
-    return Nearest(
-        np.full((queries, top), -1, np.int64), np.full((queries, top), np.inf, np.float32)
-    )

@@ -39,7 +39,6 @@ from demo_sdtps.retrieval.engine import (
     is_version_lost,
     manifest,
     open_handle,
-    quote,
     record_files,
 )
 from demo_sdtps.retrieval.features import row_checks
@@ -129,7 +128,7 @@ class Table:
         """Delete the rows of some keys."""
         with self.change():
             for start in range(0, len(keys), BATCH):
-                quoted = (quote(key) for key in keys[start : start + BATCH])
+                quoted = ("'" + key.replace("'", "''") + "'" for key in keys[start : start + BATCH])
                 self.handle.delete(f"{self.key} IN ({', '.join(quoted)})")
 
     def tidy(self) -> None:
