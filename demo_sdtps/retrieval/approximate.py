@@ -28,12 +28,8 @@ RECALL, MEASURED = b"recall", b"recall_rows"
 def approximate(
     table: Table, rows: Rows, queries: np.ndarray, gallery: FeatureBlocks, top: int
 ) -> Nearest:
-    """`nearest` among candidates of an approximate index, whose recall is printed.
-
-    `gallery` are those of the `rows` of a set of modalities, in the columns of `queries` (Q, D). Whole features have an index
-    in their table, other columns one in a table of their own beside it. An index is made where there is none, and grows by
-    what has been added since. Recall is measured then, by some of the queries, as it takes an exact search.
-    """
+    """`nearest` among candidates of an index, whose recall is printed: one in the table for whole features, for other columns
+    one in a table of these beside it. Recall is measured where the index has changed, by some of the queries."""
     title = f"{APPROXIMATE}, {gallery.name}"
     if len(gallery) < FEWEST:
         print_lines(f"{title}: exact search, as there are {len(gallery)} triplets")
@@ -62,8 +58,7 @@ def approximate(
 
 
 def columns_table(table: Table, rows: Rows, gallery: FeatureBlocks) -> Table:
-    """The table of the columns of `gallery`, brought up to date, beside that of whole features: what has another checksum there
-    is written again, or deleted."""
+    """The table of the columns of `gallery`: rows whose whole features have changed are written again, or deleted."""
     import pyarrow as pa
 
     name, columns, stored = re.sub(r"\W+", "_", gallery.name), None, {}
@@ -94,8 +89,7 @@ def checksums(table: Table, column: str) -> dict[str, int]:
 
 
 def refresh(table: Table) -> int:
-    """Make the index of a table's features where there is none or a damaged one, or let it grow by what it does not have: → its
-    rows."""
+    """Make the index of a table's features where there is none or a damaged one, or let it grow; → its rows."""
     from lancedb.index import HnswSq
 
     handle = table.handle

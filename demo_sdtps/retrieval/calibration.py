@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 FEWEST = 10  # pairs of one identity that a fit has, and of different ones that a threshold accepts
 BINS = 15  # of the calibration error
 RECORD = ("checkpoint_sha256", "settings", "patterns")  # what a model reads of a calibration
-
 FITTED = ("slope", "offset", "limits")  # what it reads of two sets
 
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -138,9 +137,8 @@ def fit(pairs: Pairs, copies: int = 1) -> dict[str, Any]:
 
 
 def quality(fitted: Mapping[str, Any], pairs: Pairs) -> dict[str, Any]:
-    """What `fit` returned, measured by other pairs: the expected calibration error, where pairs of one identity count for the
-    share that they had in the fit, and by rate the shares of the pairs of different identities and of those of one that are
-    accepted."""
+    """What `fit` returned, measured by other pairs: the expected calibration error, by the shares of the fit, and by rate
+    what is accepted of the pairs of different identities and of one."""
     counts, sizes = [fitted["same"], fitted["different"]], [*map(len, pairs)]
     weights = np.repeat(np.divide(counts, sizes) / sum(counts), sizes)
     probabilities = expit(fitted["offset"] - fitted["slope"] * np.concatenate(pairs))

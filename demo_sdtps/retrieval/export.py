@@ -93,8 +93,7 @@ def export_file(
 def export_table(
     cfg: CfgNode, arguments: argparse.Namespace, model: Model, samples: Sequence[Sample]
 ) -> None:
-    """Write the features of samples to a table, those alone that are not there yet; each of several processes writes its
-    part."""
+    """Write the features of samples that a table lacks; each of several processes writes its part."""
     check_names(samples)
     facts, modalities = describe_export(cfg, arguments), extracted_modalities(cfg)
     width = feature_widths(model)[arguments.return_pattern]
@@ -142,8 +141,7 @@ def extract_groups(
     size: int,
     together: bool = False,
 ) -> Iterator[Group]:
-    """The samples of some rows, and their features, in groups of a size, as they are written; `together` the processes share
-    the work on each."""
+    """The samples of some rows, and their features, in groups; `together` the processes share the work on each."""
     cfg = with_values(cfg, {"DATASETS.CACHE": "no"})  # every image is read once
     for start in progress(range(0, len(rows), size), "exporting", unit="group"):
         numbers = rows[start : start + size]

@@ -34,11 +34,10 @@ class Nearest(NamedTuple):
 
 
 class Hits(Nearest):
-    """What `search` returns: `rows` and `distances`, a pair, and the `scores` (n, top) by which they are ordered, ascending but
-    for unknown ones, which come last: scaled distances, minus the log-odds of the probability, or the distances. Of a model
-    with a calibration it also knows the `probability` (n, top) float64 that query and hit are of the same identity, nan where
-    it is not known, and whether the hit `is_unknown` (n, top) bool, beyond the threshold or row -1; None without one. Of a
-    gallery in a table they have the `names` (n, top), None for row -1."""
+    """What `search` returns: `rows` and `distances`, a pair, and the `scores` (n, top) by which they are ordered: scaled
+    distances, minus the log-odds of the probability, or the distances. With a calibration the `probability` (n, top) float64
+    that query and hit are of one identity, nan where it is not known, and whether the hit `is_unknown` (n, top) bool, beyond
+    the threshold, and so last, or row -1. Of a gallery in a table the `names` (n, top), None for row -1."""
 
     scores: np.ndarray
     probability: np.ndarray | None = None

@@ -114,12 +114,9 @@ def update(
     width: int,
     check: Callable[[Sequence[Triplet]], list[Triplet]] = list,
 ) -> Changes:
-    """Bring an index up to date with its gallery. Triplets that are new or changed are extracted as `check` returns them, at
-    most `BATCH` at a time; those that it leaves images out of count as changed again the next time.
-
-    Each of several processes extracts and writes a part of them, which counts as soon as it is written, so an interrupted
-    update continues there.
-    """
+    """Bring an index up to date with its gallery. New and changed triplets are extracted as `check` returns them; those that it
+    leaves images out of count as changed again the next time. Each process writes its part of a `BATCH` at once, so that an
+    interrupted update continues there."""
     changes, outdated = broadcast_from_main(lambda: _begin_update(index, triplets, width))
     table = index.table or open_table(index.place, REBUILD)  # which the main process has made
     assert table

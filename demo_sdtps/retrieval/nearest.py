@@ -49,12 +49,11 @@ def search_sets(
     calibration: "Calibration | None" = None,
     rate: float = FALSE_ACCEPT,
 ) -> Hits:
-    """The `top` nearest for each query by the distance of `comparison`: one list of hits of all sets of modalities, filled up
-    by row -1 where fewer have a distance. Where the sets of the gallery differ, they are ordered by scaled distances
-    (`cohort_scales`), their `scores`. With a calibration those that are unknown at a rate of false acceptance come last.
+    """The `top` nearest for each query, one list of all sets of modalities, filled up by row -1 where fewer have a distance.
 
-    Each set of the queries is compared with each one of the gallery by `search`, in the columns of both: the gallery is read
-    once for each pair of sets.
+    Each set of the queries is compared with each one of the gallery by `search`, in the columns of both. Where the gallery's
+    differ, hits are ordered by scaled distances (`cohort_scales`), their `scores`; with a calibration those that are unknown at
+    a rate of false acceptance come last.
     """
     queries, present = query
     check_finite(queries, "features of queries")

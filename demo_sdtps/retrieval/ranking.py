@@ -38,8 +38,6 @@ LABELS = {"ids": "identity", "cams": "camera", "scenes": "scene"}
 """Attributes of samples by the names of their arrays."""
 SETTINGS = ("checkpoint_sha256", "return_pattern", "normalised", "data_set", "configuration")
 """What an export records of its features' origin, in the order in which two exports are compared."""
-
-
 MAY_DIFFER = ("TEST.AMP", "TEST.MISS", "MODEL.DIST_TRAIN")
 """Configuration keys that change the rounding alone, as --dtype of an export does, what is present, or nothing."""
 
@@ -51,10 +49,10 @@ class FeatureSet(Gallery):
 
     place: str | Path
     settings: Mapping[str, Any]
+    names: Sequence[Any]
     ids: np.ndarray
     cams: np.ndarray
     scenes: np.ndarray
-    names: Sequence[Any]
 
 
 def open_features(
@@ -65,25 +63,18 @@ def open_features(
     if Path(place).suffix in (".npz", ".parquet") and not Path(place).is_dir():
         if where is not None:
             raise UserError(f"--where needs a table, but {place} is a file; export to a table.")
-        array, labels, names, facts = _read_file(Path(place))
-        check_finite(torch.from_numpy(array), f"features in {place}")
-        ranks = np.unique(names, return_inverse=True)[1]
-        features = array_blocks(normalise_rows(array) if normalise else array, ranks)
-        present = decode_present(labels.pop("present"))
-    else:
-        table = open_table(place, "run the export again, with --overwrite if it refuses")
-        if table is None:
-            raise UserError(
-                f"The features {place} do not exist; give an .npz file or a table that demo-sdtps export wrote."
-            )
-        facts = table.facts
-        if table.count() != facts.get("rows", table.count()):
-            raise UserError(f"The export in {place} is not complete; run its command again.")
-        rows = table.read(where, [*LABELS.values()], normalise)
-        features, present, names = rows.features, rows.present, rows.columns["name"]
-        labels = {name: _numbers(rows.columns, label) for name, label in LABELS.items()}
-    settings = {name: facts[name] for name in SETTINGS}
-    return FeatureSet(features, present, place, settings, **labels, names=names)
+        return _open_file(Path(place), normalise)
+    table = open_table(place, "run the export again, with --overwrite if it refuses")
+    if table is None:
+        raise UserError(
+            f"The features {place} do not exist; give an .npz file or a table that demo-sdtps export wrote."
+        )
+    if table.count() != table.facts.get("rows", table.count()):
+        raise UserError(f"The export in {place} is not complete; run its command again.")
+    rows = table.read(where, [*LABELS.values()], normalise)
+    labels = {name: _numbers(rows.columns, label) for name, label in LABELS.items()}
+    settings, names = {name: table.facts[name] for name in SETTINGS}, rows.columns["name"]
+    return FeatureSet(rows.features, rows.present, place, settings, names, **labels)
 
 
 def _numbers(columns: "pa.Table", label: str) -> np.ndarray:
@@ -93,19 +84,18 @@ def _numbers(columns: "pa.Table", label: str) -> np.ndarray:
     return columns[label].fill_null(UNKNOWN).to_numpy().copy()
 
 
-def _read_file(
-    path: Path,
-) -> tuple[np.ndarray, dict[str, np.ndarray], Sequence[str], dict[str, Any]]:
-    """Features (n, D), labels and `present`, first paths and recorded values of an .npz file."""
+def _open_file(path: Path, normalise: bool) -> FeatureSet:
+    """`open_features` of an .npz file."""
     if path.suffix == ".parquet":
         raise UserError(
             f"The file {path} is Parquet, which databases read; give an .npz file or a table."
         )
     try:
         with np.load(path) as content:
-            features, paths = content["features"].astype(np.float32), content["paths"]
+            array = content["features"].astype(np.float32)
+            names = [next(filter(None, row)) for row in content["paths"].tolist()]
             labels = {name: content[name].astype(np.int64, casting="safe") for name in LABELS}
-            labels["present"] = content["present"]
+            present = decode_present(content["present"])
             settings = {name: content[name].item() for name in SETTINGS}
             settings["configuration"] = json.loads(settings["configuration"])
     except FileNotFoundError:
@@ -118,7 +108,10 @@ def _read_file(
         raise UserError(
             f"The file {path} is damaged, or not of this version's demo-sdtps export; export it again."
         ) from None
-    return features, labels, [next(filter(None, row)) for row in paths.tolist()], settings
+    check_finite(torch.from_numpy(array), f"features in {path}")
+    ranks = np.unique(names, return_inverse=True)[1]
+    features = array_blocks(normalise_rows(array) if normalise else array, ranks)
+    return FeatureSet(features, present, path, settings, names, **labels)
 
 
 def rank_exports(arguments: argparse.Namespace) -> None:

@@ -55,8 +55,7 @@ KEPT = timedelta(days=1)  # by which readers of older versions have ended
 
 @dataclass(frozen=True)
 class Rows(Gallery):
-    """One version of a table, or what a filter leaves of it: n rows in the order of the key. `columns` are all but the
-    features."""
+    """One version of a table, or what a filter leaves of it: n rows in the order of the key."""
 
     columns: "pa.Table"
 
@@ -132,8 +131,7 @@ class Table:
                 self.handle.delete(f"{self.key} IN ({', '.join(quoted)})")
 
     def tidy(self) -> None:
-        """Merge the files of many small changes, and remove those that no version of the last day has. What is merged is
-        written anew, so a few are left as they are."""
+        """Merge the files of many small changes, and remove those that no version of the last day has."""
         with self.change():
             if self.handle.stats()["fragment_stats"]["num_small_fragments"] > MOST_FRAGMENTS:
                 self.handle.optimize(cleanup_older_than=KEPT)

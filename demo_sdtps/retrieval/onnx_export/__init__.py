@@ -78,8 +78,7 @@ def relative_differences(
 def undecided_triplets(
     graph: nn.Module, inputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """(B,) bool: whether torch's own outputs of an image change beyond `TOLERANCE` with images changed by rounding, as where
-    scores of patches at the edge of a selection are equal but for that."""
+    """(B,) bool: whether torch's own outputs change beyond `TOLERANCE` with images changed by rounding."""
     generator = torch.Generator().manual_seed(0)
     is_undecided = torch.zeros(len(inputs[0]), dtype=torch.bool)
     for _ in range(TRIES):
