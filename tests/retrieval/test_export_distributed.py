@@ -69,7 +69,7 @@ def alone(words, tmp_path_factory):
 def assert_same(output, alone):
     actual = open_features(output, normalise=False)
     assert_close(read_all(actual), read_all(alone), *MODEL, *MODEL)
-    assert [*actual.names] == [*alone.names]
+    assert [*map(str, actual.names)] == [*alone.names]
 
 
 @pytest.mark.parametrize("is_table", [False, True], ids=["file", "table in object storage"])
