@@ -12,6 +12,8 @@ from demo_sdtps.config import UserError, load_cfg
 from demo_sdtps.modeling.checkpoints.loading import save_checkpoint
 from demo_sdtps.seps.model import make_seps
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tiny_root, tmp_path_factory):

@@ -10,7 +10,7 @@ from benchmarks.operators import BUDGETS, Counter, count_rows
 @pytest.mark.parametrize(
     "score",
     [
-        name if name in ("dense", "self_supervised") else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "self_supervised" else pytest.param(name, marks=pytest.mark.slow)
         for name in BUDGETS
     ],
 )

@@ -20,6 +20,7 @@ from demo_sdtps.datasets import Sample, read_splits, split_validation
 from demo_sdtps.retrieval.calibrate import MOST, Block, thin_out
 from demo_sdtps.retrieval.calibration import Calibration, calibration_file
 
+pytestmark = pytest.mark.usefixtures("shallow")
 SETTINGS = (*KEEP_ALL, "MODEL.HDM", "True")
 WHOLE, WHOLE_SET = "RGB+NI+TI, RGB+NI+TI", np.ones(3, bool)
 

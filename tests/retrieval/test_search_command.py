@@ -24,6 +24,7 @@ from demo_sdtps.commands import rank_features
 from demo_sdtps.config import MODALITIES, UserError, load_cfg
 from tests.reference import cross_modal
 
+pytestmark = pytest.mark.usefixtures("shallow")
 SETTINGS = KEEP_ALL
 
 

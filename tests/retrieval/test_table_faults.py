@@ -166,12 +166,17 @@ def test_damaged_labels_of_rows_and_names_of_files_give_no_other_hits(sound, tmp
     assert "is damaged; make it anew" in hits_at(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def expected(sound):
+    """The exact and the approximate hits of the index."""
+    return [hits_at(sound, is_approximate) for is_approximate in (False, True)]
+
+
 @pytest.mark.parametrize("zeroes", [False, True], ids=["flipped", "zeroed"])
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damage_of_any_file_gives_no_other_hits(sound, kind, zeroes, tmp_path, capsys):
+def test_damage_of_any_file_gives_no_other_hits(sound, expected, kind, zeroes, tmp_path, capsys):
     """Each is of a copy, because LanceDB may remember what it has read."""
     draws = numpy_generator(9)
-    expected = [hits_at(sound), hits_at(sound, is_approximate=True)]
     for number in range(5):
         copy = tmp_path / str(number)
         shutil.copytree(sound / "index", copy / "index")

@@ -23,6 +23,8 @@ from demo_sdtps.training.loop import fit
 from demo_sdtps.training.record import command, commit
 from demo_sdtps.training.reid import make_task
 
+pytestmark = pytest.mark.usefixtures("shallow")
+
 GUMBEL = ("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.SDTPS_GUMBEL_SELECT", "True")
 """Everything random that the model has."""
 RUNS = {"one": (), "loaded otherwise": ("DATALOADER.NUM_WORKERS", "2", "DATASETS.CACHE", "no")}
